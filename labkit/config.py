@@ -1,0 +1,654 @@
+"""The schema: every option with its type, unit, range and rule.
+
+One tree of dataclasses, ``Experiment``. Hydra composes it in the parent process (the
+tree is registered in ``labkit.app``), ``__post_init__`` checks ranges and pairs that
+make no sense, and ``to_plain``/``from_plain`` carry it into a worker as JSON, so that a
+worker imports neither Hydra nor OmegaConf. An enum lists only what exists.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass, field
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class ConfigError(ValueError):
+    """A mistake in the configuration, said in one line."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``ConfigError(message)`` unless ``condition`` holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+# --------------------------------------------------------------------------- engine
+
+
+class EngineName(Enum):
+    """Which engine serves: ``paged`` is labkit's own."""
+
+    paged = "paged"
+
+
+class Blas(Enum):
+    """Which BLAS MLX's CPU build multiplies with (Linux)."""
+
+    openblas = "openblas"
+    stock = "stock"
+
+
+class DecodeShape(Enum):
+    """How a step's token count is padded."""
+
+    exact = "exact"
+
+
+class PrefixCache(Enum):
+    """Whether computed KV blocks are reused between requests."""
+
+    none = "none"
+
+
+class Speculation(Enum):
+    """Who drafts tokens."""
+
+    none = "none"
+
+
+class Pipeline(Enum):
+    """When a step's results are processed."""
+
+    sync = "sync"
+
+
+class KVLayout(Enum):
+    """How keys and values lie in memory."""
+
+    paged = "paged"
+
+
+class AttentionBackendName(Enum):
+    """The read path of attention."""
+
+    fused = "fused"
+    reference = "reference"
+
+
+class Device(Enum):
+    """Where the fused attention kernels run."""
+
+    cpu = "cpu"
+
+
+class Admission(Enum):
+    """When waiting requests may join."""
+
+    continuous = "continuous"
+
+
+class Order(Enum):
+    """Whose tokens come first in a step's budget."""
+
+    decode_first = "decode_first"
+
+
+class Composition(Enum):
+    """Whether prefill and decode share a step."""
+
+    mixed = "mixed"
+
+
+class Reservation(Enum):
+    """How many KV blocks a request must find free to be admitted."""
+
+    full = "full"
+
+
+class BudgetPolicy(Enum):
+    """How the size of the KV pool is found."""
+
+    fixed = "fixed"
+
+
+@dataclass
+class KV:
+    """Key/value memory: its layout and the tokens in a block."""
+
+    layout: KVLayout = KVLayout.paged
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(
+            self.block_size in (8, 16, 32),
+            f"engine.kv.block_size={self.block_size}: allowed are 8, 16 and 32 (tokens)",
+        )
+
+
+@dataclass
+class Attention:
+    """The attention operation: backend, device, resolver, KV split.
+
+    ``resolver``: binary_search, seq_map, identity or ``package.module:Class``.
+    ``split_kv``: off, auto or a number of partitions.
+    """
+
+    backend: AttentionBackendName = AttentionBackendName.fused
+    device: Device = Device.cpu
+    resolver: str = "binary_search"
+    split_kv: str = "off"
+
+    def __post_init__(self) -> None:
+        """Check the words; a class path is checked by importing it in the worker."""
+        require(
+            self.resolver in RESOLVERS or is_class_path(self.resolver),
+            f"engine.attention.resolver={self.resolver}: allowed are "
+            f"{', '.join(RESOLVERS)} or package.module:Class",
+        )
+        require(
+            self.split_kv == "off",
+            f"engine.attention.split_kv={self.split_kv}: allowed is off",
+        )
+
+
+RESOLVERS = ("binary_search", "seq_map", "identity")
+
+
+def is_class_path(text: str) -> bool:
+    """Tell whether ``text`` looks like ``package.module:Class``."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and name.isidentifier() and all(p.isidentifier() for p in module.split("."))
+
+
+@dataclass
+class Scheduler:
+    """Who runs in a step: admission, order, budget (tokens) and caps.
+
+    ``chunk``: at most this many prompt tokens of one request per step; null: no cap
+    besides ``max_num_batched_tokens``.
+    """
+
+    admission: Admission = Admission.continuous
+    order: Order = Order.decode_first
+    composition: Composition = Composition.mixed
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    chunk: int | None = None
+    reservation: Reservation = Reservation.full
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(
+            1 <= self.max_num_seqs <= 4096,
+            f"engine.scheduler.max_num_seqs={self.max_num_seqs}: allowed are 1 to 4096",
+        )
+        require(
+            self.max_num_seqs <= self.max_num_batched_tokens <= 1 << 20,
+            f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}: must be at "
+            f"least engine.scheduler.max_num_seqs={self.max_num_seqs} (one token each), "
+            "at most 1048576",
+        )
+        require(
+            self.chunk is None or 1 <= self.chunk <= self.max_num_batched_tokens,
+            f"engine.scheduler.chunk={self.chunk}: allowed are 1 to "
+            f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}, or null",
+        )
+
+
+@dataclass
+class Budget:
+    """The KV pool's size. ``fixed``: so many ``blocks``, else so many ``bytes``."""
+
+    policy: BudgetPolicy = BudgetPolicy.fixed
+    fraction: float | None = None
+    blocks: int | None = None
+    bytes: int = 1 << 30
+    machine: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges and that nothing is set that the policy does not read."""
+        require(
+            self.blocks is None or self.blocks >= 2,
+            f"engine.budget.blocks={self.blocks}: allowed are 2 or more, or null",
+        )
+        require(
+            self.bytes >= 1 << 16,
+            f"engine.budget.bytes={self.bytes}: allowed are 65536 or more",
+        )
+        for name in ("fraction", "machine"):
+            value = getattr(self, name)
+            require(
+                value is None,
+                f"engine.budget.{name}={value}: engine.budget.policy={self.policy.value} "
+                "does not read it; leave it null",
+            )
+
+
+@dataclass
+class Engine:
+    """An inference engine: a preset's name and every design choice as one switch.
+
+    ``threads``: the CPU budget of the arm, in threads; null: all cores.
+    """
+
+    name: EngineName = EngineName.paged
+    blas: Blas = Blas.openblas
+    threads: int | None = None
+    decode_shape: DecodeShape = DecodeShape.exact
+    prefix_cache: PrefixCache = PrefixCache.none
+    speculation: Speculation = Speculation.none
+    pipeline: Pipeline = Pipeline.sync
+    batch_invariant: bool = False
+    kv: KV = field(default_factory=KV)
+    attention: Attention = field(default_factory=Attention)
+    scheduler: Scheduler = field(default_factory=Scheduler)
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        """Check the ranges and the pairs."""
+        require(
+            self.threads is None or 1 <= self.threads <= 1024,
+            f"engine.threads={self.threads}: allowed are 1 to 1024, or null for all cores",
+        )
+        require(
+            not self.batch_invariant,
+            "engine.batch_invariant=true: this engine cannot promise it; leave it false",
+        )
+        if self.attention.backend is AttentionBackendName.reference:
+            require(
+                self.attention.resolver == "binary_search",
+                f"engine.attention.resolver={self.attention.resolver}: only "
+                "engine.attention.backend=fused has resolvers; leave it binary_search",
+            )
+
+
+# --------------------------------------------------------------------------- model
+
+
+class Architecture(Enum):
+    """The mlx_lm model class that a built model uses."""
+
+    qwen3 = "qwen3"
+
+
+@dataclass
+class ModelShape:
+    """The shape of a model that labkit builds from a seed."""
+
+    architecture: Architecture = Architecture.qwen3
+    hidden_size: int = 256
+    num_layers: int = 4
+    num_heads: int = 8
+    num_kv_heads: int = 4
+    head_dim: int = 64
+    intermediate_size: int = 768
+    vocab_size: int = 4096
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            require(
+                not isinstance(value, int) or value >= 1,
+                f"model.shape.{item.name}={value}: allowed are 1 or more",
+            )
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"model.shape.num_heads={self.num_heads} is not a multiple of "
+            f"model.shape.num_kv_heads={self.num_kv_heads}",
+        )
+        require(
+            self.vocab_size >= 512,
+            f"model.shape.vocab_size={self.vocab_size}: allowed are 512 or more "
+            "(256 bytes, the special tokens and some merges)",
+        )
+
+
+@dataclass
+class Model:
+    """Which model: built from ``shape`` and ``seed``, or a directory at ``path``."""
+
+    name: str = "tiny"
+    path: str | None = None
+    seed: int = 0
+    shape: ModelShape | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is at most one source of weights (``Experiment`` wants one)."""
+        require(
+            self.shape is None or self.path is None,
+            f"model.path={self.path}: model={self.name} is built from a seed; "
+            "use model=local model.path=DIR",
+        )
+
+
+# --------------------------------------------------------------------------- workload
+
+
+class WorkloadKind(Enum):
+    """What the engine is given: attention cases, or requests."""
+
+    kernel = "kernel"
+    ragged = "ragged"
+    chat = "chat"
+
+
+@dataclass
+class Case:
+    """One row of a kernel workload.
+
+    ``decode`` requests of one query token over ``context`` tokens each, and
+    ``prefill`` requests of ``chunk`` query tokens each (context = chunk).
+    """
+
+    name: str = ""
+    decode: int = 0
+    context: int = 0
+    prefill: int = 0
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the case has work and says how much."""
+        where = f"workload.cases: case {self.name!r}"
+        require(bool(self.name), "workload.cases: every case needs a name")
+        require(min(self.decode, self.context, self.prefill, self.chunk) >= 0, f"{where}: negative")
+        require(self.decode + self.prefill > 0, f"{where}: no requests (decode or prefill)")
+        require((self.decode > 0) == (self.context > 0), f"{where}: decode goes with context")
+        require((self.prefill > 0) == (self.chunk > 0), f"{where}: prefill goes with chunk")
+
+
+@dataclass
+class Workload:
+    """What is asked of the engine.
+
+    Kernel workloads: ``cases``, the head counts, ``max_pool_bytes``.
+    Request workloads: ``num_requests``, ``concurrency`` (requests in flight, closed
+    loop), ``ignore_eos`` (fixed output lengths), and the sampling parameters.
+    ``warmup`` and ``repeats`` are counts of kernel dispatches per case; request
+    workloads warm up with ``warmup`` requests and are measured once.
+    """
+
+    name: str = "chat"
+    kind: WorkloadKind = WorkloadKind.chat
+    warmup: int = 2
+    repeats: int = 1
+    # requests
+    num_requests: int | None = None
+    concurrency: int = 16
+    ignore_eos: bool = True
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    # kernel cases
+    num_heads: int = 16
+    num_kv_heads: int = 4
+    head_dim: int = 128
+    max_pool_bytes: int = 1 << 30
+    cases: list[Case] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and that nothing is set that this kind does not read."""
+        require(self.warmup >= 0, f"workload.warmup={self.warmup}: allowed are 0 or more")
+        require(
+            1 <= self.repeats <= 100_000,
+            f"workload.repeats={self.repeats}: allowed are 1 to 100000",
+        )
+        if self.kind is WorkloadKind.kernel:
+            self._check_kernel()
+        else:
+            self._check_requests()
+
+    def _check_kernel(self) -> None:
+        require(bool(self.cases), f"workload={self.name}: workload.cases is empty")
+        names = [case.name for case in self.cases]
+        require(len(set(names)) == len(names), "workload.cases: two cases have the same name")
+        require(
+            self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
+            f"workload.num_heads={self.num_heads} is not a multiple of "
+            f"workload.num_kv_heads={self.num_kv_heads}",
+        )
+        require(
+            self.max_pool_bytes >= 1 << 20,
+            f"workload.max_pool_bytes={self.max_pool_bytes}: allowed are 1048576 or more",
+        )
+        self._unread(
+            "kernel", "num_requests", "concurrency", "ignore_eos", "temperature", "top_k", "top_p"
+        )
+
+    def _check_requests(self) -> None:
+        require(
+            self.num_requests is None or self.num_requests >= 1,
+            f"workload.num_requests={self.num_requests}: allowed are 1 or more, or null for all",
+        )
+        require(
+            1 <= self.concurrency <= 4096,
+            f"workload.concurrency={self.concurrency}: allowed are 1 to 4096",
+        )
+        require(
+            self.temperature >= 0, f"workload.temperature={self.temperature}: allowed are 0 or more"
+        )
+        require(self.top_k >= 0, f"workload.top_k={self.top_k}: allowed are 0 (off) or more")
+        require(0 < self.top_p <= 1, f"workload.top_p={self.top_p}: allowed are above 0, at most 1")
+        require(self.repeats == 1, f"workload.repeats={self.repeats}: requests are measured once")
+        self._unread("request", "num_heads", "num_kv_heads", "head_dim", "max_pool_bytes", "cases")
+
+    def _unread(self, kind: str, *names: str) -> None:
+        defaults = {item.name: item for item in dataclasses.fields(self)}
+        for name in names:
+            value = getattr(self, name)
+            factory = defaults[name].default_factory
+            default = factory() if factory is not dataclasses.MISSING else defaults[name].default
+            require(
+                value == default,
+                f"workload.{name}={value}: a {kind} workload ({self.name}) does not read it",
+            )
+
+
+# --------------------------------------------------------------------------- ablation
+
+
+class Identity(Enum):
+    """What is claimed about the outputs of the arms."""
+
+    bitwise = "bitwise"
+    tokens = "tokens"
+    noise_floor = "noise_floor"
+    none = "none"
+
+
+@dataclass
+class Claims:
+    """What must be proven: the identity of outputs, and per arm counters above 0."""
+
+    identity: Identity = Identity.none
+    engaged: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class Ablation:
+    """A question, the arms that answer it and what is claimed about them.
+
+    ``arms``: name -> {override: value}. ``baseline``: null means the first arm.
+    ``published``: ``{source, machine, metric, unit, rows: [{case, arms: {arm: value},
+    delta_pct: {arm: value}}]}``, shown beside ours and never mixed in.
+    """
+
+    name: str = "none"
+    question: str = ""
+    baseline: str | None = None
+    arms: dict[str, Any] = field(default_factory=dict)
+    claims: Claims = field(default_factory=Claims)
+    published: Any = None
+
+    def __post_init__(self) -> None:
+        """Check the arms' names and that the baseline is one of them."""
+        for arm, overrides in self.arms.items():
+            require(
+                bool(arm) and all(c.isalnum() or c in "_-." for c in arm) and arm[0] not in ".-",
+                f"ablation.arms: {arm!r} is not a name (letters, digits, '_', '-', '.')",
+            )
+            require(
+                arm != CONTROL,
+                f"ablation.arms.{CONTROL}: the A/A arm is named so; choose another name",
+            )
+            require(
+                isinstance(overrides, dict),
+                f"ablation.arms.{arm}: must be a map of override to value, not {overrides!r}",
+            )
+        require(
+            self.baseline is None or self.baseline in self.arms,
+            f"ablation.baseline={self.baseline}: no such arm; the arms are {', '.join(self.arms)}",
+        )
+
+    @property
+    def baseline_arm(self) -> str:
+        """The arm that the others are compared with."""
+        return self.baseline if self.baseline is not None else next(iter(self.arms))
+
+
+CONTROL = "control"
+
+# --------------------------------------------------------------------------- design
+
+
+class Isolation(Enum):
+    """Where a run happens."""
+
+    process = "process"
+
+
+@dataclass
+class Design:
+    """How many blocks of runs, and what is declared before them.
+
+    ``margin_pct``: differences below it (percent) are called trivial or equivalent.
+    ``timeout_s``: a run that takes longer (seconds) is killed.
+    """
+
+    name: str = "standard"
+    blocks: int = 4
+    runs_per_block: int = 2
+    control: bool = True
+    margin_pct: float = 2.0
+    alpha: float = 0.05
+    isolation: Isolation = Isolation.process
+    peek: bool = False
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(1 <= self.blocks <= 1000, f"design.blocks={self.blocks}: allowed are 1 to 1000")
+        require(
+            self.runs_per_block in (1, 2),
+            f"design.runs_per_block={self.runs_per_block}: allowed are 1 and 2",
+        )
+        require(
+            0 < self.margin_pct <= 50,
+            f"design.margin_pct={self.margin_pct}: allowed are above 0, at most 50 (percent)",
+        )
+        require(0 < self.alpha <= 0.5, f"design.alpha={self.alpha}: allowed are above 0, to 0.5")
+        require(
+            self.timeout_s > 0, f"design.timeout_s={self.timeout_s}: allowed are above 0 (seconds)"
+        )
+
+
+# --------------------------------------------------------------------------- the whole
+
+
+class Redo(Enum):
+    """Which finished blocks to run again."""
+
+    none = "none"
+    failed = "failed"
+
+
+@dataclass
+class Experiment:
+    """One cell's question, whole."""
+
+    engine: Engine = field(default_factory=Engine)
+    model: Model = field(default_factory=Model)
+    workload: Workload = field(default_factory=Workload)
+    ablation: Ablation = field(default_factory=Ablation)
+    design: Design = field(default_factory=Design)
+    seed: int = 0
+    out: str = "outputs"
+    plan: bool = False
+    redo: Redo = Redo.none
+
+    def __post_init__(self) -> None:
+        """Check what spans groups, and what a group's defaults alone cannot satisfy."""
+        require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
+        require(
+            self.model.shape is not None or self.model.path is not None,
+            f"model={self.model.name}: set model.path=DIR to a directory that mlx_lm can load",
+        )
+        require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a config into JSON types: dataclasses to dicts, enums to their values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(cls: type[T], data: Any) -> T:
+    """Build ``cls`` from what ``to_plain`` gave; every rule is checked again.
+
+    Raises
+    ------
+    ConfigError
+        An unknown key, a wrong choice or a broken rule.
+    """
+    return cast(T, _build(cls, data, cls.__name__.lower()))
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, UnionType):
+        if data is None:
+            return None
+        (kind,) = (item for item in typing.get_args(kind) if item is not NoneType)
+        return _build(kind, data, where)
+    if origin is list:
+        (item_kind,) = typing.get_args(kind)
+        return [_build(item_kind, item, f"{where}[{i}]") for i, item in enumerate(data)]
+    if origin is dict:
+        item_kind = typing.get_args(kind)[1]
+        return {key: _build(item_kind, item, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(data)
+        except ValueError:
+            choices = ", ".join(str(item.value) for item in kind)
+            raise ConfigError(f"{where}={data}: allowed are {choices}") from None
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
+        hints = typing.get_type_hints(kind)
+        unknown = [key for key in data if key not in hints]
+        require(not unknown, f"{where}.{unknown[0] if unknown else ''}: no such option")
+        return kind(
+            **{key: _build(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+        )
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    require(
+        kind is Any or isinstance(data, kind),
+        f"{where}={data!r}: must be of type {getattr(kind, '__name__', kind)}",
+    )
+    return data
