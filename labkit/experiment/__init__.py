@@ -1,0 +1,1 @@
+"""From a question to its records: schedule, processes, environment, records."""
