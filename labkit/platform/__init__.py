@@ -1,0 +1,1 @@
+"""What differs by machine: caches, BLAS, threads, memory. Imports nothing of labkit."""
