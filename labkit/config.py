@@ -496,6 +496,11 @@ class Ablation:
                 f"ablation.arms: {arm!r} is not a name (letters, digits, '_', '-', '.')",
             )
             require(
+                arm.lower() not in YAML_WORDS,
+                f"ablation.arms.{arm}: YAML reads {arm!r} as a boolean or null, not as a name; "
+                "choose another",
+            )
+            require(
                 arm != CONTROL,
                 f"ablation.arms.{CONTROL}: the A/A arm is named so; choose another name",
             )
@@ -515,6 +520,7 @@ class Ablation:
 
 
 CONTROL = "control"
+YAML_WORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 
 # --------------------------------------------------------------------------- design
 
@@ -615,7 +621,7 @@ def from_plain(cls: type[T], data: Any) -> T:
     ConfigError
         An unknown key, a wrong choice or a broken rule.
     """
-    return cast(T, _build(cls, data, cls.__name__.lower()))
+    return cast(T, _build(cls, data, ""))
 
 
 def _build(kind: Any, data: Any, where: str) -> Any:
@@ -640,10 +646,11 @@ def _build(kind: Any, data: Any, where: str) -> Any:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
         hints = typing.get_type_hints(kind)
+        prefix = f"{where}." if where else ""
         unknown = [key for key in data if key not in hints]
-        require(not unknown, f"{where}.{unknown[0] if unknown else ''}: no such option")
+        require(not unknown, f"{prefix}{''.join(unknown[:1])}: no such option")
         return kind(
-            **{key: _build(hints[key], item, f"{where}.{key}") for key, item in data.items()}
+            **{key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
         )
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)

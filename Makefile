@@ -1,0 +1,37 @@
+# Each target does its own set-up: all it needs is Python 3.11 to 3.13 with venv and pip.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	>/dev/null 2>&1 && echo $$p && break; done)
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint bench clean
+.DEFAULT_GOAL := demo
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "labkit needs Python 3.11 to 3.13 with venv and pip (make PYTHON=/path/to/python3.12)"; exit 1; }
+	@echo "installing into $(VENV) (about a minute)"
+	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## one question, one table
+	$(RUN) -m labkit engine=paged ablation=seq_map -m
+
+test: $(READY)
+	$(RUN) -m pytest -n 2 -m "not slow and not metal"
+
+test-slow: $(READY)
+	$(RUN) -m pytest -n 2 -m "slow and not metal"
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+bench: $(READY)
+	@for f in benchmarks/*.py; do echo "== $$f"; $(RUN) $$f || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

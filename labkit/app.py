@@ -1,0 +1,274 @@
+"""The entry: one command is one study, one Hydra job is one cell.
+
+Every arm of every cell is composed and checked here before Hydra writes a folder, so the
+last cell's typo is found before the first run. Exit codes (design.md section 4): 0 all
+cells ran and every gate held, 1 a gate or a run failed, 2 a mistake, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from labkit import __version__
+from labkit.config import ConfigError, Experiment
+
+if TYPE_CHECKING:
+    from labkit.experiment.arms import ComposedCell
+
+HERE = Path(__file__).resolve().parent
+CONF = next(p for p in (HERE / "conf", HERE.parent / "conf") if (p / "config.yaml").is_file())
+
+# Flags that only show something (Hydra answers them), with the words that may follow.
+SHOWS: dict[str, tuple[str, ...]] = {
+    "--help": (),
+    "--hydra-help": (),
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+    "--shell-completion": (),
+}
+SHORT = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
+SHORT |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was typed: Hydra's flags, the overrides and whether cells are swept (``-m``)."""
+
+    flags: tuple[str, ...]
+    overrides: tuple[str, ...]
+    multirun: bool
+
+    @property
+    def shows(self) -> bool:
+        """Whether the command only shows something."""
+        return any(flag in SHOWS for flag in self.flags)
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Split the command line.
+
+    Raises
+    ------
+    ConfigError
+        An unknown flag, or a word that is no override.
+    """
+    flags: list[str] = []
+    overrides: list[str] = []
+    words = [w for word in argv for w in _split(word)]
+    while words:
+        word = words.pop(0)
+        flag = SHORT.get(word, word)
+        if flag == "--config-dir":
+            overrides.append(_search_path(words.pop(0) if words else ""))
+        elif flag == "--package":
+            flags += [flag, words.pop(0) if words else ""]
+        elif flag in SHOWS:
+            flags += [flag, *_topic(flag, words)]
+        elif flag in ("--multirun", "--resolve"):
+            flags.append(flag)
+        elif flag.startswith("-"):
+            raise ConfigError(f"{word}: no such flag; python -m labkit --help")
+        elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
+            overrides.append(word)
+        else:
+            raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
+    rest = tuple(flag for flag in flags if flag != "--multirun")
+    return Command(rest, tuple(overrides), "--multirun" in flags)
+
+
+def _split(word: str) -> list[str]:
+    return word.split("=", 1) if word.startswith("--") else [word]
+
+
+def _topic(flag: str, words: list[str]) -> list[str]:
+    """Take the word that may (``--info``) or must (``--cfg``) follow a flag."""
+    allowed = SHOWS[flag]
+    if words and words[0] in allowed:
+        return [words.pop(0)]
+    if flag == "--cfg":
+        raise ConfigError(f"--cfg {words[0] if words else ''}: allowed are {', '.join(allowed)}")
+    return []
+
+
+def _search_path(folder: str) -> str:
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--config-dir {folder}: no such directory")
+    return f"hydra.searchpath=['file://{Path(folder).resolve()}']"
+
+
+def register() -> None:
+    """Register the schema and the ``cell`` resolver; harmless to call again."""
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    from labkit.experiment.arms import cell_name
+
+    ConfigStore.instance().store(name="schema", node=Experiment)
+    OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
+
+
+def initialized() -> AbstractContextManager[Any]:
+    """Return a context in which Hydra composes from ``conf/``."""
+    from hydra import initialize_config_dir
+
+    return initialize_config_dir(config_dir=str(CONF), version_base="1.3")
+
+
+def compose_cells(command: Command) -> list[ComposedCell]:
+    """Compose and check every arm of every cell; write nothing.
+
+    Raises
+    ------
+    ConfigError
+        One line for the first mistake.
+    """
+    from hydra import compose
+
+    from labkit.experiment.arms import compose_cell, expand
+    from labkit.experiment.mistakes import one_line
+
+    hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
+    task = [o for o in command.overrides if o not in hydra]
+    with initialized():
+        try:
+            cells = expand(task)
+            if len(cells) > 1 and not command.multirun:
+                swept = next(o for o in task if len(expand([o])) > 1)
+                raise ConfigError(f"{swept}: several values need -m at the end of the command")
+            if command.multirun:
+                first = [*hydra, *(c for c in cells[0])]
+                master = compose("config", overrides=first, return_hydra_config=True)
+                cells = expand(task, dict(master.hydra.sweeper.params or {}))
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(one_line(error, task)) from None
+        # Without -m Hydra keeps the overrides as typed, and names the folder by them.
+        if not command.multirun:
+            cells = [task]
+        composed = [compose_cell(hydra, cell) for cell in cells]
+    names = [cell.name for cell in composed]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two cells are the same: {max(names, key=names.count)}")
+    return composed
+
+
+def job(config: Any) -> None:
+    """Run one cell: the body of a Hydra job."""
+    del config  # each arm is composed anew, with its own overrides
+    from hydra.core.hydra_config import HydraConfig
+
+    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.study import run_and_report
+
+    register()
+    hydra = HydraConfig.get()
+    cell = compose_cell(list(hydra.overrides.hydra), list(hydra.overrides.task))
+    run_and_report(cell, Path(hydra.runtime.output_dir))
+
+
+def run_hydra(argv: Sequence[str]) -> None:
+    """Hand a checked command to Hydra; its exceptions reach the caller as they are."""
+    import logging
+
+    import hydra
+
+    logging.raiseExceptions = False  # a closed pipe (| head) is no error to tell about
+    sys.argv = [sys.argv[0], *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
+    finally:
+        os.environ.pop("HYDRA_FULL_ERROR", None)
+
+
+def study_folder(command: Command) -> tuple[Path, list[str]]:
+    """Return the study's folder and the overrides that say so (``out=`` added if absent)."""
+    for override in command.overrides:
+        if override.startswith("out="):
+            return Path(override.partition("=")[2].strip("'\"")), list(command.overrides)
+    from datetime import datetime
+
+    stem = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}"
+    out = next(o for o in (stem, *(f"{stem}-{n}" for n in range(2, 1000))) if not Path(o).exists())
+    return Path(out), [*command.overrides, f"out={out}"]
+
+
+def run(command: Command) -> int:
+    """Run a study, or plan it, and return the exit code."""
+    from labkit.experiment import study
+
+    cells = compose_cells(command)
+    out, overrides = study_folder(command)
+    study.refuse_changes(out, cells)
+    if cells[0].experiment.plan:
+        from labkit.experiment.plan import print_plan
+
+        print_plan(cells, out)
+        return 0
+    again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
+    try:
+        run_hydra([*overrides, *(["-m"] if command.multirun else [])])
+    except KeyboardInterrupt:
+        say(f"interrupted; nothing is lost. Continue with: {again}")
+        return 130
+    return study.finish(out, [cell.name for cell in cells])
+
+
+def _quoted(words: Sequence[str]) -> list[str]:
+    import shlex
+
+    return [shlex.quote(word) for word in words]
+
+
+def say(line: str) -> None:
+    """Write one line to standard error."""
+    print(f"labkit: {line}", file=sys.stderr)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run ``python -m labkit`` (and the console script ``labkit``)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--version" in words:
+        print(f"labkit {__version__}")
+        sys.exit(0)
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # so that package.module:Class is found from here
+    try:
+        command = parse(words)
+        register()
+        if command.shows:
+            run_hydra([*command.overrides, *command.flags, *(["-m"] if command.multirun else [])])
+            sys.exit(0)
+        sys.exit(run(command))
+    except KeyboardInterrupt:
+        say("interrupted")
+        sys.exit(130)
+    except ConfigError as error:
+        say(str(error))
+        sys.exit(2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        _exit_with(error, words)
+
+
+def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
+    from labkit.experiment.mistakes import one_line
+
+    if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
+        say(one_line(error, words))
+        sys.exit(2)
+    from labkit.experiment.runner import StudyError
+
+    if isinstance(error, StudyError | OSError):
+        say(" ".join(str(error).split()))
+        sys.exit(1)
+    raise error

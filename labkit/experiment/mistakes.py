@@ -1,0 +1,180 @@
+"""One clear line for every mistake that can be made in a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import typing
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any
+
+from labkit.config import ConfigError, Experiment
+
+
+def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str:
+    """Say in one line which file or override is wrong, the key, and what is allowed.
+
+    Parameters
+    ----------
+    error
+        Whatever Hydra, OmegaConf or the schema raised.
+    overrides
+        The overrides in force, to name the one at fault.
+    """
+    if isinstance(error, ConfigError):
+        return _flat(str(error))
+    text = "\n".join(str(item) for item in _chain(error))
+    for explain in (
+        _boolean_key,
+        _missing_option,
+        _unknown_key,
+        _wrong_choice,
+        _wrong_type,
+        _yaml,
+        _grammar,
+    ):
+        line = explain(text, overrides)
+        if line:
+            return line
+    return _flat(str(error).split("\n")[0] or type(error).__name__)
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    chain = []
+    while error is not None and len(chain) < 8:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    return chain
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r"Key (\w+) \((\w+)\) is incompatible with \(str\)", text)
+    if not match:
+        return None
+    words = {"True": "on, yes, true or y", "False": "off, no, false or n"}
+    where = re.search(r"In '([^']+)'", text)
+    return _flat(
+        f"{where.group(1) + ': ' if where else ''}a name is read by YAML as the {match.group(2)} "
+        f"{match.group(1)} ({words.get(match.group(1), 'not a text')}); "
+        "quote it or choose another name"
+    )
+
+
+def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
+    if not match:
+        plain = re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text)
+        return f"{plain.group(1)}: no such option or group; " + HELP if plain else None
+    group, option = match.groups()
+    listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
+    options = listed.group(1).split() if listed else []
+    if not options:
+        return f"{group}={option}: no such group or file; " + HELP
+    return f"{group}={option}: no such {group}{_hint(option, options)}; there are: " + ", ".join(
+        options
+    )
+
+
+HELP = "python -m labkit --help lists them"
+
+
+def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)
+    if not match:
+        return None
+    key = match.group(1)
+    full = re.search(r"full_key: (\S+)", text)
+    path = full.group(1) if full else key
+    override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
+    file = re.search(r"In '([^']+)'", text)
+    where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
+    names = _keys_at(path.split(".")[:-1])
+    allowed = f"; there are: {', '.join(names)}" if names else ""
+    return f"{where}: no option {key!r}{_hint(key, names)}{allowed}"
+
+
+def _hint(word: str, words: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _keys_at(path: Sequence[str]) -> list[str]:
+    """Return the option names below ``path`` of the schema."""
+    kind: Any = Experiment
+    for name in path:
+        hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
+        choices = [k for k in typing.get_args(hints.get(name)) if k is not NoneType]
+        kind = choices[0] if choices else hints.get(name)
+    if not dataclasses.is_dataclass(kind):
+        return []
+    return [item.name for item in dataclasses.fields(kind)]
+
+
+def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]", text)
+    if not match:
+        return None
+    value, choices = match.groups()
+    hint = _hint(value, choices.split(", "))
+    return f"{_key(text, value, overrides)}={value}: allowed are {choices}{hint}"
+
+
+def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r"field '([^']+)' is not Optional", text)
+    if match:
+        return f"{match.group(1)}=null: a value is needed here"
+    match = re.search(r"Invalid type assigned: .*value: (.*)", text)
+    if match:
+        key = _key(text, match.group(1), overrides)
+        return f"{key}={match.group(1)}: a group; set one of its options" + _options(key)
+    match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
+    if not match:
+        match = re.search(r"Incompatible value '([^']*)' for field of type '(\w+)'", text)
+    if not match:
+        return None
+    value, kind = match.groups()
+    return f"{_key(text, value, overrides)}={value}: must be of type {kind.lower()}"
+
+
+def _options(key: str) -> str:
+    names = _keys_at(key.split("."))
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _key(text: str, value: str, overrides: Sequence[str]) -> str:
+    full = re.search(r"full_key: (\S+)", text)
+    if full:
+        path = full.group(1)
+        for override in overrides:
+            name = override.lstrip("+~").split("=")[0]
+            if name.endswith(path):
+                return name
+        return path
+    merging = re.search(r"Error merging override (\S+?)=", text)
+    return merging.group(1) if merging else "the config"
+
+
+def _yaml(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r'in "([^"]+)", line (\d+), column (\d+)', text)
+    if not match:
+        return None
+    name = re.sub(r"^.*/conf/", "conf/", match.group(1))
+    problem = text.split("\n")[0].strip()
+    return _flat(f"{name}, line {match.group(2)}, column {match.group(3)}: not YAML: {problem}")
+
+
+def _grammar(text: str, overrides: Sequence[str]) -> str | None:
+    match = re.search(r"Error parsing override '([^']*)'\s*\n(.*)", text)
+    if match:
+        return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
+    if "Config group override must be a string or a list" in text:
+        group = next((o for o in overrides if o.endswith("=null")), "the group")
+        return f"{group}: choose a file of the group; " + HELP
+    match = re.search(r"(no viable alternative|mismatched input|extraneous input).*", text)
+    return _flat(f"not an override: {match.group(0)}; quote what is special") if match else None

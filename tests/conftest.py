@@ -1,0 +1,15 @@
+"""What every test shares: a clean view of the environment."""
+
+import os
+
+import pytest
+
+# One pool of threads per test process is enough, and two processes share two cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    """An empty cache folder."""
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
