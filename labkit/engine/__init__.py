@@ -1,0 +1,45 @@
+"""The engines: continuous batching over a paged KV cache, and what shares its protocol.
+
+Importing this package imports neither MLX nor numba; the names below load on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.engine.base import EngineError, InferenceEngine, TokenEvent
+    from labkit.engine.factory import create
+    from labkit.engine.llm import LLM
+    from labkit.engine.output_processor import RequestOutput
+    from labkit.engine.request import Request, SamplingParams
+
+__all__ = [
+    "LLM",
+    "EngineError",
+    "InferenceEngine",
+    "Request",
+    "RequestOutput",
+    "SamplingParams",
+    "TokenEvent",
+    "create",
+]
+
+_HOME = {
+    "LLM": "llm",
+    "EngineError": "base",
+    "InferenceEngine": "base",
+    "Request": "request",
+    "RequestOutput": "output_processor",
+    "SamplingParams": "request",
+    "TokenEvent": "base",
+    "create": "factory",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

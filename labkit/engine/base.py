@@ -1,0 +1,69 @@
+"""What every engine shares: token events and the small protocol around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from labkit.engine.request import Request
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+NO_TOKEN = -1
+
+
+class EngineError(ValueError):
+    """Why an engine cannot serve, in one line."""
+
+
+class StaleLaunchError(RuntimeError):
+    """An attention launch left another launch's stamp: its output must not be trusted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One sampled token, or the end of a request that yields no more.
+
+    ``token`` is ``NO_TOKEN`` for an event that carries none (``finish_reason="error"``).
+    ``margin`` is the logit gap between the greedy token and the next best one; None when
+    the token was drawn at random. A request's last event, and only that, has a
+    ``finish_reason``; an aborted request has no event after its abort.
+    """
+
+    request_id: str
+    token: int
+    finish_reason: FinishReason | None
+    margin: float | None = None
+    error: str | None = None
+
+
+class InferenceEngine(Protocol):
+    """Requests in, timed token events out, and counters that say what ran."""
+
+    name: str
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. One that can never be served ends with an error event.
+
+        Raises
+        ------
+        EngineError
+            The request id is already live.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """End a request now and free what it holds; unknown or finished ids are ignored."""
+
+    def step(self) -> list[TokenEvent]:
+        """Run one batch and return its events, in the order of the batch."""
+
+    def has_work(self) -> bool:
+        """Tell whether another ``step`` would do or report anything."""
+
+    def counters(self) -> dict[str, float]:
+        """Return what was counted since the last reset."""
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held now."""
+
+    def close(self) -> None:
+        """Release the memory held."""

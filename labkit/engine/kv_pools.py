@@ -1,0 +1,64 @@
+"""The memory of the paged KV cache: a key pool and a value pool per layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit import config
+from labkit.engine.base import EngineError
+
+Pool = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer caches per token."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    def block_bytes(self, block_size: int) -> int:
+        """Return the bytes of a block of keys and values in float32."""
+        return 4 * block_size * self.num_kv_heads * (self.key_dim + self.value_dim)
+
+
+class KVPools:
+    """Keys and values of all layers: float32 [num_blocks, block_size, kv_heads, head_dim].
+
+    The memory is reserved at once and touched block by block, as blocks are written.
+    """
+
+    def __init__(self, shapes: tuple[LayerShape, ...], num_blocks: int, block_size: int) -> None:
+        self.shapes = shapes
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.block_bytes = sum(shape.block_bytes(block_size) for shape in shapes)
+        self.keys: list[Pool] = []
+        self.values: list[Pool] = []
+        for shape in shapes:
+            slots = (num_blocks, block_size, shape.num_kv_heads)
+            self.keys.append(np.zeros((*slots, shape.key_dim), np.float32))
+            self.values.append(np.zeros((*slots, shape.value_dim), np.float32))
+
+
+def blocks_within(budget: config.Budget, shapes: tuple[LayerShape, ...], block_size: int) -> int:
+    """Return how many blocks a budget buys, the null block included.
+
+    Raises
+    ------
+    EngineError
+        Less than the null block and one more.
+    """
+    if budget.blocks is not None:
+        return budget.blocks
+    block_bytes = sum(shape.block_bytes(block_size) for shape in shapes)
+    if budget.bytes < 2 * block_bytes:
+        raise EngineError(
+            f"engine.budget.bytes={budget.bytes}: two KV blocks of this model need "
+            f"{2 * block_bytes} bytes"
+        )
+    return budget.bytes // block_bytes

@@ -1,0 +1,131 @@
+"""How an unedited mlx_lm model reaches the paged cache: one duck-typed cache per layer.
+
+The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
+a position per token.  ``update_and_fetch`` returns a ``Handle`` with the new keys and
+values, and the model hands it on to ``scaled_dot_product_attention``, which labkit has
+replaced by one that asks a handle to attend (``model_loader``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.attention.base import AttentionBackend
+from labkit.engine.attention.metadata import AttentionMetadata
+from labkit.engine.base import EngineError, StaleLaunchError
+from labkit.engine.kv_pools import KVPools, LayerShape
+from labkit.engine.stats import Counters
+
+Array = NDArray[np.float32]
+
+
+class ArrayBridge(Protocol):
+    """Moves a forward's own arrays to NumPy and back: MLX or NumPy."""
+
+    def to_numpy(self, *arrays: Any) -> tuple[Array, ...]:
+        """Return views, all evaluated at once."""
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        """Return the forward's own kind of array."""
+
+
+@dataclass(slots=True)
+class Step:
+    """What the layers of one forward share: the batch's metadata, positions and counters."""
+
+    backend: AttentionBackend
+    meta: AttentionMetadata
+    pools: KVPools
+    counters: Counters
+    positions: Any
+
+
+class LayerCache:
+    """One layer's cache as the model sees it; ``step`` is set before each forward."""
+
+    def __init__(self, layer: int, window: int | None, bridge: ArrayBridge) -> None:
+        self.layer = layer
+        self.window = window
+        self.bridge = bridge
+        self.step: Step | None = None
+
+    def current(self) -> Step:
+        """Return the step that is running."""
+        if self.step is None:
+            raise EngineError("the model read its cache outside a step")
+        return self.step
+
+    @property
+    def offset(self) -> Any:
+        """Positions of the step's tokens, int32 [T]."""
+        return self.current().positions
+
+    def make_mask(self, *_args: Any, **_options: Any) -> None:
+        """Return no mask: causality and windows are the attention backend's."""
+        return None
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:
+        """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
+        handle = Handle(self, keys, values)
+        return handle, handle
+
+
+class Handle:
+    """New keys and values on their way to the pool; written by the first attention."""
+
+    __slots__ = ("_written", "cache", "keys", "values")
+
+    def __init__(self, cache: LayerCache, keys: Any, values: Any) -> None:
+        self.cache = cache
+        self.keys = keys
+        self.values = values
+        self._written = False
+
+    def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
+        """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
+        if mask is not None:
+            raise EngineError("its attention builds a mask of its own")
+        step, bridge, layer = self.cache.current(), self.cache.bridge, self.cache.layer
+        extra = () if sinks is None else (sinks,)
+        q, k, v, *rest = bridge.to_numpy(queries, self.keys, self.values, *extra)
+        k_pool, v_pool = step.pools.keys[layer], step.pools.values[layer]
+        if not self._written:
+            step.backend.write(k[:, :, 0], v[:, :, 0], k_pool, v_pool, step.meta)
+            self._written = True
+        out, report = step.backend.attend(
+            q[:, :, 0],
+            k_pool,
+            v_pool,
+            step.meta,
+            scale=float(scale),
+            window=self.cache.window,
+            sinks=rest[0] if rest else None,
+        )
+        if report.stale:
+            raise StaleLaunchError(
+                f"layer {layer}: the launch stamped {report.stamp}, not {report.expected_stamp}"
+            )
+        step.counters.add_all(report.counters())
+        return bridge.from_numpy(out[:, :, None])
+
+
+class ShapeRecorder:
+    """A cache that only notes the shape of what a layer caches, for sizing the pools."""
+
+    offset = 0
+
+    def __init__(self) -> None:
+        self.shape: LayerShape | None = None
+
+    def make_mask(self, *_args: Any, **_options: Any) -> None:
+        """Return no mask: the recorder sees one token."""
+        return None
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        """Note the shapes and return the arrays as they are."""
+        self.shape = LayerShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
+        return keys, values

@@ -1,0 +1,201 @@
+"""Loads an mlx_lm model class and its weights, without mlx_lm's heavy package import.
+
+``import mlx_lm`` costs about 800 ms, most of it transformers; a model module alone costs
+40.  A light ``mlx_lm`` package that knows only where its submodules lie is registered in
+its place and becomes the real one as soon as anything else is asked of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from labkit.engine.base import EngineError
+from labkit.engine.layer_cache import Handle
+
+# config.json's ``model_type`` where mlx_lm's module has another name.
+MODULE_OF_TYPE = {"mistral": "llama", "iquestcoder": "llama", "xverse": "llama"}
+# Caches that hold one key and one value per token, which a paged pool can hold too.
+PLAIN_CACHES = ("KVCache", "RotatingKVCache")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in float32, what its layers cache, and what its config says.
+
+    ``windows``: per cached layer the sliding window in tokens, or None.
+    """
+
+    model: Any
+    model_type: str
+    windows: tuple[int | None, ...]
+    eos_token_ids: frozenset[int]
+
+
+class _LightPackage(ModuleType):
+    """``mlx_lm`` before anyone needs more of it than its submodules."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in ("__version__", "__all__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        self.__class__ = ModuleType
+        assert self.__spec__ is not None and self.__spec__.loader is not None
+        self.__spec__.loader.exec_module(self)
+        return getattr(self, name)
+
+
+def register_light_package() -> None:
+    """Make ``mlx_lm.models.*`` importable without running ``mlx_lm/__init__.py``."""
+    if "mlx_lm" in sys.modules:
+        return
+    spec = importlib.util.find_spec("mlx_lm")
+    if spec is None or spec.submodule_search_locations is None:
+        raise EngineError("mlx_lm is not installed: pip install mlx-lm")
+    package = _LightPackage("mlx_lm")
+    package.__spec__ = spec
+    package.__path__ = list(spec.submodule_search_locations)
+    package.__file__ = spec.origin
+    package.__package__ = "mlx_lm"
+    sys.modules["mlx_lm"] = package
+
+
+def install_attention_hook() -> None:
+    """Replace mlx_lm's attention by one that hands a ``Handle`` to its own engine.
+
+    The replacement keeps no state: anything but a handle goes to mlx_lm's function, so
+    plain mlx_lm and any number of engines live in one process. Installing twice is the
+    same as once.
+    """
+    register_light_package()
+    base = importlib.import_module("mlx_lm.models.base")
+    original = base.scaled_dot_product_attention
+    if hasattr(original, "labkit_original"):
+        return
+
+    def scaled_dot_product_attention(
+        queries: Any,
+        keys: Any,
+        values: Any,
+        cache: Any,
+        scale: float,
+        mask: Any,
+        sinks: Any = None,
+    ) -> Any:
+        if isinstance(keys, Handle):
+            return keys.attend(queries, scale, mask, sinks)
+        return original(queries, keys, values, cache, scale, mask, sinks=sinks)
+
+    scaled_dot_product_attention.labkit_original = original  # type: ignore[attr-defined]
+    # Model modules that were imported before bound the function by name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mlx_lm.models.") and (
+            getattr(module, "scaled_dot_product_attention", None) is original
+        ):
+            module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
+
+
+def load(model_dir: Path) -> LoadedModel:
+    """Build the model of a directory: config.json and model*.safetensors, float32.
+
+    Raises
+    ------
+    EngineError
+        The directory is not a model, is quantised, or its architecture is not supported.
+    """
+    settings = _read_config(model_dir)
+    model_type = str(settings["model_type"])
+    install_attention_hook()
+    module = _module(model_type)
+    model = module.Model(module.ModelArgs.from_dict(settings))
+    _load_weights(model, model_dir)
+    return LoadedModel(model, model_type, _windows(model, model_type), _eos(settings, model_dir))
+
+
+def _read_config(model_dir: Path) -> dict[str, Any]:
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise EngineError(f"{model_dir}: no config.json, not a model directory")
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise EngineError(f"{path}: not valid JSON ({error})") from None
+    if not isinstance(settings, dict) or "model_type" not in settings:
+        raise EngineError(f"{path}: no model_type")
+    for key in ("quantization", "quantization_config"):
+        if settings.get(key) or (settings.get("text_config") or {}).get(key):
+            raise EngineError(f"{model_dir}: the model is quantised; float32, float16 or bfloat16")
+    return settings
+
+
+def _module(model_type: str) -> ModuleType:
+    name = f"mlx_lm.models.{MODULE_OF_TYPE.get(model_type, model_type)}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
+
+
+def _load_weights(model: Any, model_dir: Path) -> None:
+    import mlx.core as mx
+
+    files = sorted(model_dir.glob("model*.safetensors"))
+    if not files:
+        raise EngineError(f"{model_dir}: no model*.safetensors")
+    weights: dict[str, Any] = {}
+    for file in files:
+        weights.update(mx.load(str(file)))
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    single = {
+        name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
+        for name, value in weights.items()
+    }
+    try:
+        model.load_weights(list(single.items()), strict=True)
+    except ValueError as error:
+        raise EngineError(f"{model_dir}: {str(error).splitlines()[0]}") from None
+    model.eval()
+    mx.eval(model.parameters())
+
+
+def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
+    """Read each cached layer's window from the cache that the model itself would use."""
+    windows: list[int | None] = []
+    for cache in plain_caches(model):
+        kind = type(cache).__name__
+        if kind not in PLAIN_CACHES:
+            raise EngineError(
+                f"model_type={model_type}: its layers cache {kind}, not one key and one value "
+                "per token; engine=paged cannot hold that"
+            )
+        windows.append(int(cache.max_size) if kind == "RotatingKVCache" else None)
+    return tuple(windows)
+
+
+def plain_caches(model: Any) -> Sequence[Any]:
+    """Return the caches that mlx_lm itself would use for one sequence."""
+    caches: Sequence[Any] = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
+    return caches
+
+
+def _eos(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
+    """Return the end-of-text ids: generation_config.json adds to config.json."""
+    found: set[int] = set()
+    generation = model_dir / "generation_config.json"
+    sources = [settings, settings.get("text_config") or {}]
+    if generation.is_file():
+        sources.append(json.loads(generation.read_text()))
+    for source in sources:
+        value = source.get("eos_token_id")
+        if value is not None:
+            found.update(value if isinstance(value, list) else [value])
+    return frozenset(found)

@@ -1,0 +1,128 @@
+"""Requests as a client states them, and their one mutable twin inside the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a request's tokens are chosen and when it ends.
+
+    Parameters
+    ----------
+    temperature
+        0 is greedy; otherwise logits are divided by it before sampling.
+    top_k, top_p
+        Keep the ``top_k`` likeliest tokens (0: all), then the smallest set of them whose
+        probability reaches ``top_p``.
+    max_tokens
+        At most this many tokens are generated.
+    stop_token_ids
+        Token ids that end the request, besides the model's end-of-text ids.
+    ignore_eos
+        Do not stop at the model's end-of-text ids.
+    seed
+        Seed of this request's own random stream; None: derived from the request id. A
+        draw depends on the seed and the position only, never on the batch.
+
+    Raises
+    ------
+    ValueError
+        A value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    max_tokens: int = 128
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature}: allowed are 0 or more")
+        if self.top_k < 0:
+            raise ValueError(f"top_k={self.top_k}: allowed are 0 (off) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p}: allowed are above 0, at most 1")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens={self.max_tokens}: allowed are 1 or more")
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed={self.seed}: allowed are 0 to 2**64 - 1")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and its parameters. ``arrival`` is in seconds on the client's clock."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    arrival: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Freeze the prompt."""
+        object.__setattr__(self, "prompt_token_ids", tuple(self.prompt_token_ids))
+
+
+class RequestStatus(Enum):
+    """Where a request stands. There is no prefill or decode state."""
+
+    waiting = "waiting"
+    running = "running"
+    finished = "finished"
+
+
+class RequestState:
+    """A live request: ``num_computed_tokens`` catches up with the tokens known so far.
+
+    Owned by the scheduler; nothing else writes to it.
+    """
+
+    __slots__ = ("num_computed_tokens", "request", "status", "token_ids")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.token_ids = list(request.prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.status = RequestStatus.waiting
+
+    @property
+    def request_id(self) -> str:
+        """The client's name for it."""
+        return self.request.request_id
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens in the prompt."""
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens known whose keys and values are not computed yet."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """KV slots needed to the end; the last token sampled is never computed."""
+        return self.num_prompt_tokens + self.request.params.max_tokens - 1

@@ -1,0 +1,208 @@
+"""The scheduler: the one state machine of the engine.
+
+Invariants, each pinned by a test:
+
+- A request has no prefill or decode state: ``num_computed_tokens`` catches up with the
+  tokens known, and a chunk samples iff it reaches the last of them.
+- Every running request holds blocks for all the tokens it can ever compute (full
+  reservation), so nothing is preempted and every running request advances.
+- Finish and abort share one idempotent release path; a result for a request that is no
+  longer live is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from labkit import config
+from labkit.engine.base import EngineError, FinishReason, TokenEvent
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.request import Request, RequestState, RequestStatus
+from labkit.engine.sampler import Sampled
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """How many requests went which way since the last reset."""
+
+    submitted: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+class Scheduler:
+    """First come, first served; tokens of running requests come before new requests.
+
+    Parameters
+    ----------
+    options
+        Caps: requests at once, tokens per step, prompt tokens per request and step.
+    cache
+        Where blocks are reserved and released.
+    eos_token_ids
+        Ids that end a request which does not ignore them.
+    """
+
+    def __init__(
+        self, options: config.Scheduler, cache: KVCacheManager, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._options = options
+        self._cache = cache
+        self._eos_token_ids = eos_token_ids
+        self._live: dict[str, RequestState] = {}
+        self._waiting: deque[RequestState] = deque()
+        self._running: list[RequestState] = []
+        self.counts = RequestCounts()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests not yet admitted."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold blocks."""
+        return len(self._running)
+
+    def has_work(self) -> bool:
+        """Tell whether any request is live."""
+        return bool(self._live)
+
+    def is_live(self, request_id: str) -> bool:
+        """Tell whether a request of this id is waiting or running."""
+        return request_id in self._live
+
+    def add(self, request: Request) -> None:
+        """Queue a request, last.
+
+        Raises
+        ------
+        EngineError
+            The id is live already, or the blocks it needs exceed the whole pool.
+        """
+        state = RequestState(request)
+        if request.request_id in self._live:
+            raise EngineError(f"request {request.request_id}: this id is live already")
+        if not self._cache.fits_empty_pool(state.max_cached_tokens):
+            raise EngineError(self._too_large(state))
+        self._live[request.request_id] = state
+        self._waiting.append(state)
+        self.counts.submitted += 1
+
+    def _too_large(self, state: RequestState) -> str:
+        needed = self._cache.blocks_for(state.max_cached_tokens)
+        return (
+            f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
+            f"max_tokens={state.request.params.max_tokens} need {needed} KV blocks, the pool has "
+            f"{self._cache.pool.capacity}; raise engine.budget.blocks or engine.budget.bytes"
+        )
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free what it holds; unknown ids are ignored."""
+        state = self._live.get(request_id)
+        if state is not None:
+            self._release(state)
+            self.counts.aborted += 1
+
+    def _release(self, state: RequestState) -> None:
+        """Take a live request out of every list: the only way a request ends."""
+        del self._live[state.request_id]
+        if state.status is RequestStatus.running:
+            self._running.remove(state)
+        else:
+            self._waiting.remove(state)
+        state.status = RequestStatus.finished
+        self._cache.release(state.request_id)
+
+    def schedule(self) -> SchedulerOutput:
+        """Choose this step's chunks: decodes, then prompts begun, then new requests."""
+        budget = self._options.max_num_batched_tokens
+        chunks: list[ScheduledChunk] = []
+        begun: list[RequestState] = []
+        for state in self._running:
+            if state.num_pending_tokens == 1:
+                chunks.append(ScheduledChunk(state, state.num_computed_tokens, 1))
+            else:
+                begun.append(state)
+        budget -= len(chunks)
+        for state in begun:
+            budget -= self._take(state, budget, chunks)
+        while budget > 0 and self._admit():
+            budget -= self._take(self._running[-1], budget, chunks)
+        return SchedulerOutput(tuple(chunks))
+
+    def _take(self, state: RequestState, budget: int, chunks: list[ScheduledChunk]) -> int:
+        """Schedule as much of a prompt as budget and chunk cap allow; return the tokens."""
+        cap = budget if self._options.chunk is None else min(budget, self._options.chunk)
+        count = min(state.num_pending_tokens, cap)
+        if count > 0:
+            chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
+        return count
+
+    def _admit(self) -> bool:
+        """Let the first waiting request run if a place and all its blocks are free."""
+        if not self._waiting or len(self._running) >= self._options.max_num_seqs:
+            return False
+        state = self._waiting[0]
+        if not self._cache.reserve(state.request_id, state.max_cached_tokens):
+            return False
+        self._waiting.popleft()
+        state.status = RequestStatus.running
+        self._running.append(state)
+        return True
+
+    def update(self, output: SchedulerOutput, sampled: Mapping[str, Sampled]) -> list[TokenEvent]:
+        """Record a step's results: advance, append, stop, free.
+
+        Parameters
+        ----------
+        output
+            What ``schedule`` returned for the step.
+        sampled
+            The token of every request whose chunk samples, by request id.
+        """
+        events = []
+        for chunk in output.chunks:
+            state = chunk.state
+            if state.status is not RequestStatus.running:
+                continue
+            state.num_computed_tokens = chunk.start + chunk.num_tokens
+            if not chunk.samples:
+                continue
+            result = sampled[state.request_id]
+            state.token_ids.append(result.token)
+            reason = self._finish_reason(state)
+            if reason is not None:
+                self._release(state)
+                self.counts.finished += 1
+            events.append(TokenEvent(state.request_id, result.token, reason, result.margin))
+        return events
+
+    def _finish_reason(self, state: RequestState) -> FinishReason | None:
+        params, token = state.request.params, state.token_ids[-1]
+        if token in params.stop_token_ids:
+            return "stop"
+        if not params.ignore_eos and token in self._eos_token_ids:
+            return "stop"
+        return "length" if state.num_output_tokens >= params.max_tokens else None
+
+    def close(self) -> None:
+        """Abort every live request."""
+        for request_id in list(self._live):
+            self.abort(request_id)
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless lists, statuses and blocks agree."""
+        running = {state.request_id for state in self._running}
+        waiting = {state.request_id for state in self._waiting}
+        if running & waiting or running | waiting != set(self._live):
+            raise AssertionError("a live request is not in exactly one list")
+        if len(running) > self._options.max_num_seqs:
+            raise AssertionError("more requests run than max_num_seqs")
+        for state in self._running:
+            if not 0 <= state.num_computed_tokens < state.num_tokens:
+                raise AssertionError(f"request {state.request_id} has nothing left to compute")
+        self._cache.check(running)
