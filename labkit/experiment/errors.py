@@ -1,0 +1,11 @@
+"""What stops a study, said in one line."""
+
+from __future__ import annotations
+
+
+class StudyError(RuntimeError):
+    """The study can't go on (full disk, read-only folder, ...); one line, no traceback."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user or the system asked the study to stop; what was recorded stays."""

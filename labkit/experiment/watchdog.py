@@ -1,0 +1,53 @@
+"""A worker ends with its parent, however the parent ends.
+
+On Linux the kernel sends SIGKILL (``prctl``); everywhere a thread waits on the read end
+of a pipe whose write end only the parent holds, or polls the parent's process id where
+there is no such pipe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import threading
+
+PR_SET_PDEATHSIG = 1
+PERIOD_S = 0.25
+
+
+def start(parent: int, lifeline: int | None) -> None:
+    """Watch process ``parent`` from now on; kill this process group when it is gone.
+
+    ``lifeline``: descriptor of the pipe; with it the thread sleeps until the end, so
+    that watching costs a measurement nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if not alive(parent):  # it died before the call above
+        end()
+    threading.Thread(target=_watch, args=(parent, lifeline), daemon=True).start()
+
+
+def alive(parent: int) -> bool:
+    """Tell whether ``parent`` is still this process's parent."""
+    return os.getppid() == parent
+
+
+def end() -> None:
+    """Kill this process and, if it leads its own group, all of the group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _watch(parent: int, lifeline: int | None) -> None:
+    if lifeline is not None:
+        select.select([lifeline], [], [])
+        end()
+    wait = threading.Event()
+    while alive(parent):
+        wait.wait(PERIOD_S)
+    end()
