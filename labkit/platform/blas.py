@@ -34,6 +34,7 @@ from labkit.platform import cache
 RECIPE = "2"  # part of the cache key: raise it when the steps below change
 PREFIX = "scipy_"
 PRIVATE_PREFIX = "labkit_private_"
+LIBRARY = "liblabkit_openblas"
 
 
 class BlasUnavailable(ValueError):
@@ -87,8 +88,7 @@ def activate(kind: str) -> dict[str, Any]:
     if sys.platform == "darwin":
         return _provenance("accelerate")
     if kind == "stock":
-        build = prepare()
-        if build.path is not None and _loaded(build.path):
+        if _loaded():
             raise BlasUnavailable(
                 "engine.blas=stock: OpenBLAS is already loaded in this process; start a fresh one"
             )
@@ -100,7 +100,7 @@ def _activate_openblas() -> dict[str, Any]:
     build = prepare()
     if build.path is None:
         raise BlasUnavailable(f"engine.blas=openblas: {build.reason}; set engine.blas=stock")
-    if "mlx.core" in sys.modules and not _loaded(build.path):
+    if "mlx.core" in sys.modules and not _loaded():
         raise BlasUnavailable(
             "engine.blas=openblas: mlx was imported before labkit could load OpenBLAS; "
             "import it later, or set engine.blas=stock"
@@ -139,12 +139,9 @@ def _provenance(
     }
 
 
-def _loaded(path: Path) -> bool:
-    try:
-        ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:
-        return False
-    return True
+def _loaded() -> bool:
+    """Tell whether a copy of ours is in this process."""
+    return f"/{LIBRARY}-" in Path("/proc/self/maps").read_text()
 
 
 def _prepare() -> BlasBuild:
@@ -157,7 +154,7 @@ def _prepare() -> BlasBuild:
     digest = hashlib.sha256(source.read_bytes())
     digest.update(f"{RECIPE}\0{source.parent}".encode())
     key = digest.hexdigest()[:32]
-    path = cache.root() / "blas" / f"liblabkit_openblas-{key}.so"
+    path = cache.root() / "blas" / f"{LIBRARY}-{key}.so"
     if not path.is_file():
         _build(source, path)
     return BlasBuild(path=path, reason="", digest=key)

@@ -75,8 +75,7 @@ def worker_environment(
     Notes
     -----
     BLAS starts with one thread: its spinning workers fight any other pool (a numba
-    kernel after a two-thread product waits a scheduler tick). An engine that lives on
-    BLAS alone raises the number itself.
+    kernel after a two-thread product waits a scheduler tick).
     """
     removed = sorted(
         name for name in base if name.startswith(CLEANED_PREFIXES) or name in CLEANED_NAMES

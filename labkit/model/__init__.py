@@ -1,0 +1,28 @@
+"""Model directories: built from a seed, or found on disk. No mlx here."""
+
+from __future__ import annotations
+
+from labkit.config import Model
+from labkit.model.directory import ModelDir
+
+__all__ = ["ModelDir", "resolve"]
+
+
+def resolve(model: Model) -> ModelDir:
+    """Return the directory of ``model``, building it into the cache on first use.
+
+    Raises
+    ------
+    ConfigError
+        ``model.path`` is not a directory that mlx_lm can load; one line says why.
+    CacheError
+        The cache folder cannot be written.
+    """
+    from labkit.model import directory
+
+    if model.shape is None:
+        return directory.find(model.path or "")
+    from labkit.model.build import build
+
+    path = build(model.shape, seed=model.seed, name=model.name)
+    return directory.inspect(path, name=model.name, asked=f"model={model.name} ({path})")

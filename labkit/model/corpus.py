@@ -1,0 +1,49 @@
+"""The packaged text: what the tokenizers of built models are trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from labkit.config import ConfigError
+
+FOLDER = "workload/texts"
+QUESTIONS = "workload/questions.json"
+
+
+def packaged_texts(package: Traversable | None = None) -> tuple[str, ...]:
+    """Return every packaged text, then every question, in a fixed order.
+
+    Parameters
+    ----------
+    package
+        The folder that holds ``workload/``; labkit's own by default.
+
+    Raises
+    ------
+    ConfigError
+        The installation lacks them.
+    """
+    package = files("labkit") if package is None else package
+    folder = package.joinpath(FOLDER)
+    names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
+    texts = [folder.joinpath(n).read_text("utf-8") for n in names if n.endswith(".md")]
+    questions = package.joinpath(QUESTIONS)
+    if not texts or not questions.is_file():
+        missing = f"{FOLDER}/*.md" if not texts else QUESTIONS
+        raise ConfigError(f"labkit is not installed whole: {missing} is missing in {package}")
+    return (*texts, *_strings(json.loads(questions.read_text("utf-8"))))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)

@@ -1,0 +1,56 @@
+"""Text to token ids and back, with the tokenizers library alone (no transformers)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.config import ConfigError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Tokenizer:
+    """A model's tokenizer. Special tokens are added as the model's own files say."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """How many ids there are, the special tokens included."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, text: str) -> list[int]:
+        """Turn text into token ids."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn token ids into text; special tokens are written out."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token given by its name, such as ``<|eos|>``."""
+        found = self._tokenizer.token_to_id(token)
+        return None if found is None else int(found)
+
+
+def load(model_dir: Path) -> Tokenizer:
+    """Load ``tokenizer.json`` of a model directory.
+
+    Raises
+    ------
+    ConfigError
+        It is missing or the tokenizers library cannot read it.
+    """
+    import tokenizers
+
+    path = model_dir / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    try:
+        return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None

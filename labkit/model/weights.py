@@ -1,0 +1,61 @@
+"""Seeded weights that behave: attention that looks around, logits with clear winners.
+
+Plain random models answer with one token for ever. Here every matrix has the scale
+1/sqrt(fan-in), so each branch adds about as much to the residual stream as the embedding
+put in; the query and key norms make attention pick few tokens instead of averaging all
+of them; and the output matrix is its own (untied), else the last token would win again.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import numpy.typing as npt
+
+from labkit.config import ModelShape
+
+QK_GAIN = 2.0  # of q_norm and k_norm each: attention logits with a deviation of 4
+LOGIT_SCALE = 3.0  # standard deviation of the logits
+
+
+def tensors(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the named weights of a qwen3 model, float32, ``[out, in]`` matrices."""
+    heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    matrices = {"model.embed_tokens": (shape.vocab_size, hidden, 1.0)}
+    vectors = {"model.norm": (hidden, 1.0)}
+    for index in range(shape.num_layers):
+        layer = f"model.layers.{index}"
+        for name, rows, columns in (
+            ("self_attn.q_proj", heads, hidden),
+            ("self_attn.k_proj", kv_heads, hidden),
+            ("self_attn.v_proj", kv_heads, hidden),
+            ("self_attn.o_proj", hidden, heads),
+            ("mlp.gate_proj", inner, hidden),
+            ("mlp.up_proj", inner, hidden),
+            ("mlp.down_proj", hidden, inner),
+        ):
+            matrices[f"{layer}.{name}"] = (rows, columns, columns**-0.5)
+        vectors[f"{layer}.input_layernorm"] = (hidden, 1.0)
+        vectors[f"{layer}.post_attention_layernorm"] = (hidden, 1.0)
+        vectors[f"{layer}.self_attn.q_norm"] = (shape.head_dim, QK_GAIN)
+        vectors[f"{layer}.self_attn.k_norm"] = (shape.head_dim, QK_GAIN)
+    matrices["lm_head"] = (shape.vocab_size, hidden, LOGIT_SCALE * hidden**-0.5)
+    weights = {
+        f"{name}.weight": _normal(name, (rows, columns), deviation, seed)
+        for name, (rows, columns, deviation) in matrices.items()
+    }
+    for name, (size, value) in vectors.items():
+        weights[f"{name}.weight"] = np.full(size, value, np.float32)
+    return weights
+
+
+def _normal(
+    name: str, size: tuple[int, int], deviation: float, seed: int
+) -> npt.NDArray[np.float32]:
+    """Draw a matrix from a stream of its own, so that no tensor depends on the others."""
+    generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    values = generator.standard_normal(size, dtype=np.float32)
+    values *= np.float32(deviation)
+    return values
