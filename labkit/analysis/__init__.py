@@ -1,0 +1,34 @@
+"""From records to verdicts: statistics, gates, tables, plots and reports.
+
+Reads files only. Everything is loaded on first use, so that importing the package costs
+nothing (pandas, matplotlib, rich and jinja2 are only loaded by what needs them).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.analysis.cell import analyse_cell, write_cell
+    from labkit.analysis.frame import load
+    from labkit.analysis.study import exit_code, write_study
+    from labkit.analysis.terminal import print_cell
+
+__all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "write_study"]
+
+_HOMES = {
+    "analyse_cell": "cell",
+    "write_cell": "cell",
+    "load": "frame",
+    "exit_code": "study",
+    "write_study": "study",
+    "print_cell": "terminal",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module when it is first asked for."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,50 @@
+"""Sequential looks: stopping early without fooling oneself.
+
+The looks (numbers of blocks) are declared before the first run, and each spends a part of
+alpha fixed beforehand; the parts sum to alpha (C. E. Bonferroni), so that however many
+looks are taken the chance of a false claim stays below alpha. At a look the test and the
+interval use that look's part alone. There is no other early stopping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Look:
+    """A predeclared look after ``blocks`` blocks, which may spend ``alpha``."""
+
+    blocks: int
+    alpha: float
+
+
+def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tuple[Look, ...]:
+    """Read declared looks ``[{blocks, alpha}]``; none declared: an empty tuple.
+
+    Raises
+    ------
+    ValueError
+        The looks do not grow, or together spend more than ``alpha``.
+    """
+    looks = tuple(Look(int(item["blocks"]), float(item["alpha"])) for item in plain or ())
+    blocks = [look.blocks for look in looks]
+    if blocks != sorted(set(blocks)):
+        raise ValueError(f"design.looks: blocks {blocks} must grow from look to look")
+    if sum(look.alpha for look in looks) > alpha * (1 + 1e-9):
+        raise ValueError(f"design.looks: the looks spend more than alpha={alpha}")
+    return looks
+
+
+def alpha_now(looks: Sequence[Look], blocks: int, alpha: float) -> float:
+    """Give the level of a test after ``blocks`` blocks.
+
+    Without looks: ``alpha``. Before the first look, or between two: the level of the
+    latest look reached, 0 before the first (nothing may be claimed).
+    """
+    if not looks:
+        return alpha
+    reached = [look.alpha for look in looks if look.blocks <= blocks]
+    return reached[-1] if reached else 0.0

@@ -1,0 +1,316 @@
+"""Known answers of every statistic, from scipy, the literature or a count by hand."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from labkit.analysis.effect import (
+    breakpoints,
+    confidence_interval,
+    hodges_lehmann,
+    log_ratio,
+    percent,
+)
+from labkit.analysis.equivalence import equivalence
+from labkit.analysis.modes import find_modes, fisher_p
+from labkit.analysis.multiplicity import holm, joint_max_t, max_t, standardised
+from labkit.analysis.permutation import (
+    permutation_test,
+    pooled,
+    relabellings,
+    sign_flip,
+    smallest_p,
+)
+from labkit.analysis.power import blocks_needed, detectable_pct, run_sd
+from labkit.analysis.probe import adjust
+from labkit.analysis.sequential import alpha_now, parse_looks
+
+rng = np.random.default_rng
+
+
+def test_nine_pairs_match_scipy():
+    for seed in range(5):
+        differences = rng(seed).normal(0.4, 1.0, 9)
+        expected = stats.permutation_test(
+            (differences,),
+            lambda x, axis: x.mean(axis=axis),
+            permutation_type="samples",
+            vectorized=True,
+            n_resamples=np.inf,
+        ).pvalue
+        assert sign_flip(differences) == pytest.approx(expected, abs=1e-12)
+
+
+def test_one_block_matches_scipy_independent_samples():
+    baseline, arm = rng(3).normal(0, 1, 4), rng(4).normal(1, 1, 4)
+    expected = stats.permutation_test(
+        (arm, baseline),
+        lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis),
+        vectorized=True,
+        n_resamples=np.inf,
+    ).pvalue
+    assert permutation_test(baseline[None], arm[None]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_stratified_p_counts_every_relabelling_of_every_block():
+    baseline, arm = rng(5).normal(0, 1, (3, 2)), rng(6).normal(0.8, 1, (3, 2))
+    blocks = np.concatenate([baseline, arm], axis=1)
+
+    def statistic(chosen):
+        return sum(
+            row[list(pick)].sum() - row[[i for i in range(4) if i not in pick]].sum()
+            for row, pick in zip(blocks, chosen, strict=True)
+        )
+
+    every = [statistic(c) for c in product(combinations(range(4), 2), repeat=3)]
+    observed = abs(statistic([(2, 3)] * 3))
+    by_hand = sum(abs(s) >= observed - 1e-12 for s in every) / len(every)
+    assert len(every) == 216
+    assert permutation_test(baseline, arm) == pytest.approx(by_hand)
+
+
+def test_floor_is_reached_by_separated_arms_and_matches_the_count():
+    for blocks, runs, floor in ((3, 2, 2 / 216), (4, 2, 2 / 1296), (6, 1, 2 / 64), (2, 2, 2 / 36)):
+        values = rng(blocks).normal(0, 0.01, (blocks, runs))
+        assert smallest_p(blocks, runs) == pytest.approx(floor)
+        assert relabellings(blocks, runs).floor == pytest.approx(floor)
+        assert permutation_test(values, values[::-1] + 1.0) == pytest.approx(floor)
+
+
+def test_monte_carlo_past_300_000_adds_one_and_agrees_with_a_normal_bound():
+    labels = relabellings(8, 2)
+    assert not labels.exact and relabellings(7, 2).exact
+    assert smallest_p(8, 2) == labels.floor == pytest.approx(2e-5)
+    values = rng(1).normal(0, 1.0, (8, 2))
+    assert permutation_test(values, values + 9.0) == labels.floor  # never 0
+    arm = rng(2).normal(0.7, 1.0, (8, 2))
+    units = pooled(values, arm)
+    observed = labels.mean_differences(units)[0]
+    scale = abs(standardised(np.array([[observed]]), units[:, None], 8)[0, 0])
+    assert permutation_test(values, arm) == pytest.approx(2 * stats.norm.sf(scale), abs=0.01)
+
+
+def test_ties_count_as_reached():
+    same = np.ones((4, 2))
+    assert permutation_test(same, same) == 1.0
+    assert confidence_interval(same, same + 0.5) == pytest.approx((0.5, 0.5))
+
+
+def test_hodges_lehmann_of_pairs_is_the_median_of_walsh_averages():
+    d = np.array([1.1, -0.3, 2.0, 0.4, 0.9])
+    walsh = [(d[i] + d[j]) / 2 for i in range(5) for j in range(i, 5)]
+    zero = np.zeros((5, 1))
+    assert hodges_lehmann(zero, d[:, None]) == pytest.approx(np.median(walsh))
+
+
+def test_hodges_lehmann_recovers_a_shift_under_block_effects_and_an_outlier():
+    base = rng(1).normal(0, 1e-6, (6, 2)) + np.arange(6)[:, None]
+    arm = base[:, ::-1] + 0.05
+    arm[0, 0] += 9.0
+    assert hodges_lehmann(base, arm) == pytest.approx(0.05, abs=1e-4)
+
+
+def test_interval_of_pairs_is_hartigans_subset_means():
+    d = rng(7).normal(0.1, 1.0, 9)
+    means = sorted(
+        np.mean([d[i] for i in subset])
+        for size in range(1, 10)
+        for subset in combinations(range(9), size)
+    )
+    k = int(0.05 * 2**9 / 2)
+    low, high = confidence_interval(np.zeros((9, 1)), d[:, None])
+    assert (low, high) == pytest.approx((means[k - 1], means[-k]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(3, 2), (4, 2), (6, 1), (7, 1)]))
+def test_interval_inverts_the_test(seed, shape):
+    baseline, arm = rng(seed).normal(0, 1, shape), rng(seed + 1).standard_t(2, shape)
+    low, high = confidence_interval(baseline, arm)
+    width = high - low
+    for shift, inside in (
+        (low + 1e-6 * width, True),
+        (high - 1e-6 * width, True),
+        (low - 1e-6 * width, False),
+        (high + 1e-6 * width, False),
+    ):
+        assert (permutation_test(baseline, arm - shift) > 0.05) is inside
+    assert low <= hodges_lehmann(baseline, arm) <= high
+
+
+def test_no_interval_below_the_floor():
+    assert confidence_interval(rng(1).normal(size=(2, 2)), rng(2).normal(size=(2, 2))) is None
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.floats(-3, 3), st.floats(0.01, 100))
+def test_adding_a_block_constant_scaling_and_swapping_change_what_they_should(seed, add, scale):
+    baseline, arm = rng(seed).normal(0, 1, (4, 2)), rng(seed + 1).normal(0.5, 1, (4, 2))
+    p, ci = permutation_test(baseline, arm), confidence_interval(baseline, arm)
+    hl = hodges_lehmann(baseline, arm)
+    block = add * np.arange(4)[:, None]
+    assert permutation_test(baseline + block, arm + block) == pytest.approx(p)
+    assert permutation_test(scale * baseline, scale * arm) == pytest.approx(p)
+    assert permutation_test(arm, baseline) == pytest.approx(p)
+    assert permutation_test(baseline[::-1, ::-1], arm[::-1]) == pytest.approx(p)
+    assert confidence_interval(arm, baseline) == pytest.approx((-ci[1], -ci[0]))
+    assert confidence_interval(baseline, arm + add) == pytest.approx((ci[0] + add, ci[1] + add))
+    assert hodges_lehmann(arm, baseline) == pytest.approx(-hl)
+
+
+def test_equivalence_is_the_larger_of_two_shifted_one_sided_tests():
+    baseline, arm = rng(1).normal(0, 0.004, (4, 2)), rng(2).normal(0.003, 0.004, (4, 2))
+    labels = relabellings(4, 2)
+    found = equivalence(
+        breakpoints(labels.mean_differences(pooled(baseline, arm)), labels), 2.0, 0.05
+    )
+
+    def share(shift, sign):
+        t = sign * labels.mean_differences(pooled(baseline, arm - shift))
+        return np.mean(t >= t[0] - 1e-13)
+
+    expected = max(share(log_ratio(-2.0), 1), share(log_ratio(2.0), -1))
+    assert found.p == pytest.approx(expected) and found.p < 0.05
+    assert 0 < found.bound_pct < 2.0
+    far = equivalence(
+        breakpoints(labels.mean_differences(pooled(baseline, arm + 0.05)), labels), 2.0, 0.05
+    )
+    assert far.p > 0.9
+
+
+def test_bound_is_the_smallest_margin_that_would_hold():
+    baseline, arm = rng(3).normal(0, 0.01, (5, 1)), rng(4).normal(0.0, 0.01, (5, 1))
+    labels = relabellings(5, 1)
+    points = breakpoints(labels.mean_differences(pooled(baseline, arm)), labels)
+    # In percent a decrease counts as it is shown: the bound is symmetric in percent.
+    bound = equivalence(points, 2.0, 0.1).bound_pct
+    assert (
+        equivalence(points, bound * 1.001, 0.1).p <= 0.1 < equivalence(points, bound * 0.999, 0.1).p
+    )
+
+
+def test_percent_and_log_are_inverse():
+    assert percent(np.log(0.979)) == pytest.approx(-2.1)
+    assert log_ratio(percent(0.3)) == pytest.approx(0.3)
+
+
+def test_run_sd_takes_out_blocks_and_arm():
+    base = np.array([[1.0, 1.2], [5.0, 5.2]])
+    arm = base + 3.0
+    # Residuals are all 0.1, four per block; 2 * 3 - 1 degrees of freedom are left.
+    assert run_sd(base, arm) == pytest.approx(np.sqrt(8 * 0.01 / 5))
+    assert run_sd(base[:1, :1], arm[:1, :1]) is None
+
+
+def test_detectable_effect_follows_the_t_formula():
+    freedom = 4 * 3 - 1
+    expected = (stats.t.ppf(0.975, freedom) + stats.t.ppf(0.8, freedom)) * 0.01 * np.sqrt(2 / 8)
+    assert detectable_pct(0.01, 4, 2, 0.05) == pytest.approx(percent(expected))
+    assert detectable_pct(0.01, 2, 2, 0.05) is None  # 2 / 36 is above 0.05
+
+
+def test_blocks_needed_is_the_first_that_sees_it():
+    need = blocks_needed(0.01, 2, 0.05, -1.0)
+    assert detectable_pct(0.01, need, 2, 0.05) <= percent(-log_ratio(-1.0))
+    assert detectable_pct(0.01, need - 1, 2, 0.05) > percent(-log_ratio(-1.0))
+    assert blocks_needed(0.5, 1, 0.05, 0.1) is None
+    assert blocks_needed(0.01, 2, 0.05, 0.0) is None
+
+
+def test_thirty_rounds_for_one_percent_at_the_articles_noise():
+    # "separating a 1% effect from 1.3% per-round noise takes about thirty rounds per arm"
+    assert 25 <= blocks_needed(0.013, 1, 0.05, 1.0) <= 35
+
+
+def test_holm():
+    # Holm's own step-down, by hand: 0.01*4, 0.02*3, 0.03*2, max with what came before.
+    assert holm([0.02, 0.01, 0.5, 0.03]) == pytest.approx([0.06, 0.04, 0.5, 0.06])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_max_t_of_one_row_is_the_plain_test_and_never_below_it():
+    baseline, arm = rng(1).normal(0, 1, (4, 2, 6)), rng(2).normal(0.5, 1, (4, 2, 6))
+    units = pooled(baseline, arm)
+    labels = relabellings(4, 2)
+    t = standardised(labels.mean_differences(units), units, 4)
+    plain = [permutation_test(baseline[..., i], arm[..., i]) for i in range(6)]
+    assert max_t(t[:, :1]) == pytest.approx(plain[:1])
+    assert all(a >= p - 1e-12 for a, p in zip(max_t(t), plain, strict=True))
+    # A copied row costs nothing: the dependence is in the relabelling.
+    assert max_t(np.repeat(t[:, :1], 5, axis=1)) == pytest.approx(plain[:1] * 5)
+
+
+def test_max_t_matches_a_count_by_hand():
+    t = np.array([[3.0, -1.0], [1.0, 3.5], [0.5, 0.2], [-2.0, 1.0]])
+    # Row 1 against the maxima 3, 3.5, 0.5, 2; row 2 against its own 1, 3.5, 0.2, 1.
+    assert max_t(t) == pytest.approx([0.5, 0.75])
+
+
+def test_standardised_has_unit_variance_over_the_relabellings():
+    units = rng(1).normal(0, [[1.0, 50.0]], (16, 2))
+    labels = relabellings(4, 2)
+    t = standardised(labels.mean_differences(units), units, 4)
+    assert np.mean(t**2, axis=0) == pytest.approx([1.0, 1.0])
+    constant = np.ones((16, 1))
+    assert not standardised(labels.mean_differences(constant), constant, 4).any()
+
+
+def test_joint_max_t_over_cells():
+    labels = relabellings(4, 2)
+    units = rng(5).normal(0, 1, (16, 2))
+    units[labels.signs[0] > 0, 0] += 4.0
+    t = standardised(labels.mean_differences(units), units, 4)
+    (one,) = joint_max_t([t])
+    assert one == pytest.approx(max_t(t), abs=0.01)
+    two = joint_max_t([t, t[:, 1:]])
+    assert [len(cell) for cell in two] == [2, 1]
+    assert two[0][0] >= one[0] - 1e-3
+
+
+def test_probe_adjustment_is_exact_and_sign_invariant():
+    noise = rng(1).normal(0, 0.02, (10, 1)), rng(2).normal(0, 0.02, (10, 1))
+    probe = np.concatenate(noise, axis=1)
+    values = probe * 0.8 + rng(3).normal(0, 0.001, (10, 2)) + [[0.0, 0.01]]
+    found = adjust(values, probe)
+    d, p = values[:, 1] - values[:, 0], probe[:, 1] - probe[:, 0]
+    assert found.theta == pytest.approx((d * p).sum() / (p * p).sum())
+    swapped = adjust(values[:, ::-1], probe[:, ::-1])
+    assert swapped.theta == pytest.approx(found.theta)
+    before = permutation_test(values[:, :1], values[:, 1:])
+    after = permutation_test(found.values[:, :1], found.values[:, 1:])
+    assert after < 0.01 < before
+    assert adjust(values, np.ones_like(probe)) is None
+
+
+def test_fisher_is_the_articles_p_of_one():
+    # "three fast server processes that landed on both arms (Fisher p = 1.0)"
+    assert fisher_p(1, 9, 2, 9) == pytest.approx(1.0)
+    assert fisher_p(0, 8, 8, 8) == pytest.approx(2 / 12_870)
+
+
+def test_modes_are_found_counted_and_tested():
+    base = rng(1).normal(0, 0.004, 8)
+    arm = rng(2).normal(-0.05, 0.004, 8)
+    base[:2] += 0.06
+    arm[0] += 0.06
+    modes = find_modes({"base": base, "arm": arm}, "base")
+    assert (modes.upper["base"], modes.upper["arm"]) == (2, 1)
+    assert modes.fisher_p["arm"] == pytest.approx(1.0)
+    assert modes.gap_pct == pytest.approx(6.0, abs=1.5)
+    clean = {"base": rng(3).normal(size=8), "arm": rng(4).normal(9.0, 1.0, 8)}
+    assert find_modes(clean, "base") is None
+
+
+def test_looks_spend_alpha():
+    looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
+    assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0.02, 0.03, 0.03]
+    assert alpha_now((), 3, 0.05) == 0.05
+    with pytest.raises(ValueError, match="spend more"):
+        parse_looks([{"blocks": 4, "alpha": 0.04}, {"blocks": 8, "alpha": 0.03}], 0.05)
+    with pytest.raises(ValueError, match="grow"):
+        parse_looks([{"blocks": 8, "alpha": 0.01}, {"blocks": 4, "alpha": 0.01}], 0.05)
