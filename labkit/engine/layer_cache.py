@@ -9,16 +9,18 @@ replaced by one that asks a handle to attend (``model_loader``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.base import AttentionBackend
-from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.base import EngineError, StaleLaunchError
 from labkit.engine.kv_pools import KVPools, LayerShape
 from labkit.engine.stats import Counters
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.base import AttentionBackend
+    from labkit.engine.attention.metadata import AttentionMetadata
 
 Array = NDArray[np.float32]
 
@@ -64,8 +66,12 @@ class LayerCache:
         """Positions of the step's tokens, int32 [T]."""
         return self.current().positions
 
-    def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return no mask: causality and windows are the attention backend's."""
+    def make_mask(
+        self, _length: int, return_array: bool = False, window_size: int | None = None
+    ) -> None:
+        """Return no mask: causality and this layer's own window are the backend's."""
+        if window_size not in (None, self.window):
+            raise EngineError(f"it masks a window of {window_size} that its cache does not have")
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:

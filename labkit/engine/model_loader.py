@@ -177,6 +177,10 @@ def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
                 f"model_type={model_type}: its layers cache {kind}, not one key and one value "
                 "per token; engine=paged cannot hold that"
             )
+        if getattr(cache, "keep", 0):
+            raise EngineError(
+                f"model_type={model_type}: its windows keep {cache.keep} first tokens"
+            )
         windows.append(int(cache.max_size) if kind == "RotatingKVCache" else None)
     return tuple(windows)
 
@@ -188,14 +192,13 @@ def plain_caches(model: Any) -> Sequence[Any]:
 
 
 def _eos(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
-    """Return the end-of-text ids: generation_config.json adds to config.json."""
-    found: set[int] = set()
+    """Return the end-of-text ids; generation_config.json wins over config.json."""
     generation = model_dir / "generation_config.json"
     sources = [settings, settings.get("text_config") or {}]
     if generation.is_file():
-        sources.append(json.loads(generation.read_text()))
+        sources.insert(0, json.loads(generation.read_text()))
     for source in sources:
         value = source.get("eos_token_id")
         if value is not None:
-            found.update(value if isinstance(value, list) else [value])
-    return frozenset(found)
+            return frozenset(value if isinstance(value, list) else [value])
+    return frozenset()

@@ -1,0 +1,167 @@
+"""``engine=paged``: continuous batching over a paged, varlen KV cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from labkit.engine.base import NO_TOKEN, EngineError, TokenEvent
+from labkit.engine.forward import Logits
+from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.request import Request
+from labkit.engine.sampler import Sampler
+from labkit.engine.scheduler import RequestCounts, Scheduler
+from labkit.engine.stats import Counters
+
+RunModel = Callable[[Batch], Logits]
+
+
+class PagedEngine:
+    """One step: schedule, build, run, sample, update.
+
+    Parameters
+    ----------
+    scheduler, cache, run_model, counters
+        The parts; ``run_model`` returns logits for the batch's ``logit_rows``.
+    vocab_size
+        Ids a prompt may hold are below it.
+    block_bytes
+        Bytes of one KV block over all layers.
+    """
+
+    name = "paged"
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        cache: KVCacheManager,
+        run_model: RunModel,
+        counters: Counters,
+        vocab_size: int,
+        block_bytes: int,
+    ) -> None:
+        self._scheduler = scheduler
+        self._cache = cache
+        self._run_model = run_model
+        self._counters = counters
+        self._vocab_size = vocab_size
+        self._block_bytes = block_bytes
+        self._builder = InputBuilder(cache)
+        self._sampler = Sampler()
+        self._refused: list[TokenEvent] = []
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that can never be served ends with an error event.
+
+        Raises
+        ------
+        EngineError
+            The request id is live already.
+        """
+        request_id = request.request_id
+        if self._scheduler.is_live(request_id):
+            raise EngineError(f"request {request_id}: this id is live already")
+        try:
+            self._check_prompt(request)
+            self._scheduler.add(request)
+        except EngineError as error:
+            self._counters.add("requests.refused")
+            event = TokenEvent(request_id, NO_TOKEN, "error", error=str(error))
+            self._refused.append(event)
+
+    def _check_prompt(self, request: Request) -> None:
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise EngineError(f"request {request.request_id}: the prompt is empty")
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            raise EngineError(
+                f"request {request.request_id}: token ids must be 0 to {self._vocab_size - 1}"
+            )
+
+    def abort(self, request_id: str) -> None:
+        """End a request now and free its blocks; unknown or finished ids are ignored."""
+        self._scheduler.abort(request_id)
+        self._refused = [event for event in self._refused if event.request_id != request_id]
+
+    def has_work(self) -> bool:
+        """Tell whether a request is live or a refusal is not yet reported."""
+        return bool(self._refused) or self._scheduler.has_work()
+
+    def step(self) -> list[TokenEvent]:
+        """Run one batch; return the refusals since the last step, then the batch's tokens."""
+        start = time.perf_counter()
+        events, self._refused = self._refused, []
+        output = self._scheduler.schedule()
+        if not output:
+            return events
+        batch = self._builder.build(output)
+        logits = self._run_model(batch)
+        sampled = self._sampler(logits, batch.sampling)
+        events += self._scheduler.update(output, sampled)
+        self._count(batch, (time.perf_counter() - start) * 1e3)
+        return events
+
+    def _count(self, batch: Batch, step_ms: float) -> None:
+        decode_tokens = batch.total_q - batch.prefill_tokens
+        shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
+        self._counters.add_all(
+            {
+                "engine.paged": 1,
+                "steps.total": 1,
+                f"steps.{shape}": 1,
+                "step_ms": step_ms,
+                "tokens.prefill": batch.prefill_tokens,
+                "tokens.decode": decode_tokens,
+                "tokens.computed": batch.total_q,
+                "tokens.sampled": len(batch.sampling),
+            }
+        )
+
+    def counters(self) -> dict[str, float]:
+        """Return the counters of design section 5: steps, tokens, blocks, requests, time.
+
+        ``host_ms`` is the time of all steps outside the model's forward, ``device_ms``
+        inside; ``peak_kv_bytes`` the bytes of the most blocks held at once.
+        """
+        pool, counts = self._cache.pool, self._scheduler.counts
+        values = {
+            name: 0.0
+            for name in ("engine.paged", "steps.total", "steps.mixed", "step_ms", "device_ms")
+        }
+        values |= self._counters.as_dict()
+        return values | {
+            "host_ms": values["step_ms"] - values["device_ms"],
+            "tokens.padded": 0,
+            "preemptions": 0,
+            "requests.submitted": counts.submitted,
+            "requests.finished": counts.finished,
+            "requests.aborted": counts.aborted,
+            "blocks.allocated": pool.allocated,
+            "blocks.freed": pool.freed,
+            "blocks.peak": pool.peak_used,
+            "blocks.total": pool.capacity,
+            "kv_block_bytes": self._block_bytes,
+            "peak_kv_bytes": pool.peak_used * self._block_bytes,
+        }
+
+    def reset_counters(self) -> None:
+        """Start counting anew; the peak of blocks restarts from those held."""
+        self._counters.reset()
+        self._cache.pool.reset_counters()
+        self._scheduler.counts = RequestCounts()
+
+    def close(self) -> None:
+        """End every request and drop the model and the KV memory."""
+        self._scheduler.close()
+        self._refused = []
+        self._run_model = _closed
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` unless requests and blocks agree."""
+        self._scheduler.check()
+
+
+def _closed(_batch: Batch) -> Logits:
+    raise EngineError("the engine is closed")

@@ -1,0 +1,66 @@
+"""From a config and a model directory to an engine that has passed its self-test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from labkit import config
+from labkit.engine import self_test
+from labkit.engine.base import EngineError, InferenceEngine
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.engine import PagedEngine
+from labkit.engine.forward import mlx_forward
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_pools import KVPools, blocks_within
+from labkit.engine.model_loader import load
+from labkit.engine.model_runner import ModelRunner
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.stats import Counters
+
+
+def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
+    """Load a model and build the engine that ``options`` describe.
+
+    Parameters
+    ----------
+    options
+        The engine's part of the config, already checked.
+    model_dir
+        A directory with config.json and model*.safetensors.
+
+    Raises
+    ------
+    EngineError
+        The model or the budget cannot be served, in one line with the reason.
+    """
+    from labkit.engine import attention
+
+    if options.attention.resolver == "identity":
+        raise EngineError(
+            "engine.attention.resolver=identity: it serves pure decode batches only, and "
+            "requests need a prefill; set binary_search or seq_map"
+        )
+    backend = attention.create(
+        backend=options.attention.backend.value,
+        device=options.attention.device.value,
+        resolver=options.attention.resolver,
+        split_kv=options.attention.split_kv,
+    )
+    loaded = load(Path(model_dir))
+    block_size = options.kv.block_size
+    expected = self_test.expect(loaded, block_size)
+    forward = mlx_forward(loaded)
+    self_test.verify(loaded, forward, backend, expected, block_size)
+
+    num_blocks = blocks_within(options.budget, expected.shapes, block_size)
+    pools = KVPools(expected.shapes, num_blocks, block_size)
+    cache = KVCacheManager(BlockPool(num_blocks), block_size)
+    counters = Counters()
+    return PagedEngine(
+        scheduler=Scheduler(options.scheduler, cache, loaded.eos_token_ids),
+        cache=cache,
+        run_model=ModelRunner(forward, backend, pools, counters),
+        counters=counters,
+        vocab_size=expected.logits[0].shape[-1],
+        block_bytes=pools.block_bytes,
+    )

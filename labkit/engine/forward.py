@@ -1,0 +1,131 @@
+"""One forward pass over a packed batch, through the unedited mlx_lm model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.base import EngineError
+from labkit.engine.input_builder import Batch
+from labkit.engine.kv_pools import KVPools
+from labkit.engine.layer_cache import ArrayBridge, LayerCache, Step
+from labkit.engine.model_loader import LoadedModel
+from labkit.engine.stats import Counters
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.base import AttentionBackend
+    from labkit.engine.attention.metadata import AttentionMetadata
+
+Logits = NDArray[np.float32]
+
+
+class Forward(Protocol):
+    """Computes logits; writes the batch's keys and values into the pools on the way."""
+
+    name: str
+
+    def __call__(
+        self,
+        batch: Batch,
+        meta: AttentionMetadata,
+        pools: KVPools,
+        backend: AttentionBackend,
+        counters: Counters,
+    ) -> Logits:
+        """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary], writable."""
+
+
+class SelectRows:
+    """A model's last norm, applied only to the rows whose logits are wanted.
+
+    Stands in the model where the norm stood; ``rows`` is set before each forward (None:
+    all rows). Rows of a norm do not depend on each other.
+    """
+
+    def __init__(self, norm: Any) -> None:
+        self.norm = norm
+        self.rows: Any = None
+
+    def __call__(self, hidden: Any) -> Any:
+        """Normalise ``hidden`` [T, 1, dim]."""
+        return self.norm(hidden if self.rows is None else hidden[self.rows])
+
+
+def select_rows(model: Any) -> SelectRows | None:
+    """Wrap the model's last norm; None if it is not where mlx_lm's models have it."""
+    for owner in (model, getattr(model, "language_model", None)):
+        inner = getattr(owner, "model", None)
+        norm = getattr(inner, "norm", None)
+        if norm is not None:
+            if isinstance(norm, SelectRows):
+                return norm
+            selector = SelectRows(norm)
+            inner.norm = selector
+            return selector
+    return None
+
+
+class PackedForward:
+    """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer."""
+
+    def __init__(self, loaded: LoadedModel, bridge: ArrayBridge, name: str) -> None:
+        self.name = name
+        self._model = loaded.model
+        self._bridge = bridge
+        self._caches = [
+            LayerCache(layer, window, bridge) for layer, window in enumerate(loaded.windows)
+        ]
+        self._selector = select_rows(loaded.model)
+
+    def __call__(
+        self,
+        batch: Batch,
+        meta: AttentionMetadata,
+        pools: KVPools,
+        backend: AttentionBackend,
+        counters: Counters,
+    ) -> Logits:
+        """Run the model once; see ``Forward``."""
+        step = Step(backend, meta, pools, counters, self._bridge.from_numpy(batch.positions))
+        for cache in self._caches:
+            cache.step = step
+        if self._selector is not None:
+            self._selector.rows = self._bridge.from_numpy(batch.logit_rows)
+        try:
+            hidden = self._model(self._bridge.from_numpy(batch.tokens[:, None]), cache=self._caches)
+        finally:
+            for cache in self._caches:
+                cache.step = None
+            if self._selector is not None:
+                self._selector.rows = None
+        (logits,) = self._bridge.to_numpy(hidden)
+        logits = logits[:, 0]
+        if len(logits) != len(batch.logit_rows):
+            logits = logits[batch.logit_rows]
+        if logits.dtype != np.float32:
+            raise EngineError(f"its logits are {logits.dtype}, not float32")
+        return logits
+
+
+class MlxBridge:
+    """Between MLX arrays and NumPy: views one way, a copy the other."""
+
+    def to_numpy(self, *arrays: Any) -> tuple[NDArray[Any], ...]:
+        """Evaluate all arrays together and return views."""
+        import mlx.core as mx
+
+        mx.eval(*arrays)
+        return tuple(np.asarray(array) for array in arrays)
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        """Return a copy as an MLX array."""
+        import mlx.core as mx
+
+        return mx.array(array)
+
+
+def mlx_forward(loaded: LoadedModel) -> PackedForward:
+    """Run the model's own MLX operations; attention alone is labkit's."""
+    return PackedForward(loaded, MlxBridge(), "mlx")

@@ -1,0 +1,69 @@
+import pytest
+
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.kv_cache_manager import KVCacheManager
+
+
+def test_the_null_block_is_never_handed_out():
+    pool = BlockPool(5)
+    assert sorted(pool.allocate(4)) == [1, 2, 3, 4]
+
+
+def test_allocating_too_much_changes_nothing():
+    pool = BlockPool(4)
+    with pytest.raises(ValueError, match="3 blocks are free"):
+        pool.allocate(4)
+    assert pool.num_free == 3 and pool.allocated == 0
+
+
+def test_freeing_twice_is_refused():
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.free(blocks)
+    with pytest.raises(ValueError, match="not in use"):
+        pool.free(blocks)
+
+
+def test_freed_blocks_are_used_again_first():
+    pool = BlockPool(100)
+    first = pool.allocate(3)
+    pool.free(first)
+    assert pool.allocate(3) == first
+
+
+def test_counters_and_peak():
+    pool = BlockPool(10)
+    blocks = pool.allocate(6)
+    pool.free(blocks[:4])
+    assert (pool.allocated, pool.freed, pool.peak_used) == (6, 4, 6)
+    pool.reset_counters()
+    assert (pool.allocated, pool.freed, pool.peak_used) == (0, 0, 2)
+
+
+def test_check_finds_a_lost_and_a_shared_block():
+    pool = BlockPool(6)
+    blocks = pool.allocate(3)
+    pool.check([blocks])
+    with pytest.raises(AssertionError, match="lost or shared"):
+        pool.check([blocks[:2]])
+    with pytest.raises(AssertionError, match="lost or shared"):
+        pool.check([blocks, blocks[:1]])
+
+
+@pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
+def test_blocks_for_tokens(tokens, blocks):
+    cache = KVCacheManager(BlockPool(4), 8)
+    assert cache.blocks_for(tokens) == blocks
+    assert cache.reserve("a", tokens)
+    assert len(cache.table("a")) == blocks
+
+
+def test_release_is_idempotent_and_reserve_is_all_or_nothing():
+    cache = KVCacheManager(BlockPool(4), 8)
+    assert cache.reserve("a", 16)
+    assert not cache.reserve("b", 16)
+    cache.check({"a"})
+    cache.release("a")
+    cache.release("a")
+    cache.check(set())
+    assert cache.reserve("b", 24)
