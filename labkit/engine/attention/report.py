@@ -1,0 +1,75 @@
+"""What an attention launch says about itself: the evidence behind the gate *engaged*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What the kernels mix into their stamps.
+KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3}
+STAMP_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
+STAMP_MASK = 0xFFFFFFFF
+
+
+def launch_stamp(nonce: int, kernel_id: int, resolver_id: int) -> int:
+    """Return the uint32 that a kernel of this kind writes for the launch ``nonce``."""
+    parts = zip((nonce, kernel_id, resolver_id), STAMP_FACTORS, strict=True)
+    return sum(value * factor for value, factor in parts) & STAMP_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """One launch of an attention kernel.
+
+    Parameters
+    ----------
+    kernel
+        ``decode`` (one query token per unit), ``tiled`` (``BQ`` query rows per unit) or
+        ``reference``.
+    grid
+        Units launched along each axis: (KV heads, query tokens) for ``decode``, (KV
+        heads, Q-blocks) for ``tiled``, (query tokens,) for ``reference``.
+    reason
+        Why this kernel was chosen, in one line.
+    resolver
+        Name of the resolver; a user's own resolver has its own name.
+    stamp, expected_stamp
+        The uint32 that the kernel wrote, and the one that this launch must leave.
+    search_iterations
+        Binary-search iterations, counted by the kernel, over all units.
+    surplus_threadgroups
+        Units that found no work and exited, counted by the kernel.
+    kv_blocks_visited
+        KV blocks walked, counted by the kernel, over all units.
+    bytes
+        Bytes of K and V in the visited blocks, plus queries and output.
+    map_us
+        Host time (us) of building the resolver's maps, once per step; 0 without maps.
+    """
+
+    kernel: str
+    grid: tuple[int, ...]
+    reason: str
+    resolver: str
+    stamp: int
+    expected_stamp: int
+    search_iterations: int
+    surplus_threadgroups: int
+    kv_blocks_visited: int
+    bytes: int
+    map_us: float
+
+    @property
+    def stale(self) -> bool:
+        """Tell whether the output is not this launch's: the stamp is another's."""
+        return self.stamp != self.expected_stamp
+
+    def counters(self) -> dict[str, float]:
+        """Return the launch as counters that may be summed over launches."""
+        return {
+            f"kernel.{self.kernel}": 1,
+            f"resolver.{self.resolver}": 1,
+            "attention.search_iterations": self.search_iterations,
+            "attention.surplus_threadgroups": self.surplus_threadgroups,
+            "attention.kv_blocks_visited": self.kv_blocks_visited,
+            "attention.bytes": self.bytes,
+        }

@@ -1,0 +1,52 @@
+"""Resolvers: how a unit of the grid finds the sequence that it works for.
+
+A resolver changes indexing, never arithmetic. On the host it turns ``cu_seqlens_q`` into
+a *lookup*, the operand that the kernel reads; each kind of lookup is a type of its own,
+and a kernel is compiled once per type, so that no kernel asks which resolver it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.attention.resolvers import binary_search, identity, seq_map
+
+Lookup = binary_search.BinarySearch | seq_map.SeqMap | identity.Identity
+
+
+class Resolver(Protocol):
+    """Builds a kernel's lookup on the host."""
+
+    name: str
+
+    def lookup(
+        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+    ) -> tuple[Lookup, float]:
+        """Return the lookup and the time (us) spent on building maps."""
+
+
+_NAMED: dict[str, type[Resolver]] = {
+    "binary_search": binary_search.BinarySearchResolver,
+    "seq_map": seq_map.SeqMapResolver,
+    "identity": identity.IdentityResolver,
+}
+
+
+def create(name: str) -> Resolver:
+    """Return the resolver ``name``: a known word, or ``package.module:Class``.
+
+    Raises
+    ------
+    ValueError
+        The word is unknown, or the class cannot be loaded; one line that says why.
+    """
+    if name in _NAMED:
+        return _NAMED[name]()
+    if ":" in name:
+        return seq_map.UserResolver(name)
+    raise ValueError(
+        f"resolver={name}: allowed are {', '.join(_NAMED)} or package.module:Class"
+    )

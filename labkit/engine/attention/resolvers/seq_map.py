@@ -1,0 +1,142 @@
+"""Maps built on the host: one load in the kernel instead of a search.
+
+``token_map`` int32 [total_q] names the sequence of every token; ``qblock_map`` int32
+[total_q // BQ + num_seqs] that of every Q-block, -1 for the surplus ones. A user's own
+class may supply both; wrong maps are run as they are, the identity gate must catch them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+SURPLUS = -1
+
+
+class SeqMap(NamedTuple):
+    """The lookup: both maps."""
+
+    token_map: NDArray[np.int32]
+    qblock_map: NDArray[np.int32]
+
+    def sequence_of_tokens(self, total_q: int) -> NDArray[np.int64]:
+        """Return the owner of every token, as mapped."""
+        return self.token_map.astype(np.int64)
+
+
+def token_map(cu_seqlens_q: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return int32 [total_q]: the sequence of every packed query token."""
+    sequences = np.arange(len(cu_seqlens_q) - 1, dtype=np.int32)
+    return np.repeat(sequences, np.diff(cu_seqlens_q))
+
+
+def qblock_map(cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int) -> NDArray[np.int32]:
+    """Return int32 [total_q // bq + num_seqs]: the sequence of every Q-block, -1 if surplus.
+
+    Sequence ``s`` owns the Q-blocks from ``cu[s] // bq + s`` on, ``ceil(len / bq)`` of them.
+    """
+    sequences = np.arange(len(cu_seqlens_q) - 1, dtype=np.int32)
+    first = cu_seqlens_q[:-1] // bq + sequences
+    counts = -(-np.diff(cu_seqlens_q) // bq)
+    owner = np.repeat(sequences, counts)
+    start_in_owner = np.repeat(np.cumsum(counts) - counts, counts)
+    block = first[owner] + np.arange(len(owner)) - start_in_owner
+    blocks = np.full(total_q // bq + len(sequences), SURPLUS, dtype=np.int32)
+    blocks[block] = owner
+    return blocks
+
+
+class SeqMapResolver:
+    """Builds both maps with NumPy."""
+
+    name = "seq_map"
+
+    def lookup(
+        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+    ) -> tuple[SeqMap, float]:
+        """Return the lookup and the time (us) of building it."""
+        start = time.perf_counter()
+        maps = SeqMap(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, bq))
+        return maps, (time.perf_counter() - start) * 1e6
+
+
+class UserResolver:
+    """A user's class with ``name`` and ``maps(cu_seqlens_q, total_q, bq)``.
+
+    Parameters
+    ----------
+    path
+        ``package.module:Class``; the class is made without arguments.
+
+    Raises
+    ------
+    ValueError
+        It cannot be imported or made, or lacks ``name`` or ``maps``.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        module, _, attribute = path.partition(":")
+        try:
+            self._user: Any = getattr(importlib.import_module(module), attribute)()
+        except Exception as error:
+            raise ValueError(f"resolver={path}: {_reason(error)}") from error
+        name = getattr(self._user, "name", None)
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"resolver={path}: the class has no `name` (a word)")
+        if not callable(getattr(self._user, "maps", None)):
+            raise ValueError(
+                f"resolver={path}: the class has no method maps(cu_seqlens_q, total_q, bq)"
+            )
+        self.name = name
+
+    def lookup(
+        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+    ) -> tuple[SeqMap, float]:
+        """Return the user's maps, checked for type, shape and range, and their time (us).
+
+        Raises
+        ------
+        ValueError
+            ``maps`` failed, or returned something that a kernel must not read.
+        """
+        start = time.perf_counter()
+        try:
+            maps = self._user.maps(cu_seqlens_q.copy(), total_q, bq)
+        except Exception as error:
+            raise ValueError(f"resolver={self._path}: maps() {_reason(error)}") from error
+        map_us = (time.perf_counter() - start) * 1e6
+        if not isinstance(maps, tuple | list) or len(maps) != 2:
+            raise ValueError(
+                f"resolver={self._path}: maps() must return (token_map, qblock_map)"
+            )
+        num_seqs = len(cu_seqlens_q) - 1
+        lookup = SeqMap(
+            self._checked("token_map", maps[0], total_q, 0, num_seqs),
+            self._checked("qblock_map", maps[1], total_q // bq + num_seqs, SURPLUS, num_seqs),
+        )
+        return lookup, map_us
+
+    def _checked(self, name: str, array: Any, length: int, low: int, end: int) -> Any:
+        """Return ``array`` made contiguous; ValueError unless int32 [length] in [low, end)."""
+        where = f"resolver={self._path}: {name}"
+        if not isinstance(array, np.ndarray) or array.dtype != np.int32:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise ValueError(f"{where} must be a NumPy array of int32, not {kind}")
+        if array.shape != (length,):
+            raise ValueError(f"{where} must have shape ({length},), not {array.shape}")
+        bad = np.flatnonzero((array < low) | (array >= end))
+        if len(bad):
+            raise ValueError(
+                f"{where}[{bad[0]}] is {array[bad[0]]}: allowed are {low} to {end - 1}"
+            )
+        return np.ascontiguousarray(array)
+
+
+def _reason(error: Exception) -> str:
+    """Say an exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
