@@ -346,7 +346,8 @@ class Case:
     """One row of a kernel workload.
 
     ``decode`` requests of one query token over ``context`` tokens each, and
-    ``prefill`` requests of ``chunk`` query tokens each (context = chunk).
+    ``prefill`` requests of ``chunk`` query tokens each (context = chunk). Short dispatches
+    need more timings: the case is timed ``workload.repeats`` x ``factor`` times.
     """
 
     name: str = ""
@@ -354,6 +355,7 @@ class Case:
     context: int = 0
     prefill: int = 0
     chunk: int = 0
+    factor: int = 1
 
     def __post_init__(self) -> None:
         """Check that the case has work and says how much."""
@@ -363,6 +365,7 @@ class Case:
         require(self.decode + self.prefill > 0, f"{where}: no requests (decode or prefill)")
         require((self.decode > 0) == (self.context > 0), f"{where}: decode goes with context")
         require((self.prefill > 0) == (self.chunk > 0), f"{where}: prefill goes with chunk")
+        require(1 <= self.factor <= 1000, f"{where}: factor={self.factor}: allowed are 1 to 1000")
 
 
 @dataclass

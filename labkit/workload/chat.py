@@ -1,0 +1,117 @@
+"""Questions in plain English: short ones, and long ones that follow a text or a part of one.
+
+The prompt is the text, an empty line and the question, without a chat template: the
+built models know none. The order and the output lengths are drawn once from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.config import Experiment, require
+from labkit.model import ModelDir
+from labkit.workload.prompts import Prompt
+from labkit.workload.requests import RequestKind
+
+HERE = Path(__file__).parent
+BYTES_PER_TOKEN = 4  # of a tokenizer trained on these texts; for estimates only
+OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 40, 0.6, (8, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question; ``text`` is what it is about, empty for a general one."""
+
+    text: str
+    question: str
+
+    @property
+    def prompt(self) -> str:
+        """The whole prompt."""
+        return f"{self.text}\n\n{self.question}" if self.text else self.question
+
+
+@cache
+def questions() -> tuple[Question, ...]:
+    """Read the packaged questions and what they are attached to."""
+    return tuple(
+        Question(_text(entry), entry["question"])
+        for entry in json.loads((HERE / "questions.json").read_text("utf-8"))
+    )
+
+
+def _text(entry: dict[str, Any]) -> str:
+    """Return the text an entry names; ``paragraphs`` [first, last] picks a part of it."""
+    if "text" not in entry:
+        return ""
+    text = (HERE / "texts" / f"{entry['text']}.md").read_text("utf-8").strip()
+    if "paragraphs" not in entry:
+        return text
+    first, last = entry["paragraphs"]
+    return "\n\n".join(text.split("\n\n")[first : last + 1])
+
+
+def plan(seed: int, count: int) -> list[tuple[int, int]]:
+    """Draw which questions are asked, in order, and how many tokens each is given.
+
+    Returns
+    -------
+    list of tuple
+        ``(question, output tokens)``; a smaller ``count`` is the beginning of a larger.
+    """
+    rng = np.random.default_rng([seed, 1])
+    total = len(questions())
+    order = rng.permutation(total)
+    drawn = rng.lognormal(log(OUTPUT_MEDIAN), OUTPUT_SIGMA, total).astype(int)
+    output = np.clip(drawn, *OUTPUT_RANGE)
+    return [(int(order[i]), int(output[i])) for i in range(count)]
+
+
+class ChatSource:
+    """The first ``workload.num_requests`` questions in the seed's order."""
+
+    def identity(self, experiment: Experiment) -> dict[str, Any]:
+        """Name what decides the prompts; the texts by their digest."""
+        texts = hashlib.sha256("\0".join(q.prompt for q in questions()).encode()).hexdigest()
+        count = _count(experiment)
+        return {"kind": "chat", "texts": texts, "num_requests": count, "seed": experiment.seed}
+
+    def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        """Tokenise with the model's own tokenizer."""
+        from labkit.model import tokenizer
+
+        encode = tokenizer.load(model.path).encode
+        asked = questions()
+        return tuple(
+            Prompt(f"r{index:03d}", tuple(encode(asked[question].prompt)), output)
+            for index, (question, output) in enumerate(plan(experiment.seed, _count(experiment)))
+        )
+
+    def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
+        """Guess prompt tokens from the bytes."""
+        asked = questions()
+        return [
+            (1 + len(asked[question].prompt.encode()) // BYTES_PER_TOKEN, output)
+            for question, output in plan(experiment.seed, _count(experiment))
+        ]
+
+
+def _count(experiment: Experiment) -> int:
+    total, asked = len(questions()), experiment.workload.num_requests
+    require(
+        asked is None or asked <= total,
+        f"workload.num_requests={asked}: chat has {total} questions",
+    )
+    return total if asked is None else asked
+
+
+KIND = RequestKind(ChatSource())

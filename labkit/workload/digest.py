@@ -1,0 +1,52 @@
+"""Fingerprints of outputs, fine enough to say where two arms first differ."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def array_outputs(out: NDArray[np.float32]) -> dict[str, Any]:
+    """Fingerprint an attention output.
+
+    Parameters
+    ----------
+    out
+        float32 [tokens, heads, head_dim], contiguous.
+
+    Returns
+    -------
+    dict
+        ``digest``: SHA-256 of the bytes, in hex. ``rows`` and ``heads``: base64 of
+        little-endian uint32 CRC-32s, one per token row and one per head over all tokens.
+    """
+    by_head = np.ascontiguousarray(out.transpose(1, 0, 2))
+    return {
+        "kind": "array",
+        "digest": hashlib.sha256(out.tobytes()).hexdigest(),
+        "shape": list(out.shape),
+        "dtype": str(out.dtype),
+        "rows": _crc32s(out),
+        "heads": _crc32s(by_head),
+    }
+
+
+def _crc32s(rows: NDArray[np.float32]) -> str:
+    flat = rows.reshape(len(rows), -1)
+    sums = np.fromiter((zlib.crc32(row.data) for row in flat), dtype="<u4", count=len(flat))
+    return base64.b64encode(sums.tobytes()).decode("ascii")
+
+
+def token_digest(requests: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """SHA-256 over every request's id and token ids, in the order given."""
+    digest = hashlib.sha256()
+    for request_id, tokens in requests:
+        digest.update(f"{request_id}\n{len(tokens)}\n".encode())
+        digest.update(np.asarray(tokens, dtype="<i8").tobytes())
+    return digest.hexdigest()

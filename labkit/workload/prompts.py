@@ -1,0 +1,68 @@
+"""Tokenised requests, and the cache that hands them from the parent to the workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.platform import cache
+
+FORMAT = 1  # of the cached file; part of its name
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request as the workload states it: token ids in, at most so many out."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        """Check that there is something to compute."""
+        if not self.token_ids or self.max_tokens < 1:
+            raise ValueError(f"request {self.request_id}: no prompt token or no output token")
+
+
+def prompt_key(identity: Mapping[str, Any]) -> str:
+    """Name a set of prompts by everything that decides it (JSON types)."""
+    text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stored(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
+    """Read the prompts named ``key`` from the cache; make and store them if they are not there.
+
+    Raises
+    ------
+    CacheError
+        The cache folder cannot be written.
+    """
+    path = cache.root() / "workloads" / f"{key}.json"
+    try:
+        return _decode(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except (ValueError, KeyError, TypeError):  # not ours, or damaged: it is only a cache
+        path.unlink(missing_ok=True)
+    prompts = make()
+    cache.atomic_write(path, _encode(prompts))
+    return prompts
+
+
+def _encode(prompts: tuple[Prompt, ...]) -> bytes:
+    requests = [
+        {"id": p.request_id, "max_tokens": p.max_tokens, "token_ids": list(p.token_ids)}
+        for p in prompts
+    ]
+    return json.dumps({"requests": requests}, separators=(",", ":")).encode()
+
+
+def _decode(data: bytes) -> tuple[Prompt, ...]:
+    return tuple(
+        Prompt(item["id"], tuple(item["token_ids"]), item["max_tokens"])
+        for item in json.loads(data)["requests"]
+    )

@@ -1,0 +1,119 @@
+"""The kinds that serve requests: prompts from a source, through an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from labkit.config import Engine, Experiment, require
+from labkit.model import ModelDir, resolve
+from labkit.workload.base import START_SECONDS
+from labkit.workload.measurement import Estimate, Session
+from labkit.workload.prompts import Prompt, prompt_key, stored
+
+# Of the two-core machine in research/cpu-performance.md; for estimates only.
+FLOPS = 60e9
+STEP_SECONDS = 1.5e-3
+PROCESS_BYTES = 250 << 20
+
+
+class PromptSource(Protocol):
+    """Where a workload's prompts come from."""
+
+    def identity(self, experiment: Experiment) -> dict[str, Any]:
+        """Everything besides the model that decides the prompts, as JSON types."""
+
+    def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        """Tokenise the prompts, in the order of submission."""
+
+    def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
+        """Guess every request's prompt and output tokens without a tokenizer."""
+
+
+class RequestKind:
+    """Serves what a source gives."""
+
+    def __init__(self, source: PromptSource) -> None:
+        self._source = source
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Build the model, tokenise the prompts into the cache, check that each can be served."""
+        model = resolve(experiment.model)
+        _check(self._prompts(experiment, model), experiment, model)
+
+    def load(self, experiment: Experiment, *, seed: int) -> Session:
+        """Create the engine on the cached model and prompts."""
+        from labkit.engine import create
+        from labkit.workload.serving import ServingSession
+
+        model = resolve(experiment.model)
+        prompts = self._prompts(experiment, model)
+        return ServingSession(
+            create(experiment.engine, model.path),
+            prompts,
+            experiment.workload,
+            seed=seed,
+            vocab_size=model.vocab_size,
+        )
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        """Count floating-point operations and steps; attention is left out."""
+        lengths = self._source.lengths(experiment)
+        prompt, output = (sum(column) for column in zip(*lengths, strict=True))
+        weights, kv_per_token = _model_facts(experiment)
+        flops = 2 * weights * (prompt + output)
+        steps = output / min(experiment.workload.concurrency, len(lengths))
+        seconds = START_SECONDS + flops / FLOPS + steps * STEP_SECONDS
+        in_flight = sorted((p + o for p, o in lengths), reverse=True)
+        kv = kv_per_token * sum(in_flight[: experiment.workload.concurrency])
+        return Estimate(seconds=seconds, bytes=PROCESS_BYTES + 4 * weights + kv)
+
+    def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        identity = {"model": model.digest, **self._source.identity(experiment)}
+        return stored(prompt_key(identity), lambda: self._source.make(experiment, model))
+
+
+def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:
+    highest = max(max(p.token_ids) for p in prompts)
+    require(
+        highest < model.vocab_size,
+        f"model={model.name}: its tokenizer gives id {highest}, but its vocabulary has "
+        f"{model.vocab_size} ids",
+    )
+    largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
+    tokens = len(largest.token_ids) + largest.max_tokens - 1
+    needed = -(-tokens // experiment.engine.kv.block_size) + 1
+    blocks = _pool_blocks(experiment.engine, model)
+    if blocks is None or needed <= blocks:
+        return
+    budget = experiment.engine.budget
+    if budget.blocks is not None:
+        option = f"engine.budget.blocks={blocks}"
+    else:
+        option = f"engine.budget.bytes={budget.bytes} ({blocks} KV blocks)"
+    require(
+        False,
+        f"{option}: request {largest.request_id} of workload={experiment.workload.name} needs "
+        f"{needed} blocks ({tokens} tokens and the null block)",
+    )
+
+
+def _pool_blocks(engine: Engine, model: ModelDir) -> int | None:
+    if engine.budget.blocks is not None:
+        return engine.budget.blocks
+    if model.kv_bytes_per_token is None:
+        return None
+    return engine.budget.bytes // (model.kv_bytes_per_token * engine.kv.block_size)
+
+
+def _model_facts(experiment: Experiment) -> tuple[int, int]:
+    """Return the number of weights and the KV bytes of a token; nothing is built."""
+    shape = experiment.model.shape
+    if shape is None:
+        model = resolve(experiment.model)
+        return model.weight_bytes // 4, model.kv_bytes_per_token or 0
+    kv_width = 2 * shape.num_kv_heads * shape.head_dim
+    attention = shape.hidden_size * (2 * shape.num_heads * shape.head_dim + kv_width)
+    mlp = 3 * shape.hidden_size * shape.intermediate_size
+    weights = shape.vocab_size * shape.hidden_size + shape.num_layers * (attention + mlp)
+    return weights, 4 * shape.num_layers * kv_width

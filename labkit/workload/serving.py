@@ -1,0 +1,226 @@
+"""Drive an engine in a closed loop: so many requests in flight, every token stamped."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.config import Workload
+from labkit.workload.digest import token_digest
+from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, StaleOutput
+from labkit.workload.metrics import Served, request_notes, serving_metrics
+from labkit.workload.prompts import Prompt
+
+if TYPE_CHECKING:
+    from labkit.engine.base import InferenceEngine, TokenEvent
+    from labkit.engine.request import Request
+
+Clock = Callable[[], float]
+PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
+
+
+class ServingSession:
+    """A request workload on one engine.
+
+    Parameters
+    ----------
+    engine
+        Ready to serve; this session closes it.
+    prompts
+        In the order of submission.
+    workload
+        Concurrency, sampling parameters and the number of warm-up requests.
+    seed
+        Of the warm-up's token ids and of every request's own random stream.
+    vocab_size
+        Warm-up token ids are below it.
+    clock
+        Seconds; a parameter so that tests can know the answers.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        prompts: Sequence[Prompt],
+        workload: Workload,
+        *,
+        seed: int,
+        vocab_size: int,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._engine = engine
+        self._prompts = tuple(prompts)
+        self._workload = workload
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._clock = clock
+
+    def warm_up(self) -> None:
+        """Serve the shapes of the first requests, with other token ids, then forget the counts."""
+        rng = np.random.default_rng([self._seed, 2])
+        shapes = self._prompts[: self._workload.warmup]
+        prompts = [
+            Prompt(
+                f"warm-up {index}",
+                tuple(rng.integers(0, self._vocab_size, len(shape.token_ids)).tolist()),
+                shape.max_tokens,
+            )
+            for index, shape in enumerate(shapes)
+        ]
+        self._serve(prompts, lambda text: None)
+        self._engine.reset_counters()
+
+    def measure(self, beat: Callable[[str], None]) -> Measurement:
+        """Serve all requests once; see ``Session``."""
+        served = self._serve(self._prompts, beat)
+        counters = {name: float(value) for name, value in self._engine.counters().items()}
+        case = CaseResult(
+            case="all",
+            metrics=serving_metrics(served, counters.get(PEAK_KV_BYTES)),
+            outputs=token_outputs(served),
+            notes={"requests": request_notes(served)},
+        )
+        return Measurement(cases=(case,), counters=counters)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+    def _serve(self, prompts: Sequence[Prompt], beat: Callable[[str], None]) -> list[Served]:
+        from labkit.engine.base import StaleLaunchError
+
+        requests = [self._request(index, prompt) for index, prompt in enumerate(prompts)]
+        try:
+            served = drive(
+                self._engine,
+                requests,
+                concurrency=self._workload.concurrency,
+                clock=self._clock,
+                beat=beat,
+            )
+        except StaleLaunchError as error:
+            raise StaleOutput(str(error)) from error
+        for request, got in zip(requests, served, strict=True):
+            _check_complete(request, got)
+        return served
+
+    def _request(self, index: int, prompt: Prompt) -> Request:
+        from labkit.engine.request import Request, SamplingParams
+
+        w = self._workload
+        params = SamplingParams(
+            temperature=w.temperature,
+            top_k=w.top_k,
+            top_p=w.top_p,
+            max_tokens=prompt.max_tokens,
+            ignore_eos=w.ignore_eos,
+            seed=(self._seed << 32) + index,
+        )
+        return Request(prompt.request_id, prompt.token_ids, params)
+
+
+def drive(
+    engine: InferenceEngine,
+    requests: Sequence[Request],
+    *,
+    concurrency: int,
+    clock: Clock,
+    beat: Callable[[str], None],
+) -> list[Served]:
+    """Keep ``concurrency`` requests in flight until all are finished.
+
+    A token's time is the moment at which the step that produced it returned, the
+    earliest at which a client could have it.
+
+    Returns
+    -------
+    list of Served
+        In the order of ``requests``.
+
+    Raises
+    ------
+    InvalidOutput
+        A request failed or was lost, or an event belongs to no live request.
+    """
+    waiting = iter(requests)
+    served: list[Served] = []
+    live: dict[str, Served] = {}
+    while True:
+        while len(live) < concurrency and (request := next(waiting, None)) is not None:
+            entry = Served(request.request_id, len(request.prompt_token_ids), submitted=clock())
+            live[entry.request_id] = entry
+            served.append(entry)
+            engine.submit(request)
+        if not live:
+            return served
+        if not engine.has_work():
+            raise InvalidOutput(f"the engine has no work left, but {sorted(live)} are unfinished")
+        events = engine.step()
+        finished = _deliver(events, live, clock())
+        if finished:
+            beat(f"{len(served) - len(live)} of {len(requests)} requests")
+
+
+def _deliver(events: Sequence[TokenEvent], live: dict[str, Served], now: float) -> int:
+    """Hand one step's events to their requests; return how many requests finished."""
+    finished = 0
+    chunk: set[str] = set()
+    for event in events:
+        entry = live.get(event.request_id)
+        if entry is None:
+            raise InvalidOutput(f"an event for request {event.request_id}, which is not live")
+        if event.finish_reason in ("error", "abort"):
+            reason = event.error or event.finish_reason
+            raise InvalidOutput(f"request {event.request_id} failed: {reason}")
+        if event.margin is not None and not math.isfinite(event.margin):
+            where = f"request {event.request_id}, token {len(entry.tokens)}"
+            raise InvalidOutput(f"{where}: the logits are not finite")
+        entry.tokens.append(event.token)
+        entry.margins.append(event.margin)
+        if event.request_id not in chunk:
+            chunk.add(event.request_id)
+            entry.chunk_times.append(now)
+        if event.finish_reason is not None:
+            entry.finish = event.finish_reason
+            del live[event.request_id]
+            finished += 1
+    return finished
+
+
+def _check_complete(request: Request, got: Served) -> None:
+    wanted = request.params.max_tokens
+    if got.finish == "length" and len(got.tokens) != wanted:
+        raise InvalidOutput(
+            f"request {got.request_id} ended with {len(got.tokens)} of {wanted} tokens"
+        )
+    if got.finish != "length" and request.params.ignore_eos:
+        raise InvalidOutput(
+            f"request {got.request_id} ended with finish reason {got.finish}, although its length "
+            "is fixed (workload.ignore_eos=true)"
+        )
+
+
+def token_outputs(served: Sequence[Served]) -> dict[str, Any]:
+    """Give every request's tokens with their logit margins (5 significant digits)."""
+    return {
+        "kind": "tokens",
+        "digest": token_digest((r.request_id, r.tokens) for r in served),
+        "requests": [
+            {
+                "id": r.request_id,
+                "tokens": list(r.tokens),
+                "margins": _margins(r.margins),
+                "finish": r.finish,
+            }
+            for r in served
+        ],
+    }
+
+
+def _margins(margins: Sequence[float | None]) -> list[float] | None:
+    known = [float(f"{margin:.5g}") for margin in margins if margin is not None]
+    return known if len(known) == len(margins) else None
