@@ -25,7 +25,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._used = bytearray(num_blocks)
-        self.reset_counters()
+        self.allocated = self.freed = self.peak_used = 0
 
     @property
     def capacity(self) -> int:

@@ -58,9 +58,7 @@ def select_rows(model: Any) -> SelectRows | None:
     for owner in (model, getattr(model, "language_model", None)):
         inner = getattr(owner, "model", None)
         norm = getattr(inner, "norm", None)
-        if norm is not None:
-            if isinstance(norm, SelectRows):
-                return norm
+        if inner is not None and norm is not None:
             selector = SelectRows(norm)
             inner.norm = selector
             return selector

@@ -1,8 +1,7 @@
 """Loads an mlx_lm model class and its weights, without mlx_lm's heavy package import.
 
 ``import mlx_lm`` costs about 800 ms, most of it transformers; a model module alone costs
-40.  A light ``mlx_lm`` package that knows only where its submodules lie is registered in
-its place and becomes the real one as soon as anything else is asked of it.
+40, so only those are imported (``light_package``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -39,31 +39,35 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
 
 
-class _LightPackage(ModuleType):
-    """``mlx_lm`` before anyone needs more of it than its submodules."""
+@contextmanager
+def light_package() -> Iterator[None]:
+    """Make ``mlx_lm.models.*`` importable without running ``mlx_lm/__init__.py``.
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in ("__version__", "__all__"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        self.__class__ = ModuleType
-        assert self.__spec__ is not None and self.__spec__.loader is not None
-        self.__spec__.loader.exec_module(self)
-        return getattr(self, name)
-
-
-def register_light_package() -> None:
-    """Make ``mlx_lm.models.*`` importable without running ``mlx_lm/__init__.py``."""
+    While it lasts an empty package that knows only where mlx_lm's files lie stands in for
+    mlx_lm. It is taken away again, so that a later ``import mlx_lm`` is the real one and
+    finds the model modules already loaded.
+    """
     if "mlx_lm" in sys.modules:
+        yield
         return
     spec = importlib.util.find_spec("mlx_lm")
     if spec is None or spec.submodule_search_locations is None:
         raise EngineError("mlx_lm is not installed: pip install mlx-lm")
-    package = _LightPackage("mlx_lm")
+    package = ModuleType("mlx_lm")
     package.__spec__ = spec
     package.__path__ = list(spec.submodule_search_locations)
-    package.__file__ = spec.origin
-    package.__package__ = "mlx_lm"
     sys.modules["mlx_lm"] = package
+    try:
+        yield
+    finally:
+        if sys.modules.get("mlx_lm") is package:
+            del sys.modules["mlx_lm"]
+
+
+def import_model_module(name: str) -> ModuleType:
+    """Import ``mlx_lm.models.<name>`` without the rest of mlx_lm."""
+    with light_package():
+        return importlib.import_module(f"mlx_lm.models.{name}")
 
 
 def install_attention_hook() -> None:
@@ -73,8 +77,7 @@ def install_attention_hook() -> None:
     plain mlx_lm and any number of engines live in one process. Installing twice is the
     same as once.
     """
-    register_light_package()
-    base = importlib.import_module("mlx_lm.models.base")
+    base = import_model_module("base")
     original = base.scaled_dot_product_attention
     if hasattr(original, "labkit_original"):
         return
@@ -112,8 +115,7 @@ def load(model_dir: Path) -> LoadedModel:
     settings = _read_config(model_dir)
     model_type = str(settings["model_type"])
     install_attention_hook()
-    module = _module(model_type)
-    model = module.Model(module.ModelArgs.from_dict(settings))
+    model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir)
     return LoadedModel(model, model_type, _windows(model, model_type), _eos(settings, model_dir))
 
@@ -135,13 +137,21 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def _module(model_type: str) -> ModuleType:
-    name = f"mlx_lm.models.{MODULE_OF_TYPE.get(model_type, model_type)}"
+    name = MODULE_OF_TYPE.get(model_type, model_type)
     try:
-        return importlib.import_module(name)
+        return import_model_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != f"mlx_lm.models.{name}":
             raise
         raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
+
+
+def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any:
+    try:
+        return module.Model(module.ModelArgs.from_dict(settings))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise EngineError(f"{model_dir / 'config.json'}: not a whole model ({reason})") from None
 
 
 def _load_weights(model: Any, model_dir: Path) -> None:
@@ -152,7 +162,8 @@ def _load_weights(model: Any, model_dir: Path) -> None:
         raise EngineError(f"{model_dir}: no model*.safetensors")
     weights: dict[str, Any] = {}
     for file in files:
-        weights.update(mx.load(str(file)))
+        loaded: Any = mx.load(str(file))
+        weights.update(loaded)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     single = {
@@ -187,7 +198,7 @@ def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
 
 def plain_caches(model: Any) -> Sequence[Any]:
     """Return the caches that mlx_lm itself would use for one sequence."""
-    caches: Sequence[Any] = importlib.import_module("mlx_lm.models.cache").make_prompt_cache(model)
+    caches: Sequence[Any] = import_model_module("cache").make_prompt_cache(model)
     return caches
 
 

@@ -36,6 +36,7 @@ class ModelRunner:
         )
         start = time.perf_counter()
         logits = self._forward(batch, meta, self.pools, self._backend, self._counters)
+        self._counters.add("attention.map_us", meta.map_us)
         self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
         self._counters.add(f"forward.{self._forward.name}")
         return logits
