@@ -419,6 +419,10 @@ class Workload:
             f"workload.num_kv_heads={self.num_kv_heads}",
         )
         require(
+            16 <= self.head_dim <= 256 and self.head_dim % 16 == 0,
+            f"workload.head_dim={self.head_dim}: allowed are multiples of 16 from 16 to 256",
+        )
+        require(
             self.max_pool_bytes >= 1 << 20,
             f"workload.max_pool_bytes={self.max_pool_bytes}: allowed are 1048576 or more",
         )

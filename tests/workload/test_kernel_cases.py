@@ -1,0 +1,231 @@
+import base64
+import hashlib
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit import workload as workloads
+from labkit.config import Case, ConfigError, Workload, WorkloadKind, from_plain, to_plain
+from labkit.workload import cases
+from labkit.workload.digest import array_outputs
+from labkit.workload.kernel import KernelSession
+from labkit.workload.measurement import InvalidOutput, StaleOutput
+
+DECODE = Case(name="decode", decode=5, context=40, factor=3)
+PREFILL = Case(name="prefill", prefill=2, chunk=24)
+MIXED = Case(name="mixed", decode=3, context=17, prefill=1, chunk=33)
+HUGE = Case(name="huge", decode=1024, context=2048)
+
+
+def make(*asked, **changes):
+    options = {
+        "warmup": 2,
+        "repeats": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "max_pool_bytes": 1 << 20,
+    }
+    return Workload(
+        name="test", kind=WorkloadKind.kernel, cases=list(asked), **{**options, **changes}
+    )
+
+
+class StubBackend:
+    """Writes a value per token and head that depends on the batch; faults can be planted."""
+
+    name = "stub"
+
+    def __init__(self, fault=None):
+        self.fault, self.plans, self.launches, self.poisoned = fault, [], 0, []
+
+    def plan(self, *, block_tables, seq_lens, cu_seqlens_q, block_size, total_q=None):
+        self.plans.append((block_tables, seq_lens, cu_seqlens_q, block_size))
+        return SimpleNamespace(tables=block_tables, map_us=12.5)
+
+    def attend(self, q, k_pool, v_pool, meta, *, scale, out=None):
+        self.launches += 1
+        self.poisoned.append(bool(np.isnan(out).all()))
+        out[:] = q * np.float32(scale) + np.float32(meta.tables.sum())
+        stamp = 7
+        if self.fault == "unwritten":
+            out[3, 1, :] = np.nan
+        if self.fault == "stale" and self.launches == 4:
+            stamp = 6
+        if self.fault == "flicker" and self.launches == 4:
+            out[2, 0, 0] = np.nextafter(out[2, 0, 0], np.float32(np.inf))
+        if self.fault == "elsewhere":
+            out = out.copy()
+        report = SimpleNamespace(
+            kernel="decode", reason="", grid=(2, 5), stamp=stamp, expected_stamp=7, stale=stamp != 7
+        )
+        report.counters = lambda: {"kernel.decode": 1, "attention.search_iterations": 10}
+        return out, report
+
+
+def run(backend, *asked, **changes):
+    session = KernelSession(
+        backend, engine="paged", workload=make(*asked, **changes), block_size=16, seed=3
+    )
+    session.warm_up()
+    beats = []
+    result = session.measure(beats.append)
+    session.close()
+    return result, beats
+
+
+def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
+    backend = StubBackend()
+    result, beats = run(backend, DECODE, PREFILL)
+    decode, prefill = result.cases
+    assert [m.name for m in decode.metrics] == ["dispatch_us"]
+    assert decode.metrics[0].primary and decode.metrics[0].better == "lower"
+    assert len(decode.metrics[0].repeats) == 6 and len(prefill.metrics[0].repeats) == 2
+    assert all(t > 0 for t in decode.metrics[0].repeats)
+    assert backend.launches == 2 * (1 + 2) + 6 + 2
+    assert beats == ["decode", "prefill"]
+    assert decode.notes["map_us"] == 12.5 and decode.notes["kernel"] == "decode"
+
+
+def test_the_output_is_poisoned_before_every_launch():
+    backend = StubBackend()
+    run(backend, DECODE, PREFILL)
+    assert len(backend.poisoned) == 14 and all(backend.poisoned)
+
+
+def test_counters_are_of_the_measured_dispatches_only():
+    result, _ = run(StubBackend(), DECODE)
+    assert result.counters == {
+        "attention.search_iterations": 60,
+        "engine.paged": 6,
+        "kernel.decode": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ("unwritten", InvalidOutput, "NaN left in the output, first at token 3, head 1"),
+        ("stale", StaleOutput, "decode: repeat 0: the kernel's stamp is 6, expected 7"),
+        ("flicker", InvalidOutput, "repeat 0 differs from the first dispatch in 1 rows.*token 2"),
+        ("elsewhere", InvalidOutput, "not written where it was asked for"),
+    ],
+)
+def test_an_output_that_cannot_be_trusted_stops_the_run(fault, error, message):
+    with pytest.raises(error, match=message):
+        run(StubBackend(fault), DECODE)
+
+
+def test_a_case_beyond_the_pool_limit_is_skipped_with_its_reason():
+    result, beats = run(StubBackend(), HUGE, DECODE)
+    needed = 2 * 4 * 16 * 2 * 16 * (1024 * 128 + 1)
+    assert result.cases[0].skipped == (
+        f"its KV pool needs {needed} bytes; raise workload.max_pool_bytes (now 1048576)"
+    )
+    assert result.cases[0].metrics == () and result.cases[0].outputs is None
+    assert result.cases[1].skipped is None and beats == ["decode"]
+
+
+def test_decodes_come_first_and_lengths_are_those_of_the_case():
+    backend = StubBackend()
+    run(backend, MIXED)
+    tables, seq_lens, starts, block_size = backend.plans[0]
+    assert starts.tolist() == [0, 1, 2, 3, 36]
+    assert seq_lens.tolist() == [17, 17, 17, 33]
+    assert block_size == 16 and starts.dtype == seq_lens.dtype == tables.dtype == np.int32
+
+
+@pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED])
+def test_block_tables_are_random_and_share_no_block(case):
+    size = cases.geometry(case, make(case), 16)
+    tables = cases.block_tables(size, 16, seed=3)
+    used = tables[tables > 0]
+    assert sorted(used) == list(range(1, size.num_blocks))
+    assert list(used) != sorted(used)
+    counts = (tables > 0).sum(axis=1)
+    assert counts.tolist() == [-(-int(n) // 16) for n in size.seq_lens]
+    assert (tables == cases.block_tables(size, 16, seed=3)).all()
+    assert (tables != cases.block_tables(size, 16, seed=4)).any()
+
+
+def test_inputs_do_not_depend_on_which_other_cases_run():
+    alone, _ = run(StubBackend(), MIXED)
+    among, _ = run(StubBackend(), DECODE, MIXED, PREFILL)
+    assert alone.cases[0].outputs == among.cases[1].outputs
+
+
+def test_no_two_blocks_hold_the_same_values():
+    workload = make(Case(name="d", decode=300, context=128), num_kv_heads=4, head_dim=32)
+    workload.max_pool_bytes = 1 << 30
+    size = cases.geometry(workload.cases[0], workload, 16)
+    arrays = cases.allocate([size], workload, 16, seed=0)
+    for pool in (arrays.k_pool, arrays.v_pool):
+        assert pool.shape == (2401, 16, 4, 32) and np.isfinite(pool).all()
+        blocks = {zlib.crc32(block.tobytes()) for block in pool}
+        assert len(blocks) == len(pool)
+    assert pool.size > 4 * cases.TEMPLATE  # so that the sequence is indeed repeated
+    assert not np.array_equal(arrays.k_pool[1], arrays.v_pool[1])
+
+
+def test_pairs_under_the_causal_mask():
+    assert cases.geometry(DECODE, make(DECODE), 16).kv_pairs == 5 * 40
+    assert cases.geometry(PREFILL, make(PREFILL), 16).kv_pairs == 2 * 24 * 25 // 2
+
+
+def test_fingerprints_point_at_the_row_and_the_head():
+    out = np.arange(3 * 2 * 4, dtype=np.float32).reshape(3, 2, 4)
+    changed = out.copy()
+    changed[1, 0, 2] += 1
+    a, b = array_outputs(out), array_outputs(changed)
+    assert a["digest"] == hashlib.sha256(out.tobytes()).hexdigest() != b["digest"]
+    assert a["shape"] == [3, 2, 4] and a["dtype"] == "float32"
+
+    def crcs(outputs, key):
+        return np.frombuffer(base64.b64decode(outputs[key]), "<u4")
+
+    assert crcs(a, "rows")[2] == zlib.crc32(out[2].tobytes())
+    assert crcs(a, "heads")[1] == zlib.crc32(out[:, 1].tobytes())
+    assert np.flatnonzero(crcs(a, "rows") != crcs(b, "rows")).tolist() == [1]
+    assert np.flatnonzero(crcs(a, "heads") != crcs(b, "heads")).tolist() == [0]
+
+
+def test_the_session_runs_on_the_real_reference_backend():
+    from labkit.engine import attention
+
+    result, _ = run(attention.create(backend="reference"), DECODE, PREFILL, MIXED)
+    assert result.counters["kernel.reference"] == 6 + 2 + 2
+    assert len({case.outputs["digest"] for case in result.cases}) == 3
+
+
+def experiment(workload, **engine):
+    from labkit.config import Experiment
+
+    plain = {
+        "engine": engine,
+        "model": {"shape": {}},
+        "workload": to_plain(workload),
+        "ablation": {"arms": {"base": {}}},
+    }
+    return from_plain(Experiment, plain)
+
+
+def test_prepare_refuses_what_cannot_run():
+    workloads.prepare(experiment(make(DECODE, HUGE)))
+    with pytest.raises(ConfigError, match="every case of workload=test needs more"):
+        workloads.prepare(experiment(make(HUGE)))
+    identity = {"attention": {"resolver": "identity"}}
+    workloads.prepare(experiment(make(DECODE), **identity))
+    with pytest.raises(ConfigError, match=r"resolver=identity: .* has prefill"):
+        workloads.prepare(experiment(make(DECODE, PREFILL), **identity))
+
+
+def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():
+    small = workloads.estimate(experiment(make(DECODE)))
+    more = workloads.estimate(experiment(make(DECODE, repeats=100_000)))
+    with_huge = workloads.estimate(experiment(make(DECODE, HUGE)))
+    allowed = workloads.estimate(experiment(make(DECODE, HUGE, max_pool_bytes=1 << 33)))
+    assert more.seconds > small.seconds and more.bytes == small.bytes
+    assert with_huge == small
+    assert allowed.bytes > small.bytes + 60e6

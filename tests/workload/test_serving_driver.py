@@ -1,0 +1,232 @@
+from collections import deque
+
+import pytest
+
+from labkit.config import Workload, WorkloadKind
+from labkit.engine.base import StaleLaunchError, TokenEvent
+from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.prompts import Prompt
+from labkit.workload.serving import ServingSession
+
+
+class Clock:
+    """Seconds that pass only when somebody works."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class StubEngine:
+    """Serves every live request one token per step of 1 s; faults can be planted."""
+
+    name = "stub"
+
+    def __init__(self, clock, *, per_step=1, fault=None, capacity=100):
+        self.clock, self.per_step, self.fault, self.capacity = clock, per_step, fault, capacity
+        self.live, self.waiting, self.submitted = {}, deque(), []
+        self.most_in_flight, self.resets, self.closed, self.steps = 0, 0, False, 0
+
+    def submit(self, request):
+        self.submitted.append(request)
+        self.waiting.append(request)
+        self.most_in_flight = max(self.most_in_flight, len(self.live) + len(self.waiting))
+
+    def abort(self, request_id):
+        self.live.pop(request_id, None)
+
+    def has_work(self):
+        return bool(self.live or self.waiting)
+
+    def step(self):
+        self.clock.now += 1.0
+        self.steps += 1
+        while self.waiting and len(self.live) < self.capacity:
+            request = self.waiting.popleft()
+            self.live[request.request_id] = [request, 0]
+        events = []
+        for request_id, state in list(self.live.items()):
+            for _ in range(self.per_step):
+                state[1] += 1
+                end = state[1] == state[0].params.max_tokens
+                token = 100 * int(request_id[-1]) + state[1]
+                event = TokenEvent(request_id, token, "length" if end else None, margin=0.123456789)
+                events.append(event)
+                if end:
+                    del self.live[request_id]
+                    break
+        return self.fault(self, events) if self.fault else events
+
+    def counters(self):
+        return {"engine.stub": self.steps, "peak_kv_bytes": 640}
+
+    def reset_counters(self):
+        self.resets += 1
+        self.steps = 0
+
+    def close(self):
+        self.closed = True
+
+
+PROMPTS = [Prompt(f"r{i}", tuple(range(1, 4 + i)), 2 + i % 3) for i in range(6)]
+
+
+def session(engine, clock, prompts=PROMPTS, **changes):
+    workload = Workload(name="test", kind=WorkloadKind.chat, **{"concurrency": 2, **changes})
+    return ServingSession(engine, prompts, workload, seed=5, vocab_size=50, clock=clock)
+
+
+def measure(**kinds):
+    clock = Clock()
+    engine = StubEngine(clock, **kinds)
+    beats = []
+    return session(engine, clock).measure(beats.append), engine, beats
+
+
+def test_it_keeps_exactly_the_concurrency_in_flight_and_the_order():
+    result, engine, beats = measure()
+    assert engine.most_in_flight == 2
+    assert [r.request_id for r in engine.submitted] == [p.request_id for p in PROMPTS]
+    assert beats[-1] == "6 of 6 requests"
+    assert [r["id"] for r in result.cases[0].outputs["requests"]] == [p.request_id for p in PROMPTS]
+
+
+def test_times_and_throughput_are_those_of_the_clock():
+    result, engine, _ = measure()
+    metrics = {m.name: m.repeats[0] for m in result.cases[0].metrics}
+    # Outputs 2, 3, 4, 2, 3, 4 with two in flight, each a step of 1 s.
+    prompt, output = sum(len(p.token_ids) for p in PROMPTS), 18
+    assert engine.steps == 10
+    assert metrics["total_tok_s"] == pytest.approx((prompt + output) / 10)
+    assert metrics["ttft_p50_ms"] == metrics["ttft_p99_ms"] == pytest.approx(1000)
+    assert metrics["itl_chunk_p99_ms"] == metrics["tpot_excl_first_p50_ms"] == pytest.approx(1000)
+    assert metrics["peak_kv_bytes"] == 640
+    assert result.counters["engine.stub"] == 10
+
+
+def test_ttft_counts_the_wait_inside_the_engine():
+    result, _, _ = measure(capacity=1)
+    notes = {n["id"]: n for n in result.cases[0].notes["requests"]}
+    assert notes["r0"]["ttft_ms"] == 1000
+    assert notes["r1"]["ttft_ms"] == 3000  # r0 takes two steps first
+
+
+def test_several_tokens_of_one_step_are_one_chunk():
+    result, _, _ = measure(per_step=2)
+    notes = {n["id"]: n for n in result.cases[0].notes["requests"]}
+    assert [len(n["itl_ms"]) for n in notes.values()] == [0, 1, 1, 0, 1, 1]
+    assert notes["r2"]["output_tokens"] == 4
+
+
+def test_outputs_are_tokens_with_rounded_margins_and_a_digest_of_the_tokens():
+    first, again = measure()[0].cases[0].outputs, measure()[0].cases[0].outputs
+    assert first == again
+    assert first["kind"] == "tokens"
+    assert first["requests"][1] == {
+        "id": "r1",
+        "tokens": [101, 102, 103],
+        "margins": [0.12346] * 3,
+        "finish": "length",
+    }
+
+    def flip(engine, events):
+        return [
+            TokenEvent(e.request_id, e.token + (e.token == 103), e.finish_reason) for e in events
+        ]
+
+    other = measure(fault=flip)[0].cases[0].outputs
+    assert other["digest"] != first["digest"]
+    assert other["requests"][1]["margins"] is None  # the engine gave none
+
+
+def test_warm_up_serves_the_first_shapes_with_other_ids_and_forgets_the_counts():
+    clock = Clock()
+    engine = StubEngine(clock)
+    session(engine, clock, warmup=3).warm_up()
+    assert [len(r.prompt_token_ids) for r in engine.submitted] == [3, 4, 5]
+    assert [r.params.max_tokens for r in engine.submitted] == [2, 3, 4]
+    assert all(
+        r.prompt_token_ids != p.token_ids for r, p in zip(engine.submitted, PROMPTS, strict=False)
+    )
+    assert all(0 <= t < 50 for r in engine.submitted for t in r.prompt_token_ids)
+    assert engine.resets == 1 and engine.steps == 0
+
+
+def test_sampling_parameters_reach_the_engine_and_every_request_has_its_own_stream():
+    clock = Clock()
+    engine = StubEngine(clock)
+    session(engine, clock, temperature=0.7, top_k=5, top_p=0.9).measure(lambda text: None)
+    params = [r.params for r in engine.submitted]
+    assert {(p.temperature, p.top_k, p.top_p, p.ignore_eos) for p in params} == {
+        (0.7, 5, 0.9, True)
+    }
+    assert len({p.seed for p in params}) == len(PROMPTS)
+
+
+def fail(engine, events):
+    if engine.steps < 2:
+        return events
+    return [TokenEvent(events[0].request_id, -1, "error", error="no room for it"), *events[1:]]
+
+
+def lose(engine, events):
+    engine.live.clear()
+    engine.waiting.clear()
+    return []
+
+
+def shorten(engine, events):
+    engine.live.pop(events[0].request_id, None)
+    return [TokenEvent(events[0].request_id, 1, "length"), *events[1:]]
+
+
+def stop(engine, events):
+    return [TokenEvent(e.request_id, e.token, "stop" if e.finish_reason else None) for e in events]
+
+
+def haunt(engine, events):
+    return [TokenEvent("ghost", 1, None)]
+
+
+def not_a_number(engine, events):
+    return [TokenEvent(e.request_id, e.token, e.finish_reason, margin=float("nan")) for e in events]
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (fail, "request r0 failed: no room for it"),
+        (lose, r"no work left, but \['r0', 'r1'\] are unfinished"),
+        (shorten, "request r0 ended with 1 of 2 tokens"),
+        (stop, "request r0 ended with finish reason stop"),
+        (haunt, "event for request ghost"),
+        (not_a_number, "request r0, token 0: the logits are not finite"),
+    ],
+)
+def test_what_cannot_be_right_is_invalid_output(fault, message):
+    with pytest.raises(InvalidOutput, match=message):
+        measure(fault=fault)
+
+
+def test_a_stale_launch_is_stale_output():
+    def stale(engine, events):
+        raise StaleLaunchError("layer 3: stamp 7, expected 8")
+
+    with pytest.raises(StaleOutput, match="layer 3: stamp 7"):
+        measure(fault=stale)
+
+
+def test_free_lengths_may_stop_early():
+    clock = Clock()
+    engine = StubEngine(clock, fault=stop)
+    result = session(engine, clock, ignore_eos=False).measure(lambda text: None)
+    assert {r["finish"] for r in result.cases[0].outputs["requests"]} == {"stop"}
+
+
+def test_close_closes_the_engine():
+    clock = Clock()
+    engine = StubEngine(clock)
+    session(engine, clock).close()
+    assert engine.closed

@@ -1,0 +1,73 @@
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from labkit.workload import chat
+
+TEXTS = sorted((chat.HERE / "texts").glob("*.md"))
+
+
+def paragraphs(text):
+    return [p.strip() for p in text.split("\n\n") if p.strip()]
+
+
+def test_there_are_at_least_eight_texts_of_an_article_s_length():
+    assert len(TEXTS) >= 8
+    for path in TEXTS:
+        assert 900 <= len(path.read_text("utf-8").split()) <= 1400, path.name
+
+
+def test_no_paragraph_occurs_twice_anywhere():
+    seen = Counter(p for path in TEXTS for p in paragraphs(path.read_text("utf-8")))
+    assert [p for p, count in seen.items() if count > 1] == []
+
+
+def test_no_prompt_repeats_a_paragraph_or_a_long_phrase():
+    for question in chat.questions():
+        parts = Counter(paragraphs(question.prompt))
+        assert max(parts.values()) == 1, question.question
+        words = question.prompt.split()
+        phrases = Counter(tuple(words[i : i + 20]) for i in range(len(words) - 20))
+        assert max(phrases.values(), default=1) == 1, question.question
+
+
+def test_the_64_questions_are_distinct_and_of_all_three_sorts():
+    asked = chat.questions()
+    assert len(asked) == 64
+    assert len({q.question for q in asked}) == 64
+    assert len({q.prompt for q in asked}) == 64
+    entries = json.loads((chat.HERE / "questions.json").read_text("utf-8"))
+    general = sum("text" not in e for e in entries)
+    part = sum("paragraphs" in e for e in entries)
+    assert min(general, part, 64 - general - part) >= 10
+    assert {e["text"] for e in entries if "text" in e} == {path.stem for path in TEXTS}
+
+
+def test_a_part_of_a_text_is_whole_paragraphs_of_it():
+    entries = json.loads((chat.HERE / "questions.json").read_text("utf-8"))
+    for entry, question in zip(entries, chat.questions(), strict=True):
+        if "paragraphs" not in entry:
+            continue
+        whole = (chat.HERE / "texts" / f"{entry['text']}.md").read_text("utf-8")
+        first, last = entry["paragraphs"]
+        assert 0 <= first <= last < len(whole.strip().split("\n\n"))
+        assert question.text in whole and len(question.text) > 100
+
+
+def test_the_order_depends_on_the_seed_and_a_smaller_count_is_a_beginning():
+    assert chat.plan(0, 64) == chat.plan(0, 64)
+    assert chat.plan(0, 64) != chat.plan(1, 64)
+    assert chat.plan(0, 64)[:10] == chat.plan(0, 10)
+    order = [question for question, _ in chat.plan(0, 64)]
+    assert sorted(order) == list(range(64))
+    assert any(b < a for a, b in pairwise(order))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_output_lengths_are_ragged_around_forty(seed):
+    lengths = sorted(output for _, output in chat.plan(seed, 64))
+    assert lengths[0] >= 8 and lengths[-1] <= 128
+    assert 30 <= lengths[32] <= 55
+    assert lengths[-1] > 2 * lengths[16]
