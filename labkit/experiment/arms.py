@@ -106,7 +106,7 @@ def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) 
     for name in names:
         overrides = dict(ablation.arms[name])
         experiment = _compose(_with_arm(cell, overrides), f"arm {name}: ")
-        _check_arm(name, whole, experiment)
+        _check_arm(name, experiment, overrides)
         role = "baseline" if name == baseline else "arm"
         arms.append(ComposedArm(name, role, overrides, experiment))
     if whole.design.control:
@@ -136,12 +136,13 @@ def _compose(overrides: list[str], where: str) -> Experiment:
         raise ConfigError(f"{where}{one_line(error, overrides)}") from None
 
 
-def _check_arm(name: str, whole: Experiment, arm: Experiment) -> None:
+def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:
     """Check what an arm may change, and what can be known before a worker starts."""
-    for key in ("design", "ablation", "out", "plan", "redo", "seed"):
+    for key in overrides:
         require(
-            getattr(arm, key) == getattr(whole, key),
-            f"arm {name}: {key} is the cell's and the same for every arm; change it there",
+            key.lstrip("+~").split(".")[0].split("@")[0] in ("engine", "model", "workload"),
+            f"arm {name}: {key} is the cell's and the same for every arm; "
+            "an arm may change engine, model and workload",
         )
     resolver = arm.engine.attention.resolver
     if is_class_path(resolver):

@@ -42,7 +42,7 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    chain = []
+    chain: list[BaseException] = []
     while error is not None and len(chain) < 8:
         chain.append(error)
         error = error.__cause__ or error.__context__

@@ -1,0 +1,101 @@
+"""A study: one command's cells in one folder, run one after the other and reported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.config import CONTROL, Claims, Experiment, Redo, WorkloadKind, to_plain
+from labkit.experiment import cell as cells
+from labkit.experiment import progress, runner
+from labkit.experiment.arms import ComposedArm, ComposedCell
+from labkit.experiment.cell import Cell
+from labkit.experiment.errors import StudyError
+from labkit.experiment.record import Arm
+
+CONFIG = ("engine", "model", "workload", "seed")
+
+
+def to_cell(composed: ComposedCell, folder: Path) -> Cell:
+    """Turn a composed cell into one that can be run in ``folder``."""
+    whole = composed.experiment
+    claims, baseline = whole.ablation.claims, whole.ablation.baseline_arm
+    return Cell(
+        dir=folder,
+        name=composed.name,
+        arms=tuple(_arm(arm, claims, baseline) for arm in composed.arms),
+        design=whole.design,
+        seed=whole.seed,
+        question=whole.ablation.question,
+        published=whole.ablation.published,
+    )
+
+
+def _arm(arm: ComposedArm, claims: Claims, baseline: str) -> Arm:
+    plain = to_plain(arm.experiment)
+    claimed = claims.engaged.get(baseline if arm.name == CONTROL else arm.name, [])
+    return Arm(
+        name=arm.name,
+        role=arm.role,
+        overrides=to_plain(arm.overrides),
+        config={key: plain[key] for key in CONFIG},
+        identity=claims.identity.value,
+        engaged=tuple(claimed),
+    )
+
+
+def refuse_changes(out: Path, composed: Sequence[ComposedCell]) -> None:
+    """Refuse a study whose folder holds other arms or another design; write nothing.
+
+    Raises
+    ------
+    ConfigError
+        One line with the first difference.
+    """
+    for cell in composed:
+        cells.refuse_changes(to_cell(cell, out / cell.name))
+
+
+def run_and_report(composed: ComposedCell, folder: Path) -> None:
+    """Run what is missing of one cell, analyse it and show its table.
+
+    What stops only this cell is said in one line, and the cell stays unfinished: the next
+    cells run, and the study's exit code tells.
+    """
+    from labkit import analysis
+
+    cell = to_cell(composed, folder)
+    show = progress.create(sys.stderr)
+    try:
+        _prepare(composed.arms, show)
+        redo = composed.experiment.redo is Redo.failed
+        runner.run_cell(cell, progress=show, redo_failed=redo)
+        analysis.write_cell(folder)
+        analysis.print_cell(folder)
+        analysis.write_study(folder.parent)
+    except StudyError as error:
+        print(f"labkit: {composed.name}: {error}", file=sys.stderr)
+
+
+def _prepare(arms: Sequence[ComposedArm], show: progress.Progress) -> None:
+    """Build once what the arms' workers need: model directories and tokenised prompts."""
+    from labkit import workload
+
+    ready: list[Experiment] = []
+    for arm in arms:
+        if arm.experiment in ready:
+            continue
+        if arm.experiment.workload.kind is not WorkloadKind.kernel:
+            show.note(f"preparing model={arm.experiment.model.name} and its prompts")
+        workload.prepare(arm.experiment)
+        ready.append(arm.experiment)
+
+
+def finish(out: Path, names: Sequence[str]) -> int:
+    """Say where the study lies, and give its exit code from the cells' files."""
+    from labkit import analysis
+
+    print(f"report: {out / 'report.md'}")
+    missing = [name for name in names if not (out / name / "cell.json").exists()]
+    return 1 if missing else analysis.exit_code(out)
