@@ -83,6 +83,8 @@ class KernelSession:
         self._seed = seed
         self._sizes = [cases.geometry(case, workload, block_size) for case in workload.cases]
         runnable = [s for s in self._sizes if cases.skip_reason(s, workload) is None]
+        for size in runnable:  # refuses bad maps now, and compiles what builds them
+            self._plan(size)
         self._arrays: Arrays | None = cases.allocate(runnable, workload, block_size, seed)
         self._prepared: dict[str, Prepared] = {}
 
@@ -91,7 +93,6 @@ class KernelSession:
         for size in self._sizes:
             if cases.skip_reason(size, self._workload) is not None:
                 continue
-            self._plan(size)  # the first builds whatever is compiled on first use
             meta = self._plan(size)
             out, _, _ = self._dispatch(size, meta, "the first dispatch")
             ready = Prepared(size, meta, out.copy())
