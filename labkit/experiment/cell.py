@@ -1,0 +1,211 @@
+"""A cell: one question on one workload, its folder, and what may not change in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.config import ConfigError, Design
+from labkit.experiment.design import Run, schedule
+from labkit.experiment.record import Arm, read_arms, read_cell, write_json
+from labkit.experiment.strict_json import SCHEMA_VERSION, RecordError
+
+# Of the design, what a cell's folder is bound to; blocks may grow.
+BOUND = ("seed", "runs_per_block", "control", "alpha", "margin_pct", "isolation")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell, ready to run: its folder, its arms and its design.
+
+    ``arms``: the baseline first, the control (if any) last. ``published``: numbers of
+    others, shown beside ours.
+    """
+
+    dir: Path
+    name: str
+    arms: tuple[Arm, ...]
+    design: Design
+    seed: int
+    question: str = ""
+    published: Any = None
+
+    def __post_init__(self) -> None:
+        """Check that there is one baseline and that no two arms share a name."""
+        roles = [arm.role for arm in self.arms]
+        if roles.count("baseline") != 1 or roles.count("control") > 1:
+            raise ValueError(f"cell {self.name}: exactly one baseline, at most one control")
+        if len({arm.name for arm in self.arms}) != len(self.arms):
+            raise ValueError(f"cell {self.name}: two arms have the same name")
+
+    @property
+    def identity(self) -> str:
+        """What is claimed about the arms' outputs."""
+        return self.arms[0].identity
+
+    def arm(self, name: str) -> Arm:
+        """Give the arm of that name; raises ``KeyError``."""
+        return next((arm for arm in self.arms if arm.name == name), None) or _missing(name)
+
+    def schedule(self) -> list[Run]:
+        """Give all runs of the cell in order."""
+        names = [arm.name for arm in self.arms]
+        return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
+
+
+def _missing(name: str) -> Arm:
+    raise KeyError(name)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a cell's files lie.
+
+    A worker writes into ``runs/pending``; the runner checks what it finds there and
+    publishes it into ``runs``. What is set aside goes to ``runs/abandoned``.
+    """
+
+    dir: Path
+    arms: Path = field(init=False)
+    runs: Path = field(init=False)
+    pending: Path = field(init=False)
+    abandoned: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive the folders."""
+        runs = self.dir / "runs"
+        for name, path in (
+            ("arms", self.dir / "arms"),
+            ("runs", runs),
+            ("pending", runs / "pending"),
+            ("abandoned", runs / "abandoned"),
+        ):
+            object.__setattr__(self, name, path)
+
+    def arm(self, name: str) -> Path:
+        """Give an arm's file."""
+        return self.arms / f"{name}.json"
+
+    def record(self, run: Run) -> Path:
+        """Give a run's record."""
+        return self.runs / f"{run.name}.json"
+
+    def log(self, run: Run) -> Path:
+        """Give a run's log."""
+        return self.runs / f"{run.name}.log"
+
+
+def facts(cell: Cell) -> dict[str, Any]:
+    """Give ``cell.json`` as it is before the analysis: contract keys, nothing measured."""
+    unclaimed = {"status": "unclaimed", "reasons": []}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "cell": cell.name,
+        "question": cell.question,
+        "arms": [
+            {"name": a.name, "role": a.role, "overrides": dict(a.overrides), "counters": {}}
+            for a in cell.arms
+        ],
+        "design": {
+            "seed": cell.seed,
+            "blocks": cell.design.blocks,
+            "runs_per_block": cell.design.runs_per_block,
+            "control": cell.design.control,
+            "order": "permuted_blocks",
+            "isolation": cell.design.isolation.value,
+            "looks": [],
+            "alpha": cell.design.alpha,
+            "margin_pct": cell.design.margin_pct,
+        },
+        "identity": cell.identity,
+        "gates": {name: dict(unclaimed) for name in ("healthy", "engaged", "identical")},
+        "rows": [],
+        "failures": [],
+        "environment": {},
+        "published": cell.published,
+    }
+
+
+def refuse_changes(cell: Cell) -> None:
+    """Refuse a cell whose folder holds records of another question.
+
+    Raises
+    ------
+    ConfigError
+        One line with the first difference. Only ``design.blocks`` may grow.
+    """
+    if not (cell.dir / "arms").is_dir() and not (cell.dir / "cell.json").exists():
+        return
+    try:
+        difference = _difference(cell)
+    except RecordError as error:
+        raise ConfigError(f"{error}; choose another out=") from None
+    if difference:
+        raise ConfigError(f"{cell.dir}: {difference}; choose another out=")
+
+
+def _difference(cell: Cell) -> str | None:
+    kept = {arm.name: arm for arm in read_arms(cell.dir)}
+    ours = {arm.name: arm for arm in cell.arms}
+    if not (cell.dir / "cell.json").exists():  # killed before its first file was whole
+        ours = {name: arm for name, arm in ours.items() if name in kept}
+    for name in sorted(kept.keys() | ours.keys()):
+        if name not in ours:
+            return f"arm {name} is there, and now is not an arm"
+        if name not in kept:
+            return f"arm {name} is new"
+        change = difference(kept[name].to_json(), ours[name].to_json())
+        if change:
+            return f"arm {name}: {change}"
+    return _design_difference(cell) if (cell.dir / "cell.json").exists() else None
+
+
+def _design_difference(cell: Cell) -> str | None:
+    kept, ours = read_cell(cell.dir)["design"], facts(cell)["design"]
+    for key in BOUND:
+        if key in kept and kept[key] != ours[key]:
+            name = "seed" if key == "seed" else f"design.{key}"
+            return f"{name} was {kept[key]}, now {ours[key]}"
+    if kept.get("blocks", 0) > ours["blocks"]:
+        return f"design.blocks was {kept['blocks']}, now {ours['blocks']}: blocks may only grow"
+    return None
+
+
+def difference(kept: Any, ours: Any, where: str = "") -> str | None:
+    """Say the first difference of two JSON values: ``config.engine.blas was x, now y``."""
+    if isinstance(kept, Mapping) and isinstance(ours, Mapping):
+        for key in [*kept, *(key for key in ours if key not in kept)]:
+            path = f"{where}.{key}" if where else str(key)
+            if key not in ours:
+                return f"{path} was {kept[key]}, now is not set"
+            if key not in kept:
+                return f"{path} was not set, now {ours[key]}"
+            change = difference(kept[key], ours[key], path)
+            if change:
+                return change
+        return None
+    if isinstance(kept, list) and isinstance(ours, list | tuple) and len(kept) == len(ours):
+        pairs = enumerate(zip(kept, ours, strict=True))
+        return next(filter(None, (difference(a, b, f"{where}[{i}]") for i, (a, b) in pairs)), None)
+    return None if kept == ours else f"{where} was {kept}, now {ours}"
+
+
+def write_facts(cell: Cell) -> None:
+    """Write ``arms/*.json`` and ``cell.json`` (both only where they differ or are absent).
+
+    Raises
+    ------
+    OSError
+        The folder can't be written.
+    """
+    paths = Paths(cell.dir)
+    for folder in (paths.arms, paths.pending):
+        folder.mkdir(parents=True, exist_ok=True)
+    for arm in cell.arms:
+        if not paths.arm(arm.name).exists():
+            write_json(paths.arm(arm.name), arm.to_json())
+    target = cell.dir / "cell.json"
+    if not target.exists() or read_cell(cell.dir)["design"].get("blocks") != cell.design.blocks:
+        write_json(target, facts(cell))

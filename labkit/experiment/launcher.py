@@ -1,0 +1,199 @@
+"""Who carries out a run: a fresh process, or (in simulations) anything else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from labkit.config import is_class_path
+from labkit.experiment import environment, process
+from labkit.experiment.cell import Cell, Paths
+from labkit.experiment.design import Run
+from labkit.experiment.errors import StudyError
+from labkit.experiment.observer import Observer
+from labkit.experiment.record import Arm, Record, RecordError, read
+from labkit.experiment.signals import Signals
+from labkit.platform import cache, threads
+
+if TYPE_CHECKING:
+    from labkit.experiment.progress import Progress
+
+PREPARE_TIMEOUT_S = 1800.0
+
+
+class Launcher(Protocol):
+    """Does one run and gives its record; the runner publishes it."""
+
+    def prepare(self, cell: Cell, paths: Paths, signals: Signals, progress: Progress) -> None:
+        """Build and compile what the cell's arms need; called once before its first run."""
+
+    def launch(
+        self, run: Run, cell: Cell, paths: Paths, signals: Signals, progress: Progress
+    ) -> Record:
+        """Do one run; a run that went wrong is a record too.
+
+        Raises
+        ------
+        Interrupted
+            A signal came; nothing of the run is left.
+        StudyError, OSError
+            No further run can work either (full disk, ...).
+        """
+
+
+class ProcessLauncher:
+    """One fresh process per run: ``command arms/ARM.json runs/pending/RUN.json``."""
+
+    def __init__(
+        self, command: Sequence[str] = (sys.executable, "-m", "labkit.experiment.worker")
+    ) -> None:
+        self.command = tuple(command)
+
+    def prepare(self, cell: Cell, paths: Paths, signals: Signals, progress: Progress) -> None:
+        """Prepare every distinct arm in a process of its own, once per machine and code."""
+        seen = set()
+        for arm in cell.arms:
+            marker = _marker(arm)
+            if marker.exists() or marker in seen:
+                continue
+            seen.add(marker)
+            progress.note(f"preparing arm {arm.name} (once: compiles and builds what it needs)")
+            log = paths.runs / f"prepare-{arm.name}.log"
+            environ, _ = _environment(arm)
+            ending = process.run(
+                [*self.command, "--prepare", str(paths.arm(arm.name))],
+                environment=environ,
+                log=log,
+                timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
+                signals=signals,
+                on_tick=lambda pid: progress.tick(),
+            )
+            if ending.code == 0:
+                _mark(marker, arm)
+            else:
+                why = process.last_lines(log, 1) or [ending.signal_name or f"exit {ending.code}"]
+                progress.note(f"arm {arm.name} could not be prepared: {why[0]}")
+
+    def launch(
+        self, run: Run, cell: Cell, paths: Paths, signals: Signals, progress: Progress
+    ) -> Record:
+        """Start the worker, watch it, and read or write its record."""
+        arm = cell.arm(run.arm)
+        environ, removed = _environment(arm)
+        pending = paths.pending / f"{run.name}.json"
+        observer = Observer()
+
+        def tick(pid: int) -> None:
+            observer.sample(pid)
+            progress.tick()
+
+        started = environment.utc_now()
+        ending = process.run(
+            [*self.command, str(paths.arm(arm.name)), str(pending)],
+            environment=environ,
+            log=paths.log(run),
+            timeout_s=cell.design.timeout_s,
+            signals=signals,
+            on_tick=tick,
+        )
+        notes: dict[str, Any] = {"observer": observer.report(), "removed_environment": removed}
+        record = _collect(pending, run, ending, paths)
+        if isinstance(record, tuple):
+            outcome, detail = record
+            notes["log_tail"] = process.last_lines(paths.log(run))
+            record = Record(
+                run.arm,
+                arm.role,
+                run.block,
+                run.position,
+                cell.seed,
+                outcome=outcome,
+                detail=detail,
+                started=started,
+                environment=environment.fingerprint(),
+                seconds={"total": round(ending.wall_s, 6)},
+            )
+        elif ending.code != 0:
+            notes["exit"] = ending.signal_name or ending.code
+        overhead = {"process": round(ending.wall_s, 6)}
+        return replace(
+            record,
+            notes={**record.notes, **notes},
+            seconds={**record.seconds, **overhead},
+        )
+
+
+def _collect(
+    pending: Path, run: Run, ending: process.Ending, paths: Paths
+) -> Record | tuple[str, str]:
+    """Take the worker's record, or say the outcome and detail of a run without one."""
+    if ending.code == os.EX_IOERR:
+        lines = process.last_lines(paths.log(run), 1) or ["the worker cannot write its record"]
+        raise StudyError(lines[0])
+    last = (process.last_lines(paths.log(run), 1) or ["nothing in its log"])[0]
+    if ending.timed_out:
+        return "timeout", f"killed after {ending.wall_s:.0f} s: {last}"
+    if pending.exists():
+        try:
+            record = read(pending)
+        except RecordError as error:
+            set_aside(pending, paths)
+            return "invalid_output", str(error).replace(f"{pending.parent}{os.sep}", "")
+        pending.unlink()
+        return record
+    if ending.out_of_memory:
+        return "oom", "killed by the kernel for want of memory"
+    if ending.signal_name is not None:
+        return "crashed", f"{ending.signal_name}: {last}"
+    if ending.code == 0:
+        return "crashed", "the worker ended without a record"
+    return "crashed", f"exit status {ending.code}: {last}"
+
+
+def set_aside(path: Path, paths: Paths) -> Path:
+    """Move a file to ``runs/abandoned`` under a name that nothing there has."""
+    paths.abandoned.mkdir(parents=True, exist_ok=True)
+    target = paths.abandoned / path.name
+    number = 1
+    while target.exists():
+        target = paths.abandoned / f"{path.stem}~{number}{path.suffix}"
+        number += 1
+    return path.rename(target)
+
+
+def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
+    cores = threads.core_count()
+    budget = arm.config.get("engine", {}).get("threads") or cores
+    return threads.worker_environment(os.environ, threads=budget, cores=cores)
+
+
+def _marker(arm: Arm) -> Path:
+    """Name the file that says "prepared", after all that compiled code depends on.
+
+    It lies beside numba's cache, so that deleting the cache deletes it too.
+    """
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path).encode())
+        digest.update(path.read_bytes())
+    facts = (environment.versions(), sys.version, dict(arm.config), _cpu())
+    digest.update(repr(facts).encode())
+    return cache.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
+
+
+def _cpu() -> str:
+    return str(environment.facts().get("cpu_model"))
+
+
+def _mark(marker: Path, arm: Arm) -> None:
+    """Remember that an arm is prepared; not where its code is the user's and may change."""
+    resolver = arm.config.get("engine", {}).get("attention", {}).get("resolver", "")
+    if not is_class_path(str(resolver)):
+        cache.atomic_write(marker, f"{time.time():.0f}\n".encode())

@@ -1,0 +1,67 @@
+"""The observer: once a second, from the parent, what the machine did during a run.
+
+Its own cost (all CPU time that the parent used during the run) is measured and recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from labkit.experiment import environment, environment_linux
+from labkit.experiment.readers import Readers, collect
+
+MAX_SAMPLES = 3600
+
+
+class Observer:
+    """Samples one run; make it right before the run starts."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._cpu = time.process_time()
+        self._last: tuple[float, float, float] | None = None
+        self._samples: list[dict[str, Any]] = []
+
+    def sample(self, pid: int) -> None:
+        """Look at the machine and at the worker ``pid``."""
+        if len(self._samples) >= MAX_SAMPLES:
+            return
+        readers: Readers = {"t_s": lambda: round(time.monotonic() - self._start, 2)}
+        if sys.platform == "linux":
+            readers = {
+                **readers,
+                "mhz": environment_linux.mhz,
+                "available_bytes": lambda: environment_linux.meminfo()["MemAvailable"],
+                "rss_bytes": lambda: environment_linux.process_rss_bytes(pid),
+                "foreign_cores": lambda: self._foreign(pid),
+                "memory_pressure": lambda: (environment_linux.pressure() or {})["memory"]["avg10"],
+            }
+        else:
+            readers = {**readers, "state": environment.state}
+        self._samples.append(collect(readers))
+
+    def _foreign(self, pid: int) -> float | None:
+        """Give the cores that were busy with neither the worker nor this process."""
+        worker, own = environment_linux.process_cpu_s(pid), time.process_time()
+        now, busy = time.monotonic(), environment_linux.busy_s()
+        last, self._last = self._last, (now, busy, worker + own)
+        if last is None:
+            return None
+        seconds = now - last[0]
+        return round(max(0.0, busy - last[1] - (worker + own - last[2])) / seconds, 3)
+
+    def report(self) -> dict[str, Any]:
+        """Give the samples by column, and what observing cost.
+
+        ``cpu_s`` are CPU seconds of the parent, ``share`` is their share of one core.
+        """
+        wall, cpu = time.monotonic() - self._start, time.process_time() - self._cpu
+        columns = sorted({name for sample in self._samples for name in sample})
+        return {
+            "period_s": 1.0,
+            "cpu_s": round(cpu, 4),
+            "share": round(cpu / wall, 5) if wall > 0 else 0.0,
+            "samples": {name: [s.get(name) for s in self._samples] for name in columns},
+        }

@@ -1,0 +1,177 @@
+"""What a person sees while a cell runs: how far it is, and never an effect.
+
+On a terminal one live line, refreshed at most once a second; elsewhere plain lines.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from labkit.experiment.design import Run
+from labkit.experiment.record import Record
+
+if TYPE_CHECKING:
+    from labkit.experiment.cell import Cell
+
+REFRESH_S = 1.0
+
+
+class Progress(Protocol):
+    """Is told what happens; shows it or not."""
+
+    def begin(self, cell: Cell, total: int, done: int) -> None:
+        """A cell starts: ``total`` runs, of which ``done`` were done before."""
+
+    def run_started(self, run: Run) -> None:
+        """A run starts."""
+
+    def tick(self) -> None:
+        """About a second has passed."""
+
+    def run_ended(self, record: Record) -> None:
+        """A run's record is on disk."""
+
+    def note(self, line: str) -> None:
+        """Something to say in one line."""
+
+    def end(self) -> None:
+        """The cell is done, or stopped."""
+
+
+class Clock:
+    """Elapsed and remaining time: the mean of this session's runs, times what is left."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done, self.here = total, done, 0
+        self.start = time.monotonic()
+
+    def step(self) -> None:
+        """Count one run."""
+        self.done += 1
+        self.here += 1
+
+    def line(self) -> str:
+        """Give ``run 7/24, 0:41 elapsed, about 1:20 left``."""
+        elapsed = time.monotonic() - self.start
+        left = "" if not self.here else elapsed / self.here * (self.total - self.done)
+        about = f", about {clock(left)} left" if isinstance(left, float) and left else ""
+        return f"run {min(self.done + 1, self.total)}/{self.total}, {clock(elapsed)} elapsed{about}"
+
+
+def clock(seconds: float) -> str:
+    """Give seconds as ``m:ss`` or ``h:mm:ss``."""
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
+
+
+class Silent:
+    """Shows nothing."""
+
+    def begin(self, cell: Cell, total: int, done: int) -> None:
+        """Show nothing."""
+
+    def run_started(self, run: Run) -> None:
+        """Show nothing."""
+
+    def tick(self) -> None:
+        """Show nothing."""
+
+    def run_ended(self, record: Record) -> None:
+        """Show nothing."""
+
+    def note(self, line: str) -> None:
+        """Show nothing."""
+
+    def end(self) -> None:
+        """Show nothing."""
+
+
+class Plain:
+    """One line per event, for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._clock = Clock(0, 0)
+        self._blocks = 0
+
+    def begin(self, cell: Cell, total: int, done: int) -> None:
+        """Say what is ahead."""
+        self._clock, self._blocks = Clock(total, done), cell.design.blocks
+        before = f", {done} done before" if done else ""
+        self.note(f"{cell.name}: {total} runs in {self._blocks} blocks{before}")
+
+    def run_started(self, run: Run) -> None:
+        """Say nothing: the end says more."""
+
+    def tick(self) -> None:
+        """Say nothing."""
+
+    def run_ended(self, record: Record) -> None:
+        """Say which run ended, and why if it failed."""
+        line = self._clock.line()
+        self._clock.step()
+        failed = "" if record.ok else f": {record.outcome}: {record.detail}"
+        self.note(f"block {record.block + 1}/{self._blocks}, {record.arm}, {line}{failed}")
+
+    def note(self, line: str) -> None:
+        """Write one line."""
+        print(line, file=self.stream, flush=True)
+
+    def end(self) -> None:
+        """Say nothing."""
+
+
+class Live:
+    """A live line below the notes (rich)."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._console = Console(file=stream)
+        self._live: Any = RichLive(console=self._console, auto_refresh=False, transient=True)
+        self._clock = Clock(0, 0)
+        self._blocks = 0
+        self._now = ""
+        self._shown = 0.0
+
+    def begin(self, cell: Cell, total: int, done: int) -> None:
+        """Start the live line."""
+        self._clock, self._blocks = Clock(total, done), cell.design.blocks
+        self._live.start()
+
+    def run_started(self, run: Run) -> None:
+        """Show the run."""
+        self._now = f"block {run.block + 1}/{self._blocks}, {run.arm}"
+        self.tick()
+
+    def tick(self) -> None:
+        """Refresh, if the last refresh was a second ago."""
+        now = time.monotonic()
+        if now - self._shown >= REFRESH_S:
+            self._shown = now
+            line = ", ".join(part for part in (self._now, self._clock.line()) if part)
+            self._live.update(line, refresh=True)
+
+    def run_ended(self, record: Record) -> None:
+        """Count the run; say why it failed if it did."""
+        self._clock.step()
+        if not record.ok:
+            self.note(f"{record.run}: {record.outcome}: {record.detail}")
+
+    def note(self, line: str) -> None:
+        """Write one line above the live line."""
+        self._console.print(line, markup=False, highlight=False)
+
+    def end(self) -> None:
+        """Take the live line away."""
+        self._live.stop()
+
+
+def create(stream: TextIO | None = None) -> Progress:
+    """Give live progress on a terminal, plain lines elsewhere (standard error by default)."""
+    stream = sys.stderr if stream is None else stream
+    return Live(stream) if stream.isatty() else Plain(stream)

@@ -1,0 +1,61 @@
+"""SIGINT and SIGTERM as a flag that waits can watch, so that nothing is cut in half."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from labkit.experiment.errors import Interrupted
+
+WATCHED = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """Inside ``with``: a signal sets a flag and makes ``fds`` readable.
+
+    Only the main thread can install handlers; elsewhere signals do what they did.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.fds: list[int] = []
+        self._writer: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        """Install the handlers."""
+        if threading.current_thread() is threading.main_thread():
+            reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            self.fds = [reader]
+            self._previous = {number: signal.signal(number, self._receive) for number in WATCHED}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Put back the handlers that were there."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        for descriptor in (*self.fds, self._writer):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._previous, self.fds, self._writer = {}, [], None
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if self._writer is not None:
+            with contextlib.suppress(BlockingIOError):  # full: it is readable already
+                os.write(self._writer, b"!")
+
+    def check(self) -> None:
+        """Raise :class:`Interrupted` once a signal came."""
+        if self.received is not None:
+            raise Interrupted(signal.Signals(self.received).name)

@@ -1,0 +1,69 @@
+"""A cell of stub runs, real processes included."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from labkit import config
+from labkit.experiment.launcher import ProcessLauncher
+from labkit.experiment.record import Arm
+from labkit.experiment.runner import Cell
+
+STUB = Path(__file__).with_name("stub_worker.py")
+
+
+def make_arm(name: str, role: str = "arm", resolver: str = "binary_search", engaged=()) -> Arm:
+    case = config.Case(name="one", decode=1, context=16)
+    workload = config.Workload(name="stub", kind=config.WorkloadKind.kernel, cases=[case])
+    engine = config.Engine(attention=config.Attention(resolver=resolver))
+    parts = {
+        "engine": engine,
+        "model": config.Model(shape=config.ModelShape()),
+        "workload": workload,
+        "seed": 7,
+    }
+    plain = {key: config.to_plain(value) for key, value in parts.items()}
+    overrides = {"engine.attention.resolver": resolver}
+    return Arm(name, role, overrides, plain, "bitwise", tuple(engaged))
+
+
+@pytest.fixture(scope="session")
+def stub_cache(tmp_path_factory):
+    """One cache for all stub workers: their bytecode is compiled once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def make_cell(tmp_path, monkeypatch, stub_cache):
+    """Give a function that makes a cell; the lock and the cache are the test's own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("LABKIT_CACHE", str(stub_cache))
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+
+    def make(*, blocks=1, runs_per_block=1, seed=7, folder="cell", timeout_s=60.0, **design):
+        arms = (
+            make_arm("base", "baseline"),
+            make_arm("seq_map", resolver="seq_map", engaged=["resolver.seq_map"]),
+            make_arm("control", "control"),
+        )
+        design = config.Design(
+            blocks=blocks, runs_per_block=runs_per_block, timeout_s=timeout_s, **design
+        )
+        return Cell(tmp_path / folder, folder, arms, design, seed, "Which is faster?")
+
+    return make
+
+
+@pytest.fixture
+def launcher():
+    return ProcessLauncher((sys.executable, str(STUB)))
+
+
+@pytest.fixture
+def replace():
+    return dataclasses.replace

@@ -1,0 +1,120 @@
+"""The real worker on a stub workload, with faults on demand (tests only).
+
+``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM]``: at that stage (startup, load, warm_up,
+measure, write) of that arm's runs (all arms by default) do KIND: kill, segv, hang, exit,
+raise, value, memory, nan, inf-json, norecord, stale, poison.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import types
+
+from labkit.experiment import record, worker
+from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput
+
+
+class StubProbe:
+    """No numba: the tests of the processes need no kernels."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def time(self) -> dict[str, float]:
+        return {"matmul_us": 100.0, "bandwidth_us": 1000.0}
+
+
+def fault(stage: str) -> str | None:
+    place, _, rest = os.environ.get("LABKIT_TEST_FAULT", "").partition(":")
+    kind, _, arm = rest.partition(":")
+    run = next((word for word in sys.argv if "pending" in word), "")
+    if place != stage or (arm and f"-{arm}.json" not in run) or "--prepare" in sys.argv:
+        return None
+    return kind
+
+
+def strike(stage: str) -> str | None:
+    kind = fault(stage)
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "segv":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "hang":
+        time.sleep(3600)
+    if kind == "exit":
+        os._exit(7)
+    if kind == "norecord":
+        os._exit(0)
+    errors = {
+        "raise": RuntimeError("planted"),
+        "value": ValueError("planted value"),
+        "memory": MemoryError(),
+        "stale": StaleOutput("planted stamp"),
+        "poison": InvalidOutput("planted NaN"),
+    }
+    if kind in errors:
+        raise errors[kind]
+    return kind
+
+
+class StubSession:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def warm_up(self) -> None:
+        strike("warm_up")
+
+    def measure(self, beat) -> Measurement:
+        kind = strike("measure")
+        time.sleep(float(os.environ.get("LABKIT_TEST_SECONDS", "0")))
+        beat("one")
+        value = float("nan") if kind == "nan" else 100.0 + self.seed
+        metric = Metric("dispatch_us", "us", "lower", True, (value, 101.0, 102.0))
+        engaged = 0.0 if kind == "vacuous" else 3.0
+        counters = {"engine.paged": 1.0, "resolver.seq_map": engaged}
+        case = CaseResult("one", None, (metric,), {"kind": "array", "digest": "00"})
+        return Measurement((case,), counters, {"workload": "stub"})
+
+    def close(self) -> None:
+        pass
+
+
+def load(experiment, *, seed: int) -> StubSession:
+    strike("load")
+    return StubSession(seed)
+
+
+def write(path, body) -> None:
+    kind = strike("write")
+    if kind == "full":
+        raise OSError(28, "No space left on device")
+    if kind == "nan-json":
+        text = json.dumps(body.to_json()).replace("100.0", "NaN", 1)
+        path.write_text(text)
+    elif kind == "half":
+        path.write_text(json.dumps(body.to_json())[:200])
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        record.write(path, body)
+
+
+if __name__ == "__main__":
+    strike("startup")
+    numba = types.ModuleType("numba")  # importing the real one takes most of a stub run
+    numba.config = types.SimpleNamespace(NUMBA_NUM_THREADS=64)
+    numba.set_num_threads = lambda threads: None
+    sys.modules["numba"] = numba
+    stub = types.ModuleType("labkit.workload")
+    stub.load, stub.prepare = load, lambda experiment: None
+    sys.modules["labkit.workload"] = stub
+    import labkit
+
+    labkit.workload = stub
+    worker.start_probe = lambda draft: StubProbe(1)
+    worker.write = write
+    sys.exit(worker.main())

@@ -1,0 +1,245 @@
+"""Fault injection: whatever goes wrong has a name, and no record is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.experiment.errors import StudyError
+from labkit.experiment.record import read_runs
+from labkit.experiment.runner import run_cell
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "detail"),
+    [
+        ("startup:kill", "crashed", "SIGKILL"),
+        ("load:kill", "crashed", "SIGKILL"),
+        ("warm_up:segv", "crashed", "SIGSEGV"),
+        ("measure:exit", "crashed", "exit status 7"),
+        ("measure:norecord", "crashed", "without a record"),
+        ("write:kill", "crashed", "SIGKILL"),
+        ("write:half", "invalid_output", "not valid JSON"),
+        ("write:nan-json", "invalid_output", "NaN is not a number"),
+        ("load:value", "refused", "planted value"),
+        ("load:memory", "oom", "out of memory"),
+        ("measure:raise", "crashed", "measure: RuntimeError: planted"),
+        ("measure:stale", "stale", "planted stamp"),
+        ("measure:poison", "invalid_output", "planted NaN"),
+        ("measure:nan", "invalid_output", "dispatch_us of case 'one' is not a finite number"),
+        ("measure:vacuous", "vacuous", "resolver.seq_map stayed 0"),
+    ],
+)
+def test_a_failing_arm_has_a_named_outcome(
+    make_cell, launcher, monkeypatch, fault, outcome, detail
+):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", f"{fault}:seq_map")
+    cell = make_cell()
+    result = run_cell(cell, launcher)
+    records = {r.arm: r for r in read_runs(cell.dir)}
+    assert records["base"].ok
+    assert records["control"].ok
+    assert records["seq_map"].outcome == outcome
+    assert detail in records["seq_map"].detail
+    assert "\n" not in records["seq_map"].detail
+    assert result.failed == (records["seq_map"].run,)
+
+
+def test_a_hanging_worker_is_killed_with_its_group(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:hang:seq_map")
+    cell = make_cell(timeout_s=3.0)
+    run_cell(cell, launcher)
+    record = next(r for r in read_runs(cell.dir) if r.arm == "seq_map")
+    assert record.outcome == "timeout"
+    assert "killed after" in record.detail
+    assert any("stub_worker.py" in line for line in record.notes["log_tail"])
+
+
+def test_a_full_disk_in_the_worker_is_one_clear_error(make_cell, launcher, monkeypatch):
+    cell = make_cell(blocks=2)
+    run_cell(make_cell(blocks=1), launcher)
+    kept = read_runs(cell.dir)
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "write:full")
+    with pytest.raises(StudyError, match="No space left on device"):
+        run_cell(cell, launcher)
+    assert read_runs(cell.dir) == kept
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+    assert run_cell(cell, launcher).ran == 3
+
+
+def test_a_full_disk_in_the_parent_is_one_clear_error(make_cell, launcher):
+    cell = make_cell(blocks=2)
+    run_cell(make_cell(blocks=1), launcher)
+    kept = read_runs(cell.dir)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with pytest.raises(StudyError, match="File too large"):
+            run_cell(cell, launcher)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_runs(cell.dir) == kept
+    assert run_cell(cell, launcher).ran == 3
+
+
+def test_a_file_in_place_of_the_folder_is_one_clear_error(make_cell, launcher, tmp_path):
+    (tmp_path / "cell").write_text("in the way")
+    with pytest.raises(StudyError, match="same command continues"):
+        run_cell(make_cell(), launcher)
+
+
+STUDY = textwrap.dedent(
+    """
+    import os, pathlib, sys, tempfile
+    sys.path.insert(0, {here!r})
+    tempfile.tempdir = {tmp!r}
+    from conftest import STUB, make_arm
+    from labkit import config
+    from labkit.experiment import runner, progress
+    arms = (make_arm("base", "baseline"), make_arm("control", "control"))
+    design = config.Design(blocks=int(sys.argv[2]), runs_per_block=2)
+    cell = runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
+    launcher = runner.ProcessLauncher((sys.executable, str(STUB)))
+    try:
+        runner.run_cell(cell, launcher, progress.create())
+    except runner.Interrupted as stop:
+        print("interrupted", stop, flush=True)
+        sys.exit(130)
+    """
+)
+
+
+@pytest.fixture
+def start_study(tmp_path, stub_cache):
+    """Give a function that starts a study in a process of its own."""
+
+    def start(folder: str = "cell", blocks: int = 2) -> subprocess.Popen[str]:
+        return _start(tmp_path, stub_cache, folder, blocks)
+
+    return start
+
+
+def _start(tmp_path: Path, cache: Path, folder: str, blocks: int) -> subprocess.Popen[str]:
+    script = tmp_path / "study.py"
+    script.write_text(STUDY.format(here=str(HERE), tmp=str(tmp_path)))
+    root = str(HERE.parents[1])
+    environ = {**os.environ, "PYTHONPATH": root, "LABKIT_CACHE": str(cache)}
+    return subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / folder), str(blocks)],
+        env=environ,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def wait_for(condition, seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def workers(folder: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(str(folder).encode() + b"/runs" in word for word in words):
+            found.append(int(entry.parent.name))
+    return found
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux_only
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_worker_and_the_study_resumes(start_study, tmp_path, monkeypatch, number):
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "30")
+    study = start_study()
+    wait_for(lambda: workers(tmp_path / "cell"))
+    study.send_signal(number)
+    text, _ = study.communicate(timeout=20)
+    assert study.returncode == 130
+    assert f"interrupted {number.name}" in text
+    assert "Traceback" not in text
+    assert not workers(tmp_path / "cell")
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "0")
+    again = start_study()
+    text, _ = again.communicate(timeout=60)
+    assert again.returncode == 0, text
+    assert len(read_runs(tmp_path / "cell")) == 8
+
+
+@linux_only
+def test_a_worker_ends_with_its_parent(start_study, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "30")
+    study = start_study()
+    wait_for(lambda: workers(tmp_path / "cell"))
+    study.kill()
+    study.communicate()
+    time.sleep(1.0)
+    assert not workers(tmp_path / "cell")
+    assert not list((tmp_path / "cell" / "runs").glob("*.json"))
+
+
+@linux_only
+@pytest.mark.slow
+def test_a_parent_killed_at_any_moment_loses_nothing(start_study, tmp_path):
+    kept: dict[str, bytes] = {}
+    for attempt in range(20):
+        study = start_study(blocks=30)
+        time.sleep(0.4 + 0.13 * attempt)
+        study.kill()
+        study.communicate()
+        time.sleep(1.0)
+        assert not workers(tmp_path / "cell")
+        if (tmp_path / "cell").exists():
+            read_runs(tmp_path / "cell")
+        everything = list((tmp_path / "cell").rglob("b*.json"))
+        bodies = {path.read_bytes() for path in everything}
+        assert set(kept.values()) <= bodies, "a record was lost"
+        kept |= {str(path): path.read_bytes() for path in everything}
+    assert kept
+
+
+@linux_only
+def test_two_studies_take_turns(start_study, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "0.4")
+    first = start_study("one", blocks=1)
+    wait_for(lambda: workers(tmp_path / "one"))
+    second = start_study("two", blocks=1)
+    time.sleep(1.5)
+    overlap = bool(workers(tmp_path / "one")) and bool(workers(tmp_path / "two"))
+    assert not overlap
+    for study in (first, second):
+        text, _ = study.communicate(timeout=60)
+        assert study.returncode == 0, text
+    assert "is timing on this host since" in text
+    assert f"pid {first.pid}" in text
+    ends = max(r.started for r in read_runs(tmp_path / "one"))
+    assert all(r.started > ends for r in read_runs(tmp_path / "two"))
+
+
+@linux_only
+def test_the_same_study_twice_at_once_is_done_once(start_study, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_SECONDS", "0.2")
+    studies = [start_study(blocks=1) for _ in range(2)]
+    for study in studies:
+        text, _ = study.communicate(timeout=60)
+        assert study.returncode == 0, text
+    assert len(read_runs(tmp_path / "cell")) == 4
+    assert not (tmp_path / "cell" / "runs" / "abandoned").exists()

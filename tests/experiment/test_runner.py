@@ -1,0 +1,117 @@
+"""The runner with real processes and a stub workload."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from labkit.config import ConfigError
+from labkit.experiment.record import read_arms, read_cell, read_runs
+from labkit.experiment.runner import refuse_changes, run_cell, unfinished
+
+
+def test_a_cell_leaves_all_its_files(make_cell, launcher):
+    cell = make_cell(blocks=2, runs_per_block=2)
+    outcome = run_cell(cell, launcher)
+    assert (outcome.ran, outcome.found, outcome.failed) == (12, 0, ())
+    records = read_runs(cell.dir)
+    assert [r.run for r in records] == [run.name for run in cell.schedule()]
+    assert [arm.name for arm in read_arms(cell.dir)] == ["base", "seq_map", "control"]
+    assert read_cell(cell.dir)["design"]["seed"] == 7
+    assert not any((cell.dir / "runs" / "pending").iterdir())
+    record = records[0]
+    assert record.seed == 7
+    assert record.cases[0].metrics[0].repeats == (107.0, 101.0, 102.0)
+    assert record.seconds["startup"] > 0
+    assert record.seconds["total"] <= record.seconds["process"]
+    assert record.notes["workload"] == "stub"
+    assert record.notes["observer"]["cpu_s"] >= 0
+    assert record.environment["cores"] >= 1
+
+
+def test_inherited_variables_are_removed_and_recorded(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    cell = make_cell()
+    run_cell(cell, launcher)
+    for record in read_runs(cell.dir):
+        assert "OPENBLAS_CORETYPE" in record.notes["removed_environment"]
+
+
+def test_growing_blocks_runs_only_the_new_ones(make_cell, launcher):
+    run_cell(make_cell(blocks=1), launcher)
+    before = {r.run: r for r in read_runs(make_cell().dir)}
+    outcome = run_cell(make_cell(blocks=2), launcher)
+    assert (outcome.ran, outcome.found) == (3, 3)
+    after = {r.run: r for r in read_runs(make_cell().dir)}
+    assert all(after[name] == record for name, record in before.items())
+    assert read_cell(make_cell().dir)["design"]["blocks"] == 2
+
+
+def test_a_done_cell_runs_nothing(make_cell, launcher):
+    run_cell(make_cell(), launcher)
+    assert run_cell(make_cell(), launcher).ran == 0
+    assert unfinished(make_cell()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 8}, "seed was 7, now 8"),
+        ({"runs_per_block": 2}, "design.runs_per_block was 1, now 2"),
+        ({"alpha": 0.01}, "design.alpha was 0.05, now 0.01"),
+        ({"blocks": 1}, "design.blocks was 2, now 1"),
+    ],
+)
+def test_another_design_is_refused(make_cell, launcher, change, said):
+    run_cell(make_cell(blocks=2), launcher)
+    cell = make_cell(**{"blocks": 2, **change})
+    with pytest.raises(ConfigError, match=said):
+        refuse_changes(cell)
+    with pytest.raises(ConfigError, match=said):
+        run_cell(cell, launcher)
+
+
+def test_another_arm_is_refused_with_the_difference(make_cell, launcher, replace):
+    cell = make_cell()
+    run_cell(cell, launcher)
+    arm = json.loads(json.dumps(cell.arms[1].to_json()))
+    arm["config"]["engine"]["attention"]["resolver"] = "identity"
+    other = replace(cell.arms[1], config=arm["config"])
+    changed = replace(cell, arms=(cell.arms[0], other, cell.arms[2]))
+    said = "arm seq_map: config.engine.attention.resolver was seq_map, now identity"
+    with pytest.raises(ConfigError, match=said):
+        refuse_changes(changed)
+    with pytest.raises(ConfigError, match="arm seq_map is there, and now is not an arm"):
+        refuse_changes(replace(cell, arms=(cell.arms[0], cell.arms[2])))
+
+
+def test_a_fresh_folder_is_not_refused(make_cell):
+    refuse_changes(make_cell())
+    assert not make_cell().dir.exists()
+
+
+def test_an_unfinished_block_is_set_aside_and_run_again(make_cell, launcher):
+    cell = make_cell(blocks=2)
+    run_cell(cell, launcher)
+    lost = cell.schedule()[4]
+    (cell.dir / "runs" / f"{lost.name}.json").unlink()
+    kept = {p.name: p.read_bytes() for p in (cell.dir / "runs").glob("b00*.json")}
+    assert len(unfinished(cell)) == 3
+    assert run_cell(cell, launcher).ran == 3
+    assert len(list((cell.dir / "runs" / "abandoned").glob("b01*.json"))) == 2
+    assert {p.name: p.read_bytes() for p in (cell.dir / "runs").glob("b00*.json")} == kept
+    (cell.dir / "runs" / f"{lost.name}.json").unlink()
+    run_cell(cell, launcher)
+    assert len(list((cell.dir / "runs" / "abandoned").glob("b01*.json"))) == 4
+
+
+def test_redo_runs_failed_blocks_again(make_cell, launcher, monkeypatch):
+    cell = make_cell(blocks=2)
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:raise:seq_map")
+    assert len(run_cell(cell, launcher).failed) == 2
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+    assert len(run_cell(cell, launcher).failed) == 2
+    again = run_cell(cell, launcher, redo_failed=True)
+    assert (again.ran, again.failed) == (6, ())
+    assert len(list((cell.dir / "runs" / "abandoned").glob("*.json"))) == 6
