@@ -135,11 +135,12 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
         return f"{key}={match.group(1)}: a group; set one of its options" + _options(key)
     match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
     if not match:
-        match = re.search(r"Incompatible value '([^']*)' for field of type '(\w+)'", text)
+        match = re.search(r"Value '(.*)' is not a valid (bool)", text)
     if not match:
         return None
     value, kind = match.groups()
-    return f"{_key(text, value, overrides)}={value}: must be of type {kind.lower()}"
+    name = {"bool": "boolean (true or false)", "Integer": "integer", "Float": "float"}.get(kind)
+    return f"{_key(text, value, overrides)}={value}: must be of type {name or kind.lower()}"
 
 
 def _options(key: str) -> str:

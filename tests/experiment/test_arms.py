@@ -1,0 +1,135 @@
+"""Arms: names of cells, expansion of sweeps, quoting, and composition with Hydra."""
+
+import pytest
+
+from labkit import app
+from labkit.config import ConfigError
+from labkit.experiment.arms import cell_name, compose_cell, expand, quote
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "default"),
+        (["workload=chat", "ablation=seq_map"], "ablation=seq_map,workload=chat"),
+        (
+            ["out=outputs/x", "plan=true", "redo=failed", "design.blocks=8", "design.peek=true"],
+            "default",
+        ),
+        (["design=quick", "out=x"], "design=quick"),
+        (["model.path=/a b/c"], "model.path=_a_b_c"),
+        (["~ablation.arms.base"], "~ablation.arms.base"),
+    ],
+)
+def test_cell_folders_are_named_by_their_overrides(overrides, name):
+    assert cell_name(overrides) == name
+
+
+def test_long_names_end_in_a_hash_and_stay_distinct():
+    names = {cell_name([f"model.path={'x' * 200}{i}"]) for i in range(3)}
+    assert len(names) == 3
+    assert all(len(name) <= 120 for name in names)
+
+
+def test_sweeps_expand_in_the_sweepers_order():
+    cells = expand(["workload=chat,ragged", "seed=1,2"])
+    assert cells == [
+        ["workload=chat", "seed=1"],
+        ["workload=chat", "seed=2"],
+        ["workload=ragged", "seed=1"],
+        ["workload=ragged", "seed=2"],
+    ]
+    assert expand(["seed=1"], {"workload": "chat,ragged"}) == [
+        ["workload=chat", "seed=1"],
+        ["workload=ragged", "seed=1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        False,
+        3,
+        -1,
+        0.5,
+        1e-9,
+        "fused",
+        "null",
+        "true",
+        "a b",
+        "it's",
+        "a,b",
+        "x=y",
+        "pkg.mod:Class",
+        "[1]",
+        "{a:1}",
+        "back\\slash",
+        "ends\\",
+        "",
+        [1, "a b", None],
+        {"a": 1, "b": "x y"},
+        "${x}"[1:],
+    ],
+)
+def test_values_survive_hydras_grammar(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(f"key={quote(value)}").value()
+    assert parsed == value
+
+
+def composed(*overrides):
+    app.register()
+    with app.initialized():
+        return compose_cell([], overrides)
+
+
+def test_arms_are_the_cell_with_their_overrides_behind():
+    cell = composed("ablation=seq_map", "engine.attention.resolver=identity")
+    assert [(arm.name, arm.role) for arm in cell.arms] == [
+        ("binary_search", "baseline"),
+        ("seq_map", "arm"),
+        ("control", "control"),
+    ]
+    resolvers = [arm.experiment.engine.attention.resolver for arm in cell.arms]
+    assert resolvers == ["binary_search", "seq_map", "binary_search"]
+    assert cell.experiment.workload.name == "kernel_seq_map"
+
+
+def test_the_command_lines_workload_wins_over_the_ablations():
+    cell = composed("ablation=seq_map", "workload=chat")
+    assert {arm.experiment.workload.name for arm in cell.arms} == {"chat"}
+
+
+def test_arms_can_be_added_and_dropped_and_may_change_a_group():
+    cell = composed(
+        "ablation=seq_map",
+        "~ablation.arms.seq_map",
+        "+ablation.arms.own={engine:paged,engine.kv.block_size:32,engine.scheduler.chunk:null}",
+        "design.control=false",
+        "engine=paged",
+    )
+    assert [arm.name for arm in cell.arms] == ["binary_search", "own"]
+    assert cell.arms[1].experiment.engine.kv.block_size == 32
+    assert cell.arms[1].experiment.engine.scheduler.chunk is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["+ablation.arms.x={engine.kv.block_size:7}"], r"arm x: engine\.kv\.block_size=7"),
+        (["+ablation.arms.x={engine.kv.bloc:7}"], r"arm x: engine\.kv\.bloc=7: no option 'bloc'"),
+        (["+ablation.arms.x={engine:nope}"], r"arm x: engine=nope: no such engine"),
+        (["+ablation.arms.x={design.blocks:7}"], r"arm x: design\.blocks is the cell's"),
+        (["+ablation.arms.x={seed:7}"], r"arm x: seed is the cell's"),
+        (["+engine.foo=1"], r"engine\.foo: no such option"),
+        (["engine.attention.resolver=no_such_pkg.mod:Thing"], r"no module 'no_such_pkg\.mod'"),
+        (["model=local", "model.path=/nowhere"], r"model\.path=/nowhere"),
+    ],
+)
+def test_a_mistake_in_an_arm_is_one_line_that_names_it(overrides, line):
+    with pytest.raises(ConfigError, match=line) as caught:
+        composed(*overrides)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,96 @@
+"""The door, from outside: exit codes, one line for each mistake, nothing left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def labkit(cwd, *words, timeout=60):
+    return subprocess.run(
+        [sys.executable, "-m", "labkit", *words],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
+        (["ablation=nope"], "there are: "),
+        (["engine.kv.block_size=0"], "allowed are 8, 16 and 32"),
+        (["engine.kv.block_size=abc"], "must be of type integer"),
+        (["engine.attention.device=tpu"], "allowed are cpu"),
+        (["engine.kv.layout=null"], "a value is needed"),
+        (["engine.kv=3"], "set one of its options"),
+        (["engine=null"], "choose a file of the group"),
+        (["model=local"], "set model.path=DIR"),
+        (["model=local", "model.path=/nowhere"], "/nowhere"),
+        (["+ablation.arms.on={}"], "ablation.arms.on"),
+        (["workload=chat,ragged"], "need -m"),
+        (["engine.kv.block_size=8,16,7", "-m"], "engine.kv.block_size=7"),
+        (["a=[b"], "not an override"),
+        (["foo"], "write key=value"),
+        (["--frob"], "no such flag"),
+        (["--cfg", "jobb"], "allowed are job"),
+        (["--config-dir", "/nowhere"], "no such directory"),
+        (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
+        (["plan=maybe"], "must be of type boolean"),
+    ],
+)
+def test_a_mistake_is_one_line_exit_2_and_leaves_nothing(tmp_path, words, says):
+    done = labkit(tmp_path, *words)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert says in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_named_on_in_yaml_is_one_line(tmp_path):
+    (tmp_path / "mine" / "ablation").mkdir(parents=True)
+    (tmp_path / "mine" / "ablation" / "bad.yaml").write_text("name: bad\narms:\n  on: {}\n")
+    done = labkit(tmp_path, "--config-dir", "mine", "ablation=bad")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "on" in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_broken_yaml_names_file_and_line(tmp_path):
+    (tmp_path / "mine" / "ablation").mkdir(parents=True)
+    (tmp_path / "mine" / "ablation" / "bad.yaml").write_text("name: bad\narms: {a: {}\n")
+    done = labkit(tmp_path, "--config-dir", "mine", "ablation=bad")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "bad.yaml" in done.stderr and "line" in done.stderr
+
+
+def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):
+    done = labkit(tmp_path, "ablation=seq_map", "plan=true")
+    assert done.returncode == 0, done.stderr
+    assert "24 runs" in done.stdout and "nothing was written" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "shows"),
+    [
+        (["--version"], "labkit 0."),
+        (["--help"], "ablation=seq_map"),
+        (["--cfg", "job"], "max_num_seqs: 16"),
+        (["--cfg", "job", "-p", "engine.kv"], "block_size: 16"),
+        (["--info", "defaults"], "workload/chat"),
+    ],
+)
+def test_what_only_shows_exits_0(tmp_path, words, shows):
+    done = labkit(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert shows in done.stdout
+    assert list(tmp_path.iterdir()) == []

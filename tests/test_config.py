@@ -1,0 +1,113 @@
+"""The schema: every rule refuses in one line that names the option."""
+
+import dataclasses
+
+import pytest
+
+from labkit.config import (
+    KV,
+    Ablation,
+    Attention,
+    Budget,
+    Case,
+    ConfigError,
+    Design,
+    Engine,
+    Experiment,
+    Model,
+    ModelShape,
+    Scheduler,
+    Workload,
+    WorkloadKind,
+    from_plain,
+    to_plain,
+)
+
+
+def experiment(**changes):
+    base = {"ablation": Ablation(arms={"base": {}}), "model": Model(shape=ModelShape())}
+    return Experiment(**{**base, **changes})
+
+
+def test_plain_round_trip_keeps_everything():
+    whole = experiment(
+        workload=Workload(
+            name="k",
+            kind=WorkloadKind.kernel,
+            cases=[Case("decode", decode=4, context=16)],
+        ),
+        engine=Engine(threads=2, kv=KV(block_size=32)),
+        ablation=Ablation(arms={"base": {"engine.threads": 1, "x": None}}),
+    )
+    assert from_plain(Experiment, to_plain(whole)) == whole
+
+
+def test_unknown_and_mistyped_keys_are_refused_by_their_path():
+    plain = to_plain(experiment())
+    plain["engine"]["kv"]["block_sise"] = 16
+    with pytest.raises(ConfigError, match=r"^engine\.kv\.block_sise: no such option$"):
+        from_plain(Experiment, plain)
+    plain = to_plain(experiment())
+    plain["engine"]["threads"] = "many"
+    with pytest.raises(ConfigError, match=r"^engine\.threads='many': must be of type int$"):
+        from_plain(Experiment, plain)
+    plain = to_plain(experiment())
+    plain["engine"]["blas"] = "mkl"
+    with pytest.raises(ConfigError, match=r"^engine\.blas=mkl: allowed are openblas, stock$"):
+        from_plain(Experiment, plain)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: KV(block_size=0), "engine.kv.block_size=0"),
+        (lambda: KV(block_size=24), "engine.kv.block_size=24"),
+        (lambda: Engine(threads=0), "engine.threads=0"),
+        (lambda: Engine(attention=Attention(resolver="nope")), "engine.attention.resolver=nope"),
+        (lambda: Scheduler(max_num_seqs=0), "engine.scheduler.max_num_seqs=0"),
+        (lambda: Scheduler(max_num_seqs=64, max_num_batched_tokens=8), "max_num_batched_tokens=8"),
+        (lambda: Scheduler(chunk=0), "engine.scheduler.chunk=0"),
+        (lambda: Budget(blocks=1), "engine.budget.blocks=1"),
+        (lambda: Budget(fraction=0.5), "engine.budget.fraction=0.5"),
+        (lambda: ModelShape(num_heads=6, num_kv_heads=4), "model.shape.num_heads=6"),
+        (lambda: Model(shape=ModelShape(), path="x"), "model.path=x"),
+        (lambda: Workload(concurrency=0), "workload.concurrency=0"),
+        (lambda: Workload(cases=[Case("c", decode=1, context=1)]), "workload.cases"),
+        (lambda: Workload(kind=WorkloadKind.kernel), "workload.cases is empty"),
+        (
+            lambda: Workload(
+                kind=WorkloadKind.kernel, concurrency=3, cases=[Case("c", decode=1, context=1)]
+            ),
+            "workload.concurrency=3",
+        ),
+        (lambda: Case("c", decode=1), "decode goes with context"),
+        (lambda: Case("c"), "no requests"),
+        (lambda: Ablation(arms={"control": {}}), "ablation.arms.control"),
+        (lambda: Ablation(arms={"on": {}}), "ablation.arms.on"),
+        (lambda: Ablation(arms={"a b": {}}), "'a b' is not a name"),
+        (lambda: Ablation(arms={"a": 3}), "ablation.arms.a"),
+        (lambda: Ablation(arms={"a": {}}, baseline="b"), "ablation.baseline=b"),
+        (lambda: Design(blocks=0), "design.blocks=0"),
+        (lambda: Design(runs_per_block=3), "design.runs_per_block=3"),
+        (lambda: Design(alpha=0), "design.alpha=0"),
+        (lambda: Design(timeout_s=0), "design.timeout_s=0"),
+        (lambda: experiment(seed=-1), "seed=-1"),
+        (lambda: experiment(ablation=Ablation()), "there is no arm"),
+        (lambda: experiment(model=Model()), "set model.path=DIR"),
+    ],
+)
+def test_each_rule_names_its_option_in_one_line(make, names):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_baseline_is_the_first_arm_unless_named():
+    assert Ablation(arms={"a": {}, "b": {}}).baseline_arm == "a"
+    assert Ablation(arms={"a": {}, "b": {}}, baseline="b").baseline_arm == "b"
+
+
+def test_every_option_has_a_default_that_needs_no_yaml():
+    for kind in (Engine, KV, Attention, Scheduler, Budget, Workload, Design, ModelShape):
+        assert dataclasses.is_dataclass(kind())
