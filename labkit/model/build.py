@@ -62,11 +62,9 @@ class Recipe:
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
         _write_json(folder / "tokenizer_config.json", tokenizer_config())
         _write_json(folder / "config.json", model_config(self.shape))
-        save_file(
-            weights.tensors(self.shape, seed=self.seed),
-            folder / "model.safetensors",
-            metadata={"format": "mlx"},
-        )
+        path = folder / "model.safetensors"
+        save_file(weights.tensors(self.shape, seed=self.seed), path, metadata={"format": "mlx"})
+        path.chmod(0o644)  # the library leaves it readable by its owner alone
 
 
 def model_config(shape: ModelShape) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,9 +55,8 @@ def building_file(path: Path) -> Iterator[Path]:
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}-", dir=path.parent)
-        os.close(handle)
-    temporary = Path(name)
+        temporary = _temporary(path)
+        temporary.touch(exist_ok=False)
     try:
         yield temporary
         with _one_line_errors(path):
@@ -76,7 +75,8 @@ def building_directory(path: Path) -> Iterator[Path]:
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name[:80]}-", dir=path.parent))
+        temporary = _temporary(path)
+        temporary.mkdir()
     try:
         yield temporary
         for item in temporary.iterdir():
@@ -100,6 +100,11 @@ def _one_line_errors(path: Path) -> Iterator[None]:
             f"cannot write {path.parent}: {error.strerror or error}; "
             "set LABKIT_CACHE to a folder that can be written"
         ) from None
+
+
+def _temporary(path: Path) -> Path:
+    """Name a neighbour of ``path`` that nobody else uses; modes then follow the umask."""
+    return path.with_name(f".{path.name[:80]}-{uuid.uuid4().hex[:12]}")
 
 
 def _flush(path: Path) -> None:

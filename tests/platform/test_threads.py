@@ -1,0 +1,109 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.platform import threads
+
+CHECKOUT = str(Path(threads.__file__).resolve().parents[2])
+DIRTY = {
+    "PATH": "/bin",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OPENBLAS_NUM_THREADS": "7",
+    "OMP_NUM_THREADS": "3",
+    "GOMP_SPINCOUNT": "1",
+    "KMP_BLOCKTIME": "0",
+    "MKL_NUM_THREADS": "3",
+    "VECLIB_MAXIMUM_THREADS": "1",
+    "NUMBA_DISABLE_JIT": "1",
+    "MLX_DISABLE_COMPILE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
+    base = DIRTY | {"LABKIT_CACHE": str(tmp_path), "HOME": "/home/user"}
+    environment, removed = threads.worker_environment(base, threads=1, cores=4)
+    assert removed == sorted(set(DIRTY) - {"PATH"})
+    assert environment == {
+        "PATH": "/bin",
+        "HOME": "/home/user",
+        "LABKIT_CACHE": str(tmp_path),
+        "OPENBLAS_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "4",
+        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
+        "PYTHONHASHSEED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": CHECKOUT,
+    }
+
+
+def test_the_base_is_left_alone():
+    base = dict(DIRTY)
+    threads.worker_environment(base, threads=1, cores=1)
+    assert base == DIRTY
+
+
+def test_numba_has_threads_for_a_budget_above_the_cores():
+    environment, _ = threads.worker_environment({}, threads=8, cores=2)
+    assert environment["NUMBA_NUM_THREADS"] == "8"
+
+
+def test_pythonpath_is_kept_behind_the_checkout():
+    environment, _ = threads.worker_environment({"PYTHONPATH": "/mine"}, threads=1, cores=1)
+    assert environment["PYTHONPATH"] == os.pathsep.join([CHECKOUT, "/mine"])
+    again, _ = threads.worker_environment(environment, threads=1, cores=1)
+    assert again["PYTHONPATH"] == environment["PYTHONPATH"]
+
+
+def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cache(tmp_path):
+    base = dict(os.environ) | DIRTY | {"LABKIT_CACHE": str(tmp_path / "cache")}
+    base["PATH"] = os.environ["PATH"]
+    environment, _ = threads.worker_environment(base, threads=1, cores=1)
+    subprocess.run(
+        [sys.executable, "-c", "import labkit.platform.memory"],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert list((tmp_path / "cache" / "pycache").rglob("memory.*.pyc"))
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({}, None),
+    ],
+)
+def test_cgroup_quota(tmp_path, files, quota):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert threads.cgroup_cpu_quota(tmp_path) == quota
+
+
+def test_core_count_respects_quota_and_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for quota, cores in ((None, 8), (2.5, 2), (0.3, 1), (64.0, 8)):
+        monkeypatch.setattr(threads, "cgroup_cpu_quota", lambda quota=quota: quota)
+        assert threads.core_count() == cores
+
+
+def test_importing_it_loads_only_the_standard_library():
+    code = (
+        "import sys, labkit.platform.threads\n"
+        "names = {name.partition('.')[0] for name in sys.modules} - {'labkit', '__main__'}\n"
+        "print(sorted(n for n in names - set(sys.stdlib_module_names) if 'site' not in n))"
+    )
+    environment = dict(os.environ) | {"PYTHONPATH": CHECKOUT}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == "[]", done.stderr
