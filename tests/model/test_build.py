@@ -1,0 +1,174 @@
+import hashlib
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from labkit.config import Model, ModelShape
+from labkit.model import build, resolve, weights
+from labkit.model.corpus import packaged_texts
+
+TINY = Model(name="tiny", shape=ModelShape())
+LITTLE = ModelShape(
+    hidden_size=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512,
+    intermediate_size=96,
+)  # fmt: skip
+
+
+def bytes_of(folder):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+BUILD = """
+import json, pathlib
+from labkit.config import Model, ModelShape
+from labkit.model import resolve
+found = resolve(Model(name="tiny", shape=ModelShape()))
+print(json.dumps([str(found.path), found.digest]))
+"""
+
+
+def in_fresh_process(code, **variables):
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ) | variables,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_built_twice_the_bytes_are_the_same(tmp_path):
+    built = []
+    for place, hash_seed in (("one", "1"), ("two", "2")):
+        cache = tmp_path / place
+        path, digest = in_fresh_process(BUILD, LABKIT_CACHE=str(cache), PYTHONHASHSEED=hash_seed)
+        (folder,) = (cache / "models").iterdir()
+        assert str(folder) == path
+        built.append((folder.name, digest, bytes_of(folder)))
+    assert built[0] == built[1]
+    assert len(built[0][2]) == 4
+
+
+def test_a_second_use_builds_nothing(no_cache, monkeypatch):
+    first = resolve(Model(name="little", shape=LITTLE))
+    monkeypatch.setattr(build.Recipe, "write", None)
+    assert resolve(Model(name="little", shape=LITTLE)) == first
+
+
+def test_the_facts_of_a_built_model(no_cache):
+    found = resolve(Model(name="little", shape=LITTLE))
+    assert found.path.parent == no_cache / "models"
+    assert found.name == "little"
+    assert found.vocab_size == 512
+    assert found.eos_token_ids == (511,)
+    assert found.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
+    loaded = load_file(found.path / "model.safetensors")
+    parameters = sum(tensor.size for tensor in loaded.values())
+    assert 0 <= found.weight_bytes - parameters * 4 < 10_000
+    assert {tensor.dtype for tensor in loaded.values()} == {np.dtype(np.float32)}
+
+
+def test_the_key_names_everything_that_goes_in(monkeypatch):
+    base = build.Recipe(shape=LITTLE, seed=0, texts=("a",))
+    others = [
+        build.Recipe(shape=LITTLE, seed=1, texts=("a",)),
+        build.Recipe(shape=LITTLE, seed=0, texts=("a", "b")),
+        build.Recipe(shape=ModelShape(), seed=0, texts=("a",)),
+    ]
+    keys = {base.key, *(other.key for other in others)}
+    monkeypatch.setattr(build, "version", lambda _: "0")
+    keys.add(base.key)
+    monkeypatch.setattr(build, "RECIPE", "other")
+    keys.add(base.key)
+    assert len(keys) == 6
+
+
+def test_a_seed_changes_every_matrix_and_a_tensor_does_not_depend_on_the_others():
+    first, second = weights.tensors(LITTLE, seed=0), weights.tensors(LITTLE, seed=1)
+    for name, tensor in first.items():
+        assert (tensor.ndim == 1) == np.array_equal(tensor, second[name])
+    matrices = [t for t in first.values() if t.ndim == 2]
+    assert len({t.ravel()[:8].tobytes() for t in matrices}) == len(matrices)
+    deeper = ModelShape(**(vars(LITTLE) | {"num_layers": 3}))
+    more = weights.tensors(deeper, seed=0)
+    assert all(np.array_equal(tensor, more[name]) for name, tensor in first.items())
+
+
+def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(weights, "tensors", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        resolve(Model(name="little", shape=LITTLE))
+    assert list((no_cache / "models").iterdir()) == []
+
+
+GREEDY = """
+import json
+from labkit.platform import blas
+blas.activate("openblas")
+import mlx.core as mx, mlx_lm, numpy as np
+from mlx_lm.generate import generate_step
+from labkit.config import Model, ModelShape
+from labkit.model import resolve, tokenizer
+from labkit.model.corpus import packaged_texts
+folder = resolve(Model(name="tiny", shape=ModelShape())).path
+model, theirs = mlx_lm.load(str(folder))
+ours = tokenizer.load(folder)
+answers = []
+for text in packaged_texts()[:4]:
+    ids = ours.encode(text[:400])
+    steps = [(t, np.sort(np.array(p))) for t, p in
+             generate_step(mx.array(ids), model, max_tokens=24)]
+    answers.append({
+        "tokens": [int(t) for t, _ in steps],
+        "margins": [float(p[-1] - p[-2]) for _, p in steps],
+        "entropies": [float(-(np.exp(p) * p).sum()) for _, p in steps],
+        "range": float(steps[0][1][-1] - steps[0][1][0]),
+    })
+print(json.dumps({
+    "answers": answers,
+    "same_ids": all(ours.encode(t) == theirs.encode(t) for t in packaged_texts()),
+    "round_trip": all(theirs.decode(theirs.encode(t)) == t for t in packaged_texts()),
+    "eos": sorted(theirs.eos_token_ids),
+    "dtypes": sorted({str(v.dtype) for _, v in mlx_lm.utils.tree_flatten(model.parameters())}),
+}))
+"""
+
+
+def test_the_real_mlx_lm_loads_it_and_its_answers_are_not_degenerate():
+    said = in_fresh_process(GREEDY)
+    assert said["same_ids"]
+    assert said["round_trip"]
+    assert said["eos"] == [4095]
+    assert said["dtypes"] == ["mlx.core.float32"]
+    answers = said["answers"]
+    assert len({tuple(answer["tokens"]) for answer in answers}) == len(answers)
+    for answer in answers:
+        assert len(set(answer["tokens"])) > 12  # of 24: no loop, no single winner
+        assert np.median(answer["margins"]) > 0.005 * answer["range"]
+        assert 1 < np.mean(answer["entropies"]) < np.log(4096) - 1  # sampling has a choice
+
+
+def test_the_context_is_looked_at():
+    """The same last token after another beginning must be answered differently."""
+    code = GREEDY.replace("ours.encode(text[:400])", "[*ours.encode(text[:400])[:-1], 300]")
+    answers = in_fresh_process(code)["answers"]
+    assert len({answer["tokens"][0] for answer in answers}) >= 3
+
+
+def test_the_packaged_text_survives_the_tokenizer_of_tiny():
+    from labkit.model import tokenizer
+
+    loaded = tokenizer.load(resolve(TINY).path)
+    for text in packaged_texts():
+        assert loaded.decode(loaded.encode(text)) == text
+    names = {loaded.decode([i]) for i in range(256, loaded.vocab_size)}
+    assert len(names) > 3800  # a few merges are halves of the same multi-byte characters

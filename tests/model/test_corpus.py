@@ -1,0 +1,42 @@
+import pytest
+
+from labkit.config import ConfigError
+from labkit.model.corpus import packaged_texts
+
+
+def test_the_packaged_texts_are_there_and_stay_in_order():
+    texts = packaged_texts()
+    assert texts == packaged_texts()
+    assert sum(map(len, texts)) > 40_000
+
+
+def make(folder, texts, questions):
+    (folder / "workload" / "texts").mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / "workload" / "texts" / name).write_text(text)
+    if questions is not None:
+        (folder / "workload" / "questions.json").write_text(questions)
+    return folder
+
+
+def test_texts_by_name_then_every_string_of_the_questions(tmp_path):
+    package = make(
+        tmp_path,
+        {"b.md": "second", "a.md": "first", "c.txt": "not a text"},
+        '[{"question": "why?", "text": null}, {"more": ["how?", 3]}]',
+    )
+    assert packaged_texts(package) == ("first", "second", "why?", "how?")
+
+
+@pytest.mark.parametrize(
+    ("texts", "questions", "missing"),
+    [({}, "[]", "texts"), ({"a.md": "x"}, None, "questions.json"), ({"a.txt": "x"}, "[]", "texts")],
+)
+def test_an_incomplete_installation_is_an_error(tmp_path, texts, questions, missing):
+    with pytest.raises(ConfigError, match=missing):
+        packaged_texts(make(tmp_path, texts, questions))
+
+
+def test_no_folder_at_all_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="is missing"):
+        packaged_texts(tmp_path)

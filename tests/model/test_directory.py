@@ -1,0 +1,161 @@
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, models
+
+from labkit.config import ConfigError, Model
+from labkit.model import directory, resolve
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "vocab_size": 300,
+    "eos_token_id": 7,
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    write(folder, "config.json", CONFIG)
+    vocab = {"a": 0, "b": 1, "<end>": 2}
+    Tokenizer(models.BPE(vocab=vocab, merges=[])).save(str(folder / "tokenizer.json"))
+    save_file({"w": np.zeros(1 << 19, np.float32)}, folder / "model.safetensors")
+    return folder
+
+
+def write(folder, name, value):
+    (folder / name).write_text(value if isinstance(value, str) else json.dumps(value))
+
+
+def local(path):
+    return resolve(Model(name="local", path=str(path)))
+
+
+def test_the_facts_of_a_directory(model):
+    found = local(model)
+    assert found.path == model
+    assert found.name == "mine"
+    assert found.vocab_size == 300
+    assert found.eos_token_ids == (7,)
+    assert found.weight_bytes == (model / "model.safetensors").stat().st_size
+    assert found.kv_bytes_per_token == 3 * 2 * 2 * (64 // 8) * 4
+    assert found == local(model)
+
+
+def test_a_relative_path_and_the_home_folder(model, monkeypatch):
+    monkeypatch.chdir(model.parent)
+    assert local("mine").path == model
+    monkeypatch.setenv("HOME", str(model.parent))
+    assert local("~/mine").path == model
+
+
+def test_the_digest_follows_the_content_and_not_the_place(model):
+    before = local(model).digest
+    model.rename(model.with_name("moved"))
+    moved = model.with_name("moved")
+    assert local(moved).digest == before
+    digests = {before}
+    for change in ("weights", "config", "tokenizer"):
+        if change == "weights":
+            save_file({"w": np.ones(1 << 19, np.float32)}, moved / "model.safetensors")
+        elif change == "config":
+            write(moved, "config.json", CONFIG | {"rope_theta": 1.0})
+        else:
+            write(moved, "tokenizer.json", (moved / "tokenizer.json").read_text() + " ")
+        digests.add(local(moved).digest)
+    assert len(digests) == 4
+
+
+def test_the_digest_sees_both_ends_of_large_weights(model):
+    path = model / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    before = local(model).digest
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert local(model).digest != before
+
+
+def test_where_the_stop_tokens_come_from(model):
+    write(model, "config.json", CONFIG | {"eos_token_id": [4, 5]})
+    assert local(model).eos_token_ids == (4, 5)
+    write(model, "generation_config.json", {"eos_token_id": 6})
+    assert local(model).eos_token_ids == (6,)
+    write(model, "generation_config.json", {})
+    write(model, "config.json", {k: v for k, v in CONFIG.items() if k != "eos_token_id"})
+    assert local(model).eos_token_ids == ()
+    for token in ("<end>", {"content": "<end>"}):
+        write(model, "tokenizer_config.json", {"eos_token": token})
+        assert local(model).eos_token_ids == (2,)
+
+
+def test_a_nested_config_and_one_that_does_not_tell(model):
+    write(model, "config.json", {"model_type": "gemma3", "text_config": CONFIG | {"head_dim": 16}})
+    assert local(model).kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
+    write(model, "config.json", {"model_type": "other"})
+    assert local(model).kv_bytes_per_token is None
+    assert local(model).vocab_size == 3
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda m: (m / "config.json").unlink(), "no config.json in it"),
+        (lambda m: write(m, "config.json", "{"), "config.json is not JSON"),
+        (lambda m: write(m, "config.json", "[]"), "config.json is not a JSON object"),
+        (lambda m: write(m, "config.json", "{}"), "config.json has no model_type"),
+        (lambda m: (m / "model.safetensors").unlink(), r"no model\*.safetensors in it"),
+        (lambda m: (m / "tokenizer.json").unlink(), "no tokenizer.json in it"),
+    ],
+)
+def test_a_broken_directory_is_one_line(model, break_it, message):
+    break_it(model)
+    with pytest.raises(ConfigError, match=message) as error:
+        local(model)
+    assert str(error.value).startswith(f"model.path={model}: ")
+    assert "\n" not in str(error.value)
+
+
+def test_no_such_directory_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^model\.path=/nowhere: no such directory$"):
+        local("/nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        local(tmp_path / "file")
+
+
+def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(
+        ConfigError, match="no model of that name in the Hugging Face cache"
+    ) as error:
+        local("someone/some-model")
+    assert str(error.value).startswith("model.path=someone/some-model: no such directory")
+    repository = tmp_path / "hub" / "models--someone--some-model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots").mkdir()
+    model.rename(repository / "snapshots" / "abc")
+    found = directory.find("someone/some-model")
+    assert found.name == "someone/some-model"
+    assert found.path == repository / "snapshots" / "abc"
+
+
+def test_the_room_is_light_to_enter():
+    code = (
+        "import sys, labkit.model\n"
+        "print([n for n in ('numpy', 'tokenizers', 'safetensors', 'mlx', 'huggingface_hub')"
+        " if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

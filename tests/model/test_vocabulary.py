@@ -1,0 +1,95 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, pre_tokenizers
+
+from labkit.model import vocabulary
+
+TEXTS = (
+    "the cat sat on the mat; the other cat sat beside it.",
+    "Ein zweiter Text, über Äpfel.",
+) * 3
+SIZE = 700
+JSON = vocabulary.train(TEXTS, vocab_size=SIZE, seed=0)
+TOKENIZER = Tokenizer.from_str(JSON)
+BYTES = {
+    c: b
+    for b, c in zip(
+        [*range(33, 127), *range(161, 173), *range(174, 256)],
+        [chr(b) for b in (*range(33, 127), *range(161, 173), *range(174, 256))],
+        strict=True,
+    )
+}
+
+
+def token_bytes(name):
+    """GPT-2's table: bytes that print stand for themselves, the others follow from 256 on."""
+    others = [b for b in range(256) if chr(b) not in BYTES]
+    table = BYTES | {chr(256 + i): b for i, b in enumerate(others)}
+    return bytes(table[c] for c in name)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_any_text_survives(text):
+    ids = TOKENIZER.encode(text).ids
+    if "<|bos|>" not in text and "<|eos|>" not in text:
+        assert max(ids, default=0) < SIZE - 2
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == text
+
+
+def test_every_id_has_bytes_of_its_own():
+    names = [TOKENIZER.id_to_token(i) for i in range(SIZE)]
+    assert TOKENIZER.get_vocab_size() == SIZE
+    assert names[-2:] == ["<|bos|>", "<|eos|>"]
+    assert len({token_bytes(name) for name in names[:-2]}) == SIZE - 2
+    assert {token_bytes(name) for name in names[:256]} == {bytes([b]) for b in range(256)}
+    assert all(TOKENIZER.decode([i], skip_special_tokens=False) for i in range(SIZE))
+
+
+def test_merges_are_learned_from_the_text():
+    assert len(TOKENIZER.encode(TEXTS[0]).ids) < len(TEXTS[0]) / 3
+    assert len(vocabulary.train(["ab ab"], vocab_size=300, seed=0)) < len(JSON)
+
+
+def test_a_small_vocabulary_stops_the_merges():
+    small = json.loads(vocabulary.train(TEXTS, vocab_size=260, seed=0))
+    assert len(small["model"]["merges"]) == 2
+    assert [t["id"] for t in small["added_tokens"]] == [258, 259]
+
+
+def test_the_seed_invents_other_words_and_the_same_merges():
+    first, other = json.loads(JSON), json.loads(vocabulary.train(TEXTS, vocab_size=SIZE, seed=1))
+    assert first["model"]["merges"] == other["model"]["merges"]
+    assert first["model"]["vocab"] != other["model"]["vocab"]
+
+
+def test_other_processes_train_the_same():
+    code = (
+        "import sys; from labkit.model import vocabulary\n"
+        f"sys.stdout.write(vocabulary.train({TEXTS!r}, vocab_size={SIZE}, seed=0))"
+    )
+    for hash_seed, threads in (("1", "1"), ("2", "4")):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            encoding="utf-8",
+            check=True,
+            env={"PYTHONHASHSEED": hash_seed, "RAYON_NUM_THREADS": threads, "PYTHONUTF8": "1"},
+        )
+        assert done.stdout == JSON
+
+
+def test_too_small_is_refused():
+    with pytest.raises(ValueError, match="allowed are 258 or more"):
+        vocabulary.train(TEXTS, vocab_size=257, seed=0)
+
+
+def test_the_table_of_this_test_is_the_librarys():
+    assert {chr(256 + i) for i in range(68)} | set(BYTES) == set(
+        pre_tokenizers.ByteLevel.alphabet()
+    )
