@@ -18,29 +18,37 @@ from labkit.analysis.permutation import Floats
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Values with the probe's part taken out, float64 [blocks, units]; its ``theta``;
-    ``correlation`` of the deviations, -1 to 1.
-    """  # noqa: D205
+    """Log values without the probe's part, float64 [blocks, units], and its ``theta``."""
 
     values: Floats
     theta: float
-    correlation: float
 
 
 def adjust(values: Floats, probe: Floats) -> Adjustment | None:
     """Take the probe's part out of log values, both float64 [blocks, units].
 
-    Give None where either does not vary within the blocks.
+    Give None where the probe does not vary within the blocks.
     """
     dv = values - values.mean(axis=1, keepdims=True)
     dp = probe - probe.mean(axis=1, keepdims=True)
-    squares_v, squares_p = float((dv**2).sum()), float((dp**2).sum())
-    if min(squares_v, squares_p) < 1e-24:
+    squares = float((dp**2).sum())
+    if squares < 1e-24:
         return None
-    product = float((dv * dp).sum())
-    theta = product / squares_p
-    return Adjustment(
-        values=values - theta * dp,
-        theta=theta,
-        correlation=product / float(np.sqrt(squares_v * squares_p)),
-    )
+    theta = float((dv * dp).sum()) / squares
+    return Adjustment(values=values - theta * dp, theta=theta)
+
+
+def noise_correlation(values: Floats, probe: Floats) -> float:
+    """Correlate value and probe over what blocks and arms leave over, -1 to 1.
+
+    Parameters
+    ----------
+    values, probe : float64 [arms, blocks, runs]
+        Of several arms; an effect of an arm is not taken for a correlation.
+    """
+    left = []
+    for table in (values, probe):
+        rest = table - table.mean(axis=(0, 2), keepdims=True)
+        left.append(rest - rest.mean(axis=(1, 2), keepdims=True))
+    squares = float((left[0] ** 2).sum()) * float((left[1] ** 2).sum())
+    return float((left[0] * left[1]).sum()) / float(np.sqrt(squares)) if squares > 1e-40 else 0.0

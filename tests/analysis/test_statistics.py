@@ -26,7 +26,7 @@ from labkit.analysis.permutation import (
     smallest_p,
 )
 from labkit.analysis.power import blocks_needed, detectable_pct, run_sd
-from labkit.analysis.probe import adjust
+from labkit.analysis.probe import adjust, noise_correlation
 from labkit.analysis.sequential import alpha_now, parse_looks
 
 rng = np.random.default_rng
@@ -285,6 +285,15 @@ def test_probe_adjustment_is_exact_and_sign_invariant():
     after = permutation_test(found.values[:, :1], found.values[:, 1:])
     assert after < 0.01 < before
     assert adjust(values, np.ones_like(probe)) is None
+
+
+def test_noise_correlation_does_not_see_effects_of_arms_or_blocks():
+    noise, block = rng(1).normal(0, 0.02, (3, 6, 2)), np.arange(6)[None, :, None]
+    arm = np.arange(3)[:, None, None]
+    assert noise_correlation(noise + 5 * arm + block, noise + block) == pytest.approx(1.0)
+    other = rng(2).normal(0, 0.02, (3, 6, 2))
+    assert abs(noise_correlation(other + 5 * arm + 9 * block, noise + arm + block)) < 0.4
+    assert noise_correlation(noise, np.ones_like(noise)) == 0.0
 
 
 def test_fisher_is_the_articles_p_of_one():

@@ -1,0 +1,266 @@
+"""One cell, analysed: everything in ``cell.json`` is derived from the records.
+
+``cell.json`` is first written by the runner with what was declared (question, design,
+published numbers); the analysis keeps that and computes the rest anew each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis import gates, identity
+from labkit.analysis.comparison import Comparison, Levels, compare_arm
+from labkit.analysis.sequential import Look, alpha_now, parse_looks
+from labkit.analysis.values import Row, build_rows, summary
+from labkit.analysis.verdict import Verdict, judge
+from labkit.experiment.record import (
+    SCHEMA_VERSION,
+    Arm,
+    Record,
+    RecordError,
+    read_arms,
+    read_cell,
+    read_runs,
+    write_json,
+)
+
+
+@dataclass(frozen=True)
+class CellData:
+    """What was read: the declared facts, the arms (baseline first) and the records."""
+
+    dir: Path
+    facts: Mapping[str, Any]
+    arms: tuple[Arm, ...]
+    records: tuple[Record, ...]
+
+    @cached_property
+    def design(self) -> Mapping[str, Any]:
+        """The design's declared facts."""
+        design: Mapping[str, Any] = self.facts["design"]
+        return design
+
+    @property
+    def baseline(self) -> str:
+        """The arm that the others are compared with."""
+        return self.arms[0].name
+
+    @cached_property
+    def looks(self) -> tuple[Look, ...]:
+        """The predeclared looks; empty where there are none."""
+        return parse_looks(self.design.get("looks"), float(self.design["alpha"]))
+
+    @cached_property
+    def levels(self) -> Levels:
+        """Runs per block, margin, and the alpha that may be spent now."""
+        runs = int(self.design["runs_per_block"])
+        done = len(self.blocks_done)
+        alpha = alpha_now(self.looks, done, float(self.design["alpha"]))
+        return Levels(runs, alpha, float(self.design["margin_pct"]))
+
+    @cached_property
+    def blocks_done(self) -> tuple[int, ...]:
+        """The blocks whose runs have all left a record."""
+        expected = len(self.arms) * int(self.design["runs_per_block"])
+        counts: dict[int, int] = {}
+        for record in self.records:
+            counts[record.block] = counts.get(record.block, 0) + 1
+        return tuple(sorted(block for block, n in counts.items() if n >= expected))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all blocks that were asked for have all their records."""
+        return len(self.blocks_done) >= int(self.design["blocks"])
+
+
+def read_data(cell_dir: Path) -> CellData:
+    """Read a cell's files.
+
+    Raises
+    ------
+    RecordError
+        Names the file and what is wrong with it.
+    """
+    facts = read_cell(cell_dir)
+    for key in ("blocks", "runs_per_block", "alpha", "margin_pct"):
+        if key not in facts["design"]:
+            raise RecordError(f"{cell_dir / 'cell.json'}: design has no {key}")
+    arms = read_arms(cell_dir)
+    if not arms or arms[0].role != "baseline":
+        raise RecordError(f"{cell_dir / 'arms'}: no baseline arm")
+    known = {arm.name for arm in arms}
+    records = read_runs(cell_dir)
+    stray = next((r for r in records if r.arm not in known), None)
+    if stray is not None:
+        raise RecordError(f"{cell_dir / 'runs' / stray.run}.json: no such arm in arms/")
+    return CellData(cell_dir, facts, tuple(arms), tuple(records))
+
+
+@dataclass(frozen=True)
+class CellAnalysis:
+    """The data and what follows from it; ``comparisons`` and ``verdicts`` per row and arm."""
+
+    data: CellData
+    rows: tuple[Row, ...]
+    comparisons: tuple[Mapping[str, Comparison], ...]
+    verdicts: tuple[Mapping[str, Verdict], ...]
+    gates: Mapping[str, gates.Gate]
+    identity: identity.IdentityReport
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """``cell.json`` with the fields of design.md section 8."""
+        data = self.data
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "cell": data.facts.get("cell", data.dir.name),
+            "question": data.facts.get("question"),
+            "arms": [_arm(arm, data.records) for arm in data.arms],
+            "design": {**data.design, "order": _order(data), "looks": _looks(data)},
+            "gates": {name: gate.to_json() for name, gate in self.gates.items()},
+            "rows": [self._row(i) for i in range(len(self.rows))],
+            "failures": [
+                {"run": r.run, "outcome": r.outcome, "detail": r.detail}
+                for r in data.records
+                if not r.ok
+            ],
+            "environment": _environment(data.records),
+            "published": data.facts.get("published"),
+        }
+
+    def _row(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        return {
+            "case": row.case,
+            "metric": row.metric,
+            "unit": row.unit,
+            "better": row.better,
+            "primary": row.primary,
+            "skipped": row.skipped,
+            "arms": {arm.name: summary(row.arms.get(arm.name, ())) for arm in self.data.arms},
+            "comparisons": [
+                _comparison(found, self.verdicts[index][arm])
+                for arm, found in self.comparisons[index].items()
+            ],
+        }
+
+
+def analyse(cell_dir: Path) -> CellAnalysis:
+    """Analyse one cell from its files; raises :class:`RecordError`."""
+    data = read_data(cell_dir)
+    rows = build_rows(data.records)
+    others = [arm.name for arm in data.arms[1:]]
+    tested = sum(arm.role == "arm" for arm in data.arms)
+    per_arm = {
+        arm.name: compare_arm(
+            rows, arm.name, data.baseline, data.levels, tested if arm.role == "arm" else 1
+        )
+        for arm in data.arms[1:]
+    }
+    report = identity.compare_outputs(data.records, [arm.name for arm in data.arms])
+    found = {
+        "healthy": gates.healthy(data.records),
+        "engaged": gates.engaged(data.records, data.arms),
+        "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
+    }
+    comparisons = tuple(
+        {} if row.skipped is not None else {arm: per_arm[arm][i] for arm in others}
+        for i, row in enumerate(rows)
+    )
+    verdicts = tuple(
+        _judge_row(row, found_row, data, found)
+        for row, found_row in zip(rows, comparisons, strict=True)
+    )
+    return CellAnalysis(data, tuple(rows), comparisons, verdicts, found, report)
+
+
+def _judge_row(
+    row: Row,
+    comparisons: Mapping[str, Comparison],
+    data: CellData,
+    found: Mapping[str, gates.Gate],
+) -> dict[str, Verdict]:
+    control = next((arm.name for arm in data.arms if arm.role == "control"), None)
+    noise = comparisons.get(control) if control is not None else None
+    order = ("engaged", "identical", "healthy")
+    return {
+        arm: judge(
+            comparison,
+            row.better,
+            data.levels,
+            [cause for name in order if (cause := found[name].cause(arm)) is not None],
+            noise,
+        )
+        for arm, comparison in comparisons.items()
+    }
+
+
+def analyse_cell(cell_dir: Path) -> dict[str, Any]:
+    """Analyse one cell and give its ``cell.json`` (design.md section 8).
+
+    Raises
+    ------
+    RecordError
+        A file of the cell is missing, truncated, foreign or of another schema version.
+    """
+    return analyse(Path(cell_dir)).json
+
+
+def write_cell(cell_dir: Path) -> dict[str, Any]:
+    """Analyse one cell, write its ``cell.json`` and give it; raises :class:`RecordError`."""
+    result = analyse_cell(cell_dir)
+    write_json(Path(cell_dir) / "cell.json", result)
+    return result
+
+
+def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
+    """Describe an arm; its counters are the medians over its runs."""
+    mine = [r.counters for r in records if r.arm == arm.name and r.counters]
+    names = list(dict.fromkeys(name for counters in mine for name in counters))
+    middle = {name: sorted(float(c.get(name, 0.0)) for c in mine)[len(mine) // 2] for name in names}
+    return {
+        "name": arm.name,
+        "role": arm.role,
+        "overrides": dict(arm.overrides),
+        "counters": middle,
+    }
+
+
+def _order(data: CellData) -> list[list[str]]:
+    """Give the order that was really run: per block, the arms by position."""
+    blocks: dict[int, list[str]] = {}
+    for record in data.records:
+        blocks.setdefault(record.block, []).append(record.arm)
+    return [blocks[block] for block in sorted(blocks)]
+
+
+def _looks(data: CellData) -> list[dict[str, Any]]:
+    return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
+
+
+def _environment(records: Sequence[Record]) -> dict[str, Any]:
+    """Give the fingerprint of the first run that has one."""
+    return next((dict(r.environment) for r in records if r.environment), {})
+
+
+def _comparison(found: Comparison, verdict: Verdict) -> dict[str, Any]:
+    low, high = found.ci_pct if found.ci_pct is not None else (None, None)
+    return {
+        "arm": found.arm,
+        "baseline": found.baseline,
+        "effect_pct": found.effect_pct,
+        "ci_low_pct": low,
+        "ci_high_pct": high,
+        "p": found.p,
+        "p_adjusted": found.p_adjusted,
+        "p_floor": found.p_floor,
+        "mde_pct": found.mde_pct,
+        "wins": found.wins,
+        "blocks": found.blocks,
+        "verdict": verdict.word,
+        "reason": verdict.reason,
+    }

@@ -1,0 +1,156 @@
+"""The gates: what must hold before a verdict may be given.
+
+A gate is ``pass``, ``fail`` or ``unclaimed``. A failure names what failed and makes the
+verdicts of the arms it touches invalid; what touches the baseline or the control touches
+every arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.analysis.identity import IdentityReport, above_noise_floor
+from labkit.experiment.record import Arm, Record
+
+SWAP_GROWTH_BYTES = 16 << 20
+SHOWN = 8
+
+
+@dataclass
+class Gate:
+    """``causes``: arm -> why its verdicts are invalid; the key None touches every arm."""
+
+    status: str
+    reasons: list[str] = field(default_factory=list)
+    causes: dict[str | None, str] = field(default_factory=dict)
+
+    def fail(self, reason: str, arm: str | None, cause: str) -> None:
+        """Note a failure; the first cause of an arm is kept."""
+        self.status = "fail"
+        self.reasons.append(reason)
+        self.causes.setdefault(arm, cause)
+
+    def cause(self, arm: str) -> str | None:
+        """Give why this gate forbids a verdict on ``arm``; None if it does not."""
+        return self.causes.get(arm, self.causes.get(None))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give status and reasons, long lists cut with a count."""
+        shown = self.reasons[:SHOWN]
+        rest = len(self.reasons) - len(shown)
+        return {"status": self.status, "reasons": [*shown, *([f"{rest} more"] if rest else [])]}
+
+
+def healthy(records: Sequence[Record]) -> Gate:
+    """Fail on a failed run, swap growth within a run, or a changed host."""
+    gate = Gate("pass")
+    if not records:
+        gate.fail("no run has left a record", None, "no runs")
+    for record in records:
+        if record.outcome not in ("ok", "vacuous"):
+            gate.fail(
+                f"{record.run}: {record.outcome}: {record.detail}",
+                None,
+                f"run {record.run} failed ({record.outcome})",
+            )
+        grown = _swap(record.environment_end) - _swap(record.environment)
+        if grown > SWAP_GROWTH_BYTES:
+            gate.fail(
+                f"{record.run}: swap grew by {grown / 2**20:.0f} MiB during the run",
+                None,
+                f"swap grew in {record.run}",
+            )
+    hosts: dict[str, str] = {}
+    for record in records:
+        for state in (record.environment, record.environment_end):
+            if state.get("host"):
+                hosts.setdefault(str(state["host"]), record.run)
+    if len(hosts) > 1:
+        runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
+        gate.fail(f"runs are from different hosts: {runs}", None, "the host changed")
+    return gate
+
+
+def _swap(environment: Mapping[str, Any]) -> int:
+    swap = environment.get("swap")
+    return int(swap.get("used_bytes", 0)) if isinstance(swap, Mapping) else 0
+
+
+def engine_counter(arm: Arm) -> str | None:
+    """Name the counter that every arm implicitly claims: that of its engine."""
+    engine = arm.config.get("engine")
+    return f"engine.{engine['name']}" if isinstance(engine, Mapping) and "name" in engine else None
+
+
+def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
+    """Fail where a claimed counter is 0 in a run that measured something."""
+    gate = Gate("pass")
+    for arm in arms:
+        implicit = engine_counter(arm)
+        claims = list(dict.fromkeys([*([implicit] if implicit else []), *arm.engaged]))
+        if all(claim == implicit for claim in claims) and gate.status == "pass":
+            gate.status = "unclaimed"
+        touched = arm.name if arm.role == "arm" else None
+        for record in records:
+            if record.arm != arm.name or record.outcome not in ("ok", "vacuous"):
+                continue
+            zero = [name for name in claims if not record.counters.get(name, 0) > 0]
+            for name in zero:
+                gate.fail(
+                    f"{arm.name}: {name} is 0 in {record.run}",
+                    touched,
+                    f"vacuous: {name} stayed 0 in {record.run}",
+                )
+            if record.outcome == "vacuous" and not zero:
+                gate.fail(f"{record.run}: {record.detail}", touched, f"vacuous: {record.detail}")
+    return gate
+
+
+def identical(
+    report: IdentityReport, arms: Sequence[Arm], records: Iterable[Record], alpha: float
+) -> Gate:
+    """Fail where outputs are further apart than was claimed."""
+    claim = arms[0].identity if arms else "none"
+    if claim == "none":
+        return Gate("unclaimed")
+    gate = Gate("pass")
+    if report.reference is None:
+        gate.fail("the baseline has no good run to compare with", None, "no outputs")
+        return gate
+    without = next((r for r in records if r.ok and not _has_outputs(r)), None)
+    if without is not None:
+        gate.fail(f"{without.run}: no outputs were recorded", None, "no outputs")
+    roles = {arm.name: arm.role for arm in arms}
+    if claim == "noise_floor":
+        _noise_floor(gate, report, roles, alpha)
+        return gate
+    for d in report.differences:
+        if d.arm == arms[0].name or roles[d.arm] == "control":
+            touched, what = None, f"{d.arm} does not repeat itself"
+        else:
+            touched, what = d.arm, f"{d.arm} differs from {arms[0].name}"
+        reason = f"{what}: case {d.case!r}, {d.where}; {d.run} against {report.reference}"
+        gate.fail(reason, touched, f"outputs differ: case {d.case!r}, {d.where}")
+    return gate
+
+
+def _has_outputs(record: Record) -> bool:
+    return any(case.outputs is not None for case in record.cases)
+
+
+def _noise_floor(
+    gate: Gate, report: IdentityReport, roles: Mapping[str, str], alpha: float
+) -> None:
+    control = next((a for a in report.agreement if roles[a.arm] == "control"), None)
+    if control is None or not control.total:
+        gate.fail(
+            "the noise floor needs the A/A control; set design.control=true", None, "no control"
+        )
+        return
+    for agreement in report.agreement:
+        if roles[agreement.arm] == "arm":
+            above = above_noise_floor(agreement, control, alpha)
+            if above is not None:
+                gate.fail(above, agreement.arm, f"outputs above the noise floor: {above}")

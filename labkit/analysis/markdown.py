@@ -1,0 +1,155 @@
+"""``report.md``: a study in Markdown, the article's table layout, weaknesses first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.numbers import interval_text, p_text, percent_text, slug, value_text
+from labkit.analysis.sensitivity import second_analyses
+from labkit.analysis.sentences import control_sentence, row_name, sentences
+from labkit.analysis.table import Table, cell_table
+from labkit.analysis.terminal import gates_line
+from labkit.analysis.weakness import weaknesses
+
+Json = Mapping[str, Any]
+
+
+def markdown_table(table: Table) -> str:
+    """Write a table in Markdown (GitHub's pipes)."""
+    head = [column.name for column in table.columns]
+    rule = ["---:" if column.number else "---" for column in table.columns]
+    lines = [head, rule, *(line.cells for line in table.lines)]
+    return "\n".join("| " + " | ".join(_escaped(c) for c in cells) + " |" for cells in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def study_markdown(study: Json, analyses: Sequence[CellAnalysis]) -> str:
+    """Write the whole report; pictures are linked relative to the study."""
+    parts = [f"# {study['study']}", ""]
+    if len(analyses) > 1:
+        parts += [_overview(study), ""]
+    for analysis in analyses:
+        parts += _cell(analysis)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _overview(study: Json) -> str:
+    lines = ["| cell | gates | verdicts |", "| --- | --- | --- |"]
+    for cell in study["cells"]:
+        words = ", ".join(f"{n} {word}" for word, n in cell["verdicts"].items()) or "none"
+        gates = ", ".join(f"{name} {status}" for name, status in cell["gates"].items())
+        lines.append(f"| {_escaped(cell['cell'])} | {gates} | {words} |")
+    return "\n".join(lines)
+
+
+def _cell(analysis: CellAnalysis) -> list[str]:
+    cell = analysis.json
+    design = cell["design"]
+    parts = [f"## {cell['question'] or cell['cell']}", ""]
+    parts += [
+        f"Cell `{cell['cell']}`: {design['blocks']} blocks of {design['runs_per_block']} runs "
+        f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
+        f"alpha {design['alpha']:g}. Gates: {gates_line(cell)}.",
+        "",
+    ]
+    parts += [environment_line(cell["environment"]), ""]
+    weak = weaknesses(analysis)
+    if weak:
+        parts += ["What weakens this result:", "", *(f"- {line}" for line in weak), ""]
+    table = cell_table(cell, analysis.data.records)
+    parts += [markdown_table(table), ""]
+    for note in table.notes:
+        parts += [note, ""]
+    control = control_sentence(cell)
+    lines = [*sentences(cell, analysis.data.arms[0].identity), *([control] if control else [])]
+    parts += [*(f"- {line}" for line in lines), ""]
+    return [*parts, *_details(analysis)]
+
+
+def _details(analysis: CellAnalysis) -> list[str]:
+    cell = analysis.json
+    parts: list[str] = []
+    secondary = cell_table(cell, analysis.data.records, primary=False)
+    if secondary.lines:
+        parts += ["### Other metrics", "", markdown_table(secondary), ""]
+    parts += _spread(cell)
+    parts += _seconds(analysis)
+    parts += _agreement(analysis)
+    stem = slug(cell["cell"])
+    parts += ["### Runs in order", ""]
+    for case in dict.fromkeys(row["case"] for row in cell["rows"] if row["skipped"] is None):
+        parts += [f"![{case}](plots/{stem}--{slug(case)}.png)", ""]
+    if cell["failures"]:
+        parts += ["### Failed runs", "", "| run | outcome | detail |", "| --- | --- | --- |"]
+        parts += [
+            f"| {f['run']} | {f['outcome']} | {_escaped(str(f['detail']))} |"
+            for f in cell["failures"]
+        ]
+        parts += [""]
+    return parts
+
+
+def environment_line(environment: Json) -> str:
+    """Say on which machine the runs were made, in one line."""
+    memory = environment.get("memory_bytes")
+    parts = [
+        environment.get("cpu_model"),
+        f"{environment['cores']} cores" if environment.get("cores") else None,
+        f"{memory / 2**30:.0f} GiB" if memory else None,
+        " ".join(str(environment[k]) for k in ("os", "os_release") if environment.get(k)) or None,
+        environment.get("accelerator"),
+        *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
+    ]
+    return "Machine: " + ", ".join(str(part) for part in parts if part) + "."
+
+
+def _spread(cell: Json) -> list[str]:
+    """Table of every arm's median, quartiles, smallest visible effect and pairwise wins."""
+    parts = ["### Spread", "", "| row | arm | median | q1 | q3 | runs | wins | sees at best |"]
+    parts += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for row in cell["rows"]:
+        if row["skipped"] is not None or not row["primary"]:
+            continue
+        by_arm = {c["arm"]: c for c in row["comparisons"]}
+        for arm, values in row["arms"].items():
+            found = by_arm.get(arm, {})
+            wins = f"{found['wins']} of {found['blocks']}" if found.get("wins") is not None else ""
+            sees = f"{found['mde_pct']:.1f}%" if found.get("mde_pct") is not None else ""
+            numbers = [value_text(values[k], row["unit"]) for k in ("median", "q1", "q3")]
+            parts.append(
+                f"| {row_name(row)} | {arm} | {' | '.join(numbers)} | {values['n']} "
+                f"| {wins} | {sees} |"
+            )
+    return [*parts, ""]
+
+
+def _seconds(analysis: CellAnalysis) -> list[str]:
+    found = second_analyses(analysis)
+    if not found:
+        return []
+    parts = ["### The same with the machine's noise taken out", ""]
+    parts += ["| row | arm | analysis | delta | CI (%) | p | blocks |"]
+    parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: |"]
+    for second in found:
+        row = analysis.json["rows"][second.row]
+        low, high = second.ci_pct or (None, None)
+        parts.append(
+            f"| {row_name(row)} | {second.arm} | {second.how} | {percent_text(second.effect_pct)} "
+            f"| {interval_text(low, high)} | {p_text(second.p)} | {second.blocks} |"
+        )
+    return [*parts, "", "The verdicts above do not use these numbers.", ""]
+
+
+def _agreement(analysis: CellAnalysis) -> list[str]:
+    found = [a for a in analysis.identity.agreement if a.total]
+    if not found:
+        return []
+    parts = ["### Outputs", "", f"Compared with run `{analysis.identity.reference}`.", ""]
+    parts += ["| arm | agree in every run | agreeing prefix |", "| --- | ---: | ---: |"]
+    parts += [f"| {a.arm} | {a.agree:,} of {a.total:,} | {a.prefix:.1%} |" for a in found]
+    return [*parts, ""]

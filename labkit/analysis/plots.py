@@ -1,0 +1,128 @@
+"""Pictures: every run of a case in the order it was run, coloured by arm.
+
+Byte for byte the same from the same records: no dates, fixed ids, fixed sizes. Colours
+are those of M. Okabe and K. Ito (2008), told apart by colour-blind readers; arms also
+differ in their marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.numbers import scaled, slug, unit_name
+from labkit.experiment.record import parse_run_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Json = Mapping[str, Any]
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+CONTROL_COLOUR = "#888888"
+MARKS = ("o", "s", "^", "D", "v", "P")
+STYLE: Mapping[str, Any] = {
+    "svg.hashsalt": "labkit",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
+    """Give every arm's colour and mark; the control is grey."""
+    real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
+    styles = {n: (COLOURS[i % 6], MARKS[i % 6]) for i, n in enumerate(real)}
+    control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
+    return {**styles, **{name: (CONTROL_COLOUR, "x") for name in control}}
+
+
+def case_names(cell: Json) -> list[str]:
+    """Name the cases that were measured, in order."""
+    return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
+
+
+def write_plots(cell: Json, folder: Path) -> Iterator[Path]:
+    """Draw one picture per case, as PNG and SVG, and give their paths."""
+    import matplotlib as mpl
+
+    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
+    with mpl.rc_context(settings):
+        for case in case_names(cell):
+            figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case])
+            stem = f"{slug(cell['cell'])}--{slug(case)}"
+            yield from save(figure, folder / stem)
+
+
+def save(figure: Figure, stem: Path) -> Iterator[Path]:
+    """Write a figure as PNG and SVG without dates or versions."""
+    png, svg = Path(f"{stem}.png"), Path(f"{stem}.svg")
+    figure.savefig(png, dpi=110, metadata={"Software": None})
+    figure.savefig(svg, metadata={"Date": None, "Creator": None})
+    yield from (png, svg)
+
+
+def case_figure(cell: Json, rows: Sequence[Json]) -> Figure:
+    """Draw the rows of one case, one panel per metric."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    width, height = (7.2, 3.4) if len(rows) == 1 else (4.2 * columns, 2.6 * lines + 0.5)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for panel in panels[len(rows) :]:
+        panel.set_visible(False)
+    for panel, row in zip(panels, rows, strict=False):
+        draw_runs(panel, cell, row)
+    if len(rows) > 1:
+        figure.suptitle(f"{cell['question'] or cell['cell']}", fontsize=10)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
+    return figure
+
+
+def draw_runs(panel: Axes, cell: Json, row: Json) -> None:
+    """Draw every run's value in run order, a line at each arm's median, blocks shaded."""
+    order = run_positions(cell)
+    for arm, (colour, mark) in arm_styles(cell).items():
+        values = row["arms"][arm]
+        if not values["n"]:
+            continue
+        x = [order[run["file"]] for run in values["runs"]]
+        y = [scaled(run["value"], row["unit"]) for run in values["runs"]]
+        panel.plot(x, y, mark, color=colour, markersize=5, label=arm)
+        panel.axhline(scaled(values["median"], row["unit"]), color=colour, linewidth=1, alpha=0.7)
+    start = 0
+    for block, arms in enumerate(cell["design"]["order"]):
+        if block % 2:
+            panel.axvspan(start + 0.5, start + len(arms) + 0.5, color="black", alpha=0.04)
+        start += len(arms)
+    panel.set_xlim(0.5, start + 0.5)
+    panel.set_xlabel("run, in the order it was run (blocks shaded)")
+    if row["case"] == "all":
+        panel.set_ylabel(unit_name(row["unit"]))
+        panel.set_title(row["metric"], fontsize=10)
+    else:
+        panel.set_ylabel(f"{row['metric']} ({unit_name(row['unit'])})")
+        panel.set_title(row["case"], fontsize=10)
+
+
+def run_positions(cell: Json) -> dict[str, int]:
+    """Give every run's place in the whole study, from 1, by its file."""
+    places: dict[tuple[int, int, str], str] = {}
+    for row in cell["rows"]:
+        for values in row["arms"].values():
+            for run in values["runs"]:
+                places[parse_run_name(Path(run["file"]).stem)] = run["file"]
+    sizes = [len(arms) for arms in cell["design"]["order"]]
+    starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({key[0] for key in places}))}
+    # A block's failed runs keep their places: positions count from the block's start.
+    return {file: starts[b] + p + 1 for (b, p, _), file in places.items()}

@@ -1,0 +1,129 @@
+"""The same question asked twice more: is the answer the machine's?
+
+Both analyses are arm-blind and their rules are fixed here, before any data:
+
+- probe-adjusted: where the probe correlates with what blocks and arms leave over of the
+  metric (0.5 or more), its part is taken out;
+- undisturbed: blocks are left out whole where a run's probe is 10 % above the study's
+  median or the hypervisor took over 5 % of its CPU time.
+
+They are shown beside the verdict's own numbers and never replace them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.analysis.cell import CellAnalysis, CellData
+from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
+from labkit.analysis.permutation import Floats, pooled, relabellings, two_sided
+from labkit.analysis.probe import adjust, noise_correlation
+from labkit.analysis.values import Row, complete_blocks, log_values, probe_values
+from labkit.analysis.weakness import probe_us, steal_share
+
+CORRELATES = 0.5
+SLOW_PROBE = 1.10
+STOLEN = 0.05
+
+
+@dataclass(frozen=True)
+class Second:
+    """A second analysis of one row and arm; ``how`` says which and on what grounds."""
+
+    row: int
+    arm: str
+    how: str
+    effect_pct: float
+    ci_pct: tuple[float, float] | None
+    p: float
+    blocks: int
+
+
+def second_analyses(analysis: CellAnalysis) -> list[Second]:
+    """Give every second analysis of the primary rows that has grounds to be made."""
+    data = analysis.data
+    disturbed = disturbed_blocks(data)
+    found: list[Second] = []
+    for index, row in enumerate(analysis.rows):
+        if not row.primary or row.skipped is not None or not row.positive:
+            continue
+        for arm in analysis.comparisons[index]:
+            found += _adjusted(index, row, arm, data)
+            found += _undisturbed(index, row, arm, data, disturbed)
+    return found
+
+
+def disturbed_blocks(data: CellData) -> frozenset[int]:
+    """Find the blocks that the rules leave out; they do not look at the metric or the arm."""
+    probes = {r.run: p for r in data.records if (p := probe_us(r)) is not None}
+    limit = SLOW_PROBE * statistics.median(probes.values()) if probes else float("inf")
+    return frozenset(
+        r.block
+        for r in data.records
+        if probes.get(r.run, 0.0) > limit or (steal_share(r) or 0.0) > STOLEN
+    )
+
+
+def _adjusted(index: int, row: Row, arm: str, data: CellData) -> Iterator[Second]:
+    names = [a.name for a in data.arms]
+    everywhere = complete_blocks(row, names, data.levels.runs)
+    probe = probe_values(data.records)
+    if not everywhere or any(key not in probe for key in _places(row, names, everywhere)):
+        return
+    correlation = noise_correlation(*_tables(row, names, everywhere, probe))
+    if abs(correlation) < CORRELATES:
+        return
+    pair = (data.baseline, arm)
+    blocks = complete_blocks(row, pair, data.levels.runs)
+    if any(key not in probe for key in _places(row, pair, blocks)):
+        return
+    values, probes = (np.concatenate(list(t), axis=1) for t in _tables(row, pair, blocks, probe))
+    found = adjust(values, probes)
+    if found is not None:
+        how = f"probe-adjusted (correlation {correlation:.2f})"
+        runs = data.levels.runs
+        yield _second(index, arm, how, found.values[:, :runs], found.values[:, runs:], data)
+
+
+def _places(row: Row, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
+    return [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
+
+
+def _tables(
+    row: Row, arms: Sequence[str], blocks: Sequence[int], probe: Mapping[tuple[int, int], float]
+) -> tuple[Floats, Floats]:
+    """Give log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
+    values = np.stack([log_values(row, arm, blocks) for arm in arms])
+    probes = [probe[place] for place in _places(row, arms, blocks)]
+    return values, np.array(probes).reshape(values.shape)
+
+
+def _undisturbed(
+    index: int, row: Row, arm: str, data: CellData, disturbed: frozenset[int]
+) -> Iterator[Second]:
+    blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
+    kept = [b for b in blocks if b not in disturbed]
+    if len(kept) == len(blocks) or not kept:
+        return
+    out = ", ".join(str(b) for b in blocks if b in disturbed)
+    base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
+    yield _second(index, arm, f"without disturbed blocks ({out})", base, other, data)
+
+
+def _second(index: int, arm: str, how: str, base: Floats, other: Floats, data: CellData) -> Second:
+    labels = relabellings(*base.shape)
+    statistics_ = labels.mean_differences(pooled(base, other))
+    limits = breakpoints(statistics_, labels).interval(data.levels.alpha)
+    return Second(
+        row=index,
+        arm=arm,
+        how=how,
+        effect_pct=percent(hodges_lehmann(base, other)),
+        ci_pct=None if limits is None else (percent(limits[0]), percent(limits[1])),
+        p=two_sided(statistics_),
+        blocks=len(base),
+    )

@@ -1,0 +1,177 @@
+"""The table of a cell in the article's layout, as text cells that every form prints.
+
+One arm besides the baseline: ``batch | kernel | baseline | arm | delta``, extended by
+interval, p, verdict and the published delta. Several arms: one line per arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.numbers import (
+    interval_text,
+    p_text,
+    percent_text,
+    unit_name,
+    value_text,
+)
+from labkit.analysis.sentences import control_name
+from labkit.experiment.record import Record
+
+Json = Mapping[str, Any]
+KERNELS = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, whether it holds numbers, and whether 80 columns do without."""
+
+    name: str
+    number: bool = True
+    extra: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of text cells; ``row`` and ``arm`` say whose it is, ``verdict`` its word."""
+
+    cells: tuple[str, ...]
+    row: int
+    arm: str | None
+    verdict: str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, lines and notes below (the source of published numbers, units)."""
+
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...]
+
+
+def kernels(records: Sequence[Record]) -> dict[str, str]:
+    """Name the kernel that ran each case, where the records say it."""
+    found: dict[str, str] = {}
+    for record in records:
+        for case in record.cases:
+            kernel = case.notes.get("kernel")
+            if kernel is not None:
+                found.setdefault(case.case, KERNELS.get(str(kernel), str(kernel)))
+    return found
+
+
+def verdict_text(word: str) -> str:
+    """Write a verdict's word for people."""
+    return word.replace("_", "-")
+
+
+def shown_arms(cell: Json) -> list[str]:
+    """Name the arms whose lines are shown: not the baseline; the control only if alone."""
+    control = control_name(cell)
+    arms = [a["name"] for a in cell["arms"] if a["role"] == "arm"]
+    return arms or ([control] if control is not None else [])
+
+
+def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> Table:
+    """Lay out the primary rows of a cell (or, with ``primary=False``, all the others)."""
+    rows = [(i, row) for i, row in enumerate(cell["rows"]) if row["primary"] is primary]
+    baseline, arms = cell["arms"][0]["name"], shown_arms(cell)
+    ran = kernels(records)
+    requests = all(row["case"] == "all" for _, row in rows)
+    units = {row["unit"] for _, row in rows if row["metric"] is not None}
+    unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
+    published = _published(cell)
+    one = arms[0] if len(arms) == 1 else None
+    level = f"{100 * (1 - float(cell['design']['alpha'])):g} % CI"
+    columns = [Column("metric" if requests else "batch", number=False)]
+    columns += [Column("kernel", number=False, extra=True)] if ran else []
+    columns += [] if one else [Column("arm", number=False)]
+    columns += [Column(f"{baseline}{unit}"), Column(f"{one or 'arm'}{unit}")]
+    columns += [Column("delta"), Column(f"{level} (%)"), Column("p", extra=True)]
+    columns += [Column("verdict", number=False)]
+    columns += [Column("published", extra=True)] if published else []
+    shown: list[str | None] = [*arms] or [None]
+    lines: list[Line] = []
+    for index, row in rows:
+        by_arm = {c["arm"]: c for c in row["comparisons"]}
+        name = row["metric"] if requests and row["metric"] else row["case"]
+        if row["unit"] == "bytes" and not unit:
+            name += f" ({unit_name(row['unit'])})"
+        for arm in shown:
+            cells = [name]
+            cells += [ran.get(row["case"], "")] if ran else []
+            cells += [] if one else [arm or ""]
+            cells += _numbers(row, baseline, arm, by_arm.get(arm) if arm else None)
+            cells += [_published_delta(published, row, arm)] if published else []
+            found = by_arm.get(arm) if arm else None
+            lines.append(Line(tuple(cells), index, arm, found["verdict"] if found else None))
+    return Table(tuple(columns), tuple(lines), tuple(_notes(cell, published)))
+
+
+def _numbers(row: Json, baseline: str, arm: str | None, found: Json | None) -> list[str]:
+    if row["skipped"] is not None:
+        return ["", "", "", "", "", f"skipped: {row['skipped']}"]
+    medians = [
+        value_text(row["arms"][name]["median"], row["unit"]) if name else ""
+        for name in (baseline, arm)
+    ]
+    if found is None:
+        return [*medians, "", "", "", ""]
+    return [
+        *medians,
+        percent_text(found["effect_pct"]),
+        interval_text(found["ci_low_pct"], found["ci_high_pct"]),
+        p_text(found["p_adjusted"]),
+        verdict_text(found["verdict"]),
+    ]
+
+
+def _published(cell: Json) -> dict[tuple[str, str], Json]:
+    """Index the published rows by case and metric."""
+    published = cell["published"]
+    if not isinstance(published, Mapping):
+        return {}
+    rows = published.get("rows") or []
+    return {(str(r["case"]), str(r.get("metric", published.get("metric")))): r for r in rows}
+
+
+def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: str | None) -> str:
+    found = published.get((row["case"], row["metric"]))
+    if found is None or arm is None:
+        return ""
+    delta = (found.get("delta_pct") or {}).get(arm)
+    p = (found.get("p") or {}).get(arm)
+    text = percent_text(float(delta)) if delta is not None else ""
+    return f"{text} (p = {p})" if p is not None else text
+
+
+def published_row(cell: Json, row: Json) -> Json | None:
+    """Give the published numbers of a row, or None."""
+    return _published(cell).get((row["case"], row["metric"]))
+
+
+def published_line(cell: Json) -> str | None:
+    """Say whose numbers stand in the published column."""
+    published = cell["published"]
+    if not isinstance(published, Mapping):
+        return None
+    return (
+        f"published: {published.get('machine', 'machine not stated')}; "
+        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours."
+    )
+
+
+def _notes(cell: Json, published: Any) -> list[str]:
+    line = published_line(cell) if published else None
+    primary = [row for row in cell["rows"] if row["primary"] and row["comparisons"]]
+    notes = [line] if line else []
+    floors = {c["p_floor"] for row in primary for c in row["comparisons"] if c["p_floor"]}
+    if floors:
+        notes.append(
+            f"p: permutation test within blocks, adjusted for all rows; smallest reachable "
+            f"{p_text(min(floors))}. Delta: Hodges-Lehmann, above 0 where the metric is larger."
+        )
+    return notes

@@ -1,0 +1,118 @@
+"""A cell in the terminal: what weakens it, the table, the sentences, where the report is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.cell import CellAnalysis, analyse
+from labkit.analysis.sentences import control_sentence, sentences
+from labkit.analysis.table import Column, Table, cell_table
+from labkit.analysis.weakness import weaknesses
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {
+    "faster": "bold green",
+    "slower": "bold red",
+    "equivalent": "cyan",
+    "trivial": "cyan",
+    "inconclusive": "yellow",
+    "estimate_only": "yellow",
+    "invalid": "bold white on red",
+}
+WIDE = 92
+
+
+def print_cell(cell_dir: Path, console: Console | None = None) -> None:
+    """Print one cell from its records; raises ``RecordError``."""
+    print_analysis(analyse(Path(cell_dir)), console)
+
+
+def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> None:
+    """Print an analysed cell: weaknesses, the table, a sentence per row."""
+    from rich.console import Console
+    from rich.text import Text
+
+    out = console or Console()
+    cell, claim = analysis.json, analysis.data.arms[0].identity
+    out.print()
+    out.print(Text(cell["question"] or cell["cell"], style="bold"))
+    out.print(Text(_subtitle(cell), style="dim"))
+    for line in weaknesses(analysis):
+        out.print(Text(f"! {line}", style="yellow"))
+    out.print()
+    table = cell_table(cell, analysis.data.records)
+    out.print(_rich(table, out.width))
+    secondary = cell_table(cell, analysis.data.records, primary=False)
+    if secondary.lines:
+        out.print(_rich(secondary, out.width))
+    for note in table.notes:
+        out.print(Text(note, style="dim"))
+    out.print()
+    for line in _sentences(analysis, claim):
+        out.print(Text(line))
+
+
+def _sentences(analysis: CellAnalysis, claim: str) -> Sequence[str]:
+    control = control_sentence(analysis.json)
+    return [*sentences(analysis.json, claim), *([control] if control else [])]
+
+
+def gates_line(cell: Any) -> str:
+    """Give the gates on one line: ``healthy pass, engaged pass, identical unclaimed``."""
+    return ", ".join(f"{name} {gate['status']}" for name, gate in cell["gates"].items())
+
+
+def _subtitle(cell: Any) -> str:
+    design = cell["design"]
+    return (
+        f"{cell['cell']}: {design['blocks']} blocks of {design['runs_per_block']} runs per arm, "
+        f"margin ±{design['margin_pct']:g} %; gates: {gates_line(cell)}"
+    )
+
+
+def _rich(table: Table, width: int) -> Any:
+    """Build the table; on narrow terminals the columns that sentences repeat are left out."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    wide = width >= WIDE
+    kept = [i for i, column in enumerate(table.columns) if wide or not column.extra]
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for i in kept:
+        column = table.columns[i]
+        shown.add_column(
+            Text(_heading(column.name)),
+            justify="right" if column.number else "left",
+            no_wrap=column.number,
+            overflow="fold",
+        )
+    for line in table.lines:
+        style = STYLES.get(line.verdict or "", "dim")
+        cells = [Text(_compact(table.columns[i], line.cells[i])) for i in kept]
+        for i, cell in zip(kept, cells, strict=True):
+            if table.columns[i].name == "verdict":
+                cell.stylize(style)
+        shown.add_row(*cells)
+    return shown
+
+
+def _heading(name: str) -> str:
+    """Break a heading where a name has joints, so that it is no wider than its numbers."""
+    if " % CI" in name or name in ("delta", "published"):
+        return name.replace(" (%)", "").replace("published", "publ.") + "\n%"
+    return re.sub(r"([_-])(?=\w)", r"\1\n", name.replace(" (", "\n(")) if len(name) > 10 else name
+
+
+def _compact(column: Column, text: str) -> str:
+    """Shorten a text cell: the heading has the unit, the sentence the reason."""
+    if column.name == "verdict":
+        return text.partition(":")[0]
+    if column.number:
+        return text.replace("%", "").replace(" to ", ", ")
+    return text

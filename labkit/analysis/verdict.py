@@ -1,0 +1,123 @@
+"""The verdict on one row: one word, and the reason where the word needs one.
+
+Rules, first match wins:
+
+1. a failed gate that touches the arm: ``invalid``, with its cause;
+2. no values, or values without a logarithm: ``inconclusive``;
+3. under 3 blocks of 2 runs (6 blocks of 1), or alpha out of the design's reach:
+   ``estimate_only``;
+4. inside the margin (two one-sided tests): ``trivial`` where the difference is
+   significant, ``equivalent`` where it is not; both are withheld where the A/A control's
+   own interval exceeds the margin;
+5. significant (adjusted p at most alpha): ``faster`` or ``slower``;
+6. else ``inconclusive``, with the smallest effect that could have been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit.analysis.comparison import Comparison, Levels
+from labkit.analysis.power import blocks_needed
+
+WORDS = (
+    "faster",
+    "slower",
+    "equivalent",
+    "trivial",
+    "inconclusive",
+    "invalid",
+    "estimate_only",
+)
+NOISE = "noise exceeds margin"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of :data:`WORDS`; ``reason`` is None where the numbers say it all."""
+
+    word: str
+    reason: str | None = None
+
+
+def fewest_blocks(runs: int) -> int:
+    """Give the fewest blocks that support a claim: 3 of 2 runs of each arm, 6 of 1."""
+    return 6 if runs == 1 else 3
+
+
+def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
+    """Tell whether the A/A control's own interval reaches beyond the margin."""
+    if control is None or control.ci_pct is None:
+        return False
+    return max(abs(limit) for limit in control.ci_pct) > margin_pct
+
+
+def judge(
+    found: Comparison,
+    better: str | None,
+    levels: Levels,
+    causes: Sequence[str],
+    control: Comparison | None,
+) -> Verdict:
+    """Judge one comparison.
+
+    Parameters
+    ----------
+    better
+        ``higher`` or ``lower``: which direction of the metric is faster.
+    causes
+        Why a failed gate forbids a verdict; empty where all hold.
+    control
+        The A/A control's comparison in the same row, or None where there is none.
+    """
+    if causes:
+        return Verdict("invalid", "; ".join(causes))
+    if found.effect_pct is None or found.p_adjusted is None or found.equivalence is None:
+        return Verdict("inconclusive", "no complete block with values above 0")
+    fewest = fewest_blocks(levels.runs)
+    if found.blocks < fewest:
+        blocks = f"{found.blocks} block{'s' if found.blocks != 1 else ''}"
+        return Verdict(
+            "estimate_only", f"{blocks} of {levels.runs}: a claim needs at least {fewest}"
+        )
+    if found.p_floor is None or found.p_floor > levels.alpha:
+        return Verdict(
+            "estimate_only",
+            f"{found.blocks} blocks cannot reach p = {levels.alpha:g} "
+            f"(smallest: {found.p_floor:.2g})",
+        )
+    significant = found.p_adjusted <= levels.alpha
+    if found.equivalence.p <= levels.alpha:
+        if exceeds_margin(control, levels.margin_pct):
+            return Verdict("inconclusive", NOISE)
+        return Verdict("trivial" if significant else "equivalent", _bound(found))
+    if significant:
+        up = found.effect_pct > 0
+        return Verdict("faster" if up == (better == "higher") else "slower")
+    return Verdict("inconclusive", _sight(found, levels))
+
+
+def _bound(found: Comparison) -> str | None:
+    bound = found.equivalence.bound_pct if found.equivalence is not None else None
+    return None if bound is None else f"any difference is within ±{bound:.2g} %"
+
+
+def _sight(found: Comparison, levels: Levels) -> str:
+    """Say what this design could have seen, and how many blocks would see the effect seen.
+
+    The target is the effect seen, or 1 % where that is smaller.
+    """
+    parts = []
+    if found.p is not None and found.p <= levels.alpha:
+        parts.append(f"p = {found.p:.2g} alone, {found.p_adjusted:.2g} among all rows")
+    if found.mde_pct is not None and found.sd is not None and found.effect_pct is not None:
+        text = f"this design sees {found.mde_pct:.1f} % at best"
+        target = max(1.0, abs(round(found.effect_pct, 1)))
+        need = blocks_needed(found.sd, levels.runs, levels.alpha, target)
+        if need is None:
+            text += f"; more than 1,000 blocks would be needed to see {target:g} %"
+        elif need > found.blocks:
+            text += f"; about {need} blocks would see {target:g} %"
+        parts.append(text)
+    return "; ".join(parts)

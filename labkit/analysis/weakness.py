@@ -1,0 +1,179 @@
+"""What weakens a result: said above the table, never below it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.modes import Modes, find_modes
+from labkit.analysis.numbers import p_text
+from labkit.analysis.verdict import NOISE, fewest_blocks
+from labkit.experiment.record import Record
+
+STEAL_SHARE = 0.01
+FOREIGN_CORES = 0.25
+MEMORY_PRESSURE_PCT = 1.0
+CLOCK_SPREAD = 0.10
+PROBE_SPREAD = 0.10
+SHOWN = 3
+
+
+def weaknesses(analysis: CellAnalysis) -> list[str]:
+    """List what a reader must know before the numbers, the gravest first."""
+    found = [
+        f"gate {name} failed: {reason}"
+        for name, gate in analysis.gates.items()
+        if gate.status == "fail"
+        for reason in _shortened(gate.reasons)
+    ]
+    found += _design(analysis)
+    found += _noise(analysis)
+    found += _emulated(analysis)
+    found += machine(analysis.data.records)
+    found += mode_lines(analysis)
+    return found
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    rest = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"and {rest} more like these"] if rest > 0 else [])]
+
+
+def _design(analysis: CellAnalysis) -> Iterator[str]:
+    data = analysis.data
+    asked, done = int(data.design["blocks"]), len(data.blocks_done)
+    if done < asked:
+        yield f"unfinished: {done} of {asked} blocks; the same command continues"
+    fewest = fewest_blocks(data.levels.runs)
+    if asked < fewest:
+        runs = f"{asked} block{'s' if asked != 1 else ''} of {data.levels.runs}"
+        yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
+    if not any(arm.role == "control" for arm in data.arms):
+        yield "no A/A control: the noise of this machine is not known"
+
+
+def _noise(analysis: CellAnalysis) -> Iterator[str]:
+    withheld = sum(verdict.reason == NOISE for row in analysis.verdicts for verdict in row.values())
+    margin = analysis.data.levels.margin_pct
+    if withheld:
+        yield (
+            f"noise exceeds margin: the A/A control varies by more than ±{margin:g} % "
+            f"where {withheld} verdicts are withheld"
+        )
+    control = next((a.name for a in analysis.data.arms if a.role == "control"), None)
+    for row, found in zip(analysis.rows, analysis.comparisons, strict=True):
+        own = found.get(control) if control is not None and row.primary else None
+        if own and own.p_adjusted is not None and own.p_adjusted <= analysis.data.levels.alpha:
+            yield (
+                f"the A/A control differs from the baseline in {row.case!r} "
+                f"(p = {p_text(own.p_adjusted)}): something besides the arms has an effect"
+            )
+
+
+def _emulated(analysis: CellAnalysis) -> Iterator[str]:
+    for arm in analysis.data.arms:
+        device = arm.config.get("engine", {}).get("attention", {}).get("device")
+        if device == "emulated" and arm.role != "control":
+            yield (
+                f"{arm.name}: the Metal kernels were emulated on a CPU; "
+                "times say nothing about Metal"
+            )
+
+
+def machine(records: Iterable[Record]) -> Iterator[str]:
+    """Say what else the machine did, from fingerprints, the probe and the observer."""
+    records = [r for r in records if r.ok]
+    if not records:
+        return
+    yield from _busy(records)
+    changed = _changed_settings(records)
+    if changed:
+        yield f"settings of the machine changed between runs: {changed}"
+    clocks = [float(r.environment["mhz"]) for r in records if r.environment.get("mhz")]
+    if clocks and max(clocks) / min(clocks) - 1 > CLOCK_SPREAD:
+        yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
+    probes = [probe_us(r) for r in records]
+    known = [p for p in probes if p is not None]
+    if len(known) > 2:
+        low, high = np.percentile(known, [10, 90])
+        if high / low - 1 > PROBE_SPREAD:
+            yield (
+                f"the machine's own speed varied by {100 * (high / low - 1):.0f} % "
+                "between runs (arm-blind probe, 10th to 90th percentile)"
+            )
+    removed = sorted({str(v) for r in records for v in r.notes.get("removed_environment", ())})
+    if removed:
+        yield f"inherited variables were removed for all arms: {', '.join(removed)}"
+
+
+def _busy(records: Sequence[Record]) -> Iterator[str]:
+    foreign = [x for r in records for x in _samples(r, "foreign_cores")]
+    if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
+        yield f"other processes used {statistics.fmean(foreign):.1f} cores on average"
+    steal = [s for r in records if (s := steal_share(r)) is not None]
+    if steal and max(steal) > STEAL_SHARE:
+        yield f"the hypervisor took up to {100 * max(steal):.0f} % of the CPU time of a run"
+    pressure = [x for r in records for x in _samples(r, "memory_pressure")]
+    if pressure and max(pressure) > MEMORY_PRESSURE_PCT:
+        yield f"processes waited for memory (up to {max(pressure):.0f} % of the time)"
+
+
+def _samples(record: Record, name: str) -> list[float]:
+    observer = record.notes.get("observer")
+    samples = observer.get("samples", {}) if isinstance(observer, Mapping) else {}
+    return [float(x) for x in samples.get(name, ()) if isinstance(x, int | float)]
+
+
+def steal_share(record: Record) -> float | None:
+    """Give the share of CPU time that the hypervisor took during a run, 0 to 1."""
+    start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
+    if not start or not end:
+        return None
+    total = sum(end[k] - start.get(k, 0) for k in end)
+    return float(end.get("steal", 0) - start.get("steal", 0)) / total if total > 0 else None
+
+
+def _changed_settings(records: Sequence[Record]) -> str:
+    first = records[0].environment.get("settings") or {}
+    changes: dict[str, str] = {}
+    for record in records[1:]:
+        for key, value in (record.environment.get("settings") or {}).items():
+            if key in first and first[key] != value:
+                changes.setdefault(key, f"{key} {first[key]} to {value} ({record.run})")
+    return ", ".join(changes.values())
+
+
+def probe_us(record: Record) -> float | None:
+    """Give the probe before the arm as one number: the geometric mean of its kernels (us)."""
+    times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
+    return statistics.geometric_mean(times) if times else None
+
+
+def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Modes]]:
+    """Give the primary rows in which fast and slow processes are told apart."""
+    arms = [arm.name for arm in analysis.data.arms]
+    for row in analysis.rows:
+        if row.primary and row.metric is not None and row.positive:
+            logs: dict[str, Any] = {
+                arm: np.log([v.value for v in row.arms[arm]]) for arm in arms if arm in row.arms
+            }
+            modes = find_modes(logs, arms[0])
+            if modes is not None:
+                yield row.case, modes
+
+
+def mode_lines(analysis: CellAnalysis) -> list[str]:
+    """Say which rows have fast and slow processes, how many per arm, and Fisher's p."""
+    lines = []
+    for case, modes in primary_modes(analysis):
+        counts = ", ".join(f"{a} {modes.upper[a]} of {modes.total[a]}" for a in modes.upper)
+        tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
+        lines.append(
+            f"two modes {modes.gap_pct:.0f} % apart in {case!r}; in the upper: {counts} "
+            f"(Fisher's exact test against the baseline: {tests}); none dropped"
+        )
+    return lines

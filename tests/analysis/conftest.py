@@ -1,0 +1,218 @@
+"""Synthetic cells: records written by the record's own writer, noise from fixed seeds."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from labkit.experiment.record import Arm, CaseRecord, Metric, Record, write, write_json
+
+PUBLISHED = {
+    "source": "One Launch for Any Batch (12 June 2026)",
+    "machine": "M1 Pro, 14 GPU cores, Metal, float16",
+    "metric": "dispatch_us",
+    "unit": "us",
+    "rows": [
+        {
+            "case": "decode, 64 reqs, ctx 128",
+            "arms": {"binary_search": 322.6, "seq_map": 296.5},
+            "delta_pct": {"seq_map": -8.1},
+        }
+    ],
+}
+
+
+def crc(values: list[int]) -> str:
+    return base64.b64encode(np.array(values, "<u4").tobytes()).decode()
+
+
+def array_outputs(rows: list[int], heads: list[int]) -> dict[str, Any]:
+    digest = hashlib.sha256(repr((rows, heads)).encode()).hexdigest()
+    return {
+        "kind": "array",
+        "digest": digest,
+        "shape": [len(rows), len(heads), 8],
+        "dtype": "float32",
+        "rows": crc(rows),
+        "heads": crc(heads),
+    }
+
+
+def token_outputs(requests: dict[str, list[int]], margin: float = 0.5) -> dict[str, Any]:
+    return {
+        "kind": "tokens",
+        "digest": hashlib.sha256(repr(sorted(requests.items())).encode()).hexdigest(),
+        "requests": [
+            {"id": name, "tokens": tokens, "margins": [margin] * len(tokens), "finish": "length"}
+            for name, tokens in requests.items()
+        ],
+    }
+
+
+@dataclass
+class CellMaker:
+    """Says what a cell is, then writes it: ``values[arm]`` is the factor on the metric."""
+
+    dir: Path
+    blocks: int = 4
+    runs: int = 2
+    effects: dict[str, float] = field(default_factory=lambda: {"seq_map": 0.95})
+    noise: float = 0.005
+    cases: tuple[str, ...] = ("decode, 64 reqs, ctx 128", "prefill, 8 × 512")
+    skipped: dict[str, str] = field(default_factory=dict)
+    control: bool = True
+    identity: str = "bitwise"
+    claims: bool = True
+    requests: bool = False
+    repeats: int = 3
+    seed: int = 1
+    margin_pct: float = 2.0
+    alpha: float = 0.05
+    unit_scale: float = 1.0
+    published: Any = None
+    looks: list[dict[str, Any]] = field(default_factory=list)
+    change: Any = None  # (Record) -> Record | None, called before writing
+
+    @property
+    def arms(self) -> list[Arm]:
+        names = ["binary_search", *self.effects]
+        arms = [
+            Arm(
+                name=name,
+                role="baseline" if name == "binary_search" else "arm",
+                overrides={"engine.attention.resolver": name},
+                config={
+                    "engine": {"name": "paged", "attention": {"device": "cpu"}},
+                    "model": {},
+                    "workload": {"name": "kernel_seq_map"},
+                    "seed": 0,
+                },
+                identity=self.identity,
+                engaged=(f"resolver.{name}",) if self.claims else (),
+            )
+            for name in names
+        ]
+        if self.control:
+            arms.append(replace(arms[0], name="control", role="control"))
+        return arms
+
+    def write(self) -> Path:
+        arms = self.arms
+        (self.dir / "runs").mkdir(parents=True, exist_ok=True)
+        (self.dir / "arms").mkdir(exist_ok=True)
+        for arm in arms:
+            write_json(self.dir / "arms" / f"{arm.name}.json", arm.to_json())
+        write_json(self.dir / "cell.json", self.facts(arms))
+        noise = np.random.default_rng(self.seed)
+        shuffler = random.Random(self.seed)
+        for block in range(self.blocks):
+            order = [arm for arm in arms for _ in range(self.runs)]
+            shuffler.shuffle(order)
+            for position, arm in enumerate(order):
+                record = self.record(arm, block, position, noise)
+                if self.change is not None:
+                    record = self.change(record)
+                if record is not None:
+                    write(self.dir / "runs" / f"{record.run}.json", record)
+        return self.dir
+
+    def facts(self, arms: list[Arm]) -> dict[str, Any]:
+        gate = {"status": "unclaimed", "reasons": []}
+        return {
+            "schema_version": 1,
+            "cell": self.dir.name,
+            "question": "Does a host-built map beat the binary search?",
+            "arms": [
+                {"name": a.name, "role": a.role, "overrides": dict(a.overrides), "counters": {}}
+                for a in arms
+            ],
+            "design": {
+                "seed": 0,
+                "blocks": self.blocks,
+                "runs_per_block": self.runs,
+                "control": self.control,
+                "order": "permuted_blocks",
+                "looks": self.looks,
+                "alpha": self.alpha,
+                "margin_pct": self.margin_pct,
+            },
+            "gates": dict.fromkeys(("healthy", "engaged", "identical"), gate),
+            "rows": [],
+            "failures": [],
+            "environment": {},
+            "published": self.published,
+        }
+
+    def record(self, arm: Arm, block: int, position: int, noise: Any) -> Record:
+        factor = self.effects.get(arm.name, 1.0) * float(np.exp(noise.normal(0, self.noise)))
+        maker = self.request_case if self.requests else self.kernel_case
+        names = ("all",) if self.requests else self.cases
+        resolver = "binary_search" if arm.name == "control" else arm.name
+        return Record(
+            arm=arm.name,
+            role=arm.role,
+            block=block,
+            position=position,
+            seed=0,
+            outcome="ok",
+            started="2026-11-20T20:00:00Z",
+            environment={"host": "abc", "os": "Linux", "cpu_model": "test", "cores": 2},
+            environment_end={"host": "abc"},
+            probe={"before": {"matmul_us": 100.0 * float(np.exp(noise.normal(0, 0.002)))}},
+            counters={"engine.paged": 5.0, f"resolver.{resolver}": 5.0},
+            cases=tuple(maker(name, i, factor, noise) for i, name in enumerate(names)),
+        )
+
+    def kernel_case(self, name: str, index: int, factor: float, noise: Any) -> CaseRecord:
+        if name in self.skipped:
+            return CaseRecord(name, self.skipped[name])
+        middle = 322.6 * (index * 22 + 1) * factor * self.unit_scale
+        repeats = tuple(middle * (1 + 0.001 * i) for i in range(self.repeats))
+        return CaseRecord(
+            name,
+            metrics=(Metric("dispatch_us", "us", "lower", True, repeats),),
+            outputs=array_outputs(list(range(64)), list(range(16))),
+            notes={"kernel": "tiled" if "prefill" in name else "decode", "map_us": 12.5},
+        )
+
+    def request_case(self, name: str, index: int, factor: float, noise: Any) -> CaseRecord:
+        rate = 500.0 * factor * self.unit_scale
+        metrics = (
+            Metric("total_tok_s", "tok/s", "higher", True, (rate,)),
+            Metric("output_tok_s", "tok/s", "higher", False, (rate / 3,)),
+            Metric("ttft_p50_ms", "ms", "lower", False, (40.0 / factor,)),
+            Metric("peak_kv_bytes", "bytes", "lower", False, (2.0**24,)),
+        )
+        requests = {f"r{i:03d}": [i, i + 1, i + 2, 7] for i in range(8)}
+        timings = [
+            {
+                "id": request,
+                "prompt_tokens": 12,
+                "output_tokens": 4,
+                "submitted_ms": 1.0 * i,
+                "ttft_ms": 40.0 / factor + i,
+                "e2e_ms": 100.0 / factor + i,
+                "itl_ms": [20.0, 20.0, 20.0],
+            }
+            for i, request in enumerate(requests)
+        ]
+        return CaseRecord(
+            name, metrics=metrics, outputs=token_outputs(requests), notes={"requests": timings}
+        )
+
+
+@pytest.fixture
+def make_cell(tmp_path):
+    """Give a function that writes a cell and returns its folder."""
+
+    def make(name: str = "study/ablation=seq_map", **options: Any) -> Path:
+        return CellMaker(dir=tmp_path / name, **options).write()
+
+    return make
