@@ -46,18 +46,26 @@ class Clock:
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.here = total, done, 0
         self.start = time.monotonic()
+        self._run_start = self.start
+        self._spent = 0.0
 
-    def step(self) -> None:
+    def run_started(self) -> None:
+        """Start to count a run's time (preparing is not counted)."""
+        self._run_start = time.monotonic()
+
+    def run_ended(self) -> None:
         """Count one run."""
+        self._spent += time.monotonic() - self._run_start
         self.done += 1
         self.here += 1
 
     def line(self) -> str:
         """Give ``run 7/24, 0:41 elapsed, about 1:20 left``."""
-        elapsed = time.monotonic() - self.start
-        left = "" if not self.here else elapsed / self.here * (self.total - self.done)
-        about = f", about {clock(left)} left" if isinstance(left, float) and left else ""
-        return f"run {min(self.done + 1, self.total)}/{self.total}, {clock(elapsed)} elapsed{about}"
+        text = f"run {min(self.done + 1, self.total)}/{self.total}, "
+        text += f"{clock(time.monotonic() - self.start)} elapsed"
+        if self.here:
+            text += f", about {clock(self._spent / self.here * (self.total - self.done))} left"
+        return text
 
 
 def clock(seconds: float) -> str:
@@ -104,7 +112,8 @@ class Plain:
         self.note(f"{cell.name}: {total} runs in {self._blocks} blocks{before}")
 
     def run_started(self, run: Run) -> None:
-        """Say nothing: the end says more."""
+        """Say nothing yet: the end says more."""
+        self._clock.run_started()
 
     def tick(self) -> None:
         """Say nothing."""
@@ -112,7 +121,7 @@ class Plain:
     def run_ended(self, record: Record) -> None:
         """Say which run ended, and why if it failed."""
         line = self._clock.line()
-        self._clock.step()
+        self._clock.run_ended()
         failed = "" if record.ok else f": {record.outcome}: {record.detail}"
         self.note(f"block {record.block + 1}/{self._blocks}, {record.arm}, {line}{failed}")
 
@@ -145,6 +154,7 @@ class Live:
 
     def run_started(self, run: Run) -> None:
         """Show the run."""
+        self._clock.run_started()
         self._now = f"block {run.block + 1}/{self._blocks}, {run.arm}"
         self.tick()
 
@@ -158,7 +168,7 @@ class Live:
 
     def run_ended(self, record: Record) -> None:
         """Count the run; say why it failed if it did."""
-        self._clock.step()
+        self._clock.run_ended()
         if not record.ok:
             self.note(f"{record.run}: {record.outcome}: {record.detail}")
 

@@ -17,36 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from labkit.experiment.strict_json import (
-    SCHEMA_VERSION,
-    RecordError,
-    read_json,
+    SCHEMA_VERSION as SCHEMA_VERSION,
+)
+from labkit.experiment.strict_json import (
+    RecordError as RecordError,
+)
+from labkit.experiment.strict_json import (
+    read_json as read_json,
+)
+from labkit.experiment.strict_json import (
     require,
     rest,
     take,
-    write_json,
 )
-
-__all__ = [
-    "BETTER",
-    "OUTCOMES",
-    "ROLES",
-    "SCHEMA_VERSION",
-    "Arm",
-    "CaseRecord",
-    "Metric",
-    "Record",
-    "RecordError",
-    "parse_run_name",
-    "read",
-    "read_arm",
-    "read_arms",
-    "read_cell",
-    "read_json",
-    "read_runs",
-    "run_name",
-    "write",
-    "write_json",
-]
+from labkit.experiment.strict_json import (
+    write_json as write_json,
+)
 
 OUTCOMES = (
     "ok",

@@ -1,251 +1,31 @@
-"""What happens inside a run's process: ``python -m labkit.experiment.worker ARM RUN``.
+"""A run's process: ``python -m labkit.experiment.worker ARM RUN``.
 
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. ``--prepare ARM`` loads and warms up an arm
-without measuring, so that no compilation falls inside a measured run.
-
-Stages: startup, fingerprint, probe, load, canary, warm_up, measure, probe, fingerprint,
-write. What goes wrong has a name and is recorded; a record is written by rename, or not
-at all where the parent is gone.
+without measuring, so that no compilation falls inside a measured run. The stages are in
+:mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
+parent is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import gc
-import math
 import os
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from labkit.config import ConfigError, Experiment, WorkloadKind, from_plain
-from labkit.experiment import canary, environment, watchdog
-from labkit.experiment.record import (
-    Arm,
-    CaseRecord,
-    Metric,
-    Record,
-    RecordError,
-    parse_run_name,
-    read_arm,
-    write,
-)
-
-if TYPE_CHECKING:
-    from labkit.workload.measurement import CaseResult, Measurement, Session
+from labkit.config import ConfigError
+from labkit.experiment import environment, stages, watchdog
+from labkit.experiment.record import Record, RecordError, parse_run_name, read_arm, write
+from labkit.experiment.stages import Draft, Stopwatch, one_line
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
-
-
-class Failure(Exception):
-    """A run that went wrong: the outcome's name and one line of detail."""
-
-    def __init__(self, outcome: str, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
-        self.detail = detail
-
-
-@dataclass
-class Stopwatch:
-    """Wall seconds per stage (monotonic clock), and which stage is on."""
-
-    spawned_ns: int
-    seconds: dict[str, float] = field(default_factory=dict)
-    stage: str = "startup"
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        """Time one stage; a stage may come twice."""
-        self.stage = stage
-        start = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            spent = (time.monotonic_ns() - start) / 1e9
-            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 6)
-
-    def since_spawn(self) -> float:
-        """Give the seconds since the parent started this process."""
-        return round((time.monotonic_ns() - self.spawned_ns) / 1e9, 6)
-
-
-@dataclass
-class Draft:
-    """What is known about the run so far; becomes a record however the run ends."""
-
-    record: Record
-    watch: Stopwatch
-    compiles: dict[str, int] = field(default_factory=dict)
-
-    def note(self, **items: Any) -> None:
-        """Add to the record's notes."""
-        self.record = replace(self.record, notes={**self.record.notes, **items})
-
-    def fail(self, failure: Failure) -> None:
-        """Name the run's failure; the first one counts."""
-        if self.record.ok:
-            self.record = replace(self.record, outcome=failure.outcome, detail=failure.detail)
-
-
-def experiment_of(arm: Arm) -> Experiment:
-    """Build the arm's config; every rule is checked again."""
-    return from_plain(Experiment, {**arm.config, "ablation": {"arms": {"base": {}}}})
-
-
-def uses_mlx(experiment: Experiment) -> bool:
-    """Tell whether the arm imports MLX; kernel workloads on the CPU are NumPy and numba."""
-    return experiment.workload.kind is not WorkloadKind.kernel
-
-
-# --------------------------------------------------------------------------- stages
-
-
-def run(draft: Draft, arm: Arm) -> None:
-    """Go through all stages; whatever happens, ``draft`` says what."""
-    with _named_failures(draft):
-        with draft.watch.time("fingerprint"):
-            draft.record = replace(draft.record, environment=environment.fingerprint())
-        with draft.watch.time("probe"):
-            probe = start_probe(draft)
-            draft.record = replace(draft.record, probe={"before": probe.time()})
-        experiment = experiment_of(arm)
-        with draft.watch.time("load"):
-            session = load(experiment, draft)
-        try:
-            _measure(session, arm, draft)
-        finally:
-            session.close()
-        with draft.watch.time("probe"):
-            after = {**draft.record.probe, "after": probe.time()}
-            draft.record = replace(draft.record, probe=after)
-    with draft.watch.time("fingerprint"):
-        draft.record = replace(draft.record, environment_end=environment.state())
-
-
-def start_probe(draft: Draft) -> Any:
-    """Import numba and the arm-blind kernels, and count compilations from now on."""
-    from numba.core import event
-
-    from labkit.experiment.probe import Probe
-    from labkit.platform.threads import core_count
-
-    class Listener(event.Listener):  # type: ignore[misc]
-        def on_start(self, event: Any) -> None:
-            stage = draft.watch.stage
-            draft.compiles[stage] = draft.compiles.get(stage, 0) + 1
-
-        def on_end(self, event: Any) -> None:
-            """Nothing to count."""
-
-    event.register("numba:compile", Listener())
-    return Probe(threads=core_count())
-
-
-def load(experiment: Experiment, draft: Draft) -> Session:
-    """Set threads and BLAS, then load the workload and its engine."""
-    import numba
-
-    from labkit import workload
-    from labkit.platform import blas
-    from labkit.platform.threads import core_count
-
-    if uses_mlx(experiment):
-        draft.note(blas=blas.activate(experiment.engine.blas.value))
-    threads = experiment.engine.threads or core_count()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    session: Session = workload.load(experiment, seed=experiment.seed)
-    return session
-
-
-def _measure(session: Session, arm: Arm, draft: Draft) -> None:
-    with draft.watch.time("canary"):
-        canary.check()
-    with draft.watch.time("warm_up"):
-        session.warm_up()
-    gc.collect()
-    gc.freeze()
-    with draft.watch.time("measure"):
-        measurement = session.measure(lambda what: None)
-    gc.unfreeze()
-    with draft.watch.time("canary"):
-        draft.note(canary="ok" if canary.check() else "no mlx")
-    _accept(measurement, arm, draft)
-
-
-def _accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
-    """Put a measurement into the record; refuse what is not a number or did not happen."""
-    cases = []
-    for result in measurement.cases:
-        bad = [m for m in result.metrics if not all(map(math.isfinite, m.repeats))]
-        for metric in bad:
-            what = f"metric {metric.name} of case {result.case!r} is not a finite number"
-            draft.fail(Failure("invalid_output", what))
-        cases.append(_case(result, {metric.name for metric in bad}))
-    counters = {name: float(value) for name, value in measurement.counters.items()}
-    broken = [name for name, value in counters.items() if not math.isfinite(value)]
-    for name in broken:
-        draft.fail(Failure("invalid_output", f"counter {name} is {counters.pop(name)}"))
-    draft.record = replace(draft.record, cases=tuple(cases), counters=counters)
-    draft.note(**measurement.notes)
-    engine = arm.config["engine"]["name"]
-    for name in dict.fromkeys([f"engine.{engine}", *arm.engaged]):
-        if not counters.get(name, 0) > 0:
-            said = "stayed 0" if name in counters else "is missing"
-            draft.fail(Failure("vacuous", f"the claimed counter {name} {said}"))
-
-
-def _case(result: CaseResult, without: set[str]) -> CaseRecord:
-    metrics = tuple(
-        Metric(m.name, m.unit, m.better, m.primary, tuple(map(float, m.repeats)))
-        for m in result.metrics
-        if m.name not in without
-    )
-    return CaseRecord(result.case, result.skipped, metrics, result.outputs, result.notes)
-
-
-@contextmanager
-def _named_failures(draft: Draft) -> Iterator[None]:
-    """Turn an exception into the outcome that names it."""
-    try:
-        yield
-    except Exception as error:
-        traceback.print_exc()
-        draft.fail(_failure(error, draft.watch.stage))
-        try:
-            canary.check()
-        except Exception as stale:
-            draft.note(canary=_line(stale))
-
-
-def _failure(error: Exception, stage: str) -> Failure:
-    kind = type(error).__name__
-    if isinstance(error, Failure):
-        return error
-    if isinstance(error, MemoryError):
-        return Failure("oom", f"{stage}: out of memory: {_line(error) or kind}")
-    if isinstance(error, ConfigError) or (isinstance(error, ValueError) and stage == "load"):
-        return Failure("refused", _line(error))
-    if isinstance(error, canary.StaleResult) or kind == "StaleOutput":
-        return Failure("stale", _line(error))
-    if kind == "InvalidOutput":
-        return Failure("invalid_output", _line(error))
-    return Failure("crashed", f"{stage}: {kind}: {_line(error)}")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-# --------------------------------------------------------------------------- the process
 
 
 def perform(arm_path: Path, run_path: Path, spawned_ns: int) -> Record:
@@ -266,7 +46,7 @@ def perform(arm_path: Path, run_path: Path, spawned_ns: int) -> Record:
     started = environment.utc_now()
     record = Record(name, arm.role, block, position, seed, outcome="ok", started=started)
     draft = Draft(record, watch)
-    run(draft, arm)
+    stages.run(draft, arm)
     draft.note(compiles=draft.compiles)
     return replace(draft.record, seconds={**watch.seconds, "total": watch.since_spawn()})
 
@@ -276,12 +56,12 @@ def prepare(arm_path: Path) -> None:
     from labkit import workload
 
     arm = read_arm(arm_path)
-    experiment = experiment_of(arm)
+    experiment = stages.experiment_of(arm)
     record = Record(arm.name, arm.role, 0, 0, experiment.seed, "ok", environment.utc_now())
     draft = Draft(record, Stopwatch(time.monotonic_ns()))
-    start_probe(draft).time()
+    stages.start_probe(draft).time()
     workload.prepare(experiment)
-    session = load(experiment, draft)
+    session = stages.load(experiment, draft)
     try:
         session.warm_up()
     finally:
@@ -311,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         record = perform(options.arm, options.run, spawned_ns)
     except (RecordError, ConfigError) as error:
-        print(_line(error), file=sys.stderr)
+        print(one_line(error), file=sys.stderr)
         return os.EX_DATAERR
     return _publish(options.run, record, options.parent)
 
@@ -324,7 +104,7 @@ def _publish(path: Path, record: Record, parent: int | None) -> int:
             write(path, record)
         except (TypeError, ValueError) as error:
             traceback.print_exc()
-            detail = f"a value in the record is not a finite number or not JSON: {_line(error)}"
+            detail = f"a value in the record is not a finite number or not JSON: {one_line(error)}"
             bare = replace(record, cases=(), counters={}, notes={})
             write(path, replace(bare, outcome="invalid_output", detail=detail))
     except OSError as error:

@@ -14,7 +14,7 @@ import sys
 import time
 import types
 
-from labkit.experiment import record, worker
+from labkit.experiment import record, stages, worker
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput
 
 
@@ -115,6 +115,6 @@ if __name__ == "__main__":
     import labkit
 
     labkit.workload = stub
-    worker.start_probe = lambda draft: StubProbe(1)
+    stages.start_probe = lambda draft: StubProbe(1)
     worker.write = write
     sys.exit(worker.main())
