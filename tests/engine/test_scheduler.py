@@ -1,0 +1,56 @@
+"""What the engine cannot provoke in one synchronous step, asked of the scheduler itself."""
+
+import pytest
+
+from labkit import config
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.sampler import Sampled
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.scheduler_output import ScheduledChunk
+
+
+def make_scheduler(**options):
+    return Scheduler(config.Scheduler(**options), KVCacheManager(BlockPool(20), 4), frozenset())
+
+
+def test_a_result_for_a_request_aborted_in_flight_is_dropped():
+    scheduler = make_scheduler()
+    for name in "ab":
+        scheduler.add(Request(name, (1, 2, 3), SamplingParams(max_tokens=2)))
+    output = scheduler.schedule()
+    scheduler.abort("a")
+    events = scheduler.update(output, {"a": Sampled(5, 0.1), "b": Sampled(6, 0.1)})
+    assert [event.request_id for event in events] == ["b"]
+    scheduler.check()
+
+
+def test_decodes_come_first_whatever_the_order_of_arrival():
+    scheduler = make_scheduler(max_num_seqs=3, max_num_batched_tokens=6)
+    scheduler.add(Request("long", tuple(range(20)), SamplingParams(max_tokens=2)))
+    scheduler.schedule()
+    output = scheduler.schedule()  # nothing was recorded: the same chunk again
+    assert [chunk.num_tokens for chunk in output.chunks] == [6]
+    scheduler.update(output, {})
+    scheduler.abort("long")
+    scheduler.add(Request("short", (1, 2), SamplingParams(max_tokens=9)))
+    scheduler.add(Request("late", tuple(range(20)), SamplingParams(max_tokens=2)))
+    output = scheduler.schedule()
+    assert [(c.state.request_id, c.num_tokens) for c in output.chunks] == [
+        ("short", 2),
+        ("late", 4),
+    ]
+    scheduler.update(output, {"short": Sampled(7, None)})
+    scheduler.add(Request("later", (3,), SamplingParams(max_tokens=1)))
+    output = scheduler.schedule()
+    chunks = [(c.state.request_id, c.start, c.num_tokens) for c in output.chunks]
+    assert chunks == [("short", 2, 1), ("late", 4, 5)]
+    assert output.total_tokens == 6
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 0), (2, 2), (3, 1)])
+def test_a_chunk_beyond_the_known_tokens_cannot_be_made(start, count):
+    state = RequestState(Request("a", (1, 2, 3)))
+    with pytest.raises(ValueError, match="cannot be scheduled"):
+        ScheduledChunk(state, start, count)
