@@ -1,0 +1,140 @@
+"""Stand-ins for the layers at the leaves of an mlx_lm model: NumPy in, NumPy out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.cpu import norms
+from labkit.engine.cpu.linear import PackedWeights
+from labkit.engine.cpu.rope import RotaryTable
+
+Array = NDArray[np.float32]
+
+
+def _as_rows(x: Array) -> Array:
+    return np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+
+
+class Linear:
+    """``x @ weight.T + bias`` for float32 x [..., K]."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, weight: Array, bias: Array | None) -> None:
+        self._packed = PackedWeights([weight], [bias])
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 [..., N]."""
+        (out,) = self._packed.multiply(_as_rows(x))
+        return out.reshape(*x.shape[:-1], out.shape[1])
+
+
+class ProjectionGroup:
+    """Sibling projections of one input, computed in one call when the first is asked.
+
+    The siblings' results wait for the very same input array; asked with another one,
+    the whole group is computed anew.
+    """
+
+    __slots__ = ("_input", "_packed", "_ready")
+
+    def __init__(self, weights: Sequence[Array], biases: Sequence[Array | None]) -> None:
+        self._packed = PackedWeights(weights, biases)
+        self._input: Array | None = None
+        self._ready: list[Array | None] = []
+
+    def project(self, member: int, x: Array) -> Array:
+        """Return member ``member``'s projection of x [..., K]."""
+        if x is not self._input or self._ready[member] is None:
+            self._input = x
+            self._ready = list(self._packed.multiply(_as_rows(x)))
+        out = self._ready[member]
+        assert out is not None
+        self._ready[member] = None
+        if all(part is None for part in self._ready):
+            self._input = None
+        return out.reshape(*x.shape[:-1], out.shape[1])
+
+
+class GroupedLinear:
+    """One member of a ``ProjectionGroup``."""
+
+    __slots__ = ("_group", "_member")
+
+    def __init__(self, group: ProjectionGroup, member: int) -> None:
+        self._group = group
+        self._member = member
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 [..., N]."""
+        return self._group.project(self._member, x)
+
+
+class Embedding:
+    """Rows of a table by token id; also the output projection of tied models."""
+
+    __slots__ = ("_packed", "weight")
+
+    def __init__(self, weight: Array) -> None:
+        self.weight = weight
+        self._packed: PackedWeights | None = None
+
+    def __call__(self, ids: NDArray[np.integer]) -> Array:
+        """Return float32 [*ids.shape, D], a fresh array."""
+        return self.weight.take(ids, axis=0)
+
+    def as_linear(self, x: Array) -> Array:
+        """Return ``x @ weight.T``; the packed copy is made on first use."""
+        if self._packed is None:
+            self._packed = PackedWeights([self.weight], [None])
+        (out,) = self._packed.multiply(_as_rows(x))
+        return out.reshape(*x.shape[:-1], out.shape[1])
+
+
+class RMSNorm:
+    """RMSNorm over the last axis."""
+
+    __slots__ = ("_eps", "_weight")
+
+    def __init__(self, weight: Array, eps: float) -> None:
+        self._weight = weight
+        self._eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 of x's shape."""
+        return norms.rms_norm(x, self._weight, self._eps)
+
+
+class LayerNorm:
+    """LayerNorm over the last axis; no weight is 1, no bias is 0."""
+
+    __slots__ = ("_bias", "_eps", "_weight")
+
+    def __init__(self, dims: int, weight: Array | None, bias: Array | None, eps: float) -> None:
+        self._weight = np.ones(dims, np.float32) if weight is None else weight
+        self._bias = np.zeros(dims, np.float32) if bias is None else bias
+        self._eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 of x's shape."""
+        return norms.layer_norm(x, self._weight, self._bias, self._eps)
+
+
+class RoPE:
+    """Rotary embedding of x [B, heads, L, head_dim] at the positions offset, offset + 1, ..."""
+
+    __slots__ = ("_input_scale", "_table", "_traditional")
+
+    def __init__(self, table: RotaryTable, traditional: bool, input_scale: float) -> None:
+        self._table = table
+        self._traditional = traditional
+        self._input_scale = input_scale
+
+    def __call__(self, x: Array, offset: NDArray[np.int32] | int = 0) -> Array:
+        """Rotate; ``offset`` is int32 [B] or one number."""
+        return self._table.rotate(
+            x, offset, traditional=self._traditional, input_scale=self._input_scale
+        )

@@ -1,0 +1,191 @@
+"""``mlx.core`` and ``mlx.nn`` as a NumPy forward sees them.
+
+A model module run against these names computes on NumPy arrays.  What is not here has no
+counterpart, and says so when it is called: the model then takes the MLX path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.cpu import activations, norms
+from labkit.engine.cpu.handle import AttentionHandle
+
+Array = NDArray[Any]
+
+
+class NoCounterpart(TypeError):
+    """A model computes with an MLX function that has no NumPy counterpart here."""
+
+
+class _Missing:
+    """A name without counterpart: fine in an annotation, an error when called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> _Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(f"{self._name}.{name}")
+
+    def __call__(self, *_args: Any, **_options: Any) -> Any:
+        raise NoCounterpart(f"it computes with {self._name}, which has no NumPy counterpart")
+
+    def __or__(self, _other: Any) -> _Missing:
+        return self
+
+    __ror__ = __or__
+
+
+class Namespace:
+    """Named members; any other name is ``_Missing``."""
+
+    def __init__(self, name: str, members: dict[str, Any]) -> None:
+        self.__dict__.update(members)
+        self.__dict__["_name"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Missing(f"{self._name}.{name}")
+
+
+def attend(
+    queries: Any,
+    keys: Any,
+    values: Any,
+    cache: Any = None,
+    scale: float = 1.0,
+    mask: Any = None,
+    sinks: Any = None,
+) -> Any:
+    """Ask the handle that stands for keys and values to attend.
+
+    Raises
+    ------
+    NoCounterpart
+        ``keys`` are not what the cache handed out.
+    """
+    if not isinstance(keys, AttentionHandle):
+        raise NoCounterpart("its attention changes keys after the cache returned them")
+    return keys.attend(queries, scale, mask, sinks)
+
+
+def _fast_attention(
+    q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None
+) -> Any:
+    return attend(q, k, v, None, scale, mask, sinks)
+
+
+def _compile(function: Callable[..., Any] | None = None, **_options: Any) -> Any:
+    """Return the function as it is; also usable as a decorator with options."""
+    return _compile if function is None else function
+
+
+_BFLOAT16 = _Missing("mlx.core.bfloat16")
+
+
+def _array(value: Any, dtype: Any = None) -> Array:
+    """Return a NumPy array with MLX's default types: float32 and int32."""
+    array = np.array(value)
+    if dtype is _BFLOAT16:
+        # Round to nearest even at bit 16, keeping the value in float32.
+        bits = array.astype(np.float32).view(np.uint32)
+        rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        return np.asarray((rounded & np.uint32(0xFFFF0000)).view(np.float32))
+    if dtype is None and array.dtype == np.float64:
+        dtype = np.float32
+    elif dtype is None and array.dtype == np.int64:
+        dtype = np.int32
+    return array if dtype is None else array.astype(dtype)
+
+
+def _rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
+    scale = np.ones(x.shape[-1], np.float32) if weight is None else weight
+    return norms.rms_norm(x, scale, eps)
+
+
+def _layer_norm(x: Array, weight: Array | None, bias: Array | None, eps: float) -> Array:
+    one = np.ones(x.shape[-1], np.float32) if weight is None else weight
+    zero = np.zeros(x.shape[-1], np.float32) if bias is None else bias
+    return norms.layer_norm(x, one, zero, eps)
+
+
+def _rsqrt(x: Array) -> Array:
+    return np.float32(1.0) / np.sqrt(x)
+
+
+def _softmax(x: Array, axis: int = -1, precise: bool = True) -> Array:
+    del precise
+    powers = np.exp(x - x.max(axis=axis, keepdims=True))
+    return powers / powers.sum(axis=axis, keepdims=True)  # type: ignore[no-any-return]
+
+
+_SAME_IN_NUMPY = (
+    *("abs", "add", "broadcast_to", "clip", "concatenate", "cos", "divide", "equal", "exp"),
+    *("expand_dims", "expm1", "greater", "less", "log", "log1p", "logical_and", "logical_or"),
+    *("matmul", "maximum", "mean", "minimum", "moveaxis", "multiply", "negative", "ones_like"),
+    *("repeat", "reshape", "sin", "split", "sqrt", "square", "squeeze", "stack", "subtract"),
+    *("sum", "swapaxes", "tanh", "tile", "transpose", "where", "zeros_like"),
+    *("float16", "float32", "int8", "int16", "int32", "int64"),
+    *("uint8", "uint16", "uint32", "uint64", "bool_"),
+)
+
+
+def core() -> Namespace:
+    """Return ``mlx.core`` over NumPy."""
+    members: dict[str, Any] = {name: getattr(np, name) for name in _SAME_IN_NUMPY}
+    members |= {
+        "array": _array,
+        "bfloat16": _BFLOAT16,
+        "compile": _compile,
+        "inf": np.float32(np.inf),
+        "pi": np.pi,
+        "rsqrt": _rsqrt,
+        "sigmoid": activations.sigmoid,
+        "softmax": _softmax,
+        "stop_gradient": lambda x: x,
+        "contiguous": np.ascontiguousarray,
+        "finfo": np.finfo,
+        "metal": Namespace("mlx.core.metal", {"is_available": lambda: False}),
+        "fast": Namespace(
+            "mlx.core.fast",
+            {
+                "rms_norm": _rms_norm,
+                "layer_norm": _layer_norm,
+                "scaled_dot_product_attention": _fast_attention,
+            },
+        ),
+    }
+    return Namespace("mlx.core", members)
+
+
+def _relu(x: Array) -> Array:
+    return np.maximum(x, np.float32(0.0))
+
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": activations.silu,
+    "gelu": activations.gelu,
+    "gelu_approx": activations.gelu_approx,
+    "relu": _relu,
+    "relu2": lambda x: np.square(_relu(x)),
+    "sigmoid": activations.sigmoid,
+}
+
+
+def nn() -> Namespace:
+    """Return ``mlx.nn`` over NumPy: its layer classes as they are, its functions ours."""
+    import mlx.nn
+
+    layers = {
+        name: value
+        for name, value in vars(mlx.nn).items()
+        if isinstance(value, type) and issubclass(value, mlx.nn.Module)
+    }
+    return Namespace("mlx.nn", {**layers, **ACTIVATIONS})

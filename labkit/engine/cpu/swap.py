@@ -1,0 +1,239 @@
+"""Makes a loaded mlx_lm model run on NumPy arrays, its code unedited."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.cpu import leaves
+from labkit.engine.cpu.namespace import ACTIVATIONS, NoCounterpart
+from labkit.engine.cpu.rope import RotaryTable
+from labkit.engine.cpu.twin import PACKAGE, TwinLoader
+
+Array = NDArray[np.float32]
+
+# Siblings that are fed the same input, and so are computed in one call.
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Layers without arithmetic of their own.
+PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
+
+
+@dataclass(frozen=True, slots=True)
+class SwapReport:
+    """Whether a model now runs on NumPy arrays, why not, and how many layers of each class."""
+
+    ok: bool
+    reason: str | None
+    swapped: dict[str, int] = field(default_factory=dict)
+
+
+def swap_leaves(model: Any) -> SwapReport:
+    """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
+
+    Its layers (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled forms,
+    activations) become numba kernels, and the classes around them run the same code on
+    NumPy.  The model then takes int32 ids [T, 1] and one cache per layer whose
+    ``offset`` is int32 [T] and whose ``update_and_fetch`` returns an ``AttentionHandle``
+    twice, and returns float32 logits [T, 1, vocabulary].
+
+    A trial forward of two tokens decides; a model that fails it is left as it was, to be
+    run by MLX.  Nothing outside ``model`` changes.
+    """
+    swap = _Swap()
+    try:
+        twin = swap.module(model, "model")
+        _try_forward(twin, _number_of_caches(model))
+    except NoCounterpart as error:
+        return SwapReport(False, str(error))
+    except Exception as error:
+        # A forward of foreign code on foreign arrays may fail in any way.
+        line = (str(error).splitlines() or [""])[0]
+        return SwapReport(
+            False, f"its forward fails on NumPy arrays: {type(error).__name__}: {line}"
+        )
+    model.clear()
+    dict.update(model, twin)
+    model.__dict__.clear()
+    model.__dict__.update(twin.__dict__)
+    model.__class__ = type(twin)
+    return SwapReport(True, None, dict(sorted(swap.swapped.items())))
+
+
+class _Swap:
+    """Copies a tree of modules; a layer used twice stays one layer."""
+
+    def __init__(self) -> None:
+        import mlx.core
+        import mlx.nn
+
+        self.mx, self.nn = mlx.core, mlx.nn
+        self.swapped: Counter[str] = Counter()
+        self._twins = TwinLoader()
+        self._made: dict[int, Any] = {}
+        self._tables: dict[tuple[bytes, float], RotaryTable] = {}
+        self._functions = {
+            id(getattr(mlx.nn, name)): function for name, function in ACTIVATIONS.items()
+        }
+
+    def module(self, module: Any, path: str) -> Any:
+        """Return what takes a module's place."""
+        if id(module) not in self._made:
+            leaf = self._leaf(module, path)
+            self._made[id(module)] = self._container(module, path) if leaf is None else leaf
+        return self._made[id(module)]
+
+    def _container(self, module: Any, path: str) -> Any:
+        original: Any = type(module)
+        kind: Any
+        if original.__module__.startswith(f"{PACKAGE}."):
+            kind = self._twins.twin_class(original)
+        elif original.__module__.startswith("mlx.nn.") and original.__name__ in PLAIN_LAYERS:
+            kind = original
+        else:
+            raise NoCounterpart(
+                f"{path} is a {original.__module__}.{original.__name__}, "
+                "which has no NumPy counterpart"
+            )
+        twin = kind.__new__(kind)
+        twin.__dict__.update({name: self._value(v, path) for name, v in vars(module).items()})
+        groups = self._groups(module, path)
+        for name, value in module.items():
+            setattr(twin, name, groups.get(name) or self._value(value, f"{path}.{name}"))
+        return twin
+
+    def _groups(self, module: Any, path: str) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for names in GROUPS:
+            layers = [module.get(name) for name in names]
+            if any(type(layer) is not self.nn.Linear for layer in layers):
+                continue
+            weights = [self._array(layer.weight, path) for layer in layers]
+            if len({weight.shape[1] for weight in weights}) != 1:
+                continue
+            biases = [self._array(layer.get("bias"), path) for layer in layers]
+            group = leaves.ProjectionGroup(weights, biases)
+            members |= {name: leaves.GroupedLinear(group, i) for i, name in enumerate(names)}
+            self.swapped["Linear"] += len(names)
+        return members
+
+    def _value(self, value: Any, path: str) -> Any:
+        if isinstance(value, self.nn.Module):
+            return self.module(value, path)
+        if isinstance(value, self.mx.array):
+            return self._array(value, path)
+        if isinstance(value, dict):
+            return {key: self._value(item, f"{path}.{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            return type(value)(self._value(item, f"{path}.{i}") for i, item in enumerate(value))
+        return self._functions.get(id(value), value)
+
+    def _array(self, array: Any, path: str) -> Any:
+        """Return a view of an MLX array (a copy where it is not contiguous)."""
+        if array is None:
+            return None
+        if self.mx.issubdtype(array.dtype, self.mx.floating) and array.dtype != self.mx.float32:
+            kind = str(array.dtype).rpartition(".")[2]
+            raise NoCounterpart(f"{path} is {kind}; the NumPy path computes in float32")
+        return np.ascontiguousarray(np.asarray(array))
+
+    def _leaf(self, module: Any, path: str) -> Any:
+        """Return the stand-in of a layer, or None for a module with layers inside."""
+        nn, kind = self.nn, type(module)
+        name = kind.__name__
+        if name.startswith("Quantized") or name.startswith("QQ"):
+            raise NoCounterpart(f"{path} is quantised; the NumPy path has float32 weights only")
+        leaf: Any
+        if kind is nn.Linear:
+            weight, bias = module.weight, module.get("bias")
+            leaf = leaves.Linear(self._array(weight, path), self._array(bias, path))
+        elif kind is nn.Embedding:
+            leaf = leaves.Embedding(self._array(module.weight, path))
+        elif kind is nn.RMSNorm:
+            leaf = leaves.RMSNorm(self._array(module.weight, path), module.eps)
+        elif kind is nn.LayerNorm:
+            weight, bias = module.get("weight"), module.get("bias")
+            leaf = leaves.LayerNorm(
+                module.dims, self._array(weight, path), self._array(bias, path), module.eps
+            )
+        elif kind is nn.RoPE or kind.__module__ == f"{PACKAGE}.rope_utils":
+            leaf = self._rope(module, path)
+        elif kind is nn.SiLU:
+            leaf = ACTIVATIONS["silu"]
+        elif kind is nn.ReLU:
+            leaf = ACTIVATIONS["relu"]
+        elif kind is nn.GELU:
+            leaf = ACTIVATIONS["gelu" if module._act is nn.gelu else "gelu_approx"]
+        else:
+            return None
+        self.swapped[name] += 1
+        return leaf
+
+    def _rope(self, module: Any, path: str) -> leaves.RoPE:
+        """Take the frequencies from the layer itself, computed by MLX as MLX does."""
+        mx, name = self.mx, type(module).__name__
+        scale, input_scale = 1.0, 1.0
+        if name == "RoPE":
+            half = module.dims // 2
+            exponents = mx.arange(0, -half, -1, dtype=mx.float32)
+            inverse = mx.exp(exponents * mx.array(np.log(module.base) / half, mx.float32))
+            scale = float(module.scale)
+        elif name in ("Llama3RoPE", "ProportionalRoPE", "YarnRoPE", "SuScaledRoPE"):
+            inverse = mx.reciprocal(module._freqs)
+            input_scale = float(getattr(module, "mscale", getattr(module, "_scale", 1.0)))
+        else:
+            raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
+        frequencies = np.asarray(inverse)
+        key = (frequencies.tobytes(), scale)
+        if key not in self._tables:
+            self._tables[key] = RotaryTable(frequencies, scale)
+        return leaves.RoPE(self._tables[key], getattr(module, "traditional", False), input_scale)
+
+
+class _TrialCache:
+    """A cache of two sequences of one token each."""
+
+    offset = np.zeros(2, np.int32)
+
+    def make_mask(self, *_args: Any, **_options: Any) -> None:
+        """Return no mask."""
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[_TrialHandle, _TrialHandle]:
+        handle = _TrialHandle(values)
+        return handle, handle
+
+
+class _TrialHandle:
+    """Attention over a context of one token is that token's value."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+    def attend(self, queries: Array, scale: float, mask: Any, sinks: Any) -> Array:
+        for array in (queries, self.values):
+            _require_numpy(array, "its attention is given")
+        if mask is not None:
+            raise NoCounterpart("its attention builds a mask of its own")
+        return np.repeat(self.values, queries.shape[1] // self.values.shape[1], axis=1)
+
+
+def _require_numpy(array: Any, where: str) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        kind = getattr(array, "dtype", None) if isinstance(array, np.ndarray) else type(array)
+        raise NoCounterpart(f"{where} {kind}, not a float32 NumPy array")
+
+
+def _try_forward(model: Any, caches: int) -> None:
+    ids = np.array([[0], [1]], np.int32)
+    logits = model(ids, cache=[_TrialCache() for _ in range(caches)])
+    _require_numpy(logits, "its forward returns")
+    if logits.shape[:2] != (2, 1):
+        raise NoCounterpart(f"its forward returns shape {logits.shape} for ids of shape (2, 1)")
+
+
+def _number_of_caches(model: Any) -> int:
+    return len(importlib.import_module(f"{PACKAGE}.cache").make_prompt_cache(model))
