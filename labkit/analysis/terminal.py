@@ -55,6 +55,7 @@ def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> No
     out.print()
     for line in _sentences(analysis, claim):
         out.print(Text(line))
+    out.print(Text(f"report: {analysis.data.dir.parent / 'report.md'}", style="dim"))
 
 
 def _sentences(analysis: CellAnalysis, claim: str) -> Sequence[str]:

@@ -216,3 +216,21 @@ def make_cell(tmp_path):
         return CellMaker(dir=tmp_path / name, **options).write()
 
     return make
+
+
+@pytest.fixture
+def make_array():
+    """Give the function that fingerprints an array by its row and head checksums."""
+    return array_outputs
+
+
+@pytest.fixture
+def make_tokens():
+    """Give the function that makes the outputs of requests."""
+    return token_outputs
+
+
+@pytest.fixture
+def published():
+    """Give the article's published numbers of one case."""
+    return PUBLISHED

@@ -1,0 +1,52 @@
+"""The forms that ``python -m labkit.report --format`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.flat import csv_text, latex_text
+from labkit.analysis.markdown import study_markdown
+from labkit.analysis.study import analyse_study, study_json
+from labkit.analysis.table import cell_table
+
+
+class FormatError(ValueError):
+    """A study has not what a form needs; one line."""
+
+
+def _markdown(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return study_markdown(study_json(folder, analyses), analyses)
+
+
+def _latex(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return "\n".join(
+        latex_text(cell_table(a.json, a.data.records), a.json["question"] or a.json["cell"])
+        for a in analyses
+    )
+
+
+def _csv(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return csv_text([analysis.json for analysis in analyses])
+
+
+_RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
+    "md": _markdown,
+    "tex": _latex,
+    "csv": _csv,
+}
+FORMATS = tuple(_RENDERERS)
+
+
+def render(folder: Path, name: str) -> str:
+    """Give a study in one of :data:`FORMATS`.
+
+    Raises
+    ------
+    RecordError
+        The study cannot be read.
+    FormatError
+        It has not what the form needs.
+    """
+    return _RENDERERS[name](folder, analyse_study(folder))

@@ -1,0 +1,61 @@
+"""``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
+
+With ``--format X`` nothing is written: that form is printed. Exit codes: 0, or 2 with one
+line where the study cannot be read or has not what the form needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.experiment.record import RecordError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.analysis.formats import FORMATS, FormatError, render
+
+    parser = argparse.ArgumentParser(
+        prog="python -m labkit.report",
+        description="Rebuild every table, plot and report of a study from its records.",
+    )
+    parser.add_argument("dir", type=Path, metavar="DIR", help="a study's folder (or one cell's)")
+    parser.add_argument("--format", choices=FORMATS, help="print this form, write nothing")
+    options = parser.parse_args(argv)
+    try:
+        if options.format is not None:
+            _print(render(options.dir, options.format))
+        else:
+            _rebuild(options.dir)
+    except (RecordError, FormatError, OSError) as error:
+        print(f"labkit.report: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _print(text: str) -> None:
+    """Print a form as UTF-8 whatever the locale; a closed pipe is no mistake."""
+    try:
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _rebuild(folder: Path) -> None:
+    from labkit.analysis.study import write_study
+
+    analyses = write_study(folder)
+    cells = f"{len(analyses)} cell{'s' if len(analyses) != 1 else ''}"
+    runs = sum(len(analysis.data.records) for analysis in analyses)
+    print(f"{cells}, {runs:,} runs: {folder / 'report.md'} and {folder / 'report.html'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

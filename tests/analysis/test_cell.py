@@ -1,0 +1,319 @@
+"""Whole cells from records: the contract of cell.json, the gates and the words."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis import analyse_cell, exit_code, load, write_study
+from labkit.analysis.cell import analyse
+from labkit.analysis.sentences import sentences
+from labkit.analysis.weakness import weaknesses
+from labkit.experiment.record import RecordError
+
+CELL = {
+    "schema_version",
+    "cell",
+    "question",
+    "arms",
+    "design",
+    "gates",
+    "rows",
+    "failures",
+    "environment",
+    "published",
+}
+ROW = {"case", "metric", "unit", "better", "primary", "skipped", "arms", "comparisons"}
+ARM_ROW = {"median", "q1", "q3", "n", "runs"}
+COMPARISON = {
+    "arm",
+    "baseline",
+    "effect_pct",
+    "ci_low_pct",
+    "ci_high_pct",
+    "p",
+    "p_adjusted",
+    "p_floor",
+    "mde_pct",
+    "wins",
+    "blocks",
+    "verdict",
+    "reason",
+}
+DECODE = "decode, 64 reqs, ctx 128"
+
+
+def found(cell, arm="seq_map", row=0):
+    return next(c for c in cell["rows"][row]["comparisons"] if c["arm"] == arm)
+
+
+def test_fields_are_the_contract(make_cell):
+    cell = analyse_cell(make_cell(skipped={"prefill, 8 × 512": "too large"}))
+    assert set(cell) == CELL
+    assert {"seed", "blocks", "runs_per_block", "order", "looks", "alpha", "margin_pct"} <= set(
+        cell["design"]
+    )
+    assert [a["name"] for a in cell["arms"]] == ["binary_search", "seq_map", "control"]
+    assert [a["role"] for a in cell["arms"]] == ["baseline", "arm", "control"]
+    assert cell["arms"][1]["counters"]["resolver.seq_map"] == 5
+    assert set(cell["gates"]) == {"healthy", "engaged", "identical"}
+    for row in cell["rows"]:
+        assert set(row) == ROW
+        assert all(set(values) == ARM_ROW for values in row["arms"].values())
+        assert all(set(c) == COMPARISON for c in row["comparisons"])
+    assert cell["rows"][1]["skipped"] == "too large"
+    assert cell["rows"][1]["metric"] == "dispatch_us"
+    assert cell["rows"][1]["arms"]["seq_map"]["median"] is None
+    json.dumps(cell, allow_nan=False)
+    runs = cell["rows"][0]["arms"]["seq_map"]["runs"]
+    assert len(runs) == 8 and runs[0]["file"].startswith("runs/b00-p")
+    assert len(cell["design"]["order"]) == 4
+    assert sorted(cell["design"]["order"][0]) == sorted(2 * ["binary_search", "seq_map", "control"])
+
+
+def test_a_planted_effect_is_named_with_its_interval(make_cell):
+    cell = analyse_cell(make_cell(effects={"seq_map": 0.95}))
+    c = found(cell)
+    assert c["verdict"] == "faster"
+    assert c["ci_low_pct"] < -5.0 < c["ci_high_pct"] < 0
+    assert c["p"] == pytest.approx(2 / 1296) == c["p_floor"]
+    assert (c["wins"], c["blocks"]) == (4, 4)
+    assert found(cell, "control")["verdict"] in ("equivalent", "trivial")
+    line = sentences(cell, "bitwise")[0]
+    assert "seq_map is 4.8 % faster (95 % CI 4.3 to 5.5, " in line
+    assert line.endswith("exact p = 0.0015, 4 blocks); outputs bit-identical")
+
+
+def test_better_decides_the_word(make_cell):
+    slower = analyse_cell(make_cell("a/x", effects={"seq_map": 1.05}))
+    assert found(slower)["verdict"] == "slower" and found(slower)["effect_pct"] > 0
+    more = analyse_cell(make_cell("a/y", effects={"seq_map": 1.05}, requests=True))
+    assert more["rows"][0]["metric"] == "total_tok_s" and more["rows"][0]["primary"]
+    assert found(more)["verdict"] == "faster" and found(more)["effect_pct"] > 0
+    ttft = next(i for i, r in enumerate(more["rows"]) if r["metric"] == "ttft_p50_ms")
+    assert found(more, row=ttft)["verdict"] == "faster"
+    assert found(more, row=ttft)["effect_pct"] < 0
+
+
+def test_flat_is_equivalent_and_says_the_bound(make_cell):
+    cell = analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004))
+    c = found(cell)
+    assert c["verdict"] == "equivalent"
+    assert c["reason"].startswith("any difference is within ±0.")
+    assert "flat: any difference is within ±0." in sentences(cell, "bitwise")[0]
+
+
+def test_small_but_certain_is_trivial(make_cell):
+    c = found(analyse_cell(make_cell(effects={"seq_map": 0.99}, noise=0.001)))
+    assert c["verdict"] == "trivial" and c["p"] < 0.05
+
+
+def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
+    cell = analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.04, margin_pct=2.0))
+    c = found(cell)
+    assert c["verdict"] == "inconclusive"
+    assert f"this design sees {c['mde_pct']:.1f} % at best; about" in c["reason"]
+    assert "can't tell: this design sees" in sentences(cell, "bitwise")[0]
+
+
+def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
+    from labkit.analysis.comparison import Comparison, Levels
+    from labkit.analysis.equivalence import Equivalence
+    from labkit.analysis.verdict import judge
+
+    levels = Levels(2, 0.05, 2.0)
+    flat = Comparison("b", "a", 0.1, (-1.0, 1.0), 0.8, 0.8, 2 / 1296, 1.5, 2, 4, 0.01,
+                      Equivalence(0.01, 0.9))  # fmt: skip
+    loud = replace(flat, ci_pct=(-3.0, 1.0))
+    assert judge(flat, "lower", levels, [], flat).word == "equivalent"
+    withheld = judge(flat, "lower", levels, [], loud)
+    assert (withheld.word, withheld.reason) == ("inconclusive", "noise exceeds margin")
+    certain = replace(flat, p=0.01, p_adjusted=0.01)
+    assert judge(certain, "lower", levels, [], flat).word == "trivial"
+    assert judge(certain, "lower", levels, [], loud).word == "inconclusive"
+    far = replace(certain, effect_pct=9.0, equivalence=Equivalence(0.9, 9.9))
+    assert judge(far, "lower", levels, [], loud).word == "slower"
+    assert judge(far, "higher", levels, [], None).word == "faster"
+
+
+@pytest.mark.parametrize(("blocks", "runs"), [(2, 2), (3, 1), (5, 1)])
+def test_too_few_blocks_are_estimate_only_whatever_the_numbers(make_cell, blocks, runs):
+    cell = analyse_cell(make_cell(blocks=blocks, runs=runs, effects={"seq_map": 0.5}))
+    c = found(cell)
+    assert c["verdict"] == "estimate_only" and c["effect_pct"] == pytest.approx(-50, abs=2)
+    assert "estimate only" in sentences(cell, "bitwise")[0]
+    assert any("estimate only" in line for line in weaknesses(analyse(make_cell(
+        "again/x", blocks=blocks, runs=runs))))  # fmt: skip
+
+
+def test_three_blocks_of_two_and_six_of_one_may_claim(make_cell):
+    for name, blocks, runs in (("a", 3, 2), ("b", 6, 1)):
+        cell = analyse_cell(make_cell(name, blocks=blocks, runs=runs, effects={"seq_map": 0.8}))
+        assert found(cell)["verdict"] == "faster"
+
+
+def test_an_alpha_out_of_reach_claims_nothing(make_cell):
+    c = found(analyse_cell(make_cell(alpha=0.001, effects={"seq_map": 0.5})))
+    assert c["verdict"] == "estimate_only" and c["mde_pct"] is None and c["ci_low_pct"] is None
+    assert "cannot reach p = 0.001" in c["reason"]
+
+
+def test_vacuous_arm_is_invalid_and_named(make_cell):
+    def zero(record):
+        if record.arm == "seq_map" and record.block == 1:
+            return replace(record, counters={**record.counters, "resolver.seq_map": 0.0})
+        return record
+
+    path = make_cell(change=zero)
+    cell = analyse_cell(path)
+    assert cell["gates"]["engaged"]["status"] == "fail"
+    reason = cell["gates"]["engaged"]["reasons"][0]
+    assert "seq_map" in reason and "resolver.seq_map is 0 in b01-" in reason
+    c = found(cell)
+    assert c["verdict"] == "invalid" and "vacuous" in c["reason"]
+    assert cell["rows"][0]["arms"]["seq_map"]["median"] > 0
+    assert found(cell, "control")["verdict"] != "invalid"
+    assert exit_code(path.parent) == 1
+
+
+def test_outcome_vacuous_counts_for_engaged_and_keeps_medians(make_cell):
+    def vacuous(record):
+        if record.arm != "seq_map":
+            return record
+        detail = "the claimed counter resolver.seq_map stayed 0"
+        return replace(record, outcome="vacuous", detail=detail, counters={"engine.paged": 1.0})
+
+    cell = analyse_cell(make_cell(change=vacuous))
+    assert cell["gates"]["engaged"]["status"] == "fail"
+    assert cell["gates"]["healthy"]["status"] == "pass"
+    assert found(cell)["verdict"] == "invalid" and "vacuous" in found(cell)["reason"]
+    assert cell["rows"][0]["arms"]["seq_map"]["n"] == 8
+    assert len(cell["failures"]) == 8
+
+
+def test_implicit_engine_claim_and_unclaimed(make_cell):
+    assert analyse_cell(make_cell("a/x", claims=False))["gates"]["engaged"] == {
+        "status": "unclaimed",
+        "reasons": [],
+    }
+
+    def other(record):
+        return replace(record, counters={"engine.mlx_lm": 3.0})
+
+    gate = analyse_cell(make_cell("a/y", claims=False, change=other))["gates"]["engaged"]
+    assert gate["status"] == "fail" and "engine.paged is 0" in gate["reasons"][0]
+
+
+def test_failed_run_fails_health_its_block_and_every_verdict(make_cell):
+    def crash(record):
+        if record.block == 2 and record.arm == "seq_map":
+            return replace(record, outcome="crashed", detail="SIGSEGV", cases=(), counters={})
+        return record
+
+    path = make_cell(change=crash)
+    cell = analyse_cell(path)
+    assert cell["gates"]["healthy"]["status"] == "fail"
+    assert "crashed: SIGSEGV" in cell["gates"]["healthy"]["reasons"][0]
+    c = found(cell)
+    assert c["verdict"] == "invalid" and c["blocks"] == 3 and c["effect_pct"] is not None
+    assert found(cell, "control")["verdict"] == "invalid"
+    assert [f["outcome"] for f in cell["failures"]] == ["crashed", "crashed"]
+    assert cell["gates"]["engaged"]["status"] == "pass"
+    assert exit_code(path.parent) == 1
+
+
+def test_swap_growth_and_a_changed_host_fail_health(make_cell):
+    def swapping(record):
+        return replace(
+            record,
+            environment={**record.environment, "swap": {"used_bytes": 0}},
+            environment_end={"swap": {"used_bytes": 1 << 30}},
+        )
+
+    gate = analyse_cell(make_cell("a/x", change=swapping))["gates"]["healthy"]
+    assert gate["status"] == "fail" and "swap grew by 1024 MiB" in gate["reasons"][0]
+
+    def moved(record):
+        return replace(record, environment={"host": "h1" if record.block else "h0"})
+
+    gate = analyse_cell(make_cell("a/y", change=moved))["gates"]["healthy"]
+    assert gate["status"] == "fail" and "different hosts" in gate["reasons"][0]
+
+
+def test_unfinished_cell_is_analysed_said_and_exits_1(make_cell):
+    path = make_cell(change=lambda r: None if r.block == 3 and r.position > 2 else r)
+    cell = analyse_cell(path)
+    assert found(cell)["blocks"] == 3
+    assert any("3 of 4 blocks" in line for line in weaknesses(analyse(path)))
+    assert exit_code(path.parent) == 1
+
+
+def test_no_run_yet(make_cell):
+    path = make_cell(change=lambda r: None)
+    cell = analyse_cell(path)
+    assert cell["rows"] == [] and cell["gates"]["healthy"]["status"] == "fail"
+    assert exit_code(path.parent) == 1
+    write_study(path.parent, plots=False)
+
+
+def test_good_study_exits_0_whatever_the_verdicts(make_cell):
+    make_cell("s/a", effects={"seq_map": 1.1})
+    path = make_cell("s/b", effects={"seq_map": 1.0}, noise=0.05)
+    assert exit_code(path.parent) == 0
+
+
+def test_an_even_count_of_repeats_gives_the_geometric_middle(make_cell):
+    odd = analyse_cell(make_cell("a/odd", repeats=3, noise=0.0, effects={"seq_map": 1.0}))
+    even = analyse_cell(make_cell("a/even", repeats=2, noise=0.0, effects={"seq_map": 1.0}))
+    assert odd["rows"][0]["arms"]["seq_map"]["median"] == 322.6 * 1.001
+    assert even["rows"][0]["arms"]["seq_map"]["median"] == pytest.approx(
+        322.6 * (1.0 * 1.001) ** 0.5
+    )
+
+
+def test_values_without_a_logarithm_are_inconclusive(make_cell):
+    def zero(record):
+        case = record.cases[0]
+        metric = replace(case.metrics[0], repeats=(0.0,))
+        return replace(record, cases=(replace(case, metrics=(metric,)), record.cases[1]))
+
+    cell = analyse_cell(make_cell(change=zero))
+    assert found(cell)["verdict"] == "inconclusive" and found(cell)["effect_pct"] is None
+    assert found(cell, row=1)["verdict"] == "faster"
+
+
+def test_several_arms_each_against_the_baseline(make_cell):
+    cell = analyse_cell(make_cell(effects={"seq_map": 0.9, "identity": 1.1, "third": 1.0}))
+    words = {c["arm"]: c["verdict"] for c in cell["rows"][0]["comparisons"]}
+    assert words["seq_map"] == "faster" and words["identity"] == "slower"
+    assert all(c["baseline"] == "binary_search" for c in cell["rows"][0]["comparisons"])
+    c = found(cell)
+    assert c["p_adjusted"] == pytest.approx(3 * c["p"])
+
+
+def test_alpha_of_a_look_is_what_may_be_spent(make_cell):
+    looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
+    wide = found(analyse_cell(make_cell("a/x", looks=looks)))
+    narrow = found(analyse_cell(make_cell("a/y")))
+    assert wide["ci_low_pct"] < narrow["ci_low_pct"]
+    early = found(analyse_cell(make_cell("a/z", blocks=3, looks=looks)))
+    assert early["verdict"] == "estimate_only"
+
+
+def test_a_broken_record_is_refused_by_name(make_cell):
+    path = make_cell()
+    record = sorted((path / "runs").glob("*.json"))[3]
+    record.write_text(record.read_text()[:100])
+    with pytest.raises(RecordError, match=record.name):
+        analyse_cell(path)
+
+
+def test_load_gives_a_frame_of_runs(make_cell):
+    path = make_cell(skipped={"prefill, 8 × 512": "too large"})
+    frame = load(path.parent)
+    values = frame[frame.metric == "dispatch_us"]
+    assert len(values) == 24 and set(values.arm) == {"binary_search", "seq_map", "control"}
+    assert (frame[frame.case == "prefill, 8 × 512"].skipped == "too large").all()
+    median = analyse_cell(path)["rows"][0]["arms"]["seq_map"]["median"]
+    assert values[values.arm == "seq_map"].value.median() == pytest.approx(median)
+    assert len(load(path)) == len(frame)
