@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 
-@runtime_checkable
 class AttentionHandle(Protocol):
     """New keys and values that know how to attend over their whole context.
 

@@ -71,9 +71,10 @@ def attend(
     NoCounterpart
         ``keys`` are not what the cache handed out.
     """
-    if not isinstance(keys, AttentionHandle):
-        raise NoCounterpart("its attention changes keys after the cache returned them")
-    return keys.attend(queries, scale, mask, sinks)
+    if isinstance(keys, np.ndarray):
+        raise NoCounterpart("its attention is given keys that no cache handed out")
+    handle: AttentionHandle = keys
+    return handle.attend(queries, scale, mask, sinks)
 
 
 def _fast_attention(
