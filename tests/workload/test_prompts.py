@@ -1,14 +1,16 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
-from labkit.model import resolve, tokenizer
+from labkit.model import ModelDir, resolve, tokenizer
 from labkit.workload import chat, prompts, ragged
 from labkit.workload.prompts import Prompt
 from labkit.workload.requests import RequestKind
@@ -100,17 +102,19 @@ def workload_cache(tmp_path, monkeypatch):
     return tmp_path / "workloads"
 
 
-def test_prompts_are_made_once_and_named_by_what_decides_them(workload_cache, monkeypatch):
+def test_prompts_are_made_once_and_named_by_what_decides_them(workload_cache):
     source = CountingSource()
     kind = RequestKind(source)
-    model = resolve(experiment().model)
+    model = ModelDir(Path("nowhere"), "a digest", "test", 64, (), 0, None)
     first = kind._prompts(experiment(), model)
     assert kind._prompts(experiment(), model) == first and source.made == 1
     kind._prompts(experiment(concurrency=3), model)
     assert source.made == 1
     kind._prompts(experiment(seed=1), model)
     assert source.made == 2
-    assert len(list(workload_cache.glob("*.json"))) == 2
+    kind._prompts(experiment(), replace(model, digest="another"))
+    assert source.made == 3
+    assert len(list(workload_cache.glob("*.json"))) == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"requests": [{"id": "r0"}]}', b'{"requests": 3}'])

@@ -43,6 +43,7 @@ class StubEngine:
     def step(self):
         self.clock.now += 1.0
         self.steps += 1
+        assert self.steps < 1000, "the driver does not stop"
         while self.waiting and len(self.live) < self.capacity:
             request = self.waiting.popleft()
             self.live[request.request_id] = [request, 0]
