@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from labkit.config import is_class_path
 from labkit.experiment import environment, process
@@ -17,12 +17,9 @@ from labkit.experiment.cell import Cell, Paths
 from labkit.experiment.design import Run
 from labkit.experiment.errors import StudyError
 from labkit.experiment.observer import Observer
+from labkit.experiment.progress import Progress, Silent
 from labkit.experiment.record import Arm, Record, RecordError, read
-from labkit.experiment.signals import Signals
 from labkit.platform import cache, threads
-
-if TYPE_CHECKING:
-    from labkit.experiment.progress import Progress
 
 PREPARE_TIMEOUT_S = 1800.0
 
@@ -30,12 +27,7 @@ PREPARE_TIMEOUT_S = 1800.0
 class Launcher(Protocol):
     """Does one run and gives its record; the runner publishes it."""
 
-    def prepare(self, cell: Cell, paths: Paths, signals: Signals, progress: Progress) -> None:
-        """Build and compile what the cell's arms need; called once before its first run."""
-
-    def launch(
-        self, run: Run, cell: Cell, paths: Paths, signals: Signals, progress: Progress
-    ) -> Record:
+    def launch(self, run: Run, cell: Cell, paths: Paths) -> Record:
         """Do one run; a run that went wrong is a record too.
 
         Raises
@@ -47,15 +39,26 @@ class Launcher(Protocol):
         """
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """A launcher that has something to do before a cell's first run."""
+
+    def prepare(self, cell: Cell, paths: Paths) -> None:
+        """Build and compile what the cell's arms need."""
+
+
 class ProcessLauncher:
     """One fresh process per run: ``command arms/ARM.json runs/pending/RUN.json``."""
 
     def __init__(
-        self, command: Sequence[str] = (sys.executable, "-m", "labkit.experiment.worker")
+        self,
+        command: Sequence[str] = (sys.executable, "-m", "labkit.experiment.worker"),
+        progress: Progress | None = None,
     ) -> None:
         self.command = tuple(command)
+        self.progress: Progress = Silent() if progress is None else progress
 
-    def prepare(self, cell: Cell, paths: Paths, signals: Signals, progress: Progress) -> None:
+    def prepare(self, cell: Cell, paths: Paths) -> None:
         """Prepare every distinct arm in a process of its own, once per machine and code."""
         seen = set()
         for arm in cell.arms:
@@ -63,7 +66,9 @@ class ProcessLauncher:
             if marker.exists() or marker in seen:
                 continue
             seen.add(marker)
-            progress.note(f"preparing arm {arm.name} (once: compiles and builds what it needs)")
+            self.progress.note(
+                f"preparing arm {arm.name} (once: compiles and builds what it needs)"
+            )
             log = paths.runs / f"prepare-{arm.name}.log"
             environ, _ = _environment(arm)
             ending = process.run(
@@ -71,18 +76,15 @@ class ProcessLauncher:
                 environment=environ,
                 log=log,
                 timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
-                signals=signals,
-                on_tick=lambda pid: progress.tick(),
+                on_tick=lambda pid: self.progress.tick(),
             )
             if ending.code == 0:
                 _mark(marker, arm)
             else:
                 why = process.last_lines(log, 1) or [ending.signal_name or f"exit {ending.code}"]
-                progress.note(f"arm {arm.name} could not be prepared: {why[0]}")
+                self.progress.note(f"arm {arm.name} could not be prepared: {why[0]}")
 
-    def launch(
-        self, run: Run, cell: Cell, paths: Paths, signals: Signals, progress: Progress
-    ) -> Record:
+    def launch(self, run: Run, cell: Cell, paths: Paths) -> Record:
         """Start the worker, watch it, and read or write its record."""
         arm = cell.arm(run.arm)
         environ, removed = _environment(arm)
@@ -91,7 +93,7 @@ class ProcessLauncher:
 
         def tick(pid: int) -> None:
             observer.sample(pid)
-            progress.tick()
+            self.progress.tick()
 
         started = environment.utc_now()
         ending = process.run(
@@ -99,7 +101,6 @@ class ProcessLauncher:
             environment=environ,
             log=paths.log(run),
             timeout_s=cell.design.timeout_s,
-            signals=signals,
             on_tick=tick,
         )
         notes: dict[str, Any] = {"observer": observer.report(), "removed_environment": removed}

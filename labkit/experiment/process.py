@@ -50,7 +50,6 @@ def run(
     environment: Mapping[str, str],
     log: Path,
     timeout_s: float,
-    signals: Signals,
     on_tick: Callable[[int], None] = lambda pid: None,
 ) -> Ending:
     """Run ``command`` to its end; its output goes to ``log``.
@@ -72,7 +71,20 @@ def run(
     OSError
         The log can't be written or the command can't be started.
     """
-    signals.check()
+    with Signals() as signals:
+        ending = _run(command, environment, log, timeout_s, signals, on_tick)
+    signals.check()  # one that came at the very end is not lost
+    return ending
+
+
+def _run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+    signals: Signals,
+    on_tick: Callable[[int], None],
+) -> Ending:
     lifeline, hold = os.pipe()
     done, held = os.pipe()
     kills, start = _oom_kills(), time.monotonic()

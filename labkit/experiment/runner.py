@@ -16,7 +16,7 @@ from itertools import groupby
 from labkit.experiment.cell import Cell, Paths, refuse_changes, write_facts
 from labkit.experiment.design import Run
 from labkit.experiment.errors import Interrupted, StudyError
-from labkit.experiment.launcher import Launcher, ProcessLauncher, set_aside
+from labkit.experiment.launcher import Launcher, Preparing, ProcessLauncher, set_aside
 from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
 from labkit.experiment.record import Record, RecordError, read, write
@@ -70,8 +70,8 @@ def run_cell(
     Interrupted
         SIGINT or SIGTERM; the same command continues.
     """
-    launcher = ProcessLauncher() if launcher is None else launcher
     progress = Silent() if progress is None else progress
+    launcher = ProcessLauncher(progress=progress) if launcher is None else launcher
     start = time.monotonic()
     with (
         _one_line(cell),
@@ -81,61 +81,75 @@ def run_cell(
         refuse_changes(cell)
         write_facts(cell)
         paths = Paths(cell.dir)
-        todo = _tidy(cell, paths, progress, redo_failed)
-        total = len(cell.schedule())
-        progress.begin(cell, total, total - len(todo))
+        todo, records = _tidy(cell, paths, progress, redo_failed)
+        found = len(records)
+        progress.begin(cell, len(todo) + found, found)
         try:
-            if todo:
-                launcher.prepare(cell, paths, signals, progress)
+            if todo and isinstance(launcher, Preparing):
+                launcher.prepare(cell, paths)
             for run in todo:
                 signals.check()
                 progress.run_started(run)
-                record = launcher.launch(run, cell, paths, signals, progress)
+                record = launcher.launch(run, cell, paths)
                 write(paths.record(run), record)
+                records.append(record)
                 progress.run_ended(record)
         finally:
             progress.end()
-        records = [read(paths.record(run)) for run in cell.schedule()]
     failed = tuple(record.run for record in records if not record.ok)
-    return CellOutcome(len(todo), total - len(todo), failed, time.monotonic() - start)
+    return CellOutcome(len(todo), found, failed, time.monotonic() - start)
 
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
     """Give the runs that ``run_cell`` would do, without changing anything."""
     paths = Paths(cell.dir)
-    return [run for block in _blocks(cell) if _why(block, paths, redo_failed) for run in block]
+    blocks = [(block, _look(block, paths, redo_failed)) for block in _blocks(cell)]
+    return [run for block, look in blocks if look.again for run in block]
 
 
 def _blocks(cell: Cell) -> list[list[Run]]:
     return [list(runs) for _, runs in groupby(cell.schedule(), key=lambda run: run.block)]
 
 
-def _why(block: Sequence[Run], paths: Paths, redo_failed: bool) -> str | None:
-    """Say why a block is to be run (again), or None when it is done."""
+@dataclass(frozen=True)
+class _Look:
+    """What a block's files say: its records, and why it is run (again); None: it is done."""
+
+    records: list[Record]
+    again: str | None
+
+
+def _look(block: Sequence[Run], paths: Paths, redo_failed: bool) -> _Look:
     records: list[Record] = []
     for run in block:
         path = paths.record(run)
         if not path.exists():
-            return "unfinished"
+            return _Look(records, "unfinished")
         try:
             records.append(read(path))
         except RecordError as error:
-            return str(error)
-    if redo_failed and not all(record.ok for record in records):
-        return "failed"
-    return None
+            return _Look(records, str(error))
+    failed = redo_failed and not all(record.ok for record in records)
+    return _Look(records, "failed" if failed else None)
 
 
-def _tidy(cell: Cell, paths: Paths, progress: Progress, redo_failed: bool) -> list[Run]:
-    """Set aside what unfinished blocks and dead workers left; give the runs to do."""
-    for path in sorted(paths.pending.iterdir()):
-        set_aside(path, paths)
-    for path in paths.runs.glob(".*.tmp"):  # half-written by a killed process, never a record
-        set_aside(path, paths)
+def _tidy(
+    cell: Cell, paths: Paths, progress: Progress, redo_failed: bool
+) -> tuple[list[Run], list[Record]]:
+    """Set aside what unfinished blocks and dead workers left.
+
+    Returns
+    -------
+    runs to do, records of the blocks that are done
+    """
+    for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
+        set_aside(path, paths)  # written by a killed process, never published
     todo: list[Run] = []
+    done: list[Record] = []
     for block in _blocks(cell):
-        why = _why(block, paths, redo_failed)
-        if why is None:
+        look = _look(block, paths, redo_failed)
+        if look.again is None:
+            done += look.records
             continue
         todo += block
         files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
@@ -143,8 +157,8 @@ def _tidy(cell: Cell, paths: Paths, progress: Progress, redo_failed: bool) -> li
             set_aside(path, paths)
         if files:
             moved = f"{len(files)} files moved to {paths.abandoned}"
-            progress.note(f"block {block[0].block + 1} is run again ({why}; {moved})")
-    return todo
+            progress.note(f"block {block[0].block + 1} is run again ({look.again}; {moved})")
+    return todo, done
 
 
 @contextmanager

@@ -63,15 +63,6 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def take(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
