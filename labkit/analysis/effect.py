@@ -83,8 +83,7 @@ class Breakpoints:
 
 def breakpoints(statistics: Floats, labels: Relabellings) -> Breakpoints:
     """Find the breakpoints of one row's statistics, float64 [relabellings]."""
-    indicator = np.tile(np.repeat([0.0, 1.0], labels.runs), labels.blocks)
-    gap = 1.0 - labels.mean_differences(indicator)  # c_0 = 1
+    gap = 1.0 - labels.overlap  # c_0 = 1
     other = gap > 1e-9
     points = (statistics[0] - statistics[other]) / gap[other]
     return Breakpoints(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -30,10 +30,11 @@ SEED = 20_260_612
 class Relabellings:
     """The reference set of a blocked design; row 0 is the labelling that was run.
 
-    ``signs``: int8 [relabellings, 2 r blocks], +1 where a run is called arm and -1 where
-    it is called baseline. Units lie block by block, the baseline's runs first. The set is
-    closed under swapping all labels, hence every statistic is symmetric about 0 and the
-    two-sided p is twice the smaller tail. ``exact``: all relabellings, not a sample.
+    ``signs``: int8 [rows, 2 r blocks], +1 where a run is called arm and -1 where it is
+    called baseline. Units lie block by block, the baseline's runs first. ``exact``: all
+    relabellings; else ``signs`` is a sample, and with each row its mirror image belongs
+    to the set. So the set is closed under swapping all labels, every statistic is
+    symmetric about 0 and the two-sided p is twice the smaller tail.
     """
 
     signs: NDArray[np.int8]
@@ -44,7 +45,7 @@ class Relabellings:
     @property
     def count(self) -> int:
         """How many relabellings there are."""
-        return int(self.signs.shape[0])
+        return len(self.signs) * (1 if self.exact else 2)
 
     @property
     def floor(self) -> float:
@@ -64,11 +65,16 @@ class Relabellings:
         float64 [relabellings] or [relabellings, rows]
         """
         scale = 1.0 / (self.blocks * self.runs)
-        out = np.empty((self.count, *values.shape[1:]))
-        for start in range(0, self.count, 16_384):
-            part = slice(start, start + 16_384)
+        out = np.empty((len(self.signs), *values.shape[1:]))
+        for start in range(0, len(self.signs), 4096):
+            part = slice(start, start + 4096)
             out[part] = (self.signs[part].astype(np.float64) @ values) * scale
-        return out
+        return out if self.exact else np.concatenate([out, -out])
+
+    @cached_property
+    def overlap(self) -> Floats:
+        """How much each relabelling agrees with what was run, -1 to 1 (row 0: 1)."""
+        return self.mean_differences(np.tile(np.repeat([0.0, 1.0], self.runs), self.blocks))
 
 
 def smallest_p(blocks: int, runs: int) -> float:
@@ -94,7 +100,7 @@ def _enumerable(blocks: int, runs: int) -> bool:
     return _count(blocks, runs) <= ENUMERATE_UP_TO
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def relabellings(blocks: int, runs: int) -> Relabellings:
     """Build the reference set: all of it up to 300,000, else a fixed-seed sample of 100,000.
 
@@ -115,11 +121,9 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
         picks = np.stack(np.unravel_index(np.arange(len(choices) ** blocks), shape), axis=1)
     else:
         rng = np.random.default_rng([SEED, blocks, runs])
-        picks = rng.integers(len(choices), size=(MONTE_CARLO // 2, blocks))
+        picks = rng.integers(len(choices), size=(MONTE_CARLO // 2, blocks), dtype=np.uint8)
         picks[0] = 0
     signs = choices[picks].reshape(len(picks), blocks * 2 * runs)
-    if not exact:
-        signs = np.concatenate([signs, -signs])
     signs.flags.writeable = False
     return Relabellings(signs=signs, blocks=blocks, runs=runs, exact=exact)
 
