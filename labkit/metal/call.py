@@ -1,0 +1,100 @@
+"""One call of a Metal kernel, as data: the device runs it, the emulator runs the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A kernel, its operands and its grid.
+
+    Parameters
+    ----------
+    name
+        Names the kernel in Metal's tools.
+    header, body
+        Metal source before the kernel, and of the kernel's own body.
+    inputs
+        Operands by name, in order: arrays, or 0-d arrays for scalars.
+    outputs
+        Shape and dtype of each output by name, in order.
+    template
+        The kernel's template constants (dtype, int or bool) in order.
+    groups
+        Threadgroups along each axis.
+    threads
+        Threads of a threadgroup (one-dimensional).
+    """
+
+    name: str
+    header: str
+    body: str
+    inputs: tuple[tuple[str, mx.array], ...]
+    outputs: tuple[tuple[str, tuple[int, ...], mx.Dtype], ...]
+    template: tuple[tuple[str, Any], ...]
+    groups: tuple[int, int, int]
+    threads: int
+
+    def __call__(self, inputs: Sequence[mx.array], poison: bool = False) -> list[mx.array]:
+        """Hand the call to MLX with these operands in place of ``inputs``.
+
+        ``poison`` fills the outputs with NaN (integers with 0) before the kernel runs.
+        """
+        kernel = _kernel(
+            self.name,
+            tuple(name for name, _ in self.inputs),
+            tuple(name for name, _, _ in self.outputs),
+            self.header,
+            self.body,
+        )
+        x, y, z = self.groups
+        result: list[mx.array] = kernel(
+            inputs=list(inputs),
+            template=list(self.template),
+            grid=(x * self.threads, y, z),
+            threadgroup=(self.threads, 1, 1),
+            output_shapes=[shape for _, shape, _ in self.outputs],
+            output_dtypes=[dtype for _, _, dtype in self.outputs],
+            init_value=float("nan") if poison else None,
+        )
+        return result
+
+    def operands(self) -> list[mx.array]:
+        """Return the inputs' arrays."""
+        return [array for _, array in self.inputs]
+
+
+Executor = Callable[[KernelCall], list[mx.array]]
+
+
+def on_metal(call: KernelCall) -> list[mx.array]:
+    """Run a call on the Mac's GPU; its outputs are lazy, like every MLX operation's.
+
+    Raises
+    ------
+    ValueError
+        There is no Metal here.
+    """
+    if not mx.metal.is_available():
+        raise ValueError("device=metal: there is no Metal on this machine; set device=emulated")
+    return call(call.operands(), poison=True)
+
+
+@lru_cache(maxsize=64)
+def _kernel(
+    name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], header: str, body: str
+) -> Any:
+    """Build the kernel object once: MLX writes and hashes its text anew otherwise."""
+    return mx.fast.metal_kernel(
+        name=name,
+        input_names=list(inputs),
+        output_names=list(outputs),
+        source=body,
+        header=header,
+    )

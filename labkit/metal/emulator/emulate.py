@@ -1,0 +1,101 @@
+"""Emulates a kernel call: trace, translate, compile, run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.metal.call import KernelCall
+from labkit.metal.emulator.build import build
+from labkit.metal.emulator.errors import KernelFault
+from labkit.metal.emulator.run import ONE, Schedule, run
+from labkit.metal.emulator.trace import trace
+from labkit.metal.emulator.translate import Buffer, translate
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulator:
+    """Runs kernel calls on the CPU; called like ``labkit.metal.call.on_metal``.
+
+    Parameters
+    ----------
+    schedules
+        The runs; where there are several their outputs must agree bit for bit.
+    timeout
+        Seconds for all runs of a call.
+    """
+
+    schedules: tuple[Schedule, ...] = ONE
+    timeout: float = 600.0
+
+    def __call__(self, call: KernelCall) -> list[mx.array]:
+        """Return the outputs of ``call``.
+
+        Raises
+        ------
+        EmulatorUnavailable
+            There is no compiler, or MLX cannot be traced.
+        KernelFault
+            The kernel did something wrong, or two schedules disagree.
+        """
+        traced = trace(call)
+        translation = translate(traced)
+        program = build(translation)
+        inputs = [_input(call, buffer) for buffer in translation.buffers]
+        written = iter([_size(shape, dtype) for _, shape, dtype in call.outputs])
+        sizes = [next(written) if data is None else len(data) for data in inputs]
+        runs = run(program, traced, inputs, sizes, self.schedules, timeout=self.timeout)
+        for other in runs[1:]:
+            _agree(call, runs[0], other)
+        return [
+            _from_bytes(data, shape, dtype)
+            for data, (_, shape, dtype) in zip(runs[0], call.outputs, strict=True)
+        ]
+
+
+def _input(call: KernelCall, buffer: Buffer) -> bytes | None:
+    """Return the bytes bound to a buffer; None for an output."""
+    if buffer.written:
+        return None
+    arrays = dict(call.inputs)
+    if buffer.name in arrays:
+        return _to_bytes(arrays[buffer.name])
+    name, _, what = buffer.name.rpartition("_")
+    if what == "shape" and name in arrays:
+        return np.array(arrays[name].shape, np.int32).tobytes()
+    raise KernelFault("compile", f"buffer {buffer.name} is not emulated")
+
+
+def _to_bytes(array: mx.array) -> bytes:
+    if array.dtype == mx.bfloat16:
+        array = array.view(mx.uint16)
+    return np.ascontiguousarray(np.asarray(array)).tobytes()
+
+
+def _from_bytes(data: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    carrier: Any = np.uint16 if dtype == mx.bfloat16 else _NUMPY[dtype]
+    array = mx.array(np.frombuffer(data, carrier).reshape(shape))
+    return array.view(dtype) if dtype == mx.bfloat16 else array
+
+
+_NUMPY = {mx.float32: np.float32, mx.float16: np.float16, mx.uint32: np.uint32, mx.int32: np.int32}
+
+
+def _size(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * int(dtype.size)
+
+
+def _agree(call: KernelCall, first: list[bytes], other: list[bytes]) -> None:
+    """Compare two runs; KernelFault names the first output and byte that differ."""
+    for (name, shape, dtype), a, b in zip(call.outputs, first, other, strict=True):
+        if a != b:
+            x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
+            element = int(np.flatnonzero(x != y)[0]) // dtype.size
+            index = tuple(int(i) for i in np.unravel_index(element, shape))
+            raise KernelFault(
+                "disagree",
+                f"{name}{list(index)} depends on the schedule or on uninitialised memory",
+            )
