@@ -19,6 +19,10 @@ class StaleLaunchError(RuntimeError):
     """An attention launch left another launch's stamp: its output must not be trusted."""
 
 
+class InvalidLogitsError(RuntimeError):
+    """The model computed logits that are not numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One sampled token, or the end of a request that yields no more.

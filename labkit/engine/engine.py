@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from labkit.engine.base import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.forward import Logits
@@ -28,6 +28,8 @@ class PagedEngine:
         Ids a prompt may hold are below it.
     block_bytes
         Bytes of one KV block over all layers.
+    notes
+        What was decided at load, for the record.
     """
 
     name = "paged"
@@ -41,7 +43,9 @@ class PagedEngine:
         counters: Counters,
         vocab_size: int,
         block_bytes: int,
+        notes: Mapping[str, str | float | None],
     ) -> None:
+        self.notes = dict(notes)
         self._scheduler = scheduler
         self._cache = cache
         self._run_model = run_model

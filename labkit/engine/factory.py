@@ -9,7 +9,7 @@ from labkit.engine import self_test
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
-from labkit.engine.forward import mlx_forward
+from labkit.engine.forward import choose_forward
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_pools import KVPools, blocks_within
 from labkit.engine.model_loader import load
@@ -49,8 +49,8 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     loaded = load(Path(model_dir))
     block_size = options.kv.block_size
     expected = self_test.expect(loaded, block_size)
-    forward = mlx_forward(loaded)
-    self_test.verify(loaded, forward, backend, expected, block_size)
+    choice = choose_forward(loaded)
+    difference = self_test.verify(loaded, choice.forward, backend, expected, block_size)
 
     num_blocks = blocks_within(options.budget, expected.shapes, block_size)
     pools = KVPools(expected.shapes, num_blocks, block_size)
@@ -59,8 +59,14 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     return PagedEngine(
         scheduler=Scheduler(options.scheduler, cache, loaded.eos_token_ids),
         cache=cache,
-        run_model=ModelRunner(forward, backend, pools, counters),
+        run_model=ModelRunner(choice.forward, backend, pools, counters),
         counters=counters,
         vocab_size=expected.logits[0].shape[-1],
         block_bytes=pools.block_bytes,
+        notes={
+            "model_type": loaded.model_type,
+            "forward": choice.forward.name,
+            "forward_reason": choice.reason,
+            "self_test_difference": difference,
+        },
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -124,6 +125,35 @@ class MlxBridge:
         return mx.array(array)
 
 
-def mlx_forward(loaded: LoadedModel) -> PackedForward:
-    """Run the model's own MLX operations; attention alone is labkit's."""
-    return PackedForward(loaded, MlxBridge(), "mlx")
+class NumpyBridge:
+    """NumPy on both sides: nothing to move."""
+
+    def to_numpy(self, *arrays: Any) -> tuple[NDArray[Any], ...]:
+        """Return the arrays as they are."""
+        return arrays
+
+    def from_numpy(self, array: NDArray[Any]) -> Any:
+        """Return the array as it is."""
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardChoice:
+    """Which forward a model runs, decided once at load, and why not the NumPy one."""
+
+    forward: PackedForward
+    reason: str | None
+
+
+def choose_forward(loaded: LoadedModel) -> ForwardChoice:
+    """Run the model on NumPy arrays with numba leaves where its code allows it, else on MLX.
+
+    The model's leaves are replaced in place, or it is left as it is: ask plain mlx_lm
+    what you want to know before.
+    """
+    from labkit.engine.cpu import swap_leaves
+
+    report = swap_leaves(loaded.model)
+    if report.ok:
+        return ForwardChoice(PackedForward(loaded, NumpyBridge(), "numpy"), None)
+    return ForwardChoice(PackedForward(loaded, MlxBridge(), "mlx"), report.reason)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.base import InvalidLogitsError
 from labkit.engine.request import RequestState
 
 Logits = NDArray[np.float32]
@@ -30,8 +31,17 @@ class Sampler:
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> dict[str, Sampled]:
-        """Choose a token per row of ``logits`` [requests, vocabulary] (may be overwritten)."""
+        """Choose a token per row of ``logits``, float32 [requests, vocabulary], writable.
+
+        Raises
+        ------
+        InvalidLogitsError
+            A row holds a NaN, or nothing but infinities.
+        """
         tokens, margins = greedy(logits)
+        if np.isnan(margins).any():
+            broken = [states[int(row)].request_id for row in np.flatnonzero(np.isnan(margins))]
+            raise InvalidLogitsError(f"logits are not numbers for request {', '.join(broken)}")
         sampled = {}
         for row, state in enumerate(states):
             params = state.request.params
@@ -50,7 +60,12 @@ class Sampler:
 
 
 def greedy(logits: Logits) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Return each row's best token (the lowest id of equals) and its lead over the next."""
+    """Return each row's best token (the lowest id of equals) and its lead over the next.
+
+    NumPy's argmax is vectorised and propagates NaN into the lead; two passes of it cost
+    a quarter of a numba kernel that finds both in one (16 rows of 16,384, two threads).
+    The logits are changed and restored on the way.
+    """
     rows = np.arange(len(logits))
     best = logits.argmax(axis=1)
     top = logits[rows, best]

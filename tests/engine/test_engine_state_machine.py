@@ -81,6 +81,7 @@ def make_engine(num_blocks=9, block_size=4, **options):
         counters=Counters(),
         vocab_size=VOCAB,
         block_bytes=100,
+        notes={},
     )
     return engine, model
 

@@ -39,25 +39,37 @@ def serve(engine, requests):
     return tokens, last
 
 
+def create_mlx(chosen, path):
+    """An engine whose model was refused by the NumPy path."""
+    from labkit.engine.cpu import SwapReport
+
+    with pytest.MonkeyPatch.context() as patch:
+        refuse = SwapReport(False, "refused for the test")
+        patch.setattr("labkit.engine.cpu.swap.swap_leaves", lambda model: refuse)
+        return create(chosen, path)
+
+
 @pytest.fixture(scope="module")
 def engine_for(model_dir):
     engines = {}
 
-    def find(name):
-        if name not in engines:
-            engines[name] = create(options(), model_dir(name))
-        engines[name].reset_counters()
-        return engines[name]
+    def find(name, make=create):
+        key = (name, make)
+        if key not in engines:
+            engines[key] = make(options(), model_dir(name))
+        engines[key].reset_counters()
+        return engines[key]
 
     yield find
     for engine in engines.values():
         engine.close()
 
 
+@pytest.mark.parametrize("forward", ["numpy", "mlx"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_tokens_equal_plain_mlx_lm(name, engine_for, plain_greedy):
+def test_greedy_tokens_equal_plain_mlx_lm(name, forward, engine_for, plain_greedy):
     params = SamplingParams(max_tokens=20, ignore_eos=True)
-    engine = engine_for(name)
+    engine = engine_for(name, create if forward == "numpy" else create_mlx)
     tokens, last = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
     for i, prompt in enumerate(prompts()):
         assert tokens[str(i)] == plain_greedy(name, prompt, 20), f"{name}, prompt {i}"
@@ -70,8 +82,10 @@ def test_greedy_tokens_equal_plain_mlx_lm(name, engine_for, plain_greedy):
     assert counters["blocks.allocated"] == counters["blocks.freed"] > 0
     assert counters["peak_kv_bytes"] == counters["blocks.peak"] * counters["kv_block_bytes"] > 0
     assert counters["resolver.binary_search"] > 0
-    forwards = counters.get("forward.mlx", 0) + counters.get("forward.numpy", 0)
-    assert forwards == counters["steps.total"] == counters["engine.paged"]
+    assert counters[f"forward.{forward}"] == counters["steps.total"] == counters["engine.paged"]
+    assert engine.notes["forward"] == forward
+    assert (engine.notes["forward_reason"] is None) == (forward == "numpy")
+    assert engine.notes["self_test_difference"] < 1e-5
 
 
 def test_the_answers_of_the_fixture_models_are_not_degenerate(plain_greedy):
@@ -208,9 +222,10 @@ def test_two_engines_in_one_process_do_not_disturb_each_other(model_dir, plain_g
             assert answers[str(i)] == plain_greedy(name, prompt, 8)
 
 
-def test_an_architecture_that_attends_by_hand_is_refused_by_name(model_dir):
+@pytest.mark.parametrize("make", [create, create_mlx])
+def test_an_architecture_that_attends_by_hand_is_refused_by_name(make, model_dir):
     with pytest.raises(EngineError, match=r"model_type=gemma2 \(\w+ forward\): refused") as caught:
-        create(options(), model_dir("gemma2"))
+        make(options(), model_dir("gemma2"))
     assert "\n" not in str(caught.value)
 
 

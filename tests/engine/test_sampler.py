@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from labkit.engine.base import InvalidLogitsError
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampler import Sampler, draw, sample_row
 
@@ -16,6 +17,13 @@ def test_greedy_takes_the_best_and_reports_its_lead():
     assert (out["a"].token, out["a"].margin) == (1, 0.5)
     assert (out["b"].token, out["b"].margin) == (0, 0.0)
     np.testing.assert_array_equal(logits, before)
+
+
+def test_logits_that_are_not_numbers_name_their_request():
+    logits = np.zeros((2, 5), np.float32)
+    logits[1, 3] = np.nan
+    with pytest.raises(InvalidLogitsError, match="request bad"):
+        Sampler()(logits, [state("good"), state("bad")])
 
 
 def test_a_draw_depends_on_seed_and_position_only():
