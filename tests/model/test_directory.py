@@ -90,6 +90,7 @@ def test_where_the_stop_tokens_come_from(model):
     write(model, "generation_config.json", {"eos_token_id": 6})
     assert local(model).eos_token_ids == (6,)
     write(model, "generation_config.json", {})
+    assert local(model).eos_token_ids == (4, 5)
     write(model, "config.json", {k: v for k, v in CONFIG.items() if k != "eos_token_id"})
     assert local(model).eos_token_ids == ()
     for token in ("<end>", {"content": "<end>"}):
