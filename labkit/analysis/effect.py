@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from labkit.analysis.permutation import Floats, Relabellings, pooled, relabellings
+from labkit.analysis.permutation import Floats, pooled, relabellings
 
 
 def percent(log_ratio: float) -> float:
@@ -81,7 +82,19 @@ class Breakpoints:
         return 1e-12 * max(abs(shift), float(ends.max()))
 
 
-def breakpoints(statistics: Floats, labels: Relabellings) -> Breakpoints:
+class LabelSet(Protocol):
+    """A reference set: how much each relabelling agrees with what was run (row 0: 1)."""
+
+    @property
+    def overlap(self) -> Floats:
+        """The statistic of the arm's indicator, float64 [relabellings]."""
+
+    @property
+    def count(self) -> int:
+        """How many relabellings there are."""
+
+
+def breakpoints(statistics: Floats, labels: LabelSet) -> Breakpoints:
     """Find the breakpoints of one row's statistics, float64 [relabellings]."""
     gap = 1.0 - labels.overlap  # c_0 = 1
     other = gap > 1e-9

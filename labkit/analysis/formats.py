@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.analysis.flat import csv_text, latex_text
 from labkit.analysis.markdown import study_markdown
 from labkit.analysis.study import analyse_study, study_json
 from labkit.analysis.table import cell_table
 
-
-class FormatError(ValueError):
-    """A study has not what a form needs; one line."""
+__all__ = ["FORMATS", "FormatError", "render"]
 
 
 def _markdown(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
@@ -35,6 +34,10 @@ _RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
     "md": _markdown,
     "tex": _latex,
     "csv": _csv,
+    "benchstat": lambda folder, analyses: benchstat(analyses),
+    "pyperf": lambda folder, analyses: pyperf(analyses),
+    "vllm": lambda folder, analyses: vllm(analyses),
+    "github": lambda folder, analyses: github(analyses),
 }
 FORMATS = tuple(_RENDERERS)
 

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell import CellAnalysis, analyse
+from labkit.analysis.numbers import interval_text, p_text, percent_text, value_text
 from labkit.analysis.sentences import control_sentence, sentences
-from labkit.analysis.table import Column, Table, cell_table
+from labkit.analysis.table import Column, Table, cell_table, verdict_text
 from labkit.analysis.weakness import weaknesses
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from labkit.analysis.between import Change, Comparisons
 
 STYLES = {
     "faster": "bold green",
@@ -117,3 +120,41 @@ def _compact(column: Column, text: str) -> str:
     if column.number:
         return text.replace("%", "").replace(" to ", ", ")
     return text
+
+
+def print_changes(found: Comparisons, out: Console) -> None:
+    """Print what changed between two studies: weaknesses, then a line per row and arm."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    for line in found.weaknesses:
+        out.print(Text(f"! {line}", style="yellow"))
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    numbers = ("old", "new", "change %", "CI %", "p")
+    for name in ("row", "arm", *numbers, "verdict"):
+        right, fixed = name in numbers, name not in ("row", "arm")
+        shown.add_column(name, justify="right" if right else "left", no_wrap=fixed, overflow="fold")
+    for change in found.changes:
+        row, c = change.row, change.found
+        low, high = c.ci_pct or (None, None)
+        shown.add_row(
+            Text(_change_name(change)),
+            Text(change.arm),
+            value_text(change.old, row.unit),
+            value_text(change.new, row.unit),
+            percent_text(c.effect_pct).rstrip("%"),
+            interval_text(low, high).replace(" to ", ", "),
+            p_text(c.p_adjusted),
+            Text(verdict_text(change.verdict.word), style=STYLES[change.verdict.word]),
+        )
+    out.print(shown)
+    for change in found.changes:
+        if change.verdict.reason is not None:
+            word = verdict_text(change.verdict.word)
+            name = f"{_change_name(change)}, {change.arm}"
+            out.print(Text(f"{name}: {word}: {change.verdict.reason}"))
+
+
+def _change_name(change: Change) -> str:
+    return str(change.row.metric) if change.row.case == "all" else change.row.case

@@ -1,0 +1,82 @@
+"""``python -m labkit.compare OLD NEW``: did anything change between two studies?
+
+For CI: the studies must be of one machine and one config. Exit codes: 0; 1 when
+``--fail-on`` is met; 2 where they cannot be compared, in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.experiment.record import RecordError
+
+if TYPE_CHECKING:
+    from labkit.analysis.between import Comparisons
+
+FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
+
+
+def margin(text: str) -> float:
+    """Read ``2%`` or ``2`` as percent, above 0 and at most 50."""
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 50:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are above 0 to 50 (percent)")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.analysis.between import Refused, compare_studies
+    from labkit.analysis.study import analyse_study
+
+    parser = argparse.ArgumentParser(
+        prog="python -m labkit.compare",
+        description="Tell whether two studies of the same machine and config differ.",
+    )
+    parser.add_argument("old", type=Path, metavar="OLD", help="a study's folder")
+    parser.add_argument("new", type=Path, metavar="NEW", help="a later study's folder")
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        choices=FAIL_ON,
+        help="exit 1 if a row has this verdict (may be given more than once)",
+    )
+    parser.add_argument(
+        "--margin",
+        type=margin,
+        default=2.0,
+        metavar="PCT",
+        help="differences below it do not matter (percent; default 2%%)",
+    )
+    options = parser.parse_args(argv)
+    try:
+        found = compare_studies(
+            analyse_study(options.old), analyse_study(options.new), options.margin
+        )
+    except (RecordError, Refused, OSError) as error:
+        print(f"labkit.compare: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    _print(found)
+    return int(any(change.verdict.word in options.fail_on for change in found.changes))
+
+
+def _print(found: Comparisons) -> None:
+    from rich.console import Console
+
+    from labkit.analysis.terminal import print_changes
+
+    print_changes(found, Console())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

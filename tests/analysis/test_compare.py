@@ -1,0 +1,114 @@
+"""Two studies: what changed, what is refused, and when CI should fail."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from labkit.analysis.two_sample import splits, two_sided_p
+from labkit.compare import main
+
+
+def machine(**fields):
+    def apply(record):
+        return replace(record, environment={**record.environment, **fields})
+
+    return apply
+
+
+def test_two_sample_p_matches_scipy():
+    a, b = np.random.default_rng(1).normal(0, 1, 6), np.random.default_rng(2).normal(1, 1, 4)
+    expected = stats.permutation_test(
+        (b, a),
+        lambda x, y, axis: x.mean(axis=axis) - y.mean(axis=axis),
+        vectorized=True,
+        n_resamples=np.inf,
+    ).pvalue
+    found = two_sided_p(splits(6, 4).mean_differences(np.concatenate([a, b])))
+    assert found == pytest.approx(expected)
+    sampled = splits(20, 20)
+    assert sampled.count == 100_000 and sampled.overlap[0] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "flags", "code", "word"),
+    [
+        (1.0, ["--fail-on", "slower"], 0, "equivalent"),
+        (1.06, ["--fail-on", "slower"], 1, "slower"),
+        (1.06, [], 0, "slower"),
+        (1.06, ["--fail-on", "slower", "--margin", "10%"], 0, "trivial"),
+        (0.9, ["--fail-on", "slower"], 0, "faster"),
+    ],
+)
+def test_verdict_and_exit_code(make_cell, capsys, scale, flags, code, word):
+    old = make_cell("old/cell", seed=1).parent
+    new = make_cell("new/cell", seed=2, unit_scale=scale).parent
+    assert main([str(old), str(new), *flags]) == code
+    assert word in capsys.readouterr().out
+
+
+def refused(capsys, old, new):
+    assert main([str(old), str(new)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_other_machines_are_refused_but_not_other_hosts(make_cell, capsys):
+    old = make_cell("old/cell", change=machine(memory_bytes=8 << 30)).parent
+    other = make_cell("other/cell", change=machine(cpu_model="another")).parent
+    assert "cpu_model is test and another" in refused(capsys, old, other)
+    less = make_cell("less/cell", change=machine(memory_bytes=4 << 30)).parent
+    assert "memory_bytes" in refused(capsys, old, less)
+    host = machine(host="h2", memory_bytes=(8 << 30) - (1 << 20))
+    assert main([str(old), str(make_cell("host/cell", change=host).parent)]) == 0
+
+
+def test_other_configs_and_arms_are_refused(make_cell, capsys):
+    old = make_cell("old/cell").parent
+    new = make_cell("new/cell").parent
+    path = new / "cell" / "arms" / "seq_map.json"
+    path.write_text(path.read_text().replace('"device": "cpu"', '"device": "metal"'))
+    message = refused(capsys, old, new)
+    assert "arm seq_map: engine.attention.device was cpu, now metal" in message
+    arms = make_cell("arms/cell", effects={"identity": 1.0}).parent
+    assert "other arms: identity, seq_map" in refused(capsys, old, arms)
+
+
+def test_what_cannot_be_read_is_one_line(make_cell, capsys, tmp_path):
+    old = make_cell("old/cell").parent
+    assert "no such directory" in refused(capsys, old, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no cell in it" in refused(capsys, old, tmp_path / "empty")
+    with pytest.raises(SystemExit) as stop:
+        main([str(old), str(old), "--margin", "fast"])
+    assert stop.value.code == 2
+    assert "allowed are above 0 to 50 (percent)" in capsys.readouterr().err
+
+
+def test_a_slower_machine_is_not_slower_code(make_cell, capsys):
+    def hot(record):
+        return replace(record, probe={"before": {"matmul_us": 107.0}})
+
+    old = make_cell("old/cell", seed=1).parent
+    new = make_cell("new/cell", seed=2, unit_scale=1.06, change=hot).parent
+    assert main([str(old), str(new), "--fail-on", "slower"]) == 0
+    out = capsys.readouterr().out
+    assert "the machine itself changed" in out and "inconclusive" in out
+
+
+def test_few_runs_are_estimate_only_and_failed_gates_invalid(make_cell, capsys):
+    old = make_cell("old/cell", blocks=2).parent
+    new = make_cell("new/cell", blocks=2, unit_scale=1.5).parent
+    assert main([str(old), str(new), "--fail-on", "slower"]) == 0
+    assert "estimate-only" in capsys.readouterr().out
+
+    def crash(record):
+        if record.block == 0 and record.arm == "seq_map":
+            return replace(record, outcome="crashed", detail="SIGSEGV", cases=())
+        return record
+
+    broken = make_cell("broken/cell", change=crash).parent
+    good = make_cell("good/cell").parent
+    assert main([str(good), str(broken), "--fail-on", "invalid"]) == 1
