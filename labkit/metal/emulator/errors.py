@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class EmulatorUnavailable(ValueError):
-    """This machine cannot emulate: no compiler, or an MLX that cannot be traced."""
+    """The machine cannot emulate: no compiler, or an MLX that cannot be traced."""
 
 
 class KernelFault(RuntimeError):

@@ -7,6 +7,7 @@ later). Its tuple is internal to MLX, so every field that is used is checked.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import mlx.core as mx
@@ -47,7 +48,7 @@ def trace(call: KernelCall) -> Traced:
     try:
         mx.export_function(events.append, lambda *inputs: call(inputs), *call.operands())
     except RuntimeError as error:
-        raise EmulatorUnavailable(f"MLX {mx.__version__} cannot trace kernels: {error}") from error
+        raise EmulatorUnavailable(f"MLX {version('mlx')} cannot trace kernels: {error}") from error
     primitives = [event for event in events if event.get("type") == "primitive"]
     kernels = [event for event in primitives if event.get("name") == "CustomKernel"]
     if len(kernels) != 1:
@@ -69,5 +70,5 @@ def _checked(arguments: Any) -> Traced:
 
 def _changed(what: str) -> EmulatorUnavailable:
     return EmulatorUnavailable(
-        f"MLX {mx.__version__} traces kernels in a form that this emulator does not know: {what}"
+        f"MLX {version('mlx')} traces kernels in a form that this emulator does not know: {what}"
     )

@@ -83,7 +83,7 @@ const Parameter kParameters[] = {{
 const int kParameterCount = {len(buffers)};
 void call_kernel(void* const* buffers, const Thread& self) {{
   {instance}(
-    {(","+chr(10)+"    ").join(arguments)});
+    {("," + chr(10) + "    ").join(arguments)});
 }}
 }}  // namespace emulator
 """

@@ -169,10 +169,11 @@ for (int h = 0; h < HEADS; ++h) {
     for (int g = 0; g < SIMDGROUPS; ++g) {
       top = max(top, maxima[g * HEADS + h]);
     }
-    if (SINKS) {
+    float denominator = 0;
+    if (SINKS && !SPLIT) {  // counts once per query: when split, reduce.metal adds it
       top = max(top, sinks[head] * LOG2E);
+      denominator = fast::exp2(sinks[head] * LOG2E - top);
     }
-    float denominator = SINKS ? fast::exp2(sinks[head] * LOG2E - top) : 0.0f;
     float numerator = 0;
     for (int g = 0; g < SIMDGROUPS; ++g) {
       const float factor = fast::exp2(maxima[g * HEADS + h] - top);

@@ -30,5 +30,5 @@ if (index < HEAD_DIM) {
   out[row * HEAD_DIM + index] = T(denominator > 0 ? numerator / denominator : 0.0f);
 }
 if (index == 0) {
-  write_report(report, report_row, stamp_of(nonce, 3, RESOLVER), 0, 0, 0);
+  write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 0, 0);
 }

@@ -1,0 +1,19 @@
+"""Skip, with the reason, where there is no compiler."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.errors import EmulatorUnavailable
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
+
+
+@pytest.fixture
+def compiler():
+    try:
+        return find_compiler()
+    except EmulatorUnavailable as error:
+        pytest.skip(str(error))

@@ -1,0 +1,172 @@
+"""Batches, the float64 oracle, and one way to run a kernel on a batch."""
+
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.metal.dispatch import BQ, choose
+from labkit.metal.emulator.emulate import Emulator
+from labkit.metal.emulator.run import THREE
+from labkit.metal.launch import Operands, Options, launch
+from labkit.metal.work_plan import work_plan
+
+RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed queries over a paged cache; values are exact in ``dtype``.
+
+    What no query may see is NaN or infinite: unused slots, unused blocks.
+    """
+
+    q: np.ndarray
+    k_pool: np.ndarray
+    v_pool: np.ndarray
+    block_tables: np.ndarray
+    seq_lens: np.ndarray
+    cu_seqlens_q: np.ndarray
+    dtype: mx.Dtype
+
+    @property
+    def block_size(self):
+        return self.k_pool.shape[1]
+
+
+def batch(
+    query_lens,
+    contexts,
+    *,
+    heads=4,
+    kv_heads=2,
+    head_dim=64,
+    block_size=16,
+    dtype=mx.float32,
+    seed=0,
+    spread=1.0,
+):
+    """A batch with random block tables without aliases. ``spread`` scales the queries."""
+    rng = np.random.default_rng(seed)
+    counts = [-(-c // block_size) for c in contexts]
+    ids = rng.permutation(np.arange(1, sum(counts) + 1)).astype(np.int32)
+    tables = np.zeros((len(counts), max(counts)), np.int32)
+    pools = np.empty((2, sum(counts) + 1, block_size, kv_heads, head_dim), np.float32)
+    pools[0], pools[1] = np.nan, np.inf
+    used = 0
+    for s, (count, context) in enumerate(zip(counts, contexts, strict=True)):
+        tables[s, :count] = ids[used : used + count]
+        used += count
+        for b in range(count):
+            n = min(block_size, context - b * block_size)
+            pools[:, tables[s, b], :n] = rng.standard_normal((2, n, kv_heads, head_dim))
+    q = rng.standard_normal((sum(query_lens), heads, head_dim)) * spread
+    return Batch(
+        exact(q, dtype),
+        exact(pools[0], dtype),
+        exact(pools[1], dtype),
+        tables,
+        np.array(contexts, np.int32),
+        np.cumsum([0, *query_lens]).astype(np.int32),
+        dtype,
+    )
+
+
+def exact(array, dtype):
+    """Round to ``dtype``; float32 again, so that the oracle sees the same values."""
+    return np.array(mx.array(np.asarray(array, np.float32)).astype(dtype).astype(mx.float32))
+
+
+def oracle(b, *, scale, window=None, softcap=None, sinks=None):
+    """Attention in float64, one query, head and sequence at a time: (output, largest logit)."""
+    out = np.zeros(b.q.shape)
+    largest = 0.0
+    group = b.q.shape[1] // b.k_pool.shape[2]
+    for s, length in enumerate(b.seq_lens):
+        first, end = b.cu_seqlens_q[s], b.cu_seqlens_q[s + 1]
+        slots = [(b.block_tables[s, p // b.block_size], p % b.block_size) for p in range(length)]
+        for t in range(first, end):
+            stop = length - (end - first) + (t - first) + 1
+            start = 0 if window is None else max(stop - window, 0)
+            block, slot = np.array(slots[start:stop]).T
+            for h in range(b.q.shape[1]):
+                keys = b.k_pool[block, slot, h // group].astype(np.float64)
+                values = b.v_pool[block, slot, h // group].astype(np.float64)
+                logits = keys @ b.q[t, h].astype(np.float64) * scale
+                if softcap is not None:
+                    logits = softcap * np.tanh(logits / softcap)
+                largest = max(largest, np.abs(logits).max())
+                extra = [] if sinks is None else [float(sinks[h])]
+                top = max([logits.max(), *extra])
+                weights = np.exp(logits - top)
+                out[t, h] = weights @ values / (weights.sum() + sum(np.exp(np.array(extra) - top)))
+    return out, largest
+
+
+def lookup(b, resolver, kernel):
+    """The resolver's operand, written down plainly: one entry per unit of the grid."""
+    rows = 1 if kernel == "decode" else BQ
+    cu = b.cu_seqlens_q
+    if resolver == "work_plan":
+        return work_plan(cu, b.seq_lens, rows)
+    if resolver != "seq_map":
+        return None
+    if rows == 1:
+        return np.array([s for s in range(len(cu) - 1) for _ in range(cu[s], cu[s + 1])], np.int32)
+    owners = np.full(cu[-1] // BQ + len(cu) - 1, -1, np.int32)
+    for s in range(len(cu) - 1):
+        for i in range(-(-(cu[s + 1] - cu[s]) // BQ)):
+            owners[cu[s] // BQ + s + i] = s
+    return owners
+
+
+def attend(
+    b,
+    *,
+    kernel="auto",
+    resolver="binary_search",
+    split_kv="off",
+    gqa_sharing=False,
+    executor=None,
+    maps=None,
+    nonce=0xC0FFEE,
+    scale=None,
+    **options,
+):
+    """Run a batch: (output as float32, evidence, dispatch). Three schedules by default."""
+    arrays = [mx.array(a).astype(b.dtype) for a in (b.q, b.k_pool, b.v_pool)]
+    operands = Operands(*arrays, b.block_tables, b.seq_lens, b.cu_seqlens_q)
+    if kernel == "auto":
+        kernel = choose(operands.shape()).kernel
+    operands = replace(operands, lookup=lookup(b, resolver, kernel) if maps is None else maps)
+    dispatch = choose(
+        operands.shape(),
+        resolver=resolver,
+        split_kv=split_kv,
+        gqa_sharing=gqa_sharing,
+        kernel=kernel,
+        planned=len(operands.lookup) if resolver == "work_plan" else None,
+    )
+    scale = b.q.shape[2] ** -0.5 if scale is None else scale
+    launched = launch(
+        operands,
+        Options(scale, resolver, **options),
+        dispatch,
+        executor or Emulator(THREE),
+        nonce=nonce,
+    )
+    return np.array(launched.out.astype(mx.float32)), launched.evidence(), dispatch
+
+
+ROUNDING = {mx.float32: 0.0, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+
+
+def check(b, out, **options):
+    """Compare with the oracle at the dtype's rounding; return the error over the tolerance."""
+    scale = options.pop("scale", None) or b.q.shape[2] ** -0.5
+    expected, largest = oracle(b, scale=scale, **options)
+    assert np.isfinite(out).all(), "NaN or infinity in the output"
+    tolerance = 4e-6 * (1 + largest / 10) + ROUNDING[b.dtype]
+    error = np.abs(out - expected).max() / np.abs(expected).max()
+    assert error <= tolerance, f"error {error:.3g} of the largest value, {tolerance:.3g} allowed"
+    return error / tolerance
