@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from labkit.engine.attention.metadata import AttentionMetadata
     from labkit.engine.attention.report import LaunchReport
 
-# Of the two-core machine in research/cpu-performance.md; for estimates only.
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
 FILL_BYTES_PER_SECOND = 1e9
-READ_BYTES_PER_SECOND = 20e9
-FLOPS = 35e9
+READ_BYTES_PER_SECOND = 15e9
+FLOPS = 120e9
 PROCESS_BYTES = 150 << 20
 
 

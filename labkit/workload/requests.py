@@ -11,7 +11,7 @@ from labkit.workload.base import START_SECONDS
 from labkit.workload.measurement import Estimate, Session
 from labkit.workload.prompts import Prompt, prompt_key, stored
 
-# Of the two-core machine in research/cpu-performance.md; for estimates only.
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
 FLOPS = 60e9
 STEP_SECONDS = 1.5e-3
 PROCESS_BYTES = 250 << 20
