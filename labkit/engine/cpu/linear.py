@@ -239,6 +239,18 @@ def _product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
             bias_at += WIDTH * FLOAT_BYTES
 
 
+@njit("void(float32[:, ::1], float32[:, :, ::1], int64)", parallel=True, cache=True)
+def _pack(weight, panels, first):  # type: ignore[no-untyped-def]
+    """Fill panels first, first + 1, ... with the rows of a weight matrix as columns."""
+    width, depth = weight.shape
+    for panel in prange((width + WIDTH - 1) // WIDTH):
+        column = panel * WIDTH
+        valid = min(WIDTH, width - column)
+        for k in range(depth):
+            for j in range(valid):
+                panels[first + panel, k, j] = weight[column + j, k]
+
+
 class PackedWeights:
     """One or more weight matrices over the same input, packed for ``multiply``.
 
@@ -267,9 +279,8 @@ class PackedWeights:
         for weight, bias, width in zip(weights, biases, self.widths, strict=True):
             if bias is not None:
                 self._bias[panel * WIDTH : panel * WIDTH + width] = bias
+            _pack(np.ascontiguousarray(weight), self._panels, panel)
             for column in range(0, width, WIDTH):
-                part = weight[column : column + WIDTH]
-                self._panels[panel, :, : len(part)] = part.T
                 self._columns[panel] = start, width, column
                 panel += 1
             start += width

@@ -12,56 +12,53 @@ Ints = NDArray[np.int32]
 SERIAL_BELOW = 16384
 
 
-@njit(
-    "void(float32[::1], float32[::1], float32[::1], int64, float32, boolean, float32[::1])",
-    cache=True,
-    error_model="numpy",
-)
-def _rotate(x, cos, sin, half, scale, traditional, out):  # type: ignore[no-untyped-def]
+@njit(inline="always")
+def _rotate(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
+    half = cos.shape[1]
     if traditional:
         for i in range(half):
-            a, b = x[2 * i] * scale, x[2 * i + 1] * scale
-            out[2 * i] = a * cos[i] - b * sin[i]
-            out[2 * i + 1] = a * sin[i] + b * cos[i]
+            a, b = x[row, 2 * i] * scale, x[row, 2 * i + 1] * scale
+            out[row, 2 * i] = a * cos[at, i] - b * sin[at, i]
+            out[row, 2 * i + 1] = a * sin[at, i] + b * cos[at, i]
     else:
         for i in range(half):
-            a, b = x[i] * scale, x[half + i] * scale
-            out[i] = a * cos[i] - b * sin[i]
-            out[half + i] = a * sin[i] + b * cos[i]
-    for i in range(2 * half, x.size):
-        out[i] = x[i]
+            a, b = x[row, i] * scale, x[row, half + i] * scale
+            out[row, i] = a * cos[at, i] - b * sin[at, i]
+            out[row, half + i] = a * sin[at, i] + b * cos[at, i]
+    for i in range(2 * half, x.shape[1]):
+        out[row, i] = x[row, i]
 
 
 @njit(
-    "int64(float32[:, :, :, ::1], int32[::1], float32[:, ::1], float32[:, ::1], float32,"
-    " boolean, float32[:, :, :, ::1])",
+    "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
+    " boolean, float32[:, ::1])",
     parallel=True,
     cache=True,
     error_model="numpy",
 )
-def _rope(x, offsets, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
-    """Rotate, or return the number of positions that the tables must hold."""
-    batch, heads, length, _ = x.shape
-    needed = 0
-    for b in range(batch):
+def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
+    """Rotate rows [batch * heads * length, head_dim].
+
+    Returns 0, or -1 for a negative position, or how many positions the tables must hold.
+    """
+    needed = np.int64(0)
+    for b in range(offsets.size):
         if offsets[b] < 0:
             return -1
         needed = max(needed, offsets[b] + length)
     if needed > cos.shape[0]:
         return needed
-    half = cos.shape[1]
     if x.size < SERIAL_BELOW:
-        for b in range(batch):
+        for b in range(offsets.size):
             for h in range(heads):
                 for t in range(length):
-                    at = offsets[b] + t
-                    _rotate(x[b, h, t], cos[at], sin[at], half, scale, traditional, out[b, h, t])
+                    row = (b * heads + h) * length + t
+                    _rotate(x, row, cos, sin, offsets[b] + t, scale, traditional, out)
     else:
-        for row in prange(batch * heads):
-            b, h = row // heads, row % heads
+        for b in prange(offsets.size * heads):
             for t in range(length):
-                at = offsets[b] + t
-                _rotate(x[b, h, t], cos[at], sin[at], half, scale, traditional, out[b, h, t])
+                at = offsets[b // heads] + t
+                _rotate(x, b * length + t, cos, sin, at, scale, traditional, out)
     return 0
 
 
@@ -111,23 +108,23 @@ class RotaryTable:
         Raises
         ------
         ValueError
-            A negative position, or a number of offsets that is not B.
+            A negative position, a number of offsets that is not B, or heads too small.
         """
-        x = np.ascontiguousarray(x)
-        if x.ndim == 3:
-            return self.rotate(
-                x[:, None], offsets, traditional=traditional, input_scale=input_scale
-            )[:, 0]
+        batch, heads, length, width = x.shape
         where = np.asarray(offsets, np.int32)
         if where.ndim == 0:
-            where = np.full(len(x), where, np.int32)
-        if where.shape != (len(x),):
-            raise ValueError(f"{where.shape} offsets for a batch of {len(x)}")
-        out = np.empty_like(x)
+            where = np.full(batch, where, np.int32)
+        if where.shape != (batch,):
+            raise ValueError(f"{where.shape} offsets for a batch of {batch}")
+        if width < 2 * self._inverse.size:
+            raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
+        rows = np.ascontiguousarray(x).reshape(-1, width)
+        out = np.empty_like(rows)
+        scale = np.float32(input_scale)
         while needed := _rope(
-            x, where, self._cos, self._sin, np.float32(input_scale), traditional, out
+            rows, where, heads, length, self._cos, self._sin, scale, traditional, out
         ):
             if needed < 0:
                 raise ValueError("a token has a negative position")
             self._grow(needed)
-        return out
+        return out.reshape(x.shape)
