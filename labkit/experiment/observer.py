@@ -21,7 +21,7 @@ class Observer:
     def __init__(self) -> None:
         self._start = time.monotonic()
         self._cpu = time.process_time()
-        self._last: tuple[float, float, float] | None = None
+        self._last = self._cpu_times(None)
         self._samples: list[dict[str, Any]] = []
 
     def sample(self, pid: int) -> None:
@@ -44,13 +44,21 @@ class Observer:
 
     def _foreign(self, pid: int) -> float | None:
         """Give the cores that were busy with neither the worker nor this process."""
-        worker, own = environment_linux.process_cpu_s(pid), time.process_time()
-        now, busy = time.monotonic(), environment_linux.busy_s()
-        last, self._last = self._last, (now, busy, worker + own)
-        if last is None:
+        last, self._last = self._last, self._cpu_times(pid)
+        if last is None or self._last is None:
             return None
-        seconds = now - last[0]
-        return round(max(0.0, busy - last[1] - (worker + own - last[2])) / seconds, 3)
+        seconds, busy, own = (now - before for now, before in zip(self._last, last, strict=True))
+        return round(max(0.0, busy - own) / seconds, 3) if seconds > 0 else None
+
+    @staticmethod
+    def _cpu_times(pid: int | None) -> tuple[float, float, float] | None:
+        """Give the clock, all cores' busy seconds, and those of the worker and this process."""
+        try:
+            busy = environment_linux.busy_s()
+        except (OSError, LookupError, ValueError):
+            return None
+        worker = 0.0 if pid is None else environment_linux.process_cpu_s(pid)
+        return time.monotonic(), busy, worker + time.process_time()
 
     def report(self) -> dict[str, Any]:
         """Give the samples by column, and what observing cost.

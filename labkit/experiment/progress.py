@@ -139,7 +139,9 @@ class Live:
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
         from rich.live import Live as RichLive
+        from rich.text import Text
 
+        self._text: Any = Text
         self._console = Console(file=stream)
         self._live: Any = RichLive(console=self._console, auto_refresh=False, transient=True)
         self._clock = Clock(0, 0)
@@ -164,7 +166,7 @@ class Live:
         if now - self._shown >= REFRESH_S:
             self._shown = now
             line = ", ".join(part for part in (self._now, self._clock.line()) if part)
-            self._live.update(line, refresh=True)
+            self._live.update(self._text(line), refresh=True)
 
     def run_ended(self, record: Record) -> None:
         """Count the run; say why it failed if it did."""

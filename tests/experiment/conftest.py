@@ -45,14 +45,20 @@ def make_cell(tmp_path, monkeypatch, stub_cache):
     monkeypatch.setenv("LABKIT_CACHE", str(stub_cache))
     monkeypatch.setenv("LABKIT_TEST_FAULT", "")
 
-    def make(*, blocks=1, runs_per_block=1, seed=7, folder="cell", timeout_s=60.0, **design):
+    def make(
+        *, control=True, blocks=1, runs_per_block=1, seed=7, folder="cell", timeout_s=60.0, **design
+    ):
         arms = (
             make_arm("base", "baseline"),
             make_arm("seq_map", resolver="seq_map", engaged=["resolver.seq_map"]),
-            make_arm("control", "control"),
+            *([make_arm("control", "control")] if control else []),
         )
         design = config.Design(
-            blocks=blocks, runs_per_block=runs_per_block, timeout_s=timeout_s, **design
+            blocks=blocks,
+            runs_per_block=runs_per_block,
+            timeout_s=timeout_s,
+            control=control,
+            **design,
         )
         return Cell(tmp_path / folder, folder, arms, design, seed, "Which is faster?")
 

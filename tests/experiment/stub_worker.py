@@ -44,6 +44,10 @@ def strike(stage: str) -> str | None:
     if kind == "segv":
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGSEGV)
+    if kind == "clock":  # the wall clock jumps back at every look
+        steps = iter(range(10**9, 0, -1000))
+        time.time = lambda: float(next(steps))
+        time.time_ns = lambda: next(steps) * 10**9
     if kind == "hang":
         time.sleep(3600)
     if kind == "exit":

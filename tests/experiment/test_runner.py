@@ -7,6 +7,7 @@ import json
 import pytest
 
 from labkit.config import ConfigError
+from labkit.experiment.cell import write_facts
 from labkit.experiment.record import read_arms, read_cell, read_runs
 from labkit.experiment.runner import refuse_changes, run_cell, unfinished
 
@@ -64,7 +65,7 @@ def test_a_done_cell_runs_nothing(make_cell, launcher):
     ],
 )
 def test_another_design_is_refused(make_cell, launcher, change, said):
-    run_cell(make_cell(blocks=2), launcher)
+    write_facts(make_cell(blocks=2))
     cell = make_cell(**{"blocks": 2, **change})
     with pytest.raises(ConfigError, match=said):
         refuse_changes(cell)
@@ -72,9 +73,9 @@ def test_another_design_is_refused(make_cell, launcher, change, said):
         run_cell(cell, launcher)
 
 
-def test_another_arm_is_refused_with_the_difference(make_cell, launcher, replace):
+def test_another_arm_is_refused_with_the_difference(make_cell, replace):
     cell = make_cell()
-    run_cell(cell, launcher)
+    write_facts(cell)
     arm = json.loads(json.dumps(cell.arms[1].to_json()))
     arm["config"]["engine"]["attention"]["resolver"] = "identity"
     other = replace(cell.arms[1], config=arm["config"])

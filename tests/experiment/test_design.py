@@ -1,0 +1,57 @@
+"""Permuted blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from labkit.experiment.design import block_order, schedule
+
+ARMS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6, unique=True)
+
+
+@given(ARMS, st.integers(1, 5), st.integers(1, 2), st.integers(0, 1 << 31))
+def test_every_block_holds_every_arm_equally_often(arms, blocks, runs, seed):
+    order = schedule(arms, blocks, runs, seed)
+    assert len(order) == blocks * runs * len(arms)
+    for block in range(blocks):
+        here = [run for run in order if run.block == block]
+        assert Counter(run.arm for run in here) == dict.fromkeys(arms, runs)
+        assert [run.position for run in here] == list(range(len(here)))
+
+
+@given(ARMS, st.integers(1, 4), st.integers(1, 4), st.integers(0, 1 << 31))
+def test_blocks_grow_without_moving(arms, fewer, more, seed):
+    grown = schedule(arms, fewer + more, 2, seed)
+    assert grown[: fewer * 2 * len(arms)] == schedule(arms, fewer, 2, seed)
+    assert schedule(arms[::-1], fewer + more, 2, seed) == grown
+
+
+def test_every_order_is_as_likely_as_any_other():
+    orders = Counter(tuple(block_order(["a", "b"], b, 2, seed=11)) for b in range(6000))
+    assert set(orders) == set(permutations("aabb"))
+    assert chisquare(list(orders.values())).pvalue > 1e-3
+
+
+def test_blocks_of_one_study_do_not_repeat_another_study_s():
+    mine = [block_order(list("abcd"), b, 2, seed=1) for b in range(20)]
+    yours = [block_order(list("abcd"), b, 2, seed=2) for b in range(20)]
+    assert sum(m == y for m, y in zip(mine, yours, strict=True)) <= 2
+
+
+def test_the_order_of_a_seed_is_for_ever():
+    order = " ".join(block_order(["a", "b", "control"], 0, 2, seed=0))
+    assert order == "a b b a control control"
+
+
+@pytest.mark.parametrize("arms", [[], ["a", "a"]])
+def test_no_arms_or_the_same_twice_is_refused(arms):
+    with pytest.raises(ValueError, match="each named once"):
+        block_order(arms, 0, 1, 0)
+    with pytest.raises(ValueError, match="at least 1"):
+        block_order(["a"], 0, 0, 0)

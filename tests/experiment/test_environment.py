@@ -1,0 +1,122 @@
+"""The fingerprint names the machine's kind, never the host."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.experiment import environment, environment_linux
+from labkit.experiment.observer import Observer
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_a_fingerprint_is_json_and_names_no_host():
+    text = json.dumps(environment.fingerprint(), allow_nan=False)
+    assert socket.gethostname() not in text
+    assert str(Path.home()) not in text
+    assert f"/{getpass.getuser()}/" not in text
+
+
+@linux_only
+def test_the_fields_that_the_analysis_reads_are_there():
+    found = environment.fingerprint()
+    for name in (
+        "host",
+        "cpu_model",
+        "cores",
+        "memory_bytes",
+        "os",
+        "swap",
+        "cpu_ticks",
+        "loadavg",
+    ):
+        assert name in found, name
+    assert found["swap"]["used_bytes"] >= 0
+    assert found["versions"]["labkit"]
+    assert found["peak_rss_bytes"] > 1 << 20
+
+
+@linux_only
+def test_no_process_is_started(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    environment.fingerprint()
+
+
+def test_the_same_machine_is_told_without_the_host_s_name():
+    mine = environment.facts()
+    assert environment.same_machine(mine, {**mine, "host": "another", "os_release": "newer"})
+    nearly = {**mine, "memory_bytes": mine["memory_bytes"] + 4096}
+    assert environment.same_machine(mine, nearly)
+    for field, value in (
+        ("cpu_model", "other"),
+        ("cores", 999),
+        ("memory_bytes", mine["memory_bytes"] * 2),
+        ("os", "Plan 9"),
+        ("accelerator", "a big one"),
+    ):
+        changed = {**mine, field: value}
+        assert not environment.same_machine(mine, changed)
+        assert environment.differences(mine, changed) == [f"{field}: {mine.get(field)} and {value}"]
+
+
+def test_the_environment_s_digest_sees_every_variable(monkeypatch):
+    before = environment.environ()
+    monkeypatch.setenv("LABKIT_TEST_X", "1")
+    after = environment.environ()
+    assert after["bytes"] > before["bytes"]
+    assert after["sha256"] != before["sha256"]
+    monkeypatch.setenv("MLX_METAL_FAST_SYNCH", "1")
+    assert environment.environ()["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
+
+
+def test_the_commit_is_git_s():
+    root = Path(environment.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+    )
+    environment.git_commit.cache_clear()
+    assert environment.git_commit() == head.stdout.strip()
+
+
+@linux_only
+def test_what_the_system_does_not_tell_is_left_out(monkeypatch):
+    monkeypatch.setattr(environment_linux, "_text", lambda path: "garbage")
+    found = environment_linux.state()
+    assert "swap" not in found
+    assert "loadavg" not in found
+
+
+@linux_only
+def test_the_observer_sees_foreign_load_and_its_own_cost():
+    observer = Observer()
+    spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    idle = subprocess.Popen(["sleep", "60"])
+    try:
+        for _ in range(3):
+            try:
+                spin.wait(0.3)
+            except subprocess.TimeoutExpired:
+                observer.sample(idle.pid)
+    finally:
+        spin.kill()
+        idle.kill()
+        spin.wait()
+        idle.wait()
+    report = observer.report()
+    assert max(report["samples"]["foreign_cores"]) > 0.2
+    assert report["samples"]["rss_bytes"][0] > 0
+    assert 0 <= report["cpu_s"] < 1
+    assert len(report["samples"]["t_s"]) == 3
+    json.dumps(report, allow_nan=False)

@@ -1,0 +1,88 @@
+"""The arm-blind probe and the canary."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import numba
+import numpy as np
+import pytest
+
+from labkit.experiment import canary, probe
+
+
+def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
+    numba.set_num_threads(1)
+    cores = min(2, numba.config.NUMBA_NUM_THREADS)
+    times = probe.Probe(threads=cores).time()
+    assert set(times) == {"matmul_us", "bandwidth_us"}
+    assert min(times.values()) > 0
+    assert numba.get_num_threads() == 1
+
+
+def test_the_probe_s_kernels_compute():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (64, 32)).astype(np.float32) for _ in range(2))
+    out = np.empty((64, 64), np.float32)
+    probe._matmul(a, b, out)
+    np.testing.assert_array_equal(out, a @ b.T)
+    parts = np.empty(8, np.float32)
+    probe._read(np.arange(1024, dtype=np.float32), parts)
+    assert parts.sum() == 1023 * 512
+
+
+def test_a_probe_that_computes_nothing_is_an_error(monkeypatch):
+    monkeypatch.setattr(probe, "_matmul", lambda a, b, out: None)
+    broken = probe.Probe(threads=1)
+    broken.inputs[2][:] = -1
+    with pytest.raises(RuntimeError, match="something wrong"):
+        broken.time()
+
+
+def test_without_mlx_there_is_nothing_to_check(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    assert canary.check() is False
+
+
+@pytest.fixture
+def mx():
+    return pytest.importorskip("mlx.core")
+
+
+def test_a_healthy_mlx_passes_and_no_value_comes_twice(mx, monkeypatch):
+    seen = []
+    real = mx.full
+    monkeypatch.setattr(mx, "full", lambda shape, value: seen.append(value) or real(shape, value))
+    assert canary.check() is True
+    first = set(seen)
+    seen.clear()
+    assert canary.check() is True
+    assert first != set(seen)
+
+
+@pytest.mark.parametrize("broken", ["sum", "min", "max"])
+def test_stale_values_are_found(mx, monkeypatch, broken):
+    stale = mx.array(3.0)
+    monkeypatch.setattr(mx, broken, lambda array: stale)
+    with pytest.raises(canary.StaleResult, match="stale"):
+        canary.check()
+
+
+def test_the_canary_looks_only_at_imported_mlx(monkeypatch):
+    wrong = types.SimpleNamespace(item=lambda: 0.0)
+    fake = types.ModuleType("mlx.core")
+
+    class Fake:
+        def __mul__(self, other):
+            return self
+
+        __matmul__ = __mul__
+
+    fake.full = lambda shape, value: Fake()
+    fake.eval = lambda *arrays: None
+    fake.sum = fake.min = fake.max = lambda array: wrong
+    monkeypatch.setitem(sys.modules, "mlx.core", fake)
+    monkeypatch.setitem(sys.modules, "mlx", types.SimpleNamespace(core=fake))
+    with pytest.raises(canary.StaleResult):
+        canary.check()

@@ -1,0 +1,78 @@
+"""Progress: lines without a terminal, a live line with one, never an effect."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from labkit.experiment import progress
+from labkit.experiment.design import Run
+from labkit.experiment.record import CaseRecord, Metric, Record
+
+
+def a_record(outcome="ok", detail=None) -> Record:
+    metric = Metric("dispatch_us", "us", "lower", True, (123456.0,))
+    return Record(
+        "seq_map",
+        "arm",
+        0,
+        1,
+        7,
+        outcome,
+        "t",
+        detail=detail,
+        cases=(CaseRecord("c", None, (metric,)),),
+    )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_events_are_told_and_no_number_of_a_metric(make_cell, stream, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    out = stream()
+    show = progress.create(out)
+    show.begin(make_cell(blocks=2), 6, 1)
+    show.run_started(Run(0, 1, "seq_map"))
+    show.tick()
+    show.run_ended(a_record())
+    show.run_ended(a_record("timeout", "killed after 3 s"))
+    show.note("a note")
+    show.end()
+    text = out.getvalue()
+    assert "block 1/2, seq_map" in text
+    assert "run 2/6" in text
+    assert "timeout: killed after 3 s" in text
+    assert "a note" in text
+    assert "123456" not in text
+
+
+def test_the_live_line_is_refreshed_at_most_once_a_second(make_cell, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    show = progress.Live(Terminal())
+    shown = []
+    monkeypatch.setattr(show._live, "update", lambda line, refresh: shown.append(line))
+    show.begin(make_cell(), 6, 0)
+    for _ in range(50):
+        show.tick()
+        now[0] += 0.1
+    show.end()
+    assert 4 <= len(shown) <= 6
+
+
+def test_the_remaining_time_is_the_mean_run_times_what_is_left(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = progress.Clock(10, 2)
+    assert clock.line() == "run 3/10, 0:00 elapsed"
+    now[0] = 100.0  # preparing
+    clock.run_started()
+    now[0] = 110.0
+    clock.run_ended()
+    assert clock.line() == "run 4/10, 1:50 elapsed, about 1:10 left"
+    assert progress.clock(3725) == "1:02:05"

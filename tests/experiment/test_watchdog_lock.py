@@ -1,0 +1,104 @@
+"""A worker's end with its parent, and one timing cell per host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.experiment.errors import Interrupted, StudyError
+from labkit.experiment.lock import lock_path, timing_lock
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PARENT = textwrap.dedent(
+    """
+    import os, subprocess, sys
+    child = '''
+    import os, sys, time
+    {patch}
+    from labkit.experiment import watchdog
+    watchdog.start(int(sys.argv[1]), {lifeline})
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    '''.replace("\\n    ", "\\n")
+    reader, writer = os.pipe()
+    subprocess.Popen(
+        [sys.executable, "-c", child, str(os.getpid()), str(reader)],
+        pass_fds=(reader,), start_new_session=True,
+    ).wait()
+    """
+)
+
+
+@pytest.mark.parametrize("lifeline", ["None", "int(sys.argv[2])"])
+@pytest.mark.parametrize("patch", ["", "sys.platform = 'other'"])
+def test_a_child_ends_with_its_parent(patch, lifeline):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT.format(patch=patch, lifeline=lifeline)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 5
+    while alive(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not alive(child)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if sys.platform == "linux":  # a zombie that nobody has collected yet is dead
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return True
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_the_second_waits_and_is_told_who_holds_it(own_folder):
+    told = []
+
+    def give_up():
+        if told:
+            raise Interrupted("enough")
+
+    with timing_lock("outputs/first"):
+        for _ in range(2):
+            told.clear()
+            with (
+                pytest.raises(Interrupted),
+                timing_lock("second", on_wait=told.append, check=give_up, poll_s=0.01),
+            ):
+                pytest.fail("two hold the lock")
+        assert "outputs/first" in told[0]
+        assert f"pid {os.getpid()}" in told[0]
+        assert "since" in told[0]
+    with timing_lock("second", on_wait=told.append):
+        assert len(told) == 1
+
+
+def test_devices_have_locks_of_their_own(own_folder):
+    with timing_lock("one", device="cpu"), timing_lock("two", device="gpu0"):
+        assert lock_path("cpu") != lock_path("gpu0")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(own_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
+    with pytest.raises(StudyError, match="timing lock"), timing_lock("one"):
+        pass

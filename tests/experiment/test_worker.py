@@ -1,0 +1,104 @@
+"""The worker by hand, preparing, and clocks that jump."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.experiment.launcher import _marker
+from labkit.experiment.record import read, read_runs, write_json
+from labkit.experiment.runner import run_cell
+from labkit.platform.threads import worker_environment
+
+STUB = Path(__file__).with_name("stub_worker.py")
+
+
+def by_hand(cell, *words):
+    arm = cell.dir / "arms" / "base.json"
+    arm.parent.mkdir(parents=True)
+    write_json(arm, cell.arms[0].to_json())
+    environ, _ = worker_environment(os.environ, threads=1, cores=1)
+    return subprocess.run(
+        [sys.executable, str(STUB), str(arm), *words], env=environ, capture_output=True, text=True
+    )
+
+
+def test_a_worker_started_by_hand_writes_its_record(make_cell):
+    cell = make_cell()
+    path = cell.dir / "b03-p01-base.json"
+    done = by_hand(cell, str(path))
+    assert done.returncode == 0, done.stderr
+    record = read(path)
+    assert (record.block, record.position, record.arm, record.outcome) == (3, 1, "base", "ok")
+    assert list(record.probe) == ["before", "after"]
+    assert record.environment_end["cpu_ticks"] if sys.platform == "linux" else True
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("b00-p00-other.json", "a run of arm other"), ("base.json", "not a run's name")],
+)
+def test_a_run_of_another_arm_is_refused(make_cell, name, said):
+    cell = make_cell()
+    done = by_hand(cell, str(cell.dir / name))
+    assert done.returncode == os.EX_DATAERR
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (cell.dir / name).exists()
+
+
+def test_an_orphan_publishes_nothing(make_cell):
+    cell = make_cell()
+    path = cell.dir / "b00-p00-base.json"
+    done = by_hand(cell, str(path), "--parent", "1")
+    assert done.returncode < 0
+    assert not path.exists()
+
+
+def test_arms_are_prepared_once(make_cell, launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    cell = make_cell()
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    run_cell(cell, launcher)
+    logs = sorted(path.name for path in (cell.dir / "runs").glob("prepare-*"))
+    assert logs == ["prepare-base.log", "prepare-seq_map.log"]  # control is base again
+    other = make_cell(folder="other")
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    run_cell(other, launcher)
+    assert not list((other.dir / "runs").glob("prepare-*"))
+
+
+def test_code_of_the_user_is_prepared_every_time(
+    make_cell, launcher, tmp_path, monkeypatch, replace
+):
+    for folder in ("one", "two"):
+        cell = make_cell(folder=folder)
+        monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+        config = {**cell.arms[0].config, "seed": 1}
+        config["engine"] = {**config["engine"]}
+        config["engine"]["attention"] = {**config["engine"]["attention"], "resolver": "my.own:Maps"}
+        cell = replace(cell, arms=(replace(cell.arms[0], config=config),))
+        run_cell(cell, launcher)
+        assert list((cell.dir / "runs").glob("prepare-base.log"))
+
+
+def test_the_marker_depends_on_the_arm_s_config(make_cell):
+    base, seq_map, control = make_cell().arms
+    assert _marker(base) == _marker(control)
+    assert _marker(base) != _marker(seq_map)
+
+
+def test_clocks_that_go_backwards_change_no_duration(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "startup:clock")
+    steps = iter(range(10**9, 0, -1000))
+    monkeypatch.setattr(time, "time", lambda: float(next(steps)))
+    cell = make_cell()
+    assert run_cell(cell, launcher).failed == ()
+    for record in read_runs(cell.dir):
+        assert min(record.seconds.values()) >= 0
+        assert record.seconds["measure"] <= record.seconds["total"] <= record.seconds["process"]
