@@ -8,6 +8,7 @@ from pathlib import Path
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.analysis.flat import csv_text, latex_text
+from labkit.analysis.html import study_html
 from labkit.analysis.markdown import study_markdown
 from labkit.analysis.study import analyse_study, study_json
 from labkit.analysis.table import cell_table
@@ -17,6 +18,10 @@ __all__ = ["FORMATS", "FormatError", "render"]
 
 def _markdown(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
     return study_markdown(study_json(folder, analyses), analyses)
+
+
+def _html(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return study_html(study_json(folder, analyses), analyses, folder)
 
 
 def _latex(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
@@ -32,6 +37,7 @@ def _csv(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
 
 _RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
     "md": _markdown,
+    "html": _html,
     "tex": _latex,
     "csv": _csv,
     "benchstat": lambda folder, analyses: benchstat(analyses),

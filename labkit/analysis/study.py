@@ -10,6 +10,7 @@ from typing import Any
 from labkit.analysis.cell import CellAnalysis, analyse
 from labkit.analysis.comparison import family_statistics
 from labkit.analysis.flat import csv_text, latex_text
+from labkit.analysis.html import study_html
 from labkit.analysis.markdown import markdown_table, study_markdown
 from labkit.analysis.multiplicity import joint_max_t
 from labkit.analysis.numbers import slug
@@ -152,6 +153,7 @@ def write_study(
     for analysis in analyses:
         _write_tables(analysis, folder / "tables")
     write_text(folder / "report.md", study_markdown(study, analyses))
+    write_text(folder / "report.html", study_html(study, analyses, folder))
     if plots:
         _write_plots(analyses, folder / "plots", say)
     return analyses

@@ -1,0 +1,79 @@
+"""``report.html``: the whole study as one file that fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
+from labkit.analysis.markdown import environment_line
+from labkit.analysis.numbers import interval_text, p_text, percent_text
+from labkit.analysis.sensitivity import Second, second_analyses
+from labkit.analysis.sentences import control_sentence, row_name, sentences
+from labkit.analysis.svg import mark_svg
+from labkit.analysis.table import cell_table
+from labkit.analysis.weakness import weaknesses
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: Path) -> str:
+    """Give the report; links to records are relative to ``study_dir``."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template = environment.get_template("report.html.j2")
+    return template.render(study=study, cells=[_cell(a, study_dir) for a in analyses])
+
+
+def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
+    cell, data = analysis.json, analysis.data
+    folder = "" if data.dir == study_dir else f"{data.dir.name}/"
+    control = control_sentence(cell)
+    return {
+        "json": cell,
+        "folder": folder,
+        "machine": environment_line(cell["environment"]),
+        "weak": weaknesses(analysis),
+        "table": cell_table(cell, data.records),
+        "secondary": cell_table(cell, data.records, primary=False),
+        "sentences": [*sentences(cell, data.arms[0].identity), *([control] if control else [])],
+        "legend": [
+            (arm, mark_svg(mark, style)) for arm, (style, mark) in arm_classes(cell).items()
+        ],
+        "forest": forest(cell),
+        "cdfs": list(latency_cdfs(analysis)),
+        "runs": list(_runs(cell, folder)),
+        "drift": drift(analysis),
+        "seconds": [_second(second, cell) for second in second_analyses(analysis)],
+        "agreement": [a for a in analysis.identity.agreement if a.total],
+        "reference": analysis.identity.reference,
+    }
+
+
+def _runs(cell: Mapping[str, Any], folder: str) -> Iterable[tuple[str, str]]:
+    for row in cell["rows"]:
+        chart = runs_in_order(cell, row, folder) if row["primary"] else None
+        if chart is not None:
+            yield row_name(row), chart
+
+
+def _second(second: Second, cell: Mapping[str, Any]) -> list[str]:
+    low, high = second.ci_pct or (None, None)
+    return [
+        row_name(cell["rows"][second.row]),
+        second.arm,
+        second.how,
+        percent_text(second.effect_pct),
+        interval_text(low, high),
+        p_text(second.p),
+        str(second.blocks),
+    ]

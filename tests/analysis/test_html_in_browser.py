@@ -1,0 +1,123 @@
+"""The HTML report in a real browser, driven over its debugging pipe."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from labkit.analysis import write_study
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+pytestmark = pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
+
+PROBE = """(() => {
+  const table = document.querySelector('table.wide');
+  const column = (i) => [...table.tBodies[0].rows].map((row) => row.cells[i].textContent.trim());
+  const button = table.tHead.rows[0].cells[2].querySelector('button');
+  const before = column(2);
+  button.click(); const up = column(2); const sort = button.parentElement.ariaSort;
+  button.click(); const down = column(2);
+  const charts = [...document.querySelectorAll('figure svg')].map((svg) => {
+    const box = svg.getBoundingClientRect();
+    return [box.width, box.height, svg.querySelectorAll('circle, polygon, polyline').length];
+  });
+  const link = table.querySelector('td.n a');
+  link.click();
+  const target = document.getElementById(link.hash.slice(1));
+  return { before, up, sort, down, charts, details: target.tagName,
+    records: [...document.querySelectorAll('ul.runs a')].map((a) => a.getAttribute('href')),
+    wide: document.documentElement.scrollWidth <= innerWidth };
+})()"""
+
+
+class Browser:
+    """Chromium with its debugging pipe: messages are JSON that ends with a zero byte."""
+
+    def __init__(self, profile):
+        to_browser, self.write = os.pipe()
+        self.read, from_browser = os.pipe()
+        self.process = subprocess.Popen(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+             "--remote-debugging-pipe", f"--user-data-dir={profile}", "--window-size=390,800",
+             "about:blank"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: (os.dup2(to_browser, 3), os.dup2(from_browser, 4)),
+            pass_fds=(3, 4, to_browser, from_browser),
+        )  # fmt: skip
+        os.close(to_browser)
+        os.close(from_browser)
+        self.events, self.buffer, self.number, self.session = [], b"", 0, None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        for domain in ("Page", "Network", "Log", "Runtime"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self.message()
+            if answer.get("id") == self.number:
+                assert "error" not in answer, answer
+                return answer["result"]
+            self.events.append(answer)
+
+    def message(self):
+        while b"\0" not in self.buffer:
+            data = os.read(self.read, 1 << 20)
+            assert data, "the browser ended"
+            self.buffer += data
+        text, self.buffer = self.buffer.split(b"\0", 1)
+        return json.loads(text)
+
+    def evaluate(self, expression):
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.slow
+def test_report_in_a_browser(make_cell, published, tmp_path):
+    make_cell("study/a-kernel", published=published, skipped={"prefill, 8 × 512": "too large"},
+              cases=("decode, 64 reqs, ctx 128", "a", "b", "prefill, 8 × 512"))  # fmt: skip
+    study = make_cell("study/chat", requests=True).parent
+    write_study(study, plots=False)
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.call("Page.navigate", url=(study / "report.html").as_uri())
+        for _ in range(100):
+            if browser.evaluate("document.readyState") == "complete":
+                break
+            time.sleep(0.05)
+        found = browser.evaluate(PROBE)
+    finally:
+        browser.close()
+    methods = [event.get("method") for event in browser.events]
+    assert "Runtime.exceptionThrown" not in methods and "Log.entryAdded" not in methods
+    fetched = [
+        event["params"]["request"]["url"]
+        for event in browser.events
+        if event.get("method") == "Network.requestWillBeSent"
+    ]
+    assert [url.split("/")[-1] for url in fetched if not url.startswith("data:")] == ["report.html"]
+    numbers = [float(text.replace(",", "")) for text in found["up"] if text]
+    assert len(numbers) >= 1 and found["sort"] == "ascending"
+    assert (numbers == sorted(numbers) and found["down"] != found["up"]) or len(numbers) == 1
+    assert len(found["charts"]) >= 8
+    assert all(width > 100 and height > 20 and marks for width, height, marks in found["charts"])
+    assert found["details"] == "DETAILS" and found["wide"]
+    assert found["records"] and all((study / href).is_file() for href in found["records"])
