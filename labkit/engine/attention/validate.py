@@ -137,9 +137,7 @@ def operands(
     if head_dim % 16 or not 16 <= head_dim <= 256:
         raise ValueError(f"head size {head_dim}: allowed are multiples of 16 from 16 to 256")
     if num_kv_heads < 1 or q.shape[1] < 1 or q.shape[1] % num_kv_heads:
-        raise ValueError(
-            f"{q.shape[1]} query heads are not a multiple of {num_kv_heads} KV heads"
-        )
+        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {num_kv_heads} KV heads")
     if max_block_id >= num_blocks:
         raise ValueError(
             f"block_tables has block id {max_block_id}: the pools have {num_blocks} blocks"
@@ -181,3 +179,33 @@ def float32(*arrays: NDArray[Any]) -> None:
                 f"attention on device cpu takes float32, not {array.dtype}: half precision "
                 "is scalar there"
             )
+
+
+def new_keys(
+    k: NDArray[Any],
+    v: NDArray[Any],
+    k_pool: NDArray[Any],
+    v_pool: NDArray[Any],
+    slot_mapping: NDArray[np.int64],
+) -> None:
+    """Check the arrays of a write; ValueError with one line that says what is wrong."""
+    if k_pool.ndim != 4 or k_pool.shape != v_pool.shape:
+        raise ValueError(
+            "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
+            f"head_dim], not {list(k_pool.shape)} and {list(v_pool.shape)}"
+        )
+    shape = (len(slot_mapping), *k_pool.shape[2:])
+    if k.shape != shape or v.shape != shape:
+        raise ValueError(
+            f"k and v must have shape {list(shape)}, not {list(k.shape)} and {list(v.shape)}"
+        )
+    if not k.dtype == v.dtype == k_pool.dtype == v_pool.dtype:
+        raise ValueError(
+            f"k, v, k_pool and v_pool must have one dtype, not {k.dtype}, {v.dtype}, "
+            f"{k_pool.dtype}, {v_pool.dtype}"
+        )
+    slots = k_pool.shape[0] * k_pool.shape[1]
+    if len(slot_mapping) and slot_mapping.max() >= slots:
+        raise ValueError(
+            f"slot_mapping has slot {slot_mapping.max()}: the pools have {slots} slots"
+        )

@@ -47,6 +47,4 @@ def create(name: str) -> Resolver:
         return _NAMED[name]()
     if ":" in name:
         return seq_map.UserResolver(name)
-    raise ValueError(
-        f"resolver={name}: allowed are {', '.join(_NAMED)} or package.module:Class"
-    )
+    raise ValueError(f"resolver={name}: allowed are {', '.join(_NAMED)} or package.module:Class")

@@ -111,9 +111,7 @@ class UserResolver:
             raise ValueError(f"resolver={self._path}: maps() {_reason(error)}") from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:
-            raise ValueError(
-                f"resolver={self._path}: maps() must return (token_map, qblock_map)"
-            )
+            raise ValueError(f"resolver={self._path}: maps() must return (token_map, qblock_map)")
         num_seqs = len(cu_seqlens_q) - 1
         lookup = SeqMap(
             self._checked("token_map", maps[0], total_q, 0, num_seqs),

@@ -1,0 +1,1 @@
+"""The fused kernels on the CPU: numba twins of the Metal kernels' structure."""

@@ -1,0 +1,226 @@
+"""The register tiles of the attention kernels, as numba intrinsics.
+
+Addresses are int64 bytes (``array.ctypes.data``), strides are bytes, elements float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from labkit.engine.attention.cpu.simd import (
+    BYTES,
+    F32,
+    I64,
+    INTEGERS,
+    LANES,
+    POINTER,
+    VECTOR,
+    VECTORS,
+    Emitter,
+)
+
+KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
+ROWS = 4  # query rows of a register tile
+_WIDE = LANES * VECTORS
+
+
+def _product(rows: int, vectors: int, accumulate: bool) -> Any:
+    """Return an intrinsic for ``C [+]= A @ B`` on a register tile.
+
+    C is [rows, vectors * LANES], A [rows, depth] read one element at a time, B [depth,
+    vectors * LANES]. Each element is one chain of fused multiply-adds in the order of
+    the depth, whatever the shape of the tile.
+    """
+
+    @intrinsic
+    def product(
+        typing_context: Any, c: Any, ldc: Any, a: Any, lda: Any, b: Any, ldb: Any, depth: Any
+    ) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            code = Emitter(builder)
+            c, ldc, a, lda, b, ldb, depth = arguments
+            c_rows = [builder.add(c, builder.mul(ldc, I64(row))) for row in range(rows)]
+            a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in range(rows)]
+            start = [
+                code.load(row, BYTES * v) if accumulate else code.constant(0.0)
+                for row in c_rows
+                for v in range(vectors)
+            ]
+
+            def turn(index: Any, sums: list[Any]) -> list[Any]:
+                b_row = builder.add(b, builder.mul(ldb, index))
+                step = builder.mul(index, I64(4))
+                columns = [code.load(b_row, BYTES * v) for v in range(vectors)]
+                following = []
+                for row in range(rows):
+                    factor = code.splat(code.load(builder.add(a_rows[row], step), kind=F32))
+                    for v in range(vectors):
+                        following.append(code.fma(factor, columns[v], sums[row * vectors + v]))
+                return following
+
+            sums = code.loop(depth, turn, start)
+            for row in range(rows):
+                for v in range(vectors):
+                    code.store(sums[row * vectors + v], c_rows[row], BYTES * v)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), emit
+
+    return product
+
+
+scores_4 = _product(ROWS, VECTORS, accumulate=False)
+scores_1 = _product(1, VECTORS, accumulate=False)
+values_4_wide = _product(ROWS, VECTORS, accumulate=True)
+values_4 = _product(ROWS, 1, accumulate=True)
+values_1_wide = _product(1, VECTORS, accumulate=True)
+values_1 = _product(1, 1, accumulate=True)
+
+
+@intrinsic
+def transpose_strip(
+    typing_context: Any, rows: Any, target: Any, stride: Any, vectors: Any, ahead: Any
+) -> Any:
+    """Write ``LANES`` rows as ``LANES`` columns, and prefetch as many rows of the next tile.
+
+    ``rows`` and ``ahead`` are addresses of ``LANES`` int64 row addresses; a row has
+    ``vectors`` vectors; element ``d`` of the rows goes to ``target + d * stride``.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        rows, target, stride, vectors, ahead = arguments
+        sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
+        following = [code.load(ahead, 8 * lane, I64) for lane in range(LANES)]
+
+        def turn(index: Any, carried: list[Any]) -> list[Any]:
+            offset = builder.mul(index, I64(BYTES))
+            for row in following:
+                code.prefetch(builder.add(row, offset))
+            block = code.transpose([code.load(builder.add(row, offset)) for row in sources])
+            base = builder.add(target, builder.mul(stride, builder.mul(index, I64(LANES))))
+            for lane, column in enumerate(block):
+                code.store(column, builder.add(base, builder.mul(stride, I64(lane))))
+            return []
+
+        code.loop(vectors, turn, [])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), emit
+
+
+@intrinsic
+def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: Any) -> Any:
+    """Fold one row's tile of base-2 logits into its online softmax.
+
+    ``scores`` holds ``KEYS`` logits and receives the weights; only the keys from ``low``
+    to ``high`` (at least one) count. ``state`` holds the running maximum and sum. Returns
+    the factor by which what was summed before must shrink.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        scores, low, high, state = arguments
+        narrow = INTEGERS.element
+        low, high = (builder.trunc(bound, narrow) for bound in (low, high))
+        masked = code.constant(float("-inf"))
+        tiles = []
+        for v in range(KEYS // LANES):
+            lanes = ir.Constant(INTEGERS, [v * LANES + lane for lane in range(LANES)])
+            inside = builder.and_(
+                builder.icmp_signed(">=", lanes, _integers(builder, low)),
+                builder.icmp_signed("<", lanes, _integers(builder, high)),
+            )
+            tiles.append(builder.select(inside, code.load(scores, BYTES * v), masked))
+        before = code.splat(code.load(state, kind=F32))
+        largest = code.maximum(before, code.across(_tree(tiles, code.maximum), code.maximum))
+        shrink = code.first(code.exp2(builder.fsub(before, largest)))
+        weights = [code.exp2(builder.fsub(tile, largest)) for tile in tiles]
+        for v, weight in enumerate(weights):
+            code.store(weight, scores, BYTES * v)
+        total = code.first(code.across(_tree(weights, builder.fadd), builder.fadd))
+        scaled = builder.fmul(code.load(state, 4, F32), shrink)
+        code.store(code.first(largest), state)
+        code.store(builder.fadd(scaled, total), state, 4)
+        return shrink
+
+    return types.float32(*[types.int64] * 4), emit
+
+
+@intrinsic
+def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
+    """Replace ``KEYS`` scores by ``cap * tanh(score)``."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        scores, cap = arguments
+        factor = code.splat(cap)
+        for v in range(KEYS // LANES):
+            value = builder.fmul(factor, code.tanh(code.load(scores, BYTES * v)))
+            code.store(value, scores, BYTES * v)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), emit
+
+
+@intrinsic
+def exp2_scalar(typing_context: Any, x: Any) -> Any:
+    """Return ``2**x`` for ``x <= 0``, by the arithmetic of the tiles."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        return code.first(code.exp2(code.splat(arguments[0])))
+
+    return types.float32(types.float32), emit
+
+
+@intrinsic
+def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, factor: Any) -> Any:
+    """Write ``factor`` times the ``vectors`` vectors of ``source`` to ``target``."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        target, source, vectors, factor = arguments
+        factors = code.splat(factor)
+
+        def turn(index: Any, carried: list[Any]) -> list[Any]:
+            offset = builder.mul(index, I64(BYTES))
+            value = builder.fmul(factors, code.load(builder.add(source, offset)))
+            code.store(value, builder.add(target, offset))
+            return []
+
+        code.loop(vectors, turn, [])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.float32), emit
+
+
+@intrinsic
+def take_ticket(typing_context: Any, counter: Any) -> Any:
+    """Return the int64 at address ``counter`` and add one to it, atomically."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], POINTER)
+        return builder.atomic_rmw("add", pointer, I64(1), "monotonic")
+
+    return types.int64(types.int64), emit
+
+
+def _tree(values: list[Any], combine: Any) -> Any:
+    """Combine neighbours until one is left."""
+    while len(values) > 1:
+        pairs = range(0, len(values) - 1, 2)
+        odd = values[len(values) - len(values) % 2 :]
+        values = [combine(values[i], values[i + 1]) for i in pairs] + odd
+    return values[0]
+
+
+def _integers(builder: Any, scalar: Any) -> Any:
+    """Return a vector of one int32."""
+    nothing = ir.Constant(INTEGERS, ir.Undefined)
+    one = builder.insert_element(nothing, scalar, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, nothing, ir.Constant(INTEGERS, [0] * LANES))

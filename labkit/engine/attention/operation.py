@@ -1,0 +1,126 @@
+"""The public operation: paged attention over MLX or NumPy arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.engine.attention import create
+from labkit.engine.attention.report import LaunchReport
+
+_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.float32}
+
+
+def paged_attention(
+    q: Any,
+    k_pool: Any,
+    v_pool: Any,
+    *,
+    block_tables: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
+    scale: float,
+    resolver: str = "binary_search",
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    split_kv: str | int = "off",
+    backend: str = "cpu",
+) -> tuple[mx.array, LaunchReport]:
+    """Attend over a paged KV cache, causally within each sequence.
+
+    Query ``i`` of sequence ``s`` sees the keys before ``seq_lens[s] - q_len[s] + i + 1``.
+    Every array may be MLX or NumPy.
+
+    Parameters
+    ----------
+    q
+        [total_q, num_q_heads, head_dim], float32; ``reference`` also takes float16 and
+        bfloat16.
+    k_pool, v_pool
+        [num_blocks, block_size, num_kv_heads, head_dim], q's dtype.
+    block_tables
+        int32 [num_seqs, max_blocks], padded with 0.
+    seq_lens
+        int32 [num_seqs], context including the new tokens.
+    cu_seqlens_q
+        int32 [num_seqs + 1], prefix sums of the query lengths.
+    scale
+        Factor of the logits.
+    resolver
+        ``binary_search``, ``seq_map``, ``identity`` or ``package.module:Class``.
+    window
+        Only the last so many keys, the query's own included; None: all.
+    softcap
+        ``c``: logits become ``c * tanh(logit * scale / c)``; None: off.
+    sinks
+        [num_q_heads], one more logit per head in the softmax denominator, unscaled.
+    split_kv
+        ``off``.
+    backend
+        ``reference`` or the device of the fused kernels: ``cpu``.
+
+    Returns
+    -------
+    tuple
+        The output [total_q, num_q_heads, head_dim], an MLX array of q's dtype, and the
+        launch's report.
+
+    Raises
+    ------
+    ValueError
+        One line that says what is wrong; nothing was launched.
+    """
+    dtype = _mlx_dtype("q", q)
+    for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
+        if _mlx_dtype(name, pool) != dtype:
+            raise ValueError(
+                f"q, k_pool and v_pool must have one dtype, not {_mlx_dtype(name, pool)} "
+                f"({name}) beside {dtype} (q)"
+            )
+    if backend == "cpu" and dtype != mx.float32:
+        raise ValueError(
+            f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}: "
+            "half precision is scalar there"
+        )
+    kind = {"backend": "reference"} if backend == "reference" else {"device": backend}
+    made = create(**kind, resolver=resolver, split_kv=split_kv)
+    arrays = [_numpy(array) for array in (q, k_pool, v_pool)]
+    meta = made.plan(
+        block_tables=_numpy(block_tables),
+        seq_lens=_numpy(seq_lens),
+        cu_seqlens_q=_numpy(cu_seqlens_q),
+        block_size=arrays[1].shape[1] if arrays[1].ndim == 4 else 1,
+        total_q=len(arrays[0]),
+    )
+    out, report = made.attend(
+        *arrays,
+        meta,
+        scale=scale,
+        window=window,
+        softcap=softcap,
+        sinks=None if sinks is None else _numpy(sinks),
+    )
+    return mx.array(out).astype(dtype), report
+
+
+def _mlx_dtype(name: str, array: Any) -> mx.Dtype:
+    """Return the MLX dtype of a floating-point operand; ValueError for any other."""
+    dtype = array.dtype if isinstance(array, mx.array) else None
+    if isinstance(array, np.ndarray):
+        dtype = {np.dtype(n): m for m, n in _DTYPES.items() if m != mx.bfloat16}.get(array.dtype)
+    if dtype not in _DTYPES:
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")
+    return dtype
+
+
+def _numpy(array: Any) -> Any:
+    """Return a NumPy view of an array; bfloat16, which NumPy lacks, widens exactly."""
+    if not isinstance(array, mx.array):
+        return array
+    if array.dtype == mx.bfloat16:
+        array = array.astype(mx.float32)
+    return np.asarray(array)
