@@ -1,0 +1,252 @@
+"""The report's door: rebuilt byte for byte, every form, mistakes in one line."""
+
+import csv
+import hashlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis import analyse_cell, write_study
+from labkit.analysis.formats import FORMATS
+from labkit.report import main
+
+VLLM_FIELDS = (
+    "run_number run date endpoint_type backend label model_id tokenizer_id num_prompts "
+    "request_rate burstiness max_concurrency duration completed failed total_input_tokens "
+    "total_output_tokens request_throughput request_goodput output_throughput "
+    "total_token_throughput mean_ttft_ms median_ttft_ms std_ttft_ms p99_ttft_ms mean_tpot_ms "
+    "median_tpot_ms std_tpot_ms p99_tpot_ms mean_itl_ms median_itl_ms std_itl_ms p99_itl_ms "
+    "mean_e2el_ms median_e2el_ms std_e2el_ms p99_e2el_ms input_lens output_lens ttfts itls "
+    "start_times errors"
+)
+
+
+@pytest.fixture
+def study(make_cell, published):
+    make_cell("study/kernel", published=published, skipped={"prefill, 8 × 512": "too large"})
+    return make_cell("study/chat", requests=True, identity="tokens").parent
+
+
+def snapshot(study):
+    return {
+        str(path.relative_to(study)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(study.rglob("*"))
+        if path.is_file()
+    }
+
+
+def printed(capsysbinary, study, form):
+    assert main([str(study), "--format", form]) == 0
+    return capsysbinary.readouterr().out.decode()
+
+
+def test_rebuilt_byte_for_byte_pictures_included(study, tmp_path):
+    assert main([str(study)]) == 0
+    first = snapshot(study)
+    names = {name.split("/")[0] for name in first}
+    assert {"study.json", "report.md", "report.html", "tables", "plots"} <= names
+    assert {name.rsplit(".", 1)[1] for name in first} >= {"png", "svg", "csv", "tex", "md"}
+    copy = tmp_path / "elsewhere" / "study"
+    shutil.copytree(study, copy)
+    for name in ("report.md", "report.html", "study.json"):
+        (copy / name).unlink()
+    shutil.rmtree(copy / "plots")
+    shutil.rmtree(copy / "tables")
+    command = [sys.executable, "-m", "labkit.report", str(copy)]
+    subprocess.run(command, check=True, capture_output=True)
+    assert snapshot(copy) == first
+
+
+def test_printing_a_form_writes_nothing(study, capsysbinary):
+    before = snapshot(study)
+    for form in FORMATS:
+        if form != "github":
+            assert printed(capsysbinary, study, form)
+    assert snapshot(study) == before
+
+
+def test_markdown_has_the_articles_layout_and_weaknesses_first(study, capsysbinary):
+    text = printed(capsysbinary, study, "md")
+    head = (
+        "| batch | kernel | binary_search (µs) | seq_map (µs) | delta | 95 % CI (%) | p | verdict"
+    )
+    assert head in text
+    assert "| −8.1% |" in text and "published: M1 Pro, 14 GPU cores" in text
+    assert "skipped: too large" in text
+
+
+def test_weaknesses_stand_above_the_table(make_cell, capsysbinary):
+    study = make_cell("study/cell", blocks=2).parent
+    text = printed(capsysbinary, study, "md")
+    assert 0 < text.index("estimate only: 2 blocks of 2") < text.index("| batch |")
+    page = printed(capsysbinary, study, "html")
+    assert page.index("estimate only: 2 blocks of 2") < page.index('<table class="sortable wide">')
+
+
+def test_published_p_is_shown_as_published(make_cell, capsysbinary):
+    published = {
+        "source": "the article",
+        "machine": "M1 Pro",
+        "rows": [
+            {
+                "case": "all",
+                "metric": "total_tok_s",
+                "delta_pct": {"seq_map": 0.9},
+                "p": {"seq_map": 0.26},
+            }
+        ],
+    }
+    study = make_cell("study/cell", requests=True, published=published).parent
+    assert "+0.9% (p = 0.26)" in printed(capsysbinary, study, "md")
+
+
+def test_csv_has_every_number_unrounded(study, capsysbinary):
+    lines = list(csv.DictReader(io.StringIO(printed(capsysbinary, study, "csv"))))
+    cell = analyse_cell(study / "kernel")
+    line = next(x for x in lines if x["cell"] == "kernel" and x["arm"] == "seq_map")
+    assert float(line["effect_pct"]) == cell["rows"][0]["comparisons"][0]["effect_pct"]
+    assert any(x["skipped"] == "too large" for x in lines)
+
+
+def test_latex_escapes_and_balances(study, capsysbinary):
+    text = printed(capsysbinary, study, "tex")
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
+    assert r"binary\_search" in text and "µ" not in text and "−" not in text
+    assert not re.search(r"(?<!\\)[%_&]", re.sub(r" & | \\\\", "", text).replace(r"\_", ""))
+
+
+def test_html_fetches_nothing(study, capsysbinary):
+    page = printed(capsysbinary, study, "html")
+    assert not re.search(r"(src|href)=\"(https?:)?//", page) and "@import" not in page
+    assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
+
+
+def test_names_cannot_break_the_page(make_cell, capsysbinary):
+    study = make_cell("study/cell", cases=("<script>alert(1)</script> & | case",)).parent
+    page = printed(capsysbinary, study, "html")
+    assert "<script>alert" not in page
+    assert "<script>alert(1)</script> & \\| case" in printed(capsysbinary, study, "md")
+
+
+def test_benchstat_lines_are_one_per_run(study, capsysbinary):
+    text = printed(capsysbinary, study, "benchstat")
+    lines = [line for line in text.splitlines() if line.startswith("Benchmark")]
+    assert len(lines) == 24 + 24
+    pattern = r"BenchmarkLabkit/case=\S+/arm=\S+-2 1( \S+ \S+)+"
+    assert all(re.fullmatch(pattern, line) for line in lines)
+    assert "Unit dispatch_us better=lower" in text and "Unit total_tok_s better=higher" in text
+    assert "arm=binary_search" in lines[0]
+
+
+@pytest.mark.skipif(not shutil.which("benchstat"), reason="no benchstat on this machine")
+def test_the_real_benchstat_reads_it(study, capsysbinary, tmp_path):
+    (tmp_path / "b.txt").write_text(printed(capsysbinary, study, "benchstat"))
+    command = ["benchstat", "-col", "/arm", str(tmp_path / "b.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "dispatch_us" in done.stdout and "n=8" in done.stdout and not done.stderr.strip()
+
+
+def test_pyperf_is_read_back_by_the_real_one(study, capsysbinary, tmp_path):
+    pyperf = pytest.importorskip("pyperf", reason="pyperf is not installed")
+    path = tmp_path / "p.json"
+    path.write_text(printed(capsysbinary, study, "pyperf"))
+    suite = pyperf.BenchmarkSuite.load(str(path))
+    name = "kernel: decode, 64 reqs, ctx 128 [seq_map]"
+    benchmark = suite.get_benchmark(name)
+    assert benchmark.get_nrun() == 8 and benchmark.get_nvalue() == 24
+    median = analyse_cell(study / "kernel")["rows"][0]["arms"]["seq_map"]["median"]
+    assert benchmark.median() == pytest.approx(median * 1e-6, rel=0.01)
+    command = [sys.executable, "-m", "pyperf", "compare_to", str(path), str(path)]
+    assert "no change" in subprocess.run(command, capture_output=True, text=True).stdout
+
+
+def test_vllm_has_the_fields_and_definitions(study, capsysbinary):
+    runs = json.loads(printed(capsysbinary, study / "chat", "vllm"))
+    assert len(runs) == 24 and list(runs[0]) == VLLM_FIELDS.split()
+    run = runs[0]
+    assert run["completed"] == 8 and run["total_output_tokens"] == 32
+    assert run["output_throughput"] == pytest.approx(32 / run["duration"])
+    assert run["mean_itl_ms"] == pytest.approx(20.0)
+    assert run["ttfts"][1] - run["ttfts"][0] == pytest.approx(1e-3)
+    tpot = (run["mean_e2el_ms"] - run["mean_ttft_ms"]) / 3
+    assert run["mean_tpot_ms"] == pytest.approx(tpot)
+
+
+def test_github_has_its_fields(study, capsysbinary):
+    entries = json.loads(printed(capsysbinary, study / "kernel", "github"))
+    assert {e["name"] for e in entries} == {
+        f"decode, 64 reqs, ctx 128 [{arm}]" for arm in ("binary_search", "seq_map", "control")
+    }
+    assert all(e["unit"] == "us" and e["value"] > 0 and "range" in e for e in entries)
+    assert "faster" in next(e for e in entries if "seq_map" in e["name"])["extra"]
+
+
+def refused(capsys, *argv):
+    assert main([str(a) for a in argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_mistakes_are_one_line_and_exit_2(study, tmp_path, capsys):
+    assert "needs a request workload" in refused(capsys, study / "kernel", "--format", "vllm")
+    assert "needs one direction" in refused(capsys, study, "--format", "github")
+    assert "no such directory" in refused(capsys, tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "no cell in it" in refused(capsys, tmp_path / "empty")
+    record = next((study / "chat" / "runs").glob("*.json"))
+    record.write_text("{")
+    assert record.name in refused(capsys, study)
+    with pytest.raises(SystemExit) as stop:
+        main([str(study), "--format", "docx"])
+    assert stop.value.code == 2
+
+
+def test_pyperf_without_times_is_refused(make_cell, capsys):
+    def rates_only(record):
+        case = record.cases[0]
+        metrics = tuple(m for m in case.metrics if m.unit == "tok/s")
+        return replace(record, cases=(replace(case, metrics=metrics),))
+
+    cell = make_cell("study/cell", requests=True, change=rates_only)
+    assert "pyperf needs time metrics" in refused(capsys, cell, "--format", "pyperf")
+
+
+def test_a_broken_study_writes_nothing(study, capsys):
+    record = next((study / "kernel" / "runs").glob("*.json"))
+    record.write_text("{")
+    before = snapshot(study)
+    refused(capsys, study)
+    assert snapshot(study) == before
+
+
+def test_study_json_lists_cells_and_adjusts_over_all(study):
+    write_study(study, plots=False)
+    found = json.loads((study / "study.json").read_text())
+    assert [c["cell"] for c in found["cells"]] == ["chat", "kernel"]
+    assert found["exit_code"] == 0 and {c["status"] for c in found["cells"]} == {0}
+    assert found["cells"][1]["gates"] == dict.fromkeys(("healthy", "engaged", "identical"), "pass")
+    family = {(x["cell"], x["metric"], x["arm"]): x["p_adjusted"] for x in found["family"]}
+    single = analyse_cell(study / "kernel")["rows"][0]["comparisons"][0]["p"]
+    assert family["kernel", "dispatch_us", "seq_map"] >= single
+
+
+def test_the_terminal_table_fits_100_and_80_columns(study, capsys):
+    from rich.console import Console
+
+    from labkit.analysis import print_cell
+
+    for width in (100, 80):
+        out = io.StringIO()
+        print_cell(study / "kernel", Console(width=width, file=out))
+        lines = out.getvalue().splitlines()
+        assert max(map(len, lines)) <= width
+        assert any("faster" in line and "−" in line for line in lines)
+        assert "report.md" in " ".join(lines)
+        assert ("publ." in out.getvalue()) is (width == 100)
