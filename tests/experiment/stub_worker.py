@@ -17,6 +17,15 @@ import types
 from labkit.experiment import record, stages, worker
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput
 
+OUTPUTS = {
+    "kind": "array",
+    "digest": "00",
+    "shape": [1],
+    "dtype": "float32",
+    "rows": "AAAAAA==",
+    "heads": "AAAAAA==",
+}
+
 
 class StubProbe:
     """No numba: the tests of the processes need no kernels."""
@@ -81,7 +90,7 @@ class StubSession:
         metric = Metric("dispatch_us", "us", "lower", True, (value, 101.0, 102.0))
         engaged = 0.0 if kind == "vacuous" else 3.0
         counters = {"engine.paged": 1.0, "resolver.seq_map": engaged}
-        case = CaseResult("one", None, (metric,), {"kind": "array", "digest": "00"})
+        case = CaseResult("one", None, (metric,), OUTPUTS)
         return Measurement((case,), counters, {"workload": "stub"})
 
     def close(self) -> None:

@@ -1,0 +1,136 @@
+"""Simulated A/A studies through the real schedule: the error rate is what is promised.
+
+The machine drifts, some processes are slow as a whole, and some runs have heavy tails; the
+arms differ in nothing. The order that the schedule draws is what makes the test's p valid:
+a fixed ABAB order fails the same check.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import random
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from labkit import analysis
+from labkit.analysis.permutation import permutation_test
+from labkit.experiment.design import Run, schedule
+from labkit.experiment.record import CaseRecord, Metric, Record, read_runs
+from labkit.experiment.runner import run_cell
+
+STUDIES = 2000
+
+
+class Machine:
+    """One study's machine: log time of the run at a place, whatever the arm."""
+
+    def __init__(
+        self,
+        seed: int,
+        runs: int,
+        *,
+        drift: float = 0.05,
+        modes: float = 0.25,
+        tails: float = 0.05,
+        noise: float = 0.005,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        line = np.linspace(0.0, drift, runs)
+        slow = np.where(rng.random(runs) < modes, 0.05, 0.0)
+        spikes = np.where(rng.random(runs) < tails, rng.exponential(0.08, runs), 0.0)
+        self.log_times = line + slow + spikes + rng.normal(0.0, noise, runs)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Arms, blocks, runs per block, and who orders the runs."""
+
+    arms: tuple[str, ...] = ("a", "b", "control")
+    blocks: int = 4
+    runs: int = 2
+    permuted: bool = True
+
+    def order(self, seed: int) -> list[Run]:
+        if self.permuted:
+            return schedule(self.arms, self.blocks, self.runs, seed)
+        block = self.arms * self.runs
+        return [Run(b, p, arm) for b in range(self.blocks) for p, arm in enumerate(block)]
+
+    def p_value(self, seed: int, effect: float = 0.0, **machine: float) -> float:
+        order = self.order(seed)
+        times = Machine(seed, len(order), **machine).log_times
+        values: dict[str, list[float]] = {arm: [] for arm in self.arms}
+        for run, log_time in zip(order, times, strict=True):
+            values[run.arm].append(log_time + (effect if run.arm == "b" else 0.0))
+        a, b = (np.array(values[arm]).reshape(self.blocks, self.runs) for arm in ("a", "b"))
+        return permutation_test(a, b)
+
+    def rejections(self, **machine: float) -> float:
+        return float(np.mean([self.p_value(s, **machine) <= 0.05 for s in range(STUDIES)]))
+
+
+DRIFT_ONLY = {"modes": 0.0, "tails": 0.0}
+PAIRS = Study(arms=("a", "b"), blocks=10, runs=1)
+
+
+@pytest.mark.parametrize("study", [Study(), Study(arms=("a", "b")), Study(blocks=6, runs=1), PAIRS])
+@pytest.mark.parametrize("machine", [{}, DRIFT_ONLY, {"drift": 0.0, "tails": 0.3}])
+def test_two_thousand_studies_of_nothing_seldom_find_something(study, machine):
+    assert study.rejections(**machine) <= 0.06
+
+
+def test_a_fixed_order_fails_the_same_check():
+    assert PAIRS.rejections(**DRIFT_ONLY) <= 0.06
+    assert replace(PAIRS, permuted=False).rejections(**DRIFT_ONLY) > 0.06
+
+
+def test_a_planted_effect_is_found():
+    quiet = {"drift": 0.0, "modes": 0.0, "tails": 0.0, "noise": 0.01}
+    found = [Study().p_value(s, effect=math.log(1.05), **quiet) <= 0.05 for s in range(500)]
+    assert np.mean(found) >= 0.8
+
+
+class Simulated:
+    """A launcher in this process: a run is a place on the simulated machine."""
+
+    def __init__(self, seed: int, total: int, effect: float) -> None:
+        self.machine, self.effect = Machine(seed, total, modes=0.0, tails=0.0), effect
+        self.random = random.Random(seed)
+        self.place = 0
+
+    def launch(self, run, cell, paths) -> Record:
+        log = self.machine.log_times[self.place] + (self.effect if run.arm == "seq_map" else 0.0)
+        self.place += 1
+        repeats = tuple(100 * math.exp(log + self.random.gauss(0, 0.002)) for _ in range(5))
+        metric = Metric("dispatch_us", "us", "lower", True, repeats)
+        crc = base64.b64encode(bytes(4)).decode()
+        outputs = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32"}
+        outputs |= {"rows": crc, "heads": crc}
+        return Record(
+            run.arm,
+            cell.arm(run.arm).role,
+            run.block,
+            run.position,
+            cell.seed,
+            "ok",
+            "2026-11-20T20:00:00Z",
+            counters={"engine.paged": 1.0, "resolver.seq_map": 1.0},
+            cases=(CaseRecord("one", None, (metric,), outputs),),
+        )
+
+
+@pytest.mark.parametrize(
+    ("effect", "words"), [(0.0, {"inconclusive", "equivalent"}), (0.1, {"slower"})]
+)
+def test_a_simulated_study_goes_through_every_room(make_cell, effect, words):
+    cell = make_cell(blocks=5, runs_per_block=2)
+    run_cell(cell, Simulated(3, len(cell.schedule()), effect))
+    assert [r.run for r in read_runs(cell.dir)] == [run.name for run in cell.schedule()]
+    result = analysis.analyse_cell(cell.dir)
+    (row,) = result["rows"]
+    (comparison,) = [c for c in row["comparisons"] if c["arm"] == "seq_map"]
+    assert comparison["verdict"] in words
+    assert result["gates"]["healthy"]["status"] == "pass"
