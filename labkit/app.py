@@ -271,4 +271,7 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
     if isinstance(error, StudyError | OSError):
         say(" ".join(str(error).split()))
         sys.exit(1)
+    if isinstance(error, ValueError) and type(error).__module__.startswith("labkit."):
+        say(" ".join(str(error).split()))  # an unwritable cache, a BLAS that can't be built
+        sys.exit(2)
     raise error

@@ -93,9 +93,8 @@ def _prepare(arms: Sequence[ComposedArm], show: progress.Progress) -> None:
 
 
 def finish(out: Path, names: Sequence[str]) -> int:
-    """Say where the study lies, and give its exit code from the cells' files."""
+    """Give the study's exit code from its cells' files."""
     from labkit import analysis
 
-    print(f"report: {out / 'report.md'}")
     missing = [name for name in names if not (out / name / "cell.json").exists()]
     return 1 if missing else analysis.exit_code(out)
