@@ -18,7 +18,7 @@ from scipy import stats
 from labkit.analysis.permutation import Floats
 
 GAP_TO_SPREAD = 3.0
-FEWEST = 2
+FEWEST = 3
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,9 @@ def p_text(p: float | None) -> str:
 
 
 def plain(value: float) -> str:
-    """Write a size without a sign: one decimal, two below 0.1."""
+    """Write a size without a sign: one decimal, two below 0.1, none from 100 on."""
+    if abs(value) >= 100:
+        return f"{abs(value):,.0f}"
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
 
 

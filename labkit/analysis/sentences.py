@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.analysis.identity import CLAIMS
-from labkit.analysis.numbers import p_text, percent_text, plain
+from labkit.analysis.numbers import MINUS, interval_text, p_text, percent_text, plain
 from labkit.analysis.permutation import relabellings, smallest_p
 
 Json = Mapping[str, Any]
@@ -40,15 +40,17 @@ def direction(row: Json, comparison: Json) -> str:
     return f"{size} {'faster' if (effect > 0) == (row['better'] == 'higher') else 'slower'}"
 
 
-def _interval(row: Json, comparison: Json, level: str) -> str:
-    """Write the interval in the direction of the effect: ``95 % CI 1.2 to 3.0``."""
+def _interval(row: Json, comparison: Json, level: str, directed: bool) -> str:
+    """Write the interval: of the size in the effect's direction, or with its signs."""
     low, high = comparison["ci_low_pct"], comparison["ci_high_pct"]
     if low is None:
         return "no interval"
+    if not directed:
+        return f"{percent_text(comparison['effect_pct'])}, {level} CI {interval_text(low, high)}"
     if comparison["effect_pct"] < 0:
         low, high = -high, -low
-    minus = [f"{'−' if x < 0 else ''}{plain(x)}" for x in (low, high)]
-    return f"{level} CI {minus[0]} to {minus[1]}"
+    ends = [f"{MINUS if x < 0 else ''}{plain(x)}" for x in (low, high)]
+    return f"{level} CI {ends[0]} to {ends[1]}"
 
 
 def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
@@ -63,8 +65,9 @@ def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
     if word == "estimate_only":
         return f"{arm}: estimate only: {direction(row, comparison)} in {blocks} ({reason})"
     level = f"{100 * (1 - float(cell['design']['alpha'])):g} %"
+    directed = word in ("faster", "slower", "trivial")
     evidence = (
-        f"({_interval(row, comparison, level)}, {p_phrase(comparison, runs)}, {blocks}); "
+        f"({_interval(row, comparison, level, directed)}, {p_phrase(comparison, runs)}, {blocks}); "
         f"{identity_phrase(cell, claim)}"
     )
     if word in ("faster", "slower"):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison import Comparison, Levels
+from labkit.analysis.numbers import plain
 from labkit.analysis.power import blocks_needed
 
 WORDS = (
@@ -112,7 +113,7 @@ def _sight(found: Comparison, levels: Levels) -> str:
     if found.p is not None and found.p <= levels.alpha:
         parts.append(f"p = {found.p:.2g} alone, {found.p_adjusted:.2g} among all rows")
     if found.mde_pct is not None and found.sd is not None and found.effect_pct is not None:
-        text = f"this design sees {found.mde_pct:.1f} % at best"
+        text = f"this design sees {plain(found.mde_pct)} % at best"
         target = max(1.0, abs(round(found.effect_pct, 1)))
         need = blocks_needed(found.sd, levels.runs, levels.alpha, target)
         if need is None:

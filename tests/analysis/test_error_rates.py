@@ -1,0 +1,171 @@
+"""Simulated error rates with fixed seeds: what is promised holds under real noise.
+
+Noise is on the log scale, per process, with iterations inside: clean, drifting, with fast
+and slow processes, with heavy tails. The last test shows that the usual method, a t-test
+on pooled repeats, breaks the same promises on the same data.
+"""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from labkit.analysis.effect import breakpoints, log_ratio
+from labkit.analysis.equivalence import equivalence
+from labkit.analysis.multiplicity import max_t, standardised
+from labkit.analysis.permutation import permutation_test, pooled, relabellings
+from labkit.analysis.power import detectable_pct
+from labkit.analysis.probe import adjust
+from labkit.analysis.sequential import alpha_now, parse_looks
+
+KINDS = ("clean", "drifting", "modal", "heavy")
+REPEATS = 20
+
+
+def study(rng, kind, blocks=4, runs=2, effect=0.0, sd=0.005):
+    """Simulate repeats: float64 [arms, blocks, runs, repeats]; arms: baseline and arm."""
+    size = blocks * 2 * runs
+    process = rng.normal(0, sd, size)
+    if kind == "drifting":
+        process += np.linspace(0, 0.05, size)
+    if kind == "modal":
+        process += 0.05 * (rng.random(size) < 0.25)
+    if kind == "heavy":
+        process += (rng.random(size) < 0.05) * rng.exponential(0.08, size)
+    place = rng.permuted(np.tile(np.arange(2 * runs), (blocks, 1)), axis=1)
+    in_order = process.reshape(blocks, 2 * runs)
+    by_arm = np.take_along_axis(in_order, place, axis=1).reshape(blocks, 2, runs)
+    means = by_arm.transpose(1, 0, 2) + np.array([0.0, effect])[:, None, None]
+    return means[..., None] + rng.normal(0, 0.005, (*means.shape, REPEATS))
+
+
+def run_values(repeats):
+    return np.median(repeats, axis=-1)
+
+
+def our_p(repeats):
+    return permutation_test(*run_values(repeats))
+
+
+def our_interval(repeats, alpha=0.05):
+    base, arm = run_values(repeats)
+    labels = relabellings(*base.shape)
+    return breakpoints(labels.mean_differences(pooled(base, arm)), labels).interval(alpha)
+
+
+def pooled_t_p(repeats):
+    return stats.ttest_ind(repeats[1].ravel(), repeats[0].ravel(), equal_var=False).pvalue
+
+
+def pooled_t_interval(repeats):
+    found = stats.ttest_ind(repeats[1].ravel(), repeats[0].ravel(), equal_var=False)
+    return tuple(found.confidence_interval(0.95))
+
+
+def type_one(p, kind, studies, blocks=4, runs=2):
+    rng = np.random.default_rng([1, KINDS.index(kind), blocks, runs])
+    return np.mean([p(study(rng, kind, blocks, runs)) <= 0.05 for _ in range(studies)])
+
+
+def coverage(interval, kind, studies, blocks=4, runs=2):
+    rng = np.random.default_rng([2, KINDS.index(kind), blocks, runs])
+    limits = [interval(study(rng, kind, blocks, runs, effect=0.03)) for _ in range(studies)]
+    return np.mean([low <= 0.03 <= high for low, high in limits])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_type_one_error_and_coverage(kind):
+    assert type_one(our_p, kind, 1000) <= 0.06
+    assert coverage(our_interval, kind, 1000) >= 0.94
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("blocks", "runs"), [(3, 2), (4, 2), (6, 1), (10, 1)])
+def test_type_one_error_and_coverage_of_many_designs(kind, blocks, runs):
+    assert type_one(our_p, kind, 4000, blocks, runs) <= 0.06
+    assert coverage(our_interval, kind, 4000, blocks, runs) >= 0.94
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_t_test_on_pooled_repeats_breaks_these_promises(kind):
+    assert type_one(pooled_t_p, kind, 300) > 0.06
+    assert coverage(pooled_t_interval, kind, 300) < 0.94
+
+
+def test_a_planted_effect_of_five_percent_is_found_at_one_percent_noise():
+    rng = np.random.default_rng(3)
+    found = [our_p(study(rng, "clean", effect=0.05, sd=0.01)) <= 0.05 for _ in range(300)]
+    assert np.mean(found) >= 0.8
+
+
+@pytest.mark.parametrize(("kind", "power"), [("drifting", 0.9), ("modal", 0.2), ("heavy", 0.5)])
+def test_power_for_three_percent_under_other_noise(kind, power):
+    rng = np.random.default_rng(4)
+    found = [our_p(study(rng, kind, effect=0.03)) <= 0.05 for _ in range(300)]
+    assert np.mean(found) >= power
+
+
+def test_power_at_the_smallest_detectable_effect_is_what_was_promised():
+    rng = np.random.default_rng(5)
+    effect = log_ratio(detectable_pct(0.01, 4, 2, 0.05))
+    values = rng.normal(0, 0.01, (1000, 2, 4, 2)) + np.array([0, effect])[:, None, None]
+    assert np.mean([permutation_test(*v) <= 0.05 for v in values]) == pytest.approx(0.8, abs=0.04)
+
+
+def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
+    rng = np.random.default_rng(6)
+    labels = relabellings(4, 2)
+
+    def claims(effect, studies=1500):
+        found = 0
+        for _ in range(studies):
+            base, arm = run_values(study(rng, "clean", effect=effect))
+            points = breakpoints(labels.mean_differences(pooled(base, arm)), labels)
+            found += equivalence(points, 2.0, 0.05).p <= 0.05
+        return found / studies
+
+    assert claims(log_ratio(2.0)) <= 0.06 and claims(log_ratio(-2.0)) <= 0.06
+    assert claims(0.0) >= 0.9
+
+
+def test_max_t_holds_the_family_and_is_no_worse_than_bonferroni():
+    rng = np.random.default_rng(7)
+    labels, rows, wrong, bonferroni, shared = relabellings(4, 2), 10, 0, 0, 0
+    for _ in range(500):
+        # Rows share the runs, hence most of their noise.
+        units = rng.normal(0, 1, (16, 1)) + rng.normal(0, 0.5, (16, rows))
+        t = labels.mean_differences(units)
+        adjusted = max_t(standardised(t, units, 4))
+        plain = np.mean(np.abs(t) >= np.abs(t[0]) - 1e-12, axis=0)
+        wrong += min(adjusted) <= 0.05
+        bonferroni += rows * plain.min() <= 0.05
+        shared += min(adjusted) <= rows * plain.min()
+    assert wrong / 500 <= 0.065 and wrong >= bonferroni and shared >= 490
+
+
+def test_probe_adjustment_stays_valid_and_gains_power():
+    def rates(effect):
+        rng, plain, taken = np.random.default_rng(8), 0, 0
+        for _ in range(400):
+            mode = 0.05 * (rng.random((4, 4)) < 0.25)
+            values = mode + rng.normal(0, 0.005, (4, 4)) + effect * (np.arange(4) >= 2)
+            probed = adjust(values, mode + rng.normal(0, 0.005, (4, 4))).values
+            plain += permutation_test(values[:, :2], values[:, 2:]) <= 0.05
+            taken += permutation_test(probed[:, :2], probed[:, 2:]) <= 0.05
+        return plain / 400, taken / 400
+
+    assert rates(0.0)[1] <= 0.07
+    plain, taken = rates(0.02)
+    assert taken > plain + 0.2
+
+
+def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():
+    looks = parse_looks([{"blocks": b, "alpha": 0.0125} for b in (4, 5, 6, 7)], 0.05)
+    rng, claimed, naive = np.random.default_rng(9), 0, 0
+    for _ in range(400):
+        base, arm = run_values(study(rng, "modal", blocks=7))
+        p = {look.blocks: permutation_test(base[: look.blocks], arm[: look.blocks])
+             for look in looks}  # fmt: skip
+        claimed += any(p[b] <= alpha_now(looks, b, 0.05) for b in p)
+        naive += any(value <= 0.05 for value in p.values())
+    assert claimed / 400 <= 0.06 < naive / 400
