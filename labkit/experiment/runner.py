@@ -21,6 +21,7 @@ from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
 from labkit.experiment.record import Record, RecordError, read, write
 from labkit.experiment.signals import Signals
+from labkit.platform.cache import CacheError
 
 __all__ = [
     "Cell",
@@ -166,6 +167,8 @@ def _one_line(cell: Cell) -> Iterator[None]:
     """Turn what the disk says into one line."""
     try:
         yield
+    except CacheError as error:
+        raise StudyError(str(error)) from error
     except OSError as error:
         where = error.filename or cell.dir
         reason = error.strerror or str(error)

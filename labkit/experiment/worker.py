@@ -114,4 +114,8 @@ def _publish(path: Path, record: Record, parent: int | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The record is on disk: taking LLVM and the thread pools apart would only cost time.
+    os._exit(status)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -59,6 +60,8 @@ def strike(stage: str) -> str | None:
         time.time_ns = lambda: next(steps) * 10**9
     if kind == "hang":
         time.sleep(3600)
+    if kind == "leave":  # a process of its own that nobody waits for
+        subprocess.Popen(["sleep", os.environ["LABKIT_TEST_SLEEP"]])
     if kind == "exit":
         os._exit(7)
     if kind == "norecord":

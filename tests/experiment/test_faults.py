@@ -14,11 +14,32 @@ from pathlib import Path
 import pytest
 
 from labkit import analysis
+from labkit.experiment import process
 from labkit.experiment.errors import StudyError
 from labkit.experiment.record import read_runs
 from labkit.experiment.runner import run_cell
 
 HERE = Path(__file__).parent
+
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def running(mark: str) -> list[int]:
+    """Give the processes with ``mark`` in a word of their command line."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(mark.encode() in word for word in words):
+            found.append(int(entry.parent.name))
+    return found
+
+
+def workers(folder: Path) -> list[int]:
+    return running(f"{folder}/runs")
 
 
 @pytest.mark.parametrize(
@@ -63,6 +84,50 @@ def test_a_hanging_worker_is_killed_with_its_group(make_cell, launcher, monkeypa
     assert record.outcome == "timeout"
     assert "killed after" in record.detail
     assert any("stub_worker.py" in line for line in record.notes["log_tail"])
+
+
+def test_a_kill_by_the_kernel_is_out_of_memory(make_cell, launcher, monkeypatch):
+    counts = iter(range(100))
+    monkeypatch.setattr(process, "_oom_kills", lambda: next(counts))
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "load:kill:seq_map")
+    cell = make_cell(control=False)
+    run_cell(cell, launcher)
+    outcomes = {r.arm: r.outcome for r in read_runs(cell.dir)}
+    assert outcomes == {"base": "ok", "seq_map": "oom"}
+
+
+@linux_only
+def test_what_a_worker_leaves_running_is_killed(make_cell, launcher, monkeypatch):
+    mark = f"{3000 + os.getpid() / 1e7:.7f}"
+    monkeypatch.setenv("LABKIT_TEST_SLEEP", mark)
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:leave")
+    assert run_cell(make_cell(control=False), launcher).failed == ()
+    time.sleep(0.2)
+    assert not running(mark)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_cannot_be_written_is_one_clear_error(make_cell, launcher):
+    cell = make_cell(blocks=2)
+    run_cell(make_cell(blocks=1), launcher)
+    runs = cell.dir / "runs"
+    runs.chmod(0o500)
+    try:
+        with pytest.raises(StudyError, match="Permission denied"):
+            run_cell(cell, launcher)
+        assert len(read_runs(cell.dir)) == 3
+    finally:
+        runs.chmod(0o700)
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_error(
+    make_cell, launcher, tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("in the way")
+    cell = make_cell()
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StudyError, match="LABKIT_CACHE"):
+        run_cell(cell, launcher)
 
 
 def test_a_full_disk_in_the_worker_is_one_clear_error(make_cell, launcher, monkeypatch):
@@ -148,21 +213,6 @@ def wait_for(condition, seconds: float = 30.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
-
-
-def workers(folder: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = entry.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(str(folder).encode() + b"/runs" in word for word in words):
-            found.append(int(entry.parent.name))
-    return found
-
-
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @linux_only
