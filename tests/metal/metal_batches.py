@@ -6,8 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.metal.dispatch import BQ, choose
-from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.run import THREE
+from labkit.metal.emulator.emulate import prover
 from labkit.metal.launch import Operands, Options, launch
 from labkit.metal.work_plan import work_plan
 
@@ -152,7 +151,7 @@ def attend(
         operands,
         Options(scale, resolver, **options),
         dispatch,
-        executor or Emulator(THREE),
+        executor or prover(),
         nonce=nonce,
     )
     return np.array(launched.out.astype(mx.float32)), launched.evidence(), dispatch

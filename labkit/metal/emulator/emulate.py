@@ -11,7 +11,7 @@ import numpy as np
 from labkit.metal.call import KernelCall
 from labkit.metal.emulator.build import build
 from labkit.metal.emulator.errors import KernelFault
-from labkit.metal.emulator.run import ONE, Schedule, run
+from labkit.metal.emulator.run import ONE, THREE, Schedule, run
 from labkit.metal.emulator.trace import trace
 from labkit.metal.emulator.translate import Buffer, translate
 
@@ -24,11 +24,14 @@ class Emulator:
     ----------
     schedules
         The runs; where there are several their outputs must agree bit for bit.
+    optimised
+        Compile for speed; False shows variables that were never written.
     timeout
         Seconds for all runs of a call.
     """
 
     schedules: tuple[Schedule, ...] = ONE
+    optimised: bool = True
     timeout: float = 600.0
 
     def __call__(self, call: KernelCall) -> list[mx.array]:
@@ -43,7 +46,7 @@ class Emulator:
         """
         traced = trace(call)
         translation = translate(traced)
-        program = build(translation)
+        program = build(translation, optimised=self.optimised)
         inputs = [_input(call, buffer) for buffer in translation.buffers]
         written = iter([_size(shape, dtype) for _, shape, dtype in call.outputs])
         sizes = [next(written) if data is None else len(data) for data in inputs]
@@ -54,6 +57,11 @@ class Emulator:
             _from_bytes(data, shape, dtype)
             for data, (_, shape, dtype) in zip(runs[0], call.outputs, strict=True)
         ]
+
+
+def prover(timeout: float = 60.0) -> Emulator:
+    """Return the emulator that shows most: three schedules, compiled plainly."""
+    return Emulator(THREE, optimised=False, timeout=timeout)
 
 
 def _input(call: KernelCall, buffer: Buffer) -> bytes | None:

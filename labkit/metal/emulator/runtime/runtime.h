@@ -45,9 +45,11 @@ uint32_t lane();
 // Stop with one line: the kernel did what Metal does not allow.
 [[noreturn]] void fault(const char* kind, const char* format, ...);
 
-// A threadgroup array: filled with garbage for each threadgroup, ending at a guard page.
+// A threadgroup array: filled with garbage for each threadgroup, at a guard page.
 struct Shared {
   Shared(const char* name, size_t size);
+  const char* name;
+  size_t size;
   void* data;
 };
 

@@ -1,0 +1,78 @@
+// Guarded memory, garbage, and the schedule that both are drawn from.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "runtime.h"
+
+namespace emulator {
+
+constexpr size_t kPage = 16384;  // a multiple of every page size in use
+constexpr unsigned char kCanary = 0xA5;
+
+// Where in its pages a region lies: at the guard page behind it (to 16 bytes), or before it.
+enum class Place { end, start };
+
+// Memory between two guard pages. What is left of its pages holds a canary.
+struct Region {
+  std::string name;
+  unsigned char *map = nullptr, *data = nullptr;
+  size_t size = 0, span = 0;
+
+  Region(std::string label, size_t bytes, Place place) : name(std::move(label)), size(bytes) {
+    const size_t rounded = (bytes + 15) / 16 * 16;
+    span = (rounded + kPage - 1) / kPage * kPage;
+    void* base = mmap(nullptr, span + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED) fault("memory", "no memory for %s (%zu bytes)", name.c_str(), bytes);
+    map = static_cast<unsigned char*>(base) + kPage;
+    mprotect(map, span, PROT_READ | PROT_WRITE);
+    data = place == Place::start ? map : map + span - rounded;
+    memset(map, kCanary, span);
+  }
+  void release() { munmap(map - kPage, span + 2 * kPage); }
+  bool near(const void* address) const {
+    const auto* a = static_cast<const unsigned char*>(address);
+    return a >= map - kPage && a < map + span + kPage;
+  }
+  void check() const {
+    for (const unsigned char* p = map; p < map + span; ++p) {
+      if (p == data) p += size;
+      if (p < map + span && *p != kCanary)
+        fault("bounds", "write outside %s, at byte %td of %zu", name.c_str(), p - data, size);
+    }
+  }
+};
+
+struct Random {
+  uint64_t state;
+  uint64_t operator()() {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+  }
+};
+
+enum class Order : uint32_t { forward, reverse, random };
+
+struct Schedule {
+  uint32_t order, fill;
+  uint64_t seed;
+};
+
+// fill: 0..255 repeats that byte; 256 draws bytes from the seed.
+inline void fill_garbage(unsigned char* data, size_t size, uint32_t fill, Random& random) {
+  if (fill < 256) {
+    memset(data, static_cast<int>(fill), size);
+    return;
+  }
+  for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+    const uint64_t bytes = random();
+    memcpy(data + i, &bytes, std::min(sizeof bytes, size - i));
+  }
+}
+
+}  // namespace emulator

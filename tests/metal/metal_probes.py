@@ -1,0 +1,169 @@
+"""Probes: small launches that between them use every line of the kernels.
+
+A probe says what is expected of output and evidence, both worked out without the kernels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
+import numpy as np
+from metal_batches import Batch, attend, batch, check
+
+from labkit.metal.dispatch import BQ
+from labkit.metal.emulator.emulate import prover
+from labkit.metal.kernels import source
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A launch: ``sources`` are the kernel files whose faults it can show."""
+
+    make: Callable[[], Batch]
+    kernel: str
+    options: dict = field(default_factory=dict)
+    how: dict = field(default_factory=dict)
+
+    @property
+    def sources(self):
+        names = {"common", "resolve", self.kernel}
+        return names | ({"reduce"} if "split_kv" in self.how else set())
+
+
+class Wrong(AssertionError):
+    """The launch ended well and what it left is wrong."""
+
+
+def run(probe, edits=None, timeout=20.0):
+    """Run a probe on the kernels with ``edits`` {file: text}; raise on anything wrong."""
+    emulator = prover(timeout)
+    b = probe.make()
+    out, evidence, dispatch = attend(
+        b,
+        kernel=probe.kernel,
+        executor=lambda call: emulator(edited(call, edits or {})),
+        **probe.options,
+        **probe.how,
+    )
+    if not np.isfinite(out).all():
+        raise Wrong("NaN or infinity in the output")
+    compared = {k: v for k, v in probe.options.items() if k != "window_skip"}
+    try:
+        check(b, out, **compared)
+    except AssertionError as error:
+        raise Wrong(str(error)) from None
+    expected = expected_evidence(b, probe, dispatch)
+    found = {name: getattr(evidence, name) for name in expected}
+    if found != expected or evidence.stamp != evidence.expected_stamp:
+        raise Wrong(f"evidence {found}, expected {expected}, stamps {evidence}")
+
+
+def edited(call, edits):
+    """Put changed kernel files in the place of the originals."""
+    header, body = call.header, call.body
+    for name, text in edits.items():
+        old, new = source(name).rstrip("\n"), text.rstrip("\n")
+        header = header.replace(old, new)
+        if call.name.endswith(f"_{name}"):
+            body = text
+    return replace(call, header=header, body=body)
+
+
+def expected_evidence(b, probe, dispatch):
+    """Search iterations, blocks and surplus, counted from the batch alone."""
+    cu, rows = b.cu_seqlens_q, 1 if probe.kernel == "decode" else BQ
+    window = probe.options.get("window")
+    skip = probe.options.get("window_skip", True)
+    columns = b.q.shape[1] // dispatch.heads
+    blocks = units = 0
+    for s, length in enumerate(b.seq_lens):
+        query_len = int(cu[s + 1] - cu[s])
+        for row in range(0, query_len, rows):
+            units += 1
+            end = length - query_len + min(row + rows, query_len)
+            begin = 0
+            if window is not None and skip:
+                begin = max(length - query_len + row + 1 - window, 0)
+            blocks += -(-end // b.block_size) - begin // b.block_size
+    x, y, z = dispatch.groups
+    resolver = probe.how.get("resolver", "binary_search")
+    searched = sum(iterations(cu, unit, rows) for unit in range(y))
+    return {
+        "search_iterations": searched * x * z if resolver == "binary_search" else 0,
+        "kv_blocks_visited": blocks * columns,
+        "surplus_threadgroups": x * y * z - units * columns * dispatch.partitions,
+    }
+
+
+def iterations(cu, unit, rows):
+    """Steps until one sequence is left: the answer splits the range at every step."""
+    keys = [c // rows + (i if rows > 1 else 0) for i, c in enumerate(cu)]
+    answer = max(i for i, key in enumerate(keys) if key <= unit)
+    left, steps = range(len(cu)), 0
+    while len(left) > 1:
+        middle = (left[0] + left[-1] + 1) // 2
+        left = range(middle, left[-1] + 1) if answer >= middle else range(left[0], middle)
+        steps += 1
+    return steps
+
+
+def _negative():
+    # Logits near -2,000 in the window, as in the tests of the running maximum.
+    b = batch([1, 36], [200, 90], head_dim=64)
+    return replace(b, q=np.abs(b.q) + 1, k_pool=b.k_pool - 100.0)
+
+
+def _bad_value():
+    # One value is NaN in a slot that no window of the last ten tokens reaches.
+    b = batch([10, 1], [70, 45], heads=2)
+    v_pool = b.v_pool.copy()
+    v_pool[b.block_tables[0, 3], 3] = np.nan  # token 51; windows begin at 52
+    return replace(b, v_pool=v_pool)
+
+
+SINKS = np.array([2.0, -5.0, 0.0, 30.0], np.float32)
+ALL = {"window": 33, "softcap": 3.0, "sinks": SINKS}
+
+
+def _mixed():
+    return batch([1, 0, 35, 2], [300, 9, 77, 5], head_dim=80, block_size=8)
+
+
+def _mixed_half():
+    return batch([1, 0, 35, 66], [300, 9, 77, 90], dtype=mx.float16)
+
+
+def _optioned():
+    return batch([1, 36, 5], [100, 60, 40], heads=4, kv_heads=1)
+
+
+def _pure_decode():
+    return batch([1, 1, 1], [90, 3, 33])
+
+
+PROBES = {
+    "decode": Probe(_mixed, "decode"),
+    "decode options": Probe(_optioned, "decode", ALL, {"gqa_sharing": True}),
+    "decode masking": Probe(_bad_value, "decode", {"window": 9, "window_skip": False}),
+    "decode negative": Probe(_negative, "decode", {"window": 20, "window_skip": False}),
+    "decode half": Probe(
+        lambda: batch([1, 2], [40, 150], dtype=mx.bfloat16, block_size=32), "decode"
+    ),
+    "split": Probe(_pure_decode, "decode", {"sinks": SINKS}, {"split_kv": 3}),
+    "split padded": Probe(
+        lambda: batch([1, 3], [70, 20]), "decode", {}, {"split_kv": 2, "resolver": "padded_grid"}
+    ),
+    "decode seq_map": Probe(_mixed, "decode", {}, {"resolver": "seq_map"}),
+    "decode identity": Probe(_pure_decode, "decode", {}, {"resolver": "identity"}),
+    "decode padded_grid": Probe(_mixed, "decode", {}, {"resolver": "padded_grid"}),
+    "decode work_plan": Probe(_mixed, "decode", {}, {"resolver": "work_plan"}),
+    "tiled": Probe(_mixed_half, "tiled"),
+    "tiled options": Probe(_optioned, "tiled", ALL),
+    "tiled masking": Probe(_bad_value, "tiled", {"window": 9, "window_skip": False}),
+    "tiled skipping": Probe(_bad_value, "tiled", {"window": 9}),
+    "tiled negative": Probe(_negative, "tiled", {"window": 20, "window_skip": False}),
+    "tiled blocks of 8": Probe(_mixed, "tiled"),
+    "tiled seq_map": Probe(_mixed_half, "tiled", {}, {"resolver": "seq_map"}),
+    "tiled padded_grid": Probe(_mixed_half, "tiled", {}, {"resolver": "padded_grid"}),
+    "tiled work_plan": Probe(_mixed_half, "tiled", {}, {"resolver": "work_plan"}),
+}
