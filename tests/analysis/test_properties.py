@@ -1,0 +1,170 @@
+"""What must not change the answer, and what may change it only as it should."""
+
+import itertools
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labkit.analysis import analyse_cell
+
+NUMBERS = ("effect_pct", "ci_low_pct", "ci_high_pct", "p", "p_adjusted", "mde_pct")
+EXACT = ("p_floor", "wins", "blocks", "verdict")
+FEW = settings(
+    max_examples=4, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+SEEDS = st.integers(0, 10_000)
+numbered = itertools.count()
+
+
+@pytest.fixture
+def fresh(make_cell):
+    """Write a cell in a folder of its own each time (hypothesis reuses the fixture)."""
+    return lambda **options: make_cell(f"s{next(numbered)}/cell", **options)
+
+
+def answers(cell, rename=None):
+    return {
+        (row["case"], row["metric"], (rename or {}).get(c["arm"], c["arm"])): c
+        for row in cell["rows"]
+        for c in row["comparisons"]
+    }
+
+
+def assert_same(one, other, rename=None):
+    a, b = answers(one, rename), answers(other)
+    assert a.keys() == b.keys() and a
+    for key, found in a.items():
+        for name in NUMBERS:
+            assert found[name] == pytest.approx(b[key][name], rel=1e-6, abs=1e-9), (key, name)
+        assert {n: found[n] for n in EXACT} == {n: b[key][n] for n in EXACT}, key
+
+
+@FEW
+@given(seed=SEEDS, scale=st.floats(1e-3, 1e3), requests=st.booleans())
+def test_scaling_the_unit_scales_only_the_medians(fresh, seed, scale, requests):
+    options = {"seed": seed, "requests": requests, "noise": 0.02}
+    plain = analyse_cell(fresh(**options))
+    scaled = analyse_cell(fresh(unit_scale=scale, **options))
+    assert_same(plain, scaled)
+    medians = [c["rows"][0]["arms"]["seq_map"]["median"] for c in (plain, scaled)]
+    assert medians[1] == pytest.approx(scale * medians[0])
+
+
+@FEW
+@given(seed=SEEDS, factor=st.floats(0.5, 2.0))
+def test_a_factor_on_one_arm_moves_its_effect_by_just_that(fresh, seed, factor):
+    options = {"seed": seed, "noise": 0.01}
+    one = answers(analyse_cell(fresh(effects={"seq_map": 1.0}, **options)))
+    other = answers(analyse_cell(fresh(effects={"seq_map": factor}, **options)))
+    for key, found in one.items():
+        moved = factor if key[2] == "seq_map" else 1.0
+        for name in ("effect_pct", "ci_low_pct", "ci_high_pct"):
+            expected = (1 + found[name] / 100) * moved
+            assert 1 + other[key][name] / 100 == pytest.approx(expected)
+        assert other[key]["mde_pct"] == pytest.approx(found["mde_pct"])
+
+
+@FEW
+@given(seed=SEEDS, factors=st.lists(st.floats(0.5, 2.0), min_size=4, max_size=4))
+def test_a_factor_on_whole_blocks_changes_nothing_but_medians(fresh, seed, factors):
+    def drift(record):
+        cases = tuple(
+            replace(c, metrics=tuple(
+                replace(m, repeats=tuple(x * factors[record.block] for x in m.repeats))
+                for m in c.metrics))
+            for c in record.cases
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    options = {"seed": seed, "noise": 0.01}
+    assert_same(analyse_cell(fresh(**options)), analyse_cell(fresh(change=drift, **options)))
+
+
+def rename_arm(cell_dir, old, new):
+    """Rename an arm in all files of a cell, as if it had been called so from the start."""
+    for path in sorted((cell_dir / "runs").glob(f"*-{old}.json")):
+        data = json.loads(path.read_text())
+        data.update(arm=new, run=data["run"].replace(f"-{old}", f"-{new}"))
+        path.with_name(f"{data['run']}.json").write_text(json.dumps(data))
+        path.unlink()
+    path = cell_dir / "arms" / f"{old}.json"
+    path.with_name(f"{new}.json").write_text(
+        json.dumps({**json.loads(path.read_text()), "arm": new})
+    )
+    path.unlink()
+
+
+@FEW
+@given(seed=SEEDS, names=st.permutations(["aaa", "zzz"]))
+def test_renaming_arms_changes_names_only(fresh, seed, names):
+    effects = {"seq_map": 0.97, "identity": 1.0}
+    path = fresh(seed=seed, effects=effects, noise=0.01)
+    plain = analyse_cell(path)
+    rename_arm(path, "seq_map", names[0])
+    rename_arm(path, "identity", names[1])
+    renamed = analyse_cell(path)
+    assert_same(plain, renamed, {"seq_map": names[0], "identity": names[1]})
+    assert renamed["gates"]["identical"] == plain["gates"]["identical"]
+
+
+@FEW
+@given(seed=SEEDS, data=st.data())
+def test_the_order_and_age_of_run_files_does_not_matter(fresh, seed, data):
+    path = fresh(seed=seed, noise=0.02)
+    first = json.dumps(analyse_cell(path))
+    files = sorted((path / "runs").glob("*.json"))
+    texts = {f.name: f.read_text() for f in files}
+    shutil.rmtree(path / "runs")
+    (path / "runs").mkdir()
+    for age, name in enumerate(data.draw(st.permutations(sorted(texts)))):
+        (path / "runs" / name).write_text(texts[name])
+        os.utime(path / "runs" / name, (age, age))
+    assert json.dumps(analyse_cell(path)) == first
+
+
+@FEW
+@given(seed=SEEDS)
+def test_swapping_the_runs_of_an_arm_within_a_block_changes_no_number(fresh, seed):
+    def mirrored(record):
+        # Six runs per block: the last becomes the first, records and all.
+        return replace(record, position=5 - record.position)
+
+    options = {"seed": seed, "noise": 0.02}
+    assert_same(analyse_cell(fresh(**options)), analyse_cell(fresh(change=mirrored, **options)))
+
+
+@FEW
+@given(seed=SEEDS)
+def test_swapping_baseline_and_arm_turns_the_answer_around(fresh, seed):
+
+    path = fresh(seed=seed, control=False, noise=0.01, effects={"seq_map": 0.97})
+    one = answers(analyse_cell(path))
+    for name, role in (("binary_search", "arm"), ("seq_map", "baseline")):
+        file = path / "arms" / f"{name}.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "role": role}))
+    other = answers(analyse_cell(path))
+    for (case, metric, _), found in one.items():
+        back = other[case, metric, "binary_search"]
+        assert back["p"] == pytest.approx(found["p"])
+        for name, mirror in (("effect_pct", "effect_pct"), ("ci_low_pct", "ci_high_pct")):
+            assert 1 + back[name] / 100 == pytest.approx(1 / (1 + found[mirror] / 100))
+
+
+@FEW
+@given(seed=SEEDS, extra=st.integers(1, 20))
+def test_more_repeats_of_the_same_value_are_no_more_evidence(fresh, seed, extra):
+    one = analyse_cell(fresh(seed=seed, noise=0.01, repeats=1))
+
+    def again(record):
+        cases = tuple(
+            replace(c, metrics=tuple(replace(m, repeats=m.repeats * extra) for m in c.metrics))
+            for c in record.cases
+        )
+        return replace(record, cases=cases)
+
+    assert_same(one, analyse_cell(fresh(seed=seed, noise=0.01, repeats=1, change=again)))

@@ -1,0 +1,151 @@
+"""What weakens a result is said, and the second analyses are made on fixed grounds."""
+
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis.cell import analyse
+from labkit.analysis.sensitivity import disturbed_blocks, second_analyses
+from labkit.analysis.weakness import weaknesses
+
+
+def said(path):
+    return "\n".join(weaknesses(analyse(path)))
+
+
+def observed(**samples):
+    return lambda record: replace(record, notes={"observer": {"samples": samples}})
+
+
+def test_a_quiet_machine_says_nothing(make_cell):
+    assert said(make_cell()) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (observed(foreign_cores=[0.1, 1.5, None]), "other processes used 0.8 cores"),
+        (observed(memory_pressure=[0.0, 12.0]), "waited for memory (up to 12 %"),
+        (
+            lambda r: replace(r, notes={"removed_environment": ["OMP_NUM_THREADS"]}),
+            "removed for all arms: OMP_NUM_THREADS",
+        ),
+        (
+            lambda r: replace(
+                r,
+                environment={**r.environment, "cpu_ticks": {"user": 0, "steal": 0}},
+                environment_end={**r.environment_end, "cpu_ticks": {"user": 90, "steal": 10}},
+            ),
+            "hypervisor took up to 10 %",
+        ),
+        (
+            lambda r: replace(r, environment={**r.environment, "mhz": 3000 - 400 * r.block}),
+            "clock varied from 1,800 to 3,000 MHz",
+        ),
+        (
+            lambda r: replace(
+                r, environment={**r.environment, "settings": {"governor": f"g{r.block // 2}"}}
+            ),
+            "settings of the machine changed between runs: governor g0 to g1 (b02-",
+        ),
+        (
+            lambda r: replace(r, probe={"before": {"matmul_us": 100.0 * (1 + r.block)}}),
+            "own speed varied by",
+        ),
+    ],
+)
+def test_what_else_the_machine_did(make_cell, change, words):
+    assert words in said(make_cell(change=change))
+
+
+def test_emulated_kernels_and_no_control(make_cell):
+    path = make_cell(control=False)
+    assert "no A/A control" in said(path)
+    arm = path / "arms" / "seq_map.json"
+    arm.write_text(arm.read_text().replace('"device": "cpu"', '"device": "emulated"'))
+    assert "seq_map: the Metal kernels were emulated on a CPU" in said(path)
+
+
+def test_a_control_that_differs_is_said(make_cell):
+    def leak(record):
+        if record.arm != "control":
+            return record
+        cases = tuple(
+            replace(c, metrics=(replace(c.metrics[0], repeats=(c.metrics[0].repeats[0] * 1.2,)),))
+            for c in record.cases
+        )
+        return replace(record, cases=cases)
+
+    assert "the A/A control differs from the baseline" in said(make_cell(change=leak))
+
+
+def test_two_modes_are_reported_with_fishers_p(make_cell):
+    def slow(record):
+        if record.position != 2:
+            return record
+        cases = tuple(
+            replace(c, metrics=tuple(replace(m, repeats=tuple(x * 1.2 for x in m.repeats))
+                                     for m in c.metrics))
+            for c in record.cases
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    text = said(make_cell(change=slow, noise=0.002))
+    assert "two modes 20 % apart" in text and "Fisher's exact test" in text
+    assert "none dropped" in text
+
+
+def test_a_noisy_control_withholds_and_says_so(make_cell):
+    def shaky(record):
+        if record.arm != "control":
+            return record
+        factor = 1.2 if record.block % 2 else 0.85
+        cases = tuple(
+            replace(c, metrics=tuple(replace(m, repeats=tuple(x * factor for x in m.repeats))
+                                     for m in c.metrics))
+            for c in record.cases
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    path = make_cell(change=shaky, effects={"seq_map": 1.0}, noise=0.002)
+    found = analyse(path)
+    verdict = found.verdicts[0]["seq_map"]
+    assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
+    assert "noise exceeds margin: the A/A control varies by more than ±2 %" in said(path)
+
+
+def with_probe(slow_block=None, follow=True):
+    """Make a slow process slow in the probe too."""
+
+    def apply(record):
+        slow = 1.05 if (record.block + record.position) % 3 == 0 else 1.0
+        metrics = []
+        for case in record.cases:
+            values = tuple(
+                replace(m, repeats=tuple(x * slow for x in m.repeats)) for m in case.metrics
+            )
+            metrics.append(replace(case, metrics=values))
+        probe = 100.0 * (slow if follow else 1.0) * (1.5 if record.block == slow_block else 1.0)
+        return replace(record, cases=tuple(metrics), probe={"before": {"matmul_us": probe}})
+
+    return apply
+
+
+def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
+    analysis = analyse(make_cell("a/x", change=with_probe(), effects={"seq_map": 0.98}))
+    found = [s for s in second_analyses(analysis) if s.arm == "seq_map" and s.row == 0]
+    assert len(found) == 1 and found[0].how.startswith("probe-adjusted (correlation 0.9")
+    plain = analysis.comparisons[0]["seq_map"]
+    assert found[0].p <= plain.p and found[0].effect_pct == pytest.approx(-2.0, abs=0.6)
+    narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (found[0], plain))
+    assert narrow < wide
+    blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
+    assert second_analyses(blind) == []
+
+
+def test_disturbed_blocks_are_left_out_whole_and_both_are_shown(make_cell):
+    analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
+    assert disturbed_blocks(analysis.data) == {1}
+    found = [s for s in second_analyses(analysis) if "without disturbed blocks (1)" in s.how]
+    assert {s.blocks for s in found} == {3}
+    assert analysis.comparisons[0]["seq_map"].blocks == 4
