@@ -60,12 +60,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
     return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
 
 
-@njit(
-    "void(int64, float32[::1], float32[::1], float32[::1])",
-    cache=True,
-    error_model="numpy",
-    fastmath={"contract", "nsz"},
-)
+@njit(error_model="numpy", fastmath={"contract", "nsz"})
 def _span(kind, x, gated, out):  # type: ignore[no-untyped-def]
     if kind == SWIGLU:
         for i in range(x.size):

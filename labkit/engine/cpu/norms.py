@@ -14,12 +14,7 @@ SERIAL_BELOW = 16384
 
 # Reassociation lets the sums over a row run in vector lanes; the order is fixed by the
 # row's length alone.
-@njit(
-    "void(float32[::1], float32[::1], float64, float32[::1])",
-    fastmath={"reassoc", "contract", "nsz"},
-    error_model="numpy",
-    cache=True,
-)
+@njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def _rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
     total = np.float32(0.0)
     for i in range(x.size):

@@ -34,6 +34,10 @@ WIDTH = TILE.columns
 QUAD = 4
 # Rows that share one pass over the weights: their part of x stays in the second-level cache.
 ROW_BLOCK = 256
+# A product smaller than this many multiplications costs less than a thread hand-off;
+# reading a weight costs as much as some of them.
+SERIAL_BELOW = 1 << 19
+WEIGHT_COST = 8
 FLOAT_BYTES = 4
 PANEL_ROW = WIDTH * FLOAT_BYTES
 CACHE_LINE = 64
@@ -201,6 +205,50 @@ def _rows(rows, x, x_row, panel, panel_bytes, depth, bias, out, out_row, ahead, 
         _tile1(x, x_row, panel, panel_bytes, depth, bias, out, out_row, ahead, ahead_bytes)
 
 
+@njit(error_model="numpy")
+def _panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Multiply one panel, or for a single row of x QUAD panels, with one block of rows."""
+    m, depth = x.shape
+    panel_bytes, x_row = depth * PANEL_ROW, depth * FLOAT_BYTES
+    x_at, out_at = np.int64(x.ctypes.data), np.int64(out.ctypes.data)
+    panel_at = np.int64(panels.ctypes.data) + first * panel_bytes
+    bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW
+    start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
+    if m == 1 and column + QUAD * WIDTH <= width:
+        out_at += (start + column) * FLOAT_BYTES
+        _quad(x_at, x_row, panel_at, panel_bytes, depth, bias_at, out_at, 0, 0, 0)
+        return
+    for panel in range(first, min(first + (QUAD if m == 1 else 1), panels.shape[0])):
+        start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
+        valid = min(WIDTH, width - column)
+        row = block * ROW_BLOCK
+        end = min(m, row + ROW_BLOCK)
+        tiles = (end - row + ROWS - 1) // ROWS
+        spill = np.empty(ROWS * WIDTH if valid < WIDTH else 0, np.float32)
+        # One tile prefetches the whole next panel, of several the first two halves.
+        ahead, ahead_bytes = panel_at + panel_bytes, PANEL_ROW // min(tiles, 2)
+        while row < end:
+            # Tiles of nearly equal height: 9 rows are 5 + 4, not 8 + 1.
+            rows = (end - row + tiles - 1) // tiles
+            tiles -= 1
+            target = m * start + row * width + column
+            at, stride = out_at + target * FLOAT_BYTES, width * FLOAT_BYTES
+            if valid < WIDTH:
+                at, stride = np.int64(spill.ctypes.data), PANEL_ROW
+            _rows(
+                rows, x_at + row * x_row, x_row, panel_at, panel_bytes, depth, bias_at,
+                at, stride, ahead, ahead_bytes,
+            )  # fmt: skip
+            if valid < WIDTH:
+                for i in range(rows):
+                    for j in range(valid):
+                        out[target + i * width + j] = spill[i * WIDTH + j]
+            ahead = panel_at + panel_bytes + panel_bytes // 2
+            row += rows
+        panel_at += panel_bytes
+        bias_at += PANEL_ROW
+
+
 @njit(
     "void(float32[:, ::1], float32[:, :, ::1], float32[::1], int64[:, ::1], float32[::1])",
     parallel=True,
@@ -213,54 +261,16 @@ def product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     ``columns[p]``: where panel p's matrix starts in a row of all of them, that matrix's
     width, and the panel's first column in it.
     """
-    m, depth = x.shape
-    count = panels.shape[0]
+    m = x.shape[0]
     step = QUAD if m == 1 else 1
-    groups = (count + step - 1) // step
+    groups = (panels.shape[0] + step - 1) // step
     blocks = (m + ROW_BLOCK - 1) // ROW_BLOCK
-    panel_bytes = depth * PANEL_ROW
-    x_row = depth * FLOAT_BYTES
-    for task in prange(blocks * groups):
-        block = task // groups
-        first = (task - block * groups) * step
-        x_at = np.int64(x.ctypes.data)
-        panel_at = np.int64(panels.ctypes.data) + first * panel_bytes
-        bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW
-        out_at = np.int64(out.ctypes.data)
-        start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
-        if step == QUAD and column + QUAD * WIDTH <= width:
-            out_at += (start + column) * FLOAT_BYTES
-            _quad(x_at, x_row, panel_at, panel_bytes, depth, bias_at, out_at, 0, 0, 0)
-            continue
-        for panel in range(first, min(first + step, count)):
-            start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
-            valid = min(WIDTH, width - column)
-            row = block * ROW_BLOCK
-            end = min(m, row + ROW_BLOCK)
-            tiles = (end - row + ROWS - 1) // ROWS
-            spill = np.empty(ROWS * WIDTH if valid < WIDTH else 0, np.float32)
-            # One tile prefetches the whole next panel, of several the first two halves.
-            ahead, ahead_bytes = panel_at + panel_bytes, PANEL_ROW // min(tiles, 2)
-            while row < end:
-                # Tiles of nearly equal height: 9 rows are 5 + 4, not 8 + 1.
-                rows = (end - row + tiles - 1) // tiles
-                tiles -= 1
-                target = m * start + row * width + column
-                at, stride = out_at + target * FLOAT_BYTES, width * FLOAT_BYTES
-                if valid < WIDTH:
-                    at, stride = np.int64(spill.ctypes.data), PANEL_ROW
-                _rows(
-                    rows, x_at + row * x_row, x_row, panel_at, panel_bytes, depth, bias_at,
-                    at, stride, ahead, ahead_bytes,
-                )  # fmt: skip
-                if valid < WIDTH:
-                    for i in range(rows):
-                        for j in range(valid):
-                            out[target + i * width + j] = spill[i * WIDTH + j]
-                ahead = panel_at + panel_bytes + panel_bytes // 2
-                row += rows
-            panel_at += panel_bytes
-            bias_at += PANEL_ROW
+    if panels.size * (m + WEIGHT_COST) < SERIAL_BELOW:
+        for task in range(blocks * groups):
+            _panels(task % groups * step, task // groups, x, panels, bias, columns, out)
+    else:
+        for task in prange(blocks * groups):
+            _panels(task % groups * step, task // groups, x, panels, bias, columns, out)
 
 
 @njit("void(float32[:, ::1], float32[:, :, ::1], int64)", parallel=True, cache=True)
