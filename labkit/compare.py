@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.analysis.door import Parser, say
 from labkit.experiment.record import RecordError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from labkit.analysis.between import Refused, compare_studies
     from labkit.analysis.study import analyse_study
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m labkit.compare",
         description="Tell whether two studies of the same machine and config differ.",
     )
@@ -62,8 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             analyse_study(options.old), analyse_study(options.new), options.margin
         )
     except (RecordError, Refused, OSError) as error:
-        print(f"labkit.compare: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return say(parser.prog, error)
     except KeyboardInterrupt:
         return 130
     _print(found)

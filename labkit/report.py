@@ -6,12 +6,12 @@ line where the study cannot be read or has not what the form needs.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from labkit.analysis.door import Parser, say
 from labkit.experiment.record import RecordError
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.formats import FORMATS, FormatError, render
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m labkit.report",
         description="Rebuild every table, plot and report of a study from its records.",
     )
@@ -32,8 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _rebuild(options.dir)
     except (RecordError, FormatError, OSError) as error:
-        print(f"labkit.report: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return say(parser.prog, error)
     except KeyboardInterrupt:
         return 130
     return 0

@@ -13,7 +13,7 @@ from labkit.analysis.numbers import interval_text, p_text, percent_text
 from labkit.analysis.sensitivity import Second, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.svg import mark_svg
-from labkit.analysis.table import cell_table
+from labkit.analysis.table import cell_table, host_table, published_table
 from labkit.analysis.weakness import weaknesses
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -45,6 +45,8 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "weak": weaknesses(analysis),
         "table": cell_table(cell, data.records),
         "secondary": cell_table(cell, data.records, primary=False),
+        "published": published_table(cell),
+        "host": host_table(cell, data.records),
         "sentences": [*sentences(cell, data.arms[0].identity), *([control] if control else [])],
         "legend": [
             (arm, mark_svg(mark, style)) for arm, (style, mark) in arm_classes(cell).items()

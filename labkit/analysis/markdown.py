@@ -9,7 +9,7 @@ from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.numbers import interval_text, p_text, percent_text, slug, value_text
 from labkit.analysis.sensitivity import second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
-from labkit.analysis.table import Table, cell_table
+from labkit.analysis.table import Table, cell_table, host_table, published_table
 from labkit.analysis.terminal import gates_line
 from labkit.analysis.weakness import weaknesses
 
@@ -77,6 +77,12 @@ def _details(analysis: CellAnalysis) -> list[str]:
     secondary = cell_table(cell, analysis.data.records, primary=False)
     if secondary.lines:
         parts += ["### Other metrics", "", markdown_table(secondary), ""]
+    for title, table in (
+        ("Published by others", published_table(cell)),
+        ("Host time to build the maps", host_table(cell, analysis.data.records)),
+    ):
+        if table is not None:
+            parts += [f"### {title}", "", markdown_table(table), "", *table.notes, ""]
     parts += _spread(cell)
     parts += _seconds(analysis)
     parts += _agreement(analysis)

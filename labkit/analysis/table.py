@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from labkit.analysis.numbers import (
@@ -148,9 +149,47 @@ def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: 
     return f"{text} (p = {p})" if p is not None else text
 
 
-def published_row(cell: Json, row: Json) -> Json | None:
-    """Give the published numbers of a row, or None."""
-    return _published(cell).get((row["case"], row["metric"]))
+def published_table(cell: Json) -> Table | None:
+    """Lay out the published numbers as they were published; None where there are none."""
+    rows = list(_published(cell).values())
+    arms = list(dict.fromkeys(arm for row in rows for arm in row.get("arms") or {}))
+    if not rows or not arms:
+        return None
+    unit = unit_name(cell["published"].get("unit"))
+    columns = [Column("batch", number=False)]
+    columns += [Column(f"{arm} ({unit})" if unit else arm) for arm in arms]
+    deltas = list(dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {}))
+    columns += [Column("delta" if len(deltas) == 1 else f"delta, {arm}") for arm in deltas]
+    lines = []
+    for index, row in enumerate(rows):
+        given, delta = row.get("arms") or {}, row.get("delta_pct") or {}
+        values = [f"{given[arm]:,}" if arm in given else "" for arm in arms]
+        values += [percent_text(float(delta[arm])) if arm in delta else "" for arm in deltas]
+        lines.append(Line((str(row["case"]), *values), index, None, None))
+    return Table(tuple(columns), tuple(lines), (published_line(cell) or "",))
+
+
+def host_table(cell: Json, records: Sequence[Record]) -> Table | None:
+    """Lay out the host's time to build the maps of a step, median per arm (us), if noted."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        for case in record.cases:
+            if isinstance(case.notes.get("map_us"), int | float):
+                times = found.setdefault(case.case, {}).setdefault(record.arm, [])
+                times.append(float(case.notes["map_us"]))
+    if not found:
+        return None
+    arms = [arm["name"] for arm in cell["arms"]]
+    columns = (Column("batch", number=False), *(Column(f"{arm} (µs)") for arm in arms))
+    lines = [
+        Line(
+            (case, *(value_text(median(times[a])) if a in times else "" for a in arms)),
+            index, None, None,
+        )
+        for index, (case, times) in enumerate(found.items())
+    ]  # fmt: skip
+    note = "Once per step, before the first dispatch; not part of the dispatch times above."
+    return Table(columns, tuple(lines), (note,))
 
 
 def published_line(cell: Json) -> str | None:

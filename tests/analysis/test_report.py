@@ -79,6 +79,8 @@ def test_markdown_has_the_articles_layout_and_weaknesses_first(study, capsysbina
     assert head in text
     assert "| −8.1% |" in text and "published: M1 Pro, 14 GPU cores" in text
     assert "skipped: too large" in text
+    assert "| decode, 64 reqs, ctx 128 | 322.6 | 296.5 | −8.1% |" in text  # as published
+    assert "| decode, 64 reqs, ctx 128 | 12.50 | 12.50 | 12.50 |" in text  # building maps
 
 
 def test_weaknesses_stand_above_the_table(make_cell, capsysbinary):
@@ -206,6 +208,8 @@ def test_mistakes_are_one_line_and_exit_2(study, tmp_path, capsys):
     with pytest.raises(SystemExit) as stop:
         main([str(study), "--format", "docx"])
     assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and err.startswith("labkit.report: argument --format: invalid")
 
 
 def test_pyperf_without_times_is_refused(make_cell, capsys):
