@@ -91,6 +91,11 @@ class Handle:
         self.values = values
         self._written = False
 
+    @property
+    def dtype(self) -> Any:
+        """The values' type, to which some models cast what attention returns."""
+        return self.values.dtype
+
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
         """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
         if mask is not None:

@@ -28,8 +28,8 @@ class LLM:
     **options
         The engine's options (``labkit.config.Engine``), each by its own name wherever it
         stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``.
-        Not ``blas``: which one a process multiplies with is settled before MLX is
-        imported (``labkit.platform.blas``).
+        Not ``blas`` and ``threads``: a process settles them before MLX and numba are
+        imported (``labkit.platform``, ``NUMBA_NUM_THREADS``).
 
     Raises
     ------
@@ -145,7 +145,7 @@ def _homes() -> dict[str, str | None]:
         value = getattr(default, item.name)
         if dataclasses.is_dataclass(value):
             homes |= {leaf.name: item.name for leaf in dataclasses.fields(value)}
-        elif item.name not in ("name", "blas"):
+        elif item.name not in ("name", "blas", "threads"):
             homes[item.name] = None
     return homes
 

@@ -110,13 +110,13 @@ def load(model_dir: Path) -> LoadedModel:
     Raises
     ------
     EngineError
-        The directory is not a model, is quantised, or its architecture is not supported.
+        The directory is not a model, or its architecture or quantisation is not supported.
     """
     settings = _read_config(model_dir)
     model_type = str(settings["model_type"])
     install_attention_hook()
     model = _build(_module(model_type), settings, model_dir)
-    _load_weights(model, model_dir)
+    _load_weights(model, model_dir, settings.get("quantization"))
     return LoadedModel(model, model_type, _windows(model, model_type), _eos(settings, model_dir))
 
 
@@ -130,10 +130,19 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
         raise EngineError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(settings, dict) or "model_type" not in settings:
         raise EngineError(f"{path}: no model_type")
-    for key in ("quantization", "quantization_config"):
-        if settings.get(key) or (settings.get("text_config") or {}).get(key):
-            raise EngineError(f"{model_dir}: the model is quantised; float32, float16 or bfloat16")
+    _check_quantisation(settings, path)
     return settings
+
+
+def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
+    """Refuse quantised weights that are not mlx_lm's own affine kind."""
+    text = settings.get("text_config") or {}
+    own = settings.get("quantization")
+    foreign = settings.get("quantization_config") or text.get("quantization_config")
+    if not own and (foreign or text.get("quantization")):
+        raise EngineError(f"{path}: quantised, but not by mlx_lm; convert it with mlx_lm.convert")
+    if own and own.get("mode", "affine") != "affine":
+        raise EngineError(f"{path}: quantisation mode {own['mode']}; only affine is supported")
 
 
 def _module(model_type: str) -> ModuleType:
@@ -154,7 +163,7 @@ def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any
         raise EngineError(f"{model_dir / 'config.json'}: not a whole model ({reason})") from None
 
 
-def _load_weights(model: Any, model_dir: Path) -> None:
+def _load_weights(model: Any, model_dir: Path, quantization: dict[str, Any] | None) -> None:
     import mlx.core as mx
 
     files = sorted(model_dir.glob("model*.safetensors"))
@@ -166,6 +175,8 @@ def _load_weights(model: Any, model_dir: Path) -> None:
         weights.update(loaded)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
+    if quantization:
+        _quantise(model, weights, quantization)
     single = {
         name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
         for name, value in weights.items()
@@ -176,6 +187,18 @@ def _load_weights(model: Any, model_dir: Path) -> None:
         raise EngineError(f"{model_dir}: {str(error).splitlines()[0]}") from None
     model.eval()
     mx.eval(model.parameters())
+
+
+def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> None:
+    """Give the layers whose weights are quantised their quantised class."""
+    import mlx.nn as nn
+
+    def options(path: str, layer: Any) -> Any:
+        if path in quantization:
+            return quantization[path]
+        return hasattr(layer, "to_quantized") and f"{path}.scales" in weights
+
+    nn.quantize(model, quantization["group_size"], quantization["bits"], class_predicate=options)
 
 
 def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:

@@ -29,6 +29,12 @@ CONFIGS = {
         "sliding_window_pattern": 3,
         "rope_local_base_freq": 10000.0,
     },
+    "quantised": {
+        **COMMON,
+        "model_type": "qwen3",
+        "tie_word_embeddings": True,
+        "quantization": {"bits": 4, "group_size": 32},
+    },
     # Attention by hand, without the function that labkit replaces.
     "gemma2": {**COMMON, "model_type": "gemma2", "query_pre_attn_scalar": 64},
 }
@@ -37,6 +43,7 @@ CONFIGS = {
 def build_model_dir(path, settings, seed=0):
     """Write config.json and model.safetensors with weights that give lively logits."""
     import mlx.core as mx
+    import mlx.nn as nn
     from mlx.utils import tree_flatten
 
     from labkit.engine.model_loader import _module, install_attention_hook
@@ -52,6 +59,10 @@ def build_model_dir(path, settings, seed=0):
             weights[name] = mx.array(noise * 1.5 / np.sqrt(value.shape[-1]))
         else:
             weights[name] = value + mx.array(0.1 * noise)
+    if "quantization" in settings:
+        model.load_weights(list(weights.items()))
+        nn.quantize(model, **settings["quantization"])
+        weights = dict(tree_flatten(model.parameters()))
     path.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(path / "model.safetensors"), weights, metadata={"format": "mlx"})
     (path / "config.json").write_text(json.dumps(settings))

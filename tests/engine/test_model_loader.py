@@ -90,7 +90,8 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
     ("changes", "words"),
     [
         ({"model_type": "no_such"}, "model_type=no_such: mlx_lm has no such architecture"),
-        ({"quantization": {"bits": 4, "group_size": 64}}, "quantised"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "not by mlx_lm"),
+        ({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "mode mxfp4"),
         ({"hidden_size": 128}, "shape"),
         ({"num_hidden_layers": 4}, "parameters"),
     ],

@@ -88,6 +88,27 @@ def test_greedy_tokens_equal_plain_mlx_lm(name, forward, engine_for, plain_greed
     assert engine.notes["self_test_difference"] < 1e-5
 
 
+def test_a_quantised_model_runs_on_mlx_and_says_why(engine_for, plain_greedy):
+    engine = engine_for("quantised")
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
+    for i, prompt in enumerate(prompts()):
+        assert tokens[str(i)] == plain_greedy("quantised", prompt, 12)
+    assert engine.notes["forward"] == "mlx"
+    assert "quantised" in engine.notes["forward_reason"]
+
+
+@pytest.mark.parametrize("make", [create, create_mlx])
+def test_steps_that_sample_nothing(make, engine_for, plain_greedy):
+    """A prompt longer than the budget, alone: no row needs logits until the last chunk."""
+    engine = engine_for("llama", make)
+    prompt = prompts()[3]
+    engine.submit(Request("a", prompt, SamplingParams(max_tokens=3, ignore_eos=True)))
+    assert engine.step() == engine.step() == []
+    tokens, _ = serve(engine, [])
+    assert tokens["a"] == plain_greedy("llama", prompt, 3)
+
+
 def test_the_answers_of_the_fixture_models_are_not_degenerate(plain_greedy):
     for name in ARCHITECTURES:
         answers = [tuple(plain_greedy(name, p, 20)) for p in prompts()]
