@@ -20,7 +20,7 @@ def p_phrase(comparison: Json, runs: int) -> str:
     exact = "exact " if relabellings(comparison["blocks"], runs).exact else ""
     text = f"{exact}p = {p_text(p)}"
     if adjusted is not None and p_text(adjusted) != p_text(p):
-        text += f", adjusted for all rows {p_text(adjusted)}"
+        text += f", adjusted {p_text(adjusted)}"
     return text
 
 

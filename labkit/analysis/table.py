@@ -27,11 +27,15 @@ KERNELS = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, whether it holds numbers, and whether 80 columns do without."""
+    """A column: its heading and whether it holds numbers.
+
+    ``extra``: a narrow terminal does without. ``row``: the same in all lines of a row.
+    """
 
     name: str
     number: bool = True
     extra: bool = False
+    row: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,46 +83,54 @@ def shown_arms(cell: Json) -> list[str]:
 def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> Table:
     """Lay out the primary rows of a cell (or, with ``primary=False``, all the others)."""
     rows = [(i, row) for i, row in enumerate(cell["rows"]) if row["primary"] is primary]
-    baseline, arms = cell["arms"][0]["name"], shown_arms(cell)
-    ran = kernels(records)
+    arms, ran, published = shown_arms(cell), kernels(records), _published(cell)
     requests = all(row["case"] == "all" for _, row in rows)
     units = {row["unit"] for _, row in rows if row["metric"] is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
-    published = _published(cell)
-    one = arms[0] if len(arms) == 1 else None
-    level = f"{100 * (1 - float(cell['design']['alpha'])):g} % CI"
-    columns = [Column("metric" if requests else "batch", number=False)]
-    columns += [Column("kernel", number=False, extra=True)] if ran else []
-    columns += [] if one else [Column("arm", number=False)]
-    columns += [Column(f"{baseline}{unit}"), Column(f"{one or 'arm'}{unit}")]
-    columns += [Column("delta"), Column(f"{level} (%)"), Column("p", extra=True)]
-    columns += [Column("verdict", number=False)]
-    columns += [Column("published", extra=True)] if published else []
-    shown: list[str | None] = [*arms] or [None]
-    lines: list[Line] = []
+    columns = [Column("metric" if requests else "batch", number=False, row=True)]
+    columns += [Column("kernel", number=False, extra=True, row=True)] if ran else []
+    columns += _arm_columns(cell, arms, unit, bool(published))
+    lines = []
     for index, row in rows:
         by_arm = {c["arm"]: c for c in row["comparisons"]}
         name = row["metric"] if requests and row["metric"] else row["case"]
         if row["unit"] == "bytes" and not unit:
             name += f" ({unit_name(row['unit'])})"
-        for arm in shown:
-            cells = [name]
-            cells += [ran.get(row["case"], "")] if ran else []
-            cells += [] if one else [arm or ""]
-            cells += _numbers(row, baseline, arm, by_arm.get(arm) if arm else None)
+        start = (name, ran.get(row["case"], "")) if ran else (name,)
+        for arm in arms:
+            cells = [arm] if len(arms) > 1 else []
+            cells += _numbers(row, cell["arms"][0]["name"], arm, by_arm.get(arm))
             cells += [_published_delta(published, row, arm)] if published else []
-            found = by_arm.get(arm) if arm else None
-            lines.append(Line(tuple(cells), index, arm, found["verdict"] if found else None))
+            word = by_arm[arm]["verdict"] if arm in by_arm else None
+            lines.append(Line((*start, *cells), index, arm, word))
+        if not arms:
+            median = row["arms"][cell["arms"][0]["name"]]["median"]
+            text = row["skipped"] or value_text(median, row["unit"])
+            lines.append(Line((*start, text), index, None, None))
     return Table(tuple(columns), tuple(lines), tuple(_notes(cell, published)))
 
 
-def _numbers(row: Json, baseline: str, arm: str | None, found: Json | None) -> list[str]:
+def _arm_columns(cell: Json, arms: Sequence[str], unit: str, published: bool) -> list[Column]:
+    baseline = Column(f"{cell['arms'][0]['name']}{unit}", row=True)
+    if not arms:
+        return [baseline]
+    level = f"{100 * (1 - float(cell['design']['alpha'])):g} % CI"
+    return [
+        *([] if len(arms) == 1 else [Column("arm", number=False)]),
+        baseline,
+        Column(f"{arms[0] if len(arms) == 1 else 'arm'}{unit}"),
+        Column("delta"),
+        Column(f"{level} (%)"),
+        Column("p", extra=True),
+        Column("verdict", number=False),
+        *([Column("published", extra=True)] if published else []),
+    ]
+
+
+def _numbers(row: Json, baseline: str, arm: str, found: Json | None) -> list[str]:
     if row["skipped"] is not None:
         return ["", "", "", "", "", f"skipped: {row['skipped']}"]
-    medians = [
-        value_text(row["arms"][name]["median"], row["unit"]) if name else ""
-        for name in (baseline, arm)
-    ]
+    medians = [value_text(row["arms"][name]["median"], row["unit"]) for name in (baseline, arm)]
     if found is None:
         return [*medians, "", "", "", ""]
     return [
@@ -139,9 +151,9 @@ def _published(cell: Json) -> dict[tuple[str, str], Json]:
     return {(str(r["case"]), str(r.get("metric", published.get("metric")))): r for r in rows}
 
 
-def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: str | None) -> str:
+def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: str) -> str:
     found = published.get((row["case"], row["metric"]))
-    if found is None or arm is None:
+    if found is None:
         return ""
     delta = (found.get("delta_pct") or {}).get(arm)
     p = (found.get("p") or {}).get(arm)
@@ -210,7 +222,7 @@ def _notes(cell: Json, published: Any) -> list[str]:
     floors = {c["p_floor"] for row in primary for c in row["comparisons"] if c["p_floor"]}
     if floors:
         notes.append(
-            f"p: permutation test within blocks, adjusted for all rows; smallest reachable "
-            f"{p_text(min(floors))}. Delta: Hodges-Lehmann, above 0 where the metric is larger."
+            "p: permutation test within blocks, adjusted over all rows and arms; smallest "
+            f"reachable {p_text(min(floors))}. Delta: Hodges-Lehmann, above 0 where the metric is larger."
         )
     return notes

@@ -27,7 +27,7 @@ STYLES = {
     "estimate_only": "yellow",
     "invalid": "bold white on red",
 }
-WIDE = 92
+WIDE, WIDER = 92, 110
 
 
 def print_cell(cell_dir: Path, console: Console | None = None) -> None:
@@ -85,8 +85,9 @@ def _rich(table: Table, width: int) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    wide = width >= WIDE
-    kept = [i for i, column in enumerate(table.columns) if wide or not column.extra]
+    kept = [i for i, column in enumerate(table.columns) if width >= WIDE or not column.extra]
+    if width < WIDER and any(column.name == "arm" for column in table.columns):
+        kept = [i for i in kept if table.columns[i].name != "kernel"]
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i in kept:
         column = table.columns[i]
@@ -96,9 +97,15 @@ def _rich(table: Table, width: int) -> Any:
             no_wrap=column.number,
             overflow="fold",
         )
+    last = None
     for line in table.lines:
         style = STYLES.get(line.verdict or "", "dim")
-        cells = [Text(_compact(table.columns[i], line.cells[i])) for i in kept]
+        cells = [
+            Text("" if line.row == last and table.columns[i].row else text)
+            for i in kept
+            for text in [_compact(table.columns[i], line.cells[i])]
+        ]
+        last = line.row
         for i, cell in zip(kept, cells, strict=True):
             if table.columns[i].name == "verdict":
                 cell.stylize(style)

@@ -111,7 +111,9 @@ def _sight(found: Comparison, levels: Levels) -> str:
     """
     parts = []
     if found.p is not None and found.p <= levels.alpha:
-        parts.append(f"p = {found.p:.2g} alone, {found.p_adjusted:.2g} among all rows")
+        parts.append(
+            f"p = {found.p:.2g} alone, {found.p_adjusted:.2g} adjusted over all rows and arms"
+        )
     if found.mde_pct is not None and found.sd is not None and found.effect_pct is not None:
         text = f"this design sees {plain(found.mde_pct)} % at best"
         target = max(1.0, abs(round(found.effect_pct, 1)))

@@ -249,6 +249,9 @@ def test_max_t_matches_a_count_by_hand():
     t = np.array([[3.0, -1.0], [1.0, 3.5], [0.5, 0.2], [-2.0, 1.0]])
     # Row 1 against the maxima 3, 3.5, 0.5, 2; row 2 against its own 1, 3.5, 0.2, 1.
     assert max_t(t) == pytest.approx([0.5, 0.75])
+    # A smaller statistic is never more significant: 1/4 alone, but after a p of 1.
+    t = np.array([[3.0, 2.9], [5.0, 0.0], [-5.0, 0.1], [5.0, 0.0]])
+    assert max_t(t) == pytest.approx([1.0, 1.0])
 
 
 def test_standardised_has_unit_variance_over_the_relabellings():
