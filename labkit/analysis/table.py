@@ -223,6 +223,7 @@ def _notes(cell: Json, published: Any) -> list[str]:
     if floors:
         notes.append(
             "p: permutation test within blocks, adjusted over all rows and arms; smallest "
-            f"reachable {p_text(min(floors))}. Delta: Hodges-Lehmann, above 0 where the metric is larger."
+            f"reachable {p_text(min(floors))}. "
+            "Delta: Hodges-Lehmann, above 0 where the metric is larger."
         )
     return notes
