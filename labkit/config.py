@@ -113,9 +113,34 @@ class Reservation(Enum):
 
 
 class BudgetPolicy(Enum):
-    """How the size of the KV pool is found."""
+    """How the size of the KV pool is found; each policy's formula is in its own file."""
 
     fixed = "fixed"
+    fraction = "fraction"
+    vllm = "vllm"
+    mistralrs = "mistralrs"
+    llamacpp = "llamacpp"
+    tiered_reserve = "tiered_reserve"
+
+
+# What a policy that reads engine.budget.fraction takes where it is null, as vLLM does.
+DEFAULT_FRACTION = 0.9
+DEFAULT_POOL_BYTES = 1 << 30
+# The Macs that budgets can be computed for anywhere (labkit.platform.memory_machine).
+MACHINES = (
+    "sim_m1_8gb",
+    "sim_m1_pro_16gb",
+    "sim_m2_24gb",
+    "sim_m1_pro_32gb",
+    "sim_m3_pro_36gb",
+    "sim_m4_pro_48gb",
+    "sim_m1_max_64gb",
+    "sim_m2_max_96gb",
+    "sim_m4_max_128gb",
+    "sim_m5_max_128gb",
+    "sim_m2_ultra_192gb",
+    "sim_m3_ultra_512gb",
+)
 
 
 @dataclass
@@ -205,12 +230,17 @@ class Scheduler:
 
 @dataclass
 class Budget:
-    """The KV pool's size. ``fixed``: so many ``blocks``, else so many ``bytes``."""
+    """The KV pool's size: a policy and what it reads.
+
+    ``blocks``: fixed, and llamacpp's token capacity. ``bytes``: fixed, where blocks is
+    null. ``fraction``: of RAM (fraction), of the working set (vllm, mistralrs); null: 0.9.
+    ``machine``: a simulated Mac's memory; null: this machine's.
+    """
 
     policy: BudgetPolicy = BudgetPolicy.fixed
     fraction: float | None = None
     blocks: int | None = None
-    bytes: int = 1 << 30
+    bytes: int = DEFAULT_POOL_BYTES
     machine: str | None = None
 
     def __post_init__(self) -> None:
@@ -223,13 +253,28 @@ class Budget:
             self.bytes >= 1 << 16,
             f"engine.budget.bytes={self.bytes}: allowed are 65536 or more",
         )
-        for name in ("fraction", "machine"):
-            value = getattr(self, name)
-            require(
-                value is None,
-                f"engine.budget.{name}={value}: engine.budget.policy={self.policy.value} "
-                "does not read it; leave it null",
-            )
+        require(
+            self.fraction is None or 0 < self.fraction <= 1,
+            f"engine.budget.fraction={self.fraction}: allowed are above 0, at most 1, or null",
+        )
+        require(
+            self.machine is None or self.machine in MACHINES,
+            f"engine.budget.machine={self.machine}: allowed are {', '.join(MACHINES)}, or null "
+            "for this machine",
+        )
+        shares = (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)
+        self._unread("fraction", self.fraction, None, shares)
+        self._unread("blocks", self.blocks, None, (BudgetPolicy.fixed, BudgetPolicy.llamacpp))
+        self._unread("bytes", self.bytes, DEFAULT_POOL_BYTES, (BudgetPolicy.fixed,))
+
+    def _unread(
+        self, name: str, value: object, default: object, readers: tuple[BudgetPolicy, ...]
+    ) -> None:
+        require(
+            value == default or self.policy in readers,
+            f"engine.budget.{name}={value}: engine.budget.policy={self.policy.value} does not "
+            f"read it; it is for {', '.join(policy.value for policy in readers)}",
+        )
 
 
 @dataclass

@@ -8,14 +8,17 @@ from labkit import config
 from labkit.engine import self_test
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.budget.profiling import activation_bytes
+from labkit.engine.budget.sizing import size_pool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.forward import choose_forward
 from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.kv_pools import KVPools, blocks_within
+from labkit.engine.kv_pools import KVPools
 from labkit.engine.model_loader import load
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.stats import Counters
+from labkit.platform import memory_machine
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
@@ -46,15 +49,24 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
         resolver=options.attention.resolver,
         split_kv=options.attention.split_kv,
     )
+    machine = memory_machine.find(options.budget.machine)
     loaded = load(Path(model_dir))
     block_size = options.kv.block_size
     expected = self_test.expect(loaded, block_size)
     choice = choose_forward(loaded)
     difference = self_test.verify(loaded, choice.forward, backend, expected, block_size)
 
-    num_blocks = blocks_within(options.budget, expected.shapes, block_size)
-    pools = KVPools(expected.shapes, num_blocks, block_size)
-    cache = KVCacheManager(BlockPool(num_blocks), block_size)
+    pool = size_pool(
+        options,
+        Path(model_dir),
+        machine,
+        expected.shapes,
+        lambda: activation_bytes(
+            choice.forward, backend, expected.shapes, options.scheduler, block_size
+        ),
+    )
+    pools = KVPools(expected.shapes, pool.blocks, block_size)
+    cache = KVCacheManager(BlockPool(pool.blocks), block_size)
     counters = Counters()
     return PagedEngine(
         scheduler=Scheduler(options.scheduler, cache, loaded.eos_token_ids),
@@ -68,5 +80,6 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
             "self_test_difference": difference,
+            "budget": str(pool),
         },
     )

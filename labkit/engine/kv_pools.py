@@ -7,9 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit import config
-from labkit.engine.base import EngineError
-
 Pool = NDArray[np.float32]
 
 
@@ -43,22 +40,3 @@ class KVPools:
             slots = (num_blocks, block_size, shape.num_kv_heads)
             self.keys.append(np.zeros((*slots, shape.key_dim), np.float32))
             self.values.append(np.zeros((*slots, shape.value_dim), np.float32))
-
-
-def blocks_within(budget: config.Budget, shapes: tuple[LayerShape, ...], block_size: int) -> int:
-    """Return how many blocks a budget buys, the null block included.
-
-    Raises
-    ------
-    EngineError
-        Less than the null block and one more.
-    """
-    if budget.blocks is not None:
-        return budget.blocks
-    block_bytes = sum(shape.block_bytes(block_size) for shape in shapes)
-    if budget.bytes < 2 * block_bytes:
-        raise EngineError(
-            f"engine.budget.bytes={budget.bytes}: two KV blocks of this model need "
-            f"{2 * block_bytes} bytes"
-        )
-    return budget.bytes // block_bytes

@@ -7,10 +7,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.platform import memory_linux
+
 
 @dataclass(frozen=True)
 class Memory:
-    """A reading. ``cgroup_limit`` is None where no container limits the process."""
+    """A reading. ``cgroup_limit`` is None where no container limits the process.
+
+    ``available`` counts what the container's limit leaves, where that is less.
+    """
 
     total: int
     available: int
@@ -29,25 +34,24 @@ def read() -> Memory:
     import psutil
 
     machine, swap = psutil.virtual_memory(), psutil.swap_memory()
+    rooms = [memory_linux.room(folder) for folder in memory_linux.cgroup_folders()]
     return Memory(
         total=machine.total,
-        available=machine.available,
+        available=min([machine.available, *(room for room in rooms if room is not None)]),
         swap_total=swap.total,
         swap_used=swap.used,
         cgroup_limit=cgroup_limit(),
     )
 
 
-def cgroup_limit(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the container's memory limit, or None (cgroup v2, else v1)."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            text = (folder / name).read_text().strip()
-        except OSError:
-            continue
-        # v1 says "no limit" with a number near 2**63
-        return None if text == "max" or int(text) >= 1 << 62 else int(text)
-    return None
+def cgroup_limit(folder: Path | None = None) -> int | None:
+    """Return the container's memory limit, or None (cgroup v2, else v1).
+
+    ``folder``: one cgroup; by default this process's and all above it, the smallest limit.
+    """
+    folders = memory_linux.cgroup_folders() if folder is None else [folder]
+    limits = [memory_linux.limit(one) for one in folders]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def peak_rss() -> int:

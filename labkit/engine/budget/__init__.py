@@ -1,0 +1,88 @@
+"""Memory budgets: how large the KV pool may be, decided before anything is loaded.
+
+Imports neither MLX nor numba, so that the parent process can plan with it.
+"""
+
+from __future__ import annotations
+
+from labkit import config
+from labkit.engine.budget import facts
+from labkit.engine.budget.base import Asked, Decision, Part, Policy, Refusal
+from labkit.engine.budget.facts import ModelFacts
+from labkit.engine.budget.fixed import Fixed
+from labkit.engine.budget.fraction import Fraction
+from labkit.engine.budget.llamacpp import LlamaCpp
+from labkit.engine.budget.mistralrs import MistralRs
+from labkit.engine.budget.tiered_reserve import TieredReserve
+from labkit.engine.budget.vllm import Vllm
+from labkit.platform import memory_machine
+from labkit.platform.memory_machine import Machine
+
+__all__ = ["Decision", "ModelFacts", "Part", "Policy", "Refusal", "check", "plan", "policy_of"]
+
+POLICIES: dict[config.BudgetPolicy, type[Policy]] = {
+    config.BudgetPolicy.fixed: Fixed,
+    config.BudgetPolicy.fraction: Fraction,
+    config.BudgetPolicy.vllm: Vllm,
+    config.BudgetPolicy.mistralrs: MistralRs,
+    config.BudgetPolicy.llamacpp: LlamaCpp,
+    config.BudgetPolicy.tiered_reserve: TieredReserve,
+}
+
+
+def policy_of(engine: config.Engine) -> Policy:
+    """Return the policy that ``engine.budget.policy`` names."""
+    return POLICIES[engine.budget.policy]()
+
+
+def plan(
+    engine: config.Engine,
+    model: ModelFacts,
+    machine: Machine | None = None,
+    *,
+    activations: int | None = None,
+) -> Decision | Refusal:
+    """Size the KV pool, or say why there can be none. Pure, but for reading the machine.
+
+    Parameters
+    ----------
+    engine
+        The engine's part of the config.
+    model
+        What the model needs.
+    machine
+        By default the one that ``engine.budget.machine`` names, else this one, now.
+    activations
+        Bytes of the largest step, where measured; by default estimated.
+    """
+    if activations is None:
+        scheduler = engine.scheduler
+        activations = model.activation_bytes(
+            scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+        )
+    if machine is None:
+        machine = memory_machine.find(engine.budget.machine)
+    asked = Asked(engine.budget, engine.kv.block_size, model, machine, activations)
+    return policy_of(engine).decide(asked)
+
+
+def check(experiment: config.Experiment) -> Decision | None:
+    """Plan an arm's pool before anything runs.
+
+    Returns None where the arm has no pool (a kernel workload) or its model does not tell
+    enough; the worker then decides.
+
+    Raises
+    ------
+    ConfigError
+        The budget is refused: one line that ends in what to set.
+    """
+    if experiment.workload.kind is config.WorkloadKind.kernel:
+        return None
+    model = facts.of_model(experiment.model)
+    if model is None:
+        return None
+    answer = plan(experiment.engine, model)
+    if isinstance(answer, Refusal):
+        raise config.ConfigError(str(answer))
+    return answer

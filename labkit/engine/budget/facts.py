@@ -1,0 +1,137 @@
+"""What a budget must know of a model, read without loading it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from labkit import config
+
+FLOAT = 4  # bytes: what the engine computes and caches in on the CPU
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's sizes.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    weight_bytes
+        Its weights in float32, as loaded.
+    kv_bytes_per_token
+        Keys and values of one token in all layers, float32.
+    live_floats
+        Floats that one token keeps alive at a forward's widest point.
+    vocab_size
+        Logits in a row.
+    max_context
+        Tokens it was trained for; None where config.json does not say.
+    """
+
+    name: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    live_floats: int
+    vocab_size: int
+    max_context: int | None
+
+    def activation_bytes(self, tokens: int, rows: int) -> int:
+        """Estimate the peak of a forward over ``tokens`` tokens and ``rows`` rows of logits."""
+        return FLOAT * (tokens * self.live_floats + rows * self.vocab_size)
+
+
+def of_model(model: config.Model) -> ModelFacts | None:
+    """Read the facts of a configured model; nothing is built or loaded.
+
+    Returns None where config.json does not tell enough to plan with.
+
+    Raises
+    ------
+    ConfigError
+        ``model.path`` is not a model directory.
+    """
+    if model.shape is not None:
+        return of_shape(model.shape, model.name)
+    from labkit.model import resolve
+
+    return of_directory(resolve(model).path)
+
+
+def of_shape(shape: config.ModelShape, name: str) -> ModelFacts:
+    """Count what a model built from ``shape`` (a qwen3 with a head of its own) holds."""
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
+    layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
+    ends = 2 * shape.vocab_size * shape.hidden_size + shape.hidden_size
+    weights = ends + shape.num_layers * layer
+    return ModelFacts(
+        name=name,
+        weight_bytes=FLOAT * weights,
+        kv_bytes_per_token=FLOAT * shape.num_layers * 2 * keys,
+        live_floats=_live_floats(shape.hidden_size, queries, keys, shape.intermediate_size),
+        vocab_size=shape.vocab_size,
+        max_context=40960,
+    )
+
+
+def of_directory(path: Path) -> ModelFacts | None:
+    """Read config.json and the headers of the weights in ``path``."""
+    outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    settings = {**outer, **(outer.get("text_config") or {})}
+    try:
+        hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
+        layers, vocab = int(settings["num_hidden_layers"]), int(settings["vocab_size"])
+        keys = int(settings.get("num_key_value_heads") or heads)
+        head_dim = int(settings.get("head_dim") or hidden // heads)
+        inner = int(settings["intermediate_size"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    context = settings.get("max_position_embeddings")
+    return ModelFacts(
+        name=path.name,
+        weight_bytes=_weight_bytes(path),
+        kv_bytes_per_token=FLOAT * layers * 2 * keys * head_dim,
+        live_floats=_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
+        vocab_size=vocab,
+        max_context=context if isinstance(context, int) else None,
+    )
+
+
+def of_weights(path: Path) -> ModelFacts:
+    """Count the weights in ``path`` where config.json tells no more."""
+    return ModelFacts(path.name, _weight_bytes(path), 0, 0, 0, None)
+
+
+def with_cache(model: ModelFacts, kv_bytes_per_token: int) -> ModelFacts:
+    """Return ``model`` with the KV bytes that its loaded layers really cache."""
+    return replace(model, kv_bytes_per_token=kv_bytes_per_token)
+
+
+def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
+    """Count the residual and its norm, and beside them the wider of attention and MLP.
+
+    Attention keeps queries before and after RoPE, keys, values and its output; the MLP
+    keeps gate, up and their product.
+    """
+    return 2 * hidden + max(3 * queries + 3 * keys, 3 * inner)
+
+
+def _weight_bytes(path: Path) -> int:
+    return sum(_float32_bytes(file) for file in path.glob("model*.safetensors"))
+
+
+def _float32_bytes(file: Path) -> int:
+    """Sum the tensors of a safetensors file as float32, from its header alone."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header: dict[str, Any] = json.loads(stream.read(length))
+    shapes: list[list[int]] = [
+        entry["shape"] for name, entry in header.items() if name != "__metadata__"
+    ]
+    return FLOAT * sum(prod(shape) for shape in shapes)

@@ -1,0 +1,60 @@
+"""The pool's size as the worker finds it: exact KV shapes, measured activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit import config
+from labkit.engine.base import EngineError
+from labkit.engine.budget import facts, plan, policy_of
+from labkit.engine.budget.base import Decision, Refusal
+
+if TYPE_CHECKING:
+    from labkit.engine.kv_pools import LayerShape
+    from labkit.platform.memory_machine import Machine
+
+# A profiling forward of more operations than this takes seconds: estimate instead.
+MOST_FLOPS = 200e9
+
+
+def size_pool(
+    options: config.Engine,
+    model_dir: Path,
+    machine: Machine,
+    shapes: tuple[LayerShape, ...],
+    measure: Callable[[], int],
+) -> Decision:
+    """Size the KV pool of a loaded model.
+
+    Parameters
+    ----------
+    options
+        The engine's part of the config.
+    model_dir
+        The model's directory.
+    machine
+        The machine's memory before the model was loaded.
+    shapes
+        What each layer caches per token.
+    measure
+        Runs the largest step and returns the bytes of its activations; called where the
+        policy subtracts them, or nothing else is known, and the step is cheap.
+
+    Raises
+    ------
+    EngineError
+        The budget is refused: one line that ends in what to set.
+    """
+    block_size = options.kv.block_size
+    per_token = sum(shape.block_bytes(block_size) for shape in shapes) // block_size
+    model = facts.of_directory(model_dir)
+    known = model is not None
+    model = facts.with_cache(model or facts.of_weights(model_dir), per_token)
+    flops = 2 * model.weight_bytes / facts.FLOAT * options.scheduler.max_num_batched_tokens
+    profile = not known or (policy_of(options).profiles and flops <= MOST_FLOPS)
+    answer = plan(options, model, machine, activations=measure() if profile else None)
+    if isinstance(answer, Refusal):
+        raise EngineError(str(answer))
+    return answer

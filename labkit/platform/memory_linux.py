@@ -1,0 +1,75 @@
+"""What Linux tells about memory: the process's cgroup, its room, and pressure (PSI)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+# v1 says "no limit" with a number near 2**63.
+UNLIMITED = 1 << 62
+LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+USED = ("memory.current", "memory/memory.usage_in_bytes")
+STAT = ("memory.stat", "memory/memory.stat")
+# Pages of files that the kernel drops before it kills: v2's name, v1's name.
+RECLAIMABLE = ("inactive_file", "total_inactive_file")
+
+
+def cgroup_folders(
+    root: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")
+) -> list[Path]:
+    """Return this process's cgroup v2 folder and its ancestors up to ``root``."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return [root]
+    inside = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
+    own = root / inside
+    # In a container the path may be the host's, which does not exist in here.
+    while own != root and not own.is_dir():
+        own = own.parent
+    return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
+
+
+def limit(folder: Path) -> int | None:
+    """Return the limit (bytes) that one cgroup folder states, or None."""
+    value = _number(folder, LIMITS)
+    return None if value is None or value >= UNLIMITED else value
+
+
+def room(folder: Path) -> int | None:
+    """Return the bytes left below the folder's limit, or None where it has none."""
+    most, used = limit(folder), _number(folder, USED)
+    if most is None or used is None:
+        return None
+    return max(0, most - used + _reclaimable(folder))
+
+
+def pressure(path: Path = Path("/proc/pressure/memory")) -> float | None:
+    """Return the share of the last 10 s (percent) in which a task waited for memory."""
+    try:
+        line = path.read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
+    fields = dict(word.split("=") for word in line.split()[1:])
+    return float(fields["avg10"])
+
+
+def _number(folder: Path, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            continue
+        return None if text == "max" else int(text)
+    return None
+
+
+def _reclaimable(folder: Path) -> int:
+    for name in STAT:
+        try:
+            lines = (folder / name).read_text().splitlines()
+        except OSError:
+            continue
+        found = dict(line.split() for line in lines)
+        return next((int(found[key]) for key in RECLAIMABLE if key in found), 0)
+    return 0
