@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.experiment import watchdog, worker
 from labkit.experiment.launcher import _marker
-from labkit.experiment.record import read, read_runs, write_json
+from labkit.experiment.record import Record, read, read_runs, write_json
 from labkit.experiment.runner import run_cell
 from labkit.platform.threads import worker_environment
 
@@ -102,3 +103,18 @@ def test_clocks_that_go_backwards_change_no_duration(make_cell, launcher, monkey
     for record in read_runs(cell.dir):
         assert min(record.seconds.values()) >= 0
         assert record.seconds["measure"] <= record.seconds["total"] <= record.seconds["process"]
+
+
+def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch):
+    class Ended(BaseException):
+        pass
+
+    def end():
+        raise Ended
+
+    monkeypatch.setattr(watchdog, "alive", lambda parent: False)
+    monkeypatch.setattr(watchdog, "end", end)
+    record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+    with pytest.raises(Ended):
+        worker._publish(tmp_path / "b00-p00-base.json", record, parent=1)
+    assert not list(tmp_path.iterdir())
