@@ -66,28 +66,36 @@ def compare_outputs(records: Sequence[Record], arms: Sequence[str]) -> IdentityR
     if reference is None:
         return IdentityReport(None, (), ())
     expected = {c.case: c for c in reference.cases}
+    total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[Difference] = []
-    shares: dict[str, dict[tuple[str, str], float]] = {arm: {} for arm in arms}
+    # Only units that ever differ are kept: the share that agrees, the worst of all runs.
+    shares: dict[str, dict[tuple[str, str], float]] = {}
     for record in records:
-        if not record.ok or record.arm not in shares:
+        if not record.ok or record.arm not in arms:
             continue
         given = {c.case: c for c in record.cases}
+        worst = shares.setdefault(record.arm, {})
         for name, case in expected.items():
             other = given.get(name)
             where = _case_difference(case.skipped, case.outputs, other)
-            if where is not None:
-                differences.append(Difference(record.arm, record.run, name, where))
-            if case.outputs is not None and other is not None and other.outputs is not None:
-                for unit, share in _units(case.outputs, other.outputs).items():
-                    key = (name, unit)
-                    shares[record.arm][key] = min(share, shares[record.arm].get(key, 1.0))
-    agreement = tuple(_agreement(arm, units) for arm, units in shares.items())
+            if where is None:
+                continue
+            differences.append(Difference(record.arm, record.run, name, where))
+            if case.outputs is not None:
+                theirs = other.outputs if other is not None else None
+                for unit, share in _units(case.outputs, theirs).items():
+                    worst[name, unit] = min(share, worst.get((name, unit), 1.0))
+    agreement = tuple(_agreement(arm, shares[arm], total) for arm in arms if arm in shares)
     return IdentityReport(reference.run, tuple(differences), agreement)
 
 
-def _agreement(arm: str, units: Mapping[tuple[str, str], float]) -> Agreement:
-    agree = sum(share >= 1.0 for share in units.values())
-    return Agreement(arm, agree, len(units), float(np.mean(list(units.values()) or [1.0])))
+def _size(outputs: Outputs) -> int:
+    return int(outputs["shape"][0]) if outputs["kind"] == "array" else len(outputs["requests"])
+
+
+def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> Agreement:
+    lost = [1.0 - share for share in worst.values() if share < 1.0]
+    return Agreement(arm, total - len(lost), total, 1.0 - sum(lost) / total if total else 1.0)
 
 
 def _case_difference(skipped: str | None, expected: Outputs | None, other: Any) -> str | None:
@@ -151,10 +159,11 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
     )
 
 
-def _units(a: Outputs, b: Outputs) -> dict[str, float]:
+def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
     """Give for each request or token row the share that agrees from the start, 0 to 1."""
-    if a["kind"] != b["kind"]:
-        return {}
+    if b is None or a["kind"] != b["kind"]:
+        names = range(_size(a)) if a["kind"] == "array" else (r["id"] for r in a["requests"])
+        return {str(name): 0.0 for name in names}
     if a["kind"] == "array":
         rows, others = _crc(a["rows"]), _crc(b["rows"])
         same = rows == others if len(rows) == len(others) else np.zeros(len(rows), bool)
@@ -163,10 +172,9 @@ def _units(a: Outputs, b: Outputs) -> dict[str, float]:
     shares = {}
     for request in a["requests"]:
         mine, other = request["tokens"], theirs.get(request["id"], [])
-        at = len(mine) if mine == other else _first_difference(mine, other)
         # A prefix of a longer output is not an agreement.
         longest = max(len(mine), len(other), 1)
-        shares[request["id"]] = 1.0 if mine == other else min(at / longest, 1.0)
+        shares[request["id"]] = 1.0 if mine == other else _first_difference(mine, other) / longest
     return shares
 
 
