@@ -1,0 +1,39 @@
+"""The model and the machines that the budget tests ask about."""
+
+from labkit import config
+from labkit.engine import budget
+from labkit.engine.budget import ModelFacts
+from labkit.platform.memory_machine import Machine
+
+MIB, GIB = 1 << 20, 1 << 30
+
+# 1 GiB of weights; 64 KiB of KV per token, so that a block of 16 tokens is 1 MiB.
+MODEL = ModelFacts(
+    name="round",
+    weight_bytes=GIB,
+    kv_bytes_per_token=64 << 10,
+    live_floats=1024,
+    vocab_size=32768,
+    max_context=40960,
+)
+STEP = 256 * MIB
+
+
+def ask(machine=None, *, model=MODEL, activations=STEP, block_size=16, **budget_options):
+    """Plan ``MODEL`` with the budget's options, on a machine by name or as an object."""
+    if isinstance(machine, str):
+        budget_options["machine"] = machine
+        machine = None
+    if "policy" in budget_options:
+        budget_options["policy"] = config.BudgetPolicy(budget_options["policy"])
+    engine = config.Engine(
+        budget=config.Budget(**budget_options), kv=config.KV(block_size=block_size)
+    )
+    return budget.plan(engine, model, machine, activations=activations)
+
+
+def mac(total, *, hint=None, available=None):
+    """A Mac of ``total`` bytes at the default limits, all of it free unless said."""
+    share = total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
+    free = total if available is None else available
+    return Machine("a test's", total, free, share if hint is None else hint, metal=True)

@@ -1,0 +1,162 @@
+"""Refusals: each says what was asked, what is free, the parts, and a setting that works."""
+
+import re
+
+import pytest
+from budget_questions import GIB, MIB, MODEL, ask, mac
+
+from labkit import config
+from labkit.engine import budget
+from labkit.engine.budget import Decision, Refusal
+
+SIM8, SIM16, SIM32 = "sim_m1_8gb", "sim_m1_pro_16gb", "sim_m1_pro_32gb"
+SIM64, SIM512 = "sim_m1_max_64gb", "sim_m3_ultra_512gb"
+BAD = [
+    ({"policy": "fraction"}, SIM32),
+    ({"policy": "fraction", "fraction": 1.0}, SIM32),
+    ({"policy": "fraction", "fraction": 0.76}, SIM32),
+    ({"policy": "fraction", "fraction": 0.01}, SIM32),
+    ({"policy": "fraction", "fraction": 0.15}, SIM8),
+    ({"policy": "fraction", "fraction": 0.00001}, SIM512),
+    ({"policy": "fraction", "fraction": 0.99}, SIM512),
+    ({"policy": "fraction", "fraction": 0.7}, mac(16 * GIB, available=1400 * MIB)),
+    ({"policy": "fraction", "fraction": 0.07}, mac(16 * GIB, available=1400 * MIB)),
+    ({"policy": "vllm", "fraction": 1.0}, SIM8),
+    ({"policy": "vllm", "fraction": 0.2}, SIM8),
+    ({"policy": "vllm", "fraction": 0.001}, SIM64),
+    ({"policy": "vllm"}, mac(64 * GIB, available=20 * GIB)),
+    ({"policy": "mistralrs", "fraction": 0.1}, SIM8),
+    ({"policy": "mistralrs", "fraction": 0.001}, SIM512),
+    ({"policy": "llamacpp", "blocks": 4182}, SIM8),
+    ({"policy": "llamacpp", "blocks": 1 << 30}, SIM512),
+    ({"policy": "llamacpp"}, mac(5 * GIB)),
+    ({"policy": "fixed", "blocks": 8192}, SIM8),
+    ({"policy": "fixed", "bytes": 16 * GIB}, SIM16),
+    ({"policy": "fixed", "bytes": 1 << 20}, SIM16),
+    ({"policy": "tiered_reserve"}, mac(5 * GIB)),
+]
+
+
+def settings(line):
+    """Read the options out of the last part of a refusal."""
+    last = line.rsplit("; ", 1)[1]
+    assert last.startswith("set engine.budget.")
+    assert re.fullmatch(r"set( engine\.budget\.\w+=[\w.]+)+( or more| or less)?", last), last
+    found = dict(re.findall(r"engine\.budget\.(\w+)=([\w.]+)", last))
+    read = {"fraction": float, "blocks": int, "bytes": int, "policy": str}
+    return {name: read[name](text) for name, text in found.items()}, last
+
+
+@pytest.mark.parametrize(("bad", "machine"), BAD)
+def test_a_refusal_names_a_setting_that_works(bad, machine):
+    refusal = ask(machine, **bad)
+    assert isinstance(refusal, Refusal)
+    line = str(refusal)
+    assert "\n" not in line
+    assert line.startswith("engine.budget.")
+    assert "; free are " in line and "; weights 1.00 GiB; " in line and "KV blocks" in line
+    better, _ = settings(line)
+    answer = ask(machine, **{**bad, **better})
+    assert isinstance(answer, Decision), answer
+
+
+@pytest.mark.parametrize(("bad", "machine"), BAD)
+def test_the_setting_is_exact(bad, machine):
+    """One step of its last digit further, it is refused again."""
+    better, last = settings(str(ask(machine, **bad)))
+    name, value = list(better.items())[-1]
+    if not last.endswith(("or more", "or less")):
+        return
+    step = 1 if last.endswith("or less") else -1
+    if name == "fraction":
+        decimals = max(2, len(f"{value:.9f}".rstrip("0").partition(".")[2]))
+        value = round(value + step * 10.0**-decimals, 9)
+        if not 0 < value <= 1:
+            return
+    else:
+        value += step * (1 if name == "blocks" else MIB)
+    assert isinstance(ask(machine, **{**bad, **better, name: value}), Refusal)
+
+
+def test_advice_keeps_away_from_free_memory_that_moves():
+    still = mac(32 * GIB, available=16 * GIB)
+    moving = type(still)(**{**vars(still), "slack": GIB})
+    assert settings(str(ask(still, policy="fraction")))[0] == {"fraction": 0.5}
+    assert settings(str(ask(moving, policy="fraction")))[0] == {"fraction": 0.46}
+
+
+@pytest.mark.parametrize(
+    ("policy", "machine"),
+    [
+        ("fraction", mac(16 * GIB, available=GIB)),
+        ("vllm", mac(16 * GIB, available=GIB)),
+        ("mistralrs", mac(2 * GIB, hint=1100 * MIB)),
+        ("llamacpp", mac(2 * GIB, hint=1100 * MIB)),
+        ("fixed", mac(GIB)),
+        ("tiered_reserve", mac(GIB)),
+    ],
+)
+def test_where_no_setting_fits_the_refusal_says_what_is_missing(policy, machine):
+    line = str(ask(machine, policy=policy))
+    assert re.search(r"no setting fits, [\d.]+ [KMG]iB are missing: .*smaller model$", line)
+
+
+def test_the_parts_add_up_to_what_was_asked():
+    refusal = ask(SIM32, policy="fraction", fraction=0.9)
+    assert str(refusal) == (
+        "engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM; free "
+        "are 24.00 GiB on sim_m1_pro_32gb; weights 1.00 GiB; activations 256.0 MiB; 28211 KV "
+        "blocks 27.55 GiB; set engine.budget.fraction=0.75 or less"
+    )
+
+
+def experiment(**engine):
+    return config.Experiment(
+        engine=config.Engine(**engine),
+        model=config.Model(shape=config.ModelShape()),
+        ablation=config.Ablation(arms={"base": {}}),
+    )
+
+
+def test_check_refuses_an_arm_before_anything_runs():
+    tight = config.Budget(policy=config.BudgetPolicy.fraction, fraction=0.001, machine="sim_m1_8gb")
+    with pytest.raises(config.ConfigError, match=r"set engine\.budget\.fraction=0\.01 or more$"):
+        budget.check(experiment(budget=tight))
+    tight.fraction = 0.01
+    decision = budget.check(experiment(budget=tight))
+    # 0.01 x 8 GiB less 24,128,512 bytes of weights and 6.5 MiB of activations
+    assert decision.blocks == (int((8 << 30) * 0.01) - 24_128_512 - 6_815_744) // 131_072
+
+
+def test_check_leaves_kernel_workloads_alone():
+    alone = experiment(budget=config.Budget(machine="sim_m1_8gb", blocks=1 << 40))
+    with pytest.raises(config.ConfigError):
+        budget.check(alone)
+    alone.workload = config.Workload(
+        kind=config.WorkloadKind.kernel,
+        concurrency=16,
+        cases=[config.Case(name="a", decode=1, context=16)],
+    )
+    assert budget.check(alone) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 0.5}, "policy=fixed does not read it; it is for fraction, vllm, mistralrs"),
+        ({"policy": "fraction", "blocks": 9}, "it is for fixed, llamacpp"),
+        ({"policy": "vllm", "bytes": 1 << 20}, "it is for fixed"),
+        ({"policy": "fraction", "fraction": 0.0}, "allowed are above 0, at most 1"),
+        ({"policy": "fraction", "fraction": 1.5}, "allowed are above 0, at most 1"),
+        ({"policy": "fixed", "machine": "sim_toaster"}, "allowed are sim_m1_8gb, "),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(config.ConfigError, match=message):
+        ask(**options)
+
+
+def test_a_refusal_must_help():
+    with pytest.raises(ValueError, match="names a setting"):
+        Refusal("a", "b", "c", ())
+    assert MODEL.max_context == 40960
