@@ -14,10 +14,6 @@ from labkit.engine.cpu.rope import RotaryTable
 Array = NDArray[np.float32]
 
 
-def _as_rows(x: Array) -> Array:
-    return np.ascontiguousarray(x).reshape(-1, x.shape[-1])
-
-
 class Linear:
     """``x @ weight.T + bias`` for float32 x [..., K]."""
 
@@ -28,8 +24,7 @@ class Linear:
 
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N]."""
-        (out,) = self._packed.multiply(_as_rows(x))
-        return out.reshape(*x.shape[:-1], out.shape[1])
+        return self._packed.multiply(x)[0]
 
 
 class ProjectionGroup:
@@ -39,24 +34,27 @@ class ProjectionGroup:
     the whole group is computed anew.
     """
 
-    __slots__ = ("_input", "_packed", "_ready")
+    __slots__ = ("_input", "_packed", "_ready", "_waiting")
 
     def __init__(self, weights: Sequence[Array], biases: Sequence[Array | None]) -> None:
         self._packed = PackedWeights(weights, biases)
         self._input: Array | None = None
         self._ready: list[Array | None] = []
+        self._waiting = 0
 
     def project(self, member: int, x: Array) -> Array:
         """Return member ``member``'s projection of x [..., K]."""
         if x is not self._input or self._ready[member] is None:
             self._input = x
-            self._ready = list(self._packed.multiply(_as_rows(x)))
+            self._ready = [*self._packed.multiply(x)]
+            self._waiting = len(self._ready)
         out = self._ready[member]
         assert out is not None
         self._ready[member] = None
-        if all(part is None for part in self._ready):
+        self._waiting -= 1
+        if not self._waiting:
             self._input = None
-        return out.reshape(*x.shape[:-1], out.shape[1])
+        return out
 
 
 class GroupedLinear:
@@ -90,8 +88,7 @@ class Embedding:
         """Return ``x @ weight.T``; the packed copy is made on first use."""
         if self._packed is None:
             self._packed = PackedWeights([self.weight], [None])
-        (out,) = self._packed.multiply(_as_rows(x))
-        return out.reshape(*x.shape[:-1], out.shape[1])
+        return self._packed.multiply(x)[0]
 
 
 class RMSNorm:

@@ -47,20 +47,31 @@ class PackedWeights:
             start += width
 
     def multiply(self, x: Array) -> list[Array]:
-        """Return x @ W_i.T + b_i for each matrix: float32 [M, N_i], each contiguous.
+        """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
 
         Parameters
         ----------
         x
-            float32 [M, K], contiguous.
+            float32 [..., K].
+
+        Raises
+        ------
+        ValueError
+            The last axis is not K.
         """
-        if x.ndim != 2 or x.shape[1] != self.depth:
-            raise ValueError(f"input of shape {x.shape}: expected [rows, {self.depth}]")
-        rows = len(x)
+        lead, depth = x.shape[:-1], x.shape[-1]
+        if depth != self.depth:
+            raise ValueError(f"input of shape {x.shape}: expected [..., {self.depth}]")
+        if not x.flags.c_contiguous:
+            x = np.ascontiguousarray(x)
+        rows = x.size // depth
         out = np.empty(rows * self.total, np.float32)
-        product(x, self._panels, self._bias, self._columns, out)
+        product(x.reshape(rows, depth), self._panels, self._bias, self._columns, out)
+        if len(self.widths) == 1:
+            return [out.reshape(*lead, self.total)]
         parts, start = [], 0
         for width in self.widths:
-            parts.append(out[start : start + rows * width].reshape(rows, width))
-            start += rows * width
+            end = start + rows * width
+            parts.append(out[start:end].reshape(*lead, width))
+            start = end
         return parts

@@ -99,12 +99,22 @@ def test_nothing_is_written_outside_the_result():
 
 def test_a_wrong_input_is_refused():
     packed = PackedWeights([random(0, 8, 16)], [None])
-    with pytest.raises(ValueError, match=r"expected \[rows, 16\]"):
+    with pytest.raises(ValueError, match=r"expected \[\.\.\., 16\]"):
         packed.multiply(random(1, 3, 15))
     with pytest.raises(TypeError):
         packed.multiply(np.ones((3, 16)))
     with pytest.raises(ValueError, match="one depth"):
         PackedWeights([random(0, 8, 16), random(0, 8, 17)], [None, None])
+
+
+def test_leading_axes_and_strides():
+    packed = PackedWeights([random(0, 8, 16), random(1, 5, 16)], [None, None])
+    x = random(1, 3, 4, 2, 16)
+    flat = packed.multiply(x.reshape(24, 16))
+    for part, rows in zip(packed.multiply(x), flat, strict=True):
+        np.testing.assert_array_equal(part, rows.reshape(3, 4, 2, -1))
+    for part, rows in zip(packed.multiply(x.swapaxes(0, 1)), packed.multiply(x), strict=True):
+        np.testing.assert_array_equal(part, rows.swapaxes(0, 1))
 
 
 def test_no_rows():
