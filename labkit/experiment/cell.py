@@ -47,16 +47,12 @@ class Cell:
 
     def arm(self, name: str) -> Arm:
         """Give the arm of that name; raises ``KeyError``."""
-        return next((arm for arm in self.arms if arm.name == name), None) or _missing(name)
+        return {arm.name: arm for arm in self.arms}[name]
 
     def schedule(self) -> list[Run]:
         """Give all runs of the cell in order."""
         names = [arm.name for arm in self.arms]
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
-
-
-def _missing(name: str) -> Arm:
-    raise KeyError(name)
 
 
 @dataclass(frozen=True)

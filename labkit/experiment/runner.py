@@ -94,6 +94,9 @@ def run_cell(
                 record = launcher.launch(run, cell, paths)
                 write(paths.record(run), record)
                 records.append(record)
+                compiled = record.notes.get("compiles", {}).get("measure", 0)
+                if compiled:
+                    progress.note(f"{run.name}: {compiled} kernels were compiled while measuring")
                 progress.run_ended(record)
         finally:
             progress.end()

@@ -100,6 +100,12 @@ class StubSession:
         pass
 
 
+def start_probe(draft) -> StubProbe:
+    if fault("measure") == "compile":
+        draft.compiles["measure"] = 2
+    return StubProbe(1)
+
+
 def load(experiment, *, seed: int) -> StubSession:
     strike("load")
     return StubSession(seed)
@@ -131,6 +137,6 @@ if __name__ == "__main__":
     import labkit
 
     labkit.workload = stub
-    stages.start_probe = lambda draft: StubProbe(1)
+    stages.start_probe = start_probe
     worker.write = write
     sys.exit(worker.main())

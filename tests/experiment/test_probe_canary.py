@@ -9,7 +9,8 @@ import numba
 import numpy as np
 import pytest
 
-from labkit.experiment import canary, probe
+from labkit.experiment import canary, probe, stages
+from labkit.experiment.record import Record
 
 
 def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
@@ -86,3 +87,15 @@ def test_the_canary_looks_only_at_imported_mlx(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlx", types.SimpleNamespace(core=fake))
     with pytest.raises(canary.StaleResult):
         canary.check()
+
+
+def test_compilations_are_counted_by_stage():
+    record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+    draft = stages.Draft(record, stages.Stopwatch(0))
+    stages.start_probe(draft)
+    add = numba.njit(lambda a, b: a + b)
+    with draft.watch.time("measure"):
+        add(1, 2)
+        add(3, 4)
+        add(1.0, 2.0)
+    assert draft.compiles == {"measure": 2}

@@ -8,6 +8,7 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.experiment.cell import write_facts
+from labkit.experiment.progress import Silent
 from labkit.experiment.record import read_arms, read_cell, read_runs
 from labkit.experiment.runner import refuse_changes, run_cell, unfinished
 
@@ -116,3 +117,19 @@ def test_redo_runs_failed_blocks_again(make_cell, launcher, monkeypatch):
     again = run_cell(cell, launcher, redo_failed=True)
     assert (again.ran, again.failed) == (6, ())
     assert len(list((cell.dir / "runs" / "abandoned").glob("*.json"))) == 6
+
+
+def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeypatch):
+    class Noted(Silent):
+        def __init__(self) -> None:
+            self.lines = []
+
+        def note(self, line: str) -> None:
+            self.lines.append(line)
+
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:compile:seq_map")
+    progress, cell = Noted(), make_cell()
+    run_cell(cell, launcher, progress)
+    said = [line for line in progress.lines if "compiled while measuring" in line]
+    (name,) = [run.name for run in cell.schedule() if run.arm == "seq_map"]
+    assert said == [f"{name}: 2 kernels were compiled while measuring"]
