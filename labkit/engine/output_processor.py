@@ -8,6 +8,9 @@ from typing import Protocol
 from labkit.engine.base import NO_TOKEN, FinishReason, TokenEvent
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+# Ids decoded again at most. A character lacks its end after at most three bytes, and an id
+# has at least one, so the last few ids always hold the whole of what is incomplete.
+WINDOW, KEPT = 16, 4
 
 
 class Tokenizer(Protocol):
@@ -41,32 +44,40 @@ class RequestOutput:
 class Detokenizer:
     """Decodes a growing list of ids; holds back a character until all its bytes are there.
 
-    Only the ids since the last complete piece of text are decoded again, together with
-    the piece before it, since a decoder may treat the first id in a special way.
+    A window of the last ids is decoded again for each new one: those since the text was
+    last complete, with the piece before them, since a decoder may treat the first id in a
+    special way. What is incomplete decodes to one U+FFFD at the end.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._before = 0
-        self._read = 0
+        self._window: list[int] = []
+        self._complete = 0  # ids of the window up to where the text was last complete
+        self._shown = 0  # characters of the window's text that were returned
 
     def add(self, token: int) -> str:
         """Take one id; return the text it completes, "" if none yet."""
-        self._ids.append(token)
-        return self._advance(final=False)
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        held = text.endswith(REPLACEMENT)
+        whole = len(text) - held
+        delta = text[self._shown : whole]
+        self._shown = max(self._shown, whole)
+        if not held:
+            self._slide(self._complete, whole=True)
+        elif len(self._window) > WINDOW:
+            self._slide(len(self._window) - KEPT, whole=False)
+        return delta
+
+    def _slide(self, start: int, *, whole: bool) -> None:
+        """Forget the window's ids before ``start``; all text but an incomplete end is shown."""
+        self._window = self._window[start:]
+        self._complete = len(self._window) if whole else 0
+        self._shown = len(self._tokenizer.decode(self._window)) - (not whole)
 
     def finish(self) -> str:
         """Return the text held back, incomplete characters as U+FFFD."""
-        return self._advance(final=True)
-
-    def _advance(self, *, final: bool) -> str:
-        shown = self._tokenizer.decode(self._ids[self._before : self._read])
-        text = self._tokenizer.decode(self._ids[self._before :])
-        if len(text) <= len(shown) or (text.endswith(REPLACEMENT) and not final):
-            return ""
-        self._before, self._read = self._read, len(self._ids)
-        return text[len(shown) :]
+        return self._tokenizer.decode(self._window)[self._shown :]
 
 
 class OutputProcessor:

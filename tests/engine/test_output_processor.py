@@ -21,8 +21,10 @@ class Pieces:
 
     def __init__(self, pieces):
         self.pieces = pieces
+        self.most = 0
 
     def decode(self, ids):
+        self.most = max(self.most, len(ids))
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
 
@@ -50,6 +52,29 @@ def test_deltas_join_to_the_whole_text_for_any_split(seed):
     deltas = [detokenizer.add(i) for i in range(len(pieces))]
     assert "".join(deltas) + detokenizer.finish() == data.decode()
     assert not any("\N{REPLACEMENT CHARACTER}" in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_flood_of_wrong_bytes_is_shown_in_time_and_in_bounded_work(seed):
+    rng = random.Random(seed)
+    kinds = [bytes([rng.randrange(128, 256)]) for _ in range(30)] + [
+        "€".encode(),
+        b"a",
+        b"\xf0\x9f",
+    ]
+    pieces = [rng.choice(kinds) for _ in range(300)]
+    tokenizer = Pieces(pieces)
+    detokenizer = Detokenizer(tokenizer)
+    text = ""
+    for i in range(len(pieces)):
+        text += detokenizer.add(i)
+        assert len(text) >= len(tokenizer.decode([*range(i + 1)]).rstrip("\ufffd")) - 3
+    assert text + detokenizer.finish() == tokenizer.decode([*range(len(pieces))])
+    tokenizer.most = 0
+    detokenizer = Detokenizer(tokenizer)
+    for i in range(len(pieces)):
+        detokenizer.add(i)
+    assert tokenizer.most <= 40
 
 
 def test_a_stop_token_is_in_the_ids_but_not_in_the_text():
