@@ -48,12 +48,13 @@ def _print(text: str) -> None:
 
 
 def _rebuild(folder: Path) -> None:
+    from labkit.analysis.numbers import count
     from labkit.analysis.study import write_study
 
     analyses = write_study(folder)
-    cells = f"{len(analyses)} cell{'s' if len(analyses) != 1 else ''}"
-    runs = sum(len(analysis.data.records) for analysis in analyses)
-    print(f"{cells}, {runs:,} runs: {folder / 'report.md'} and {folder / 'report.html'}")
+    cells = count(len(analyses), "cell")
+    runs = count(sum(len(analysis.data.records) for analysis in analyses), "run")
+    print(f"{cells}, {runs}: {folder / 'report.md'} and {folder / 'report.html'}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
 from labkit.analysis.markdown import environment_line
-from labkit.analysis.numbers import interval_text, p_text, percent_text
+from labkit.analysis.numbers import count, interval_text, p_text, percent_text
 from labkit.analysis.sensitivity import Second, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.svg import mark_svg
@@ -31,7 +31,7 @@ def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study
         undefined=jinja2.StrictUndefined,
     )
     template = environment.get_template("report.html.j2")
-    return template.render(study=study, cells=[_cell(a, study_dir) for a in analyses])
+    return template.render(study=study, count=count, cells=[_cell(a, study_dir) for a in analyses])
 
 
 def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:

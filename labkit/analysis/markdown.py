@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
-from labkit.analysis.numbers import interval_text, p_text, percent_text, slug, value_text
+from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
 from labkit.analysis.sensitivity import second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.table import Table, cell_table, host_table, published_table
@@ -52,7 +52,8 @@ def _cell(analysis: CellAnalysis) -> list[str]:
     design = cell["design"]
     parts = [f"## {cell['question'] or cell['cell']}", ""]
     parts += [
-        f"Cell `{cell['cell']}`: {design['blocks']} blocks of {design['runs_per_block']} runs "
+        f"Cell `{cell['cell']}`: {count(design['blocks'], 'block')} of "
+        f"{count(design['runs_per_block'], 'run')} "
         f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
         f"alpha {design['alpha']:g}. Gates: {gates_line(cell)}.",
         "",

@@ -71,6 +71,11 @@ def plain(value: float) -> str:
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
 
 
+def count(n: int, noun: str) -> str:
+    """Write a number of things: ``1 block``, ``4 blocks``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def slug(text: str, longest: int = 80) -> str:
     """Turn a name into a file's stem: letters, digits, dots and dashes."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:longest].strip("-.") or "unnamed"

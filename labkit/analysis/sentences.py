@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.analysis.identity import CLAIMS
-from labkit.analysis.numbers import MINUS, interval_text, p_text, percent_text, plain
+from labkit.analysis.numbers import MINUS, count, interval_text, p_text, percent_text, plain
 from labkit.analysis.permutation import relabellings, smallest_p
 
 Json = Mapping[str, Any]
@@ -61,7 +61,7 @@ def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
         return f"{arm}: invalid: {reason}"
     if comparison["effect_pct"] is None:
         return f"{arm}: can't tell: {reason}"
-    blocks = f"{comparison['blocks']} block{'s' if comparison['blocks'] != 1 else ''}"
+    blocks = count(comparison["blocks"], "block")
     if word == "estimate_only":
         return f"{arm}: estimate only: {direction(row, comparison)} in {blocks} ({reason})"
     level = f"{100 * (1 - float(cell['design']['alpha'])):g} %"

@@ -143,12 +143,14 @@ def _numbers(row: Json, baseline: str, arm: str, found: Json | None) -> list[str
 
 
 def _published(cell: Json) -> dict[tuple[str, str], Json]:
-    """Index the published rows by case and metric."""
+    """Index the published rows that this cell has by case and metric."""
     published = cell["published"]
     if not isinstance(published, Mapping):
         return {}
     rows = published.get("rows") or []
-    return {(str(r["case"]), str(r.get("metric", published.get("metric")))): r for r in rows}
+    index = {(str(r["case"]), str(r.get("metric", published.get("metric")))): r for r in rows}
+    ours = {(row["case"], row["metric"]) for row in cell["rows"]}
+    return {key: row for key, row in index.items() if key in ours}
 
 
 def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell import CellAnalysis, analyse
-from labkit.analysis.numbers import interval_text, p_text, percent_text, value_text
+from labkit.analysis.numbers import count, interval_text, p_text, percent_text, value_text
 from labkit.analysis.sentences import control_sentence, sentences
 from labkit.analysis.table import Column, Table, cell_table, verdict_text
 from labkit.analysis.weakness import weaknesses
@@ -58,7 +58,8 @@ def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> No
     out.print()
     for line in _sentences(analysis, claim):
         out.print(Text(line))
-    out.print(Text(f"report: {analysis.data.dir.parent / 'report.md'}", style="dim"))
+    where = analysis.data.dir.parent / "report.md"
+    out.print(Text(f"report: {where}", style="dim"), soft_wrap=True)  # whole, to be copied
 
 
 def _sentences(analysis: CellAnalysis, claim: str) -> Sequence[str]:
@@ -74,7 +75,8 @@ def gates_line(cell: Any) -> str:
 def _subtitle(cell: Any) -> str:
     design = cell["design"]
     return (
-        f"{cell['cell']}: {design['blocks']} blocks of {design['runs_per_block']} runs per arm, "
+        f"{cell['cell']}: {count(design['blocks'], 'block')} of "
+        f"{count(design['runs_per_block'], 'run')} per arm, "
         f"margin ±{design['margin_pct']:g} %; gates: {gates_line(cell)}"
     )
 

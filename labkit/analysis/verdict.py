@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison import Comparison, Levels
-from labkit.analysis.numbers import plain
+from labkit.analysis.numbers import count, plain
 from labkit.analysis.power import blocks_needed
 
 WORDS = (
@@ -78,7 +78,7 @@ def judge(
         return Verdict("inconclusive", "no complete block with values above 0")
     fewest = fewest_blocks(levels.runs)
     if found.blocks < fewest:
-        blocks = f"{found.blocks} block{'s' if found.blocks != 1 else ''}"
+        blocks = count(found.blocks, "block")
         return Verdict(
             "estimate_only", f"{blocks} of {levels.runs}: a claim needs at least {fewest}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.modes import Modes, find_modes
-from labkit.analysis.numbers import p_text
+from labkit.analysis.numbers import count, p_text
 from labkit.analysis.verdict import NOISE, fewest_blocks
 from labkit.experiment.record import Record
 
@@ -50,7 +50,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
         yield f"unfinished: {done} of {asked} blocks; the same command continues"
     fewest = fewest_blocks(data.levels.runs)
     if asked < fewest:
-        runs = f"{asked} block{'s' if asked != 1 else ''} of {data.levels.runs}"
+        runs = f"{count(asked, 'block')} of {data.levels.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
     if not any(arm.role == "control" for arm in data.arms):
         yield "no A/A control: the noise of this machine is not known"
