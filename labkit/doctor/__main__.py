@@ -1,0 +1,150 @@
+"""The doctor's command line: 0 whenever it could measure, 1 where not, 2 for a mistake."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit import config
+from labkit.analysis.door import Parser, mistake
+from labkit.doctor import screen
+from labkit.doctor.budgets import ceilings
+from labkit.doctor.child import CannotMeasure, measure
+from labkit.doctor.weaknesses import Facts, find
+from labkit.experiment import environment
+from labkit.platform import memory_machine, memory_wired, threads
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PROG = "python -m labkit.doctor"
+WIDTH = 80
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    options = _parser().parse_args(argv)
+    console = _console(sys.stdout)
+    try:
+        if options.machine is not None:
+            _show_simulated(console, options.machine, options.fraction)
+        else:
+            _show_this(console, options.fraction)
+    except CannotMeasure as error:
+        print(mistake(PROG, error), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog=PROG, description="What is this machine, and what would weaken a study?")
+    parser.add_argument(
+        "--machine",
+        choices=config.MACHINES,
+        metavar="NAME",
+        help="show the limits, budgets and advice of a simulated Mac (nothing is measured): "
+        + ", ".join(config.MACHINES),
+    )
+    parser.add_argument(
+        "--fraction",
+        type=_fraction,
+        metavar="F",
+        help=f"engine.budget.fraction to judge (default {config.DEFAULT_FRACTION})",
+    )
+    return parser
+
+
+def _fraction(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: allowed are above 0, at most 1")
+    return value
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False)
+    return Console(file=stream, highlight=False, width=min(WIDTH, console.width))
+
+
+def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
+    machine = memory_machine.simulated(name)
+    lines = screen.simulated_lines(machine)
+    screen.show(console, f"{name} (simulated)", lines, ceilings(machine, fraction), machine)
+    screen.show_advice(console, memory_wired.advise(machine, _asked(machine, fraction)))
+
+
+def _show_this(console: Console, fraction: float | None) -> None:
+    facts = _examine()
+    machine = facts.machine
+    lines = screen.machine_lines(facts)
+    screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)
+    screen.show_weaknesses(console, find(facts))
+    screen.show_advice(console, memory_wired.advise(machine, _asked(machine, fraction)))
+
+
+def _asked(machine: memory_machine.Machine, fraction: float | None) -> int:
+    return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
+
+
+def _examine() -> Facts:
+    """Read the machine, and measure it with a line that says what goes on."""
+    import psutil
+
+    machine = memory_machine.this_machine()
+    before, start = psutil.cpu_times(), time.monotonic()
+    children = _own_cpu_s()
+    measured = _measure_with_progress()
+    others, steal = _shares(before, psutil.cpu_times(), start, _own_cpu_s() - children)
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    return Facts(
+        environment=environment.fingerprint(),
+        machine=machine,
+        measured=measured,
+        others_pct=others,
+        steal_pct=steal,
+        on_battery=None if battery is None else not battery.power_plugged,
+    )
+
+
+def _measure_with_progress() -> dict[str, Any]:
+    console = _console(sys.stderr)
+    if not console.is_terminal:
+        print("labkit doctor: measuring for about 12 s", file=sys.stderr, flush=True)
+        return measure(lambda _step: None)
+    with console.status("starting") as status:
+        update: Callable[[str], None] = status.update
+        return measure(update)
+
+
+def _own_cpu_s() -> float:
+    import resource
+
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in spent)
+
+
+def _shares(before: Any, after: Any, start: float, own: float) -> tuple[float, float | None]:
+    """Return what other programs and other virtual machines took, percent of the cores."""
+    import os
+
+    wall = (time.monotonic() - start) * (os.cpu_count() or threads.core_count())
+    names = [name for name in ("user", "nice", "system", "irq", "softirq") if hasattr(after, name)]
+    busy = sum(getattr(after, name) - getattr(before, name) for name in names)
+    others = 100 * max(0.0, busy - own) / wall
+    if not hasattr(after, "steal"):
+        return others, None
+    return others, 100 * (after.steal - before.steal) / wall
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
