@@ -92,7 +92,7 @@ BUGS = {
         "decode", "  if (lane == 0) {\n    maxima", "  if (lane == 0 && group < 7) {\n    maxima", "decode"
     ),
     "half of the output not written": Bug(
-        "tiled", "for (int i = 0; i < 2; ++i) {\n      const float value", "for (int i = 0; i < 1; ++i) {\n      const float value", "tiled"
+        "tiled", "for (int i = 0; i < 2; ++i) {\n      out", "for (int i = 0; i < 1; ++i) {\n      out", "tiled"
     ),
     "denominator not cleared": Bug("tiled", "float sum = 0;", "float sum;", "tiled"),
     "accumulator not cleared": Bug(

@@ -26,13 +26,13 @@ class Emulator:
         The runs; where there are several their outputs must agree bit for bit.
     optimised
         Compile for speed; False shows variables that were never written.
-    timeout
-        Seconds for all runs of a call.
+    cpu_seconds
+        Processor time that a run may take: more is an endless loop.
     """
 
     schedules: tuple[Schedule, ...] = ONE
     optimised: bool = True
-    timeout: float = 600.0
+    cpu_seconds: float = 600.0
 
     def __call__(self, call: KernelCall) -> list[mx.array]:
         """Return the outputs of ``call``.
@@ -50,7 +50,7 @@ class Emulator:
         inputs = [_input(call, buffer) for buffer in translation.buffers]
         written = iter([_size(shape, dtype) for _, shape, dtype in call.outputs])
         sizes = [next(written) if data is None else len(data) for data in inputs]
-        runs = run(program, traced, inputs, sizes, self.schedules, timeout=self.timeout)
+        runs = run(program, traced, inputs, sizes, self.schedules, cpu_seconds=self.cpu_seconds)
         for other in runs[1:]:
             _agree(call, runs[0], other)
         return [
@@ -59,9 +59,9 @@ class Emulator:
         ]
 
 
-def prover(timeout: float = 60.0) -> Emulator:
+def prover(cpu_seconds: float = 60.0) -> Emulator:
     """Return the emulator that shows most: three schedules, compiled plainly."""
-    return Emulator(THREE, optimised=False, timeout=timeout)
+    return Emulator(THREE, optimised=False, cpu_seconds=cpu_seconds)
 
 
 def _input(call: KernelCall, buffer: Buffer) -> bytes | None:

@@ -189,7 +189,7 @@ for (int h = 0; h < HEADS; ++h) {
         out[at + HEAD_DIM + 1] = OUT(denominator);
       }
     } else {
-      out[row * HEAD_DIM + index] = OUT(denominator > 0 ? numerator / denominator : 0.0f);
+      out[row * HEAD_DIM + index] = OUT(numerator / denominator);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);  // before the next head's partial sums

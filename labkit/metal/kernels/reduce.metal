@@ -27,7 +27,7 @@ for (int p = 0; p < partitions; ++p) {
   }
 }
 if (index < HEAD_DIM) {
-  out[row * HEAD_DIM + index] = T(denominator > 0 ? numerator / denominator : 0.0f);
+  out[row * HEAD_DIM + index] = T(numerator / denominator);
 }
 if (index == 0) {
   write_report(report, report_row, stamp_of(nonce, 4, RESOLVER), 0, 0, 0);

@@ -14,9 +14,9 @@ enum Resolver {
   WORK_PLAN = 5       // the host lists (sequence, first row) for every threadgroup
 };
 
-// What a threadgroup works on. No sequence: it is surplus and exits.
+// What a threadgroup works on. A negative sequence: nothing, it is surplus and exits.
 struct Work {
-  int seq;         // or -1
+  int seq;
   int row;         // first query row, counted within the sequence
   int iterations;  // of the search
 };
@@ -67,7 +67,8 @@ inline int find_seq_idx_of_qblock(Prefix cu_seqlens_q, int qblock, int num_seqs,
 // `unit` is the grid's y, `seq_axis` its z (PADDED_GRID only).
 template <int RESOLVER, int BQ, typename Prefix, typename Lookup>
 inline Work resolve(Prefix cu_seqlens_q, Lookup lookup, int num_seqs, int unit, int seq_axis) {
-  Work work = {-1, 0, 0};
+  Work work;
+  work.iterations = 0;
   if (RESOLVER == PADDED_GRID) {
     work.seq = seq_axis;
     work.row = unit * BQ;

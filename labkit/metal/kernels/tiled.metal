@@ -172,8 +172,7 @@ if (my_row < rows) {
   const size_t at = (size_t(first_token + my_row) * num_heads + head) * HEAD_DIM;
   for (int d = 0; d < SLABS; ++d) {
     for (int i = 0; i < 2; ++i) {
-      const float value = acc[d].thread_elements()[i] * factor;
-      out[at + d * 8 + element_col + i] = T(sum > 0 ? value / sum : 0.0f);
+      out[at + d * 8 + element_col + i] = T(acc[d].thread_elements()[i] * factor / sum);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "machine.h"
@@ -56,6 +57,17 @@ void on_signal(int number, siginfo_t* info, void*) {
         where(*machine.running).c_str());
 }
 
+void on_alarm(int) {
+  fault("timeout", "not done in its processor time; now in %s", where(*machine.running).c_str());
+}
+
+void set_alarm(double seconds) {
+  struct itimerval timer {};
+  timer.it_value.tv_sec = static_cast<time_t>(seconds);
+  timer.it_value.tv_usec = static_cast<suseconds_t>((seconds - static_cast<double>(timer.it_value.tv_sec)) * 1e6);
+  setitimer(ITIMER_VIRTUAL, &timer, nullptr);
+}
+
 void install_handlers() {
   static unsigned char stack[64 * 1024];
   stack_t alternate{};
@@ -65,11 +77,16 @@ void install_handlers() {
   struct sigaction action {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  struct sigaction alarm {};
+  alarm.sa_handler = on_alarm;
+  alarm.sa_flags = SA_ONSTACK;
+  sigaction(SIGVTALRM, &alarm, nullptr);
   for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) sigaction(number, &action, nullptr);
 }
 
 struct Job {
   Index grid{}, threads{};
+  double cpu_seconds = 0;  // that a run may take
   std::vector<Schedule> schedules;
   std::vector<std::vector<unsigned char>> data;  // of inputs; empty for outputs
   std::vector<uint64_t> sizes;
@@ -79,6 +96,7 @@ Job read_job() {
   Job job;
   job.grid = read_value<Index>();
   job.threads = read_value<Index>();
+  job.cpu_seconds = read_value<double>();
   job.schedules.resize(read_value<uint32_t>());
   for (Schedule& schedule : job.schedules) schedule = read_value<Schedule>();
   for (int i = 0; i < kParameterCount; ++i) {
@@ -144,6 +162,7 @@ void run_job() {
     machine.schedule = schedule;
     machine.random = Random{schedule.seed * 2 + 1};
     prepare_run(job);
+    set_alarm(job.cpu_seconds);
     run_grid(job);
     for (int i = 0; i < kParameterCount; ++i) {
       machine.buffers[i].check();
