@@ -87,16 +87,18 @@ def paged_attention(
         )
     kind = {"backend": "reference"} if backend == "reference" else {"device": backend}
     made = create(**kind, resolver=resolver, split_kv=split_kv)
-    arrays = [_numpy(array) for array in (q, k_pool, v_pool)]
+    queries, keys, values = (_numpy(array) for array in (q, k_pool, v_pool))
     meta = made.plan(
         block_tables=_numpy(block_tables),
         seq_lens=_numpy(seq_lens),
         cu_seqlens_q=_numpy(cu_seqlens_q),
-        block_size=arrays[1].shape[1] if arrays[1].ndim == 4 else 1,
-        total_q=len(arrays[0]),
+        block_size=keys.shape[1] if keys.ndim == 4 else 1,
+        total_q=len(queries),
     )
     out, report = made.attend(
-        *arrays,
+        queries,
+        keys,
+        values,
         meta,
         scale=scale,
         window=window,

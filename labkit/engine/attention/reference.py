@@ -100,8 +100,8 @@ class ReferenceBackend:
                 keys = np.arange(low, high)
                 blocks = meta.block_tables[sequence, keys // meta.block_size]
                 offsets = keys % meta.block_size
-                k, v = (np.float64(pool[blocks, offsets]) for pool in (k_pool, v_pool))
-                out[token] = attend_token(np.float64(q[token]), k, v, scale, softcap, sinks)
+                k, v = (pool[blocks, offsets].astype(np.float64) for pool in (k_pool, v_pool))
+                out[token] = attend_token(q[token].astype(np.float64), k, v, scale, softcap, sinks)
                 visited += len(np.unique(keys // meta.block_size))
         return out, LaunchReport(
             kernel="reference",
@@ -153,10 +153,11 @@ def attend_token(
         logits = softcap * np.tanh(logits / softcap)
     largest = logits.max(axis=-1, keepdims=True)
     if sinks is not None:
-        sink = np.float64(sinks).reshape(num_kv_heads, -1, 1)
+        sink = sinks.astype(np.float64).reshape(num_kv_heads, -1, 1)
         largest = np.maximum(largest, sink)
     weights = np.exp(logits - largest)
     total = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total = total + np.exp(sink - largest)
-    return (np.einsum("hgk,khd->hgd", weights, v) / total).reshape(q.shape)
+    out: NDArray[np.float64] = np.einsum("hgk,khd->hgd", weights, v) / total
+    return out.reshape(q.shape)

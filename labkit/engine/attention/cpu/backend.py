@@ -155,9 +155,7 @@ class CpuBackend:
             reason=reason,
             resolver=meta.resolver,
             stamp=int(stamps[0]) if (stamps == stamps[0]).all() else 0,
-            expected_stamp=launch_stamp(
-                nonce, KERNEL_IDS[kernel], RESOLVER_IDS[type(meta.lookup)]
-            ),
+            expected_stamp=launch_stamp(nonce, KERNEL_IDS[kernel], RESOLVER_IDS[type(meta.lookup)]),
             search_iterations=int(counters[:, kernels.ITERATIONS].sum()),
             surplus_threadgroups=int(counters[:, kernels.SURPLUS].sum()),
             kv_blocks_visited=visited,

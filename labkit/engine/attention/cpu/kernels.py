@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
 
+from labkit.engine.attention.cpu.jit import inner, kernel
 from labkit.engine.attention.cpu.lookups import find_qblock, find_token, resolver_id
 from labkit.engine.attention.cpu.rows import Layer, Scratch, Work, attend_rows
 from labkit.engine.attention.cpu.tiles import KEYS, ROWS, take_ticket
@@ -32,7 +33,7 @@ def scratch_floats(rows: int, head_dim: int) -> int:
     return -(-used // 16) * 16
 
 
-@njit
+@inner
 def carve(floats: Any, sources: Any, rows: int, head_dim: int) -> Scratch:
     """Divide one worker's memory into its parts."""
     sums = rows * head_dim
@@ -51,23 +52,21 @@ def carve(floats: Any, sources: Any, rows: int, head_dim: int) -> Scratch:
     )
 
 
-@njit
+@inner
 def stamp(nonce: int, kernel: int, resolver: int) -> int:
     """Mix the stamp of this launch; the host's twin is ``report.launch_stamp``."""
-    return (
-        nonce * _NONCE_FACTOR + kernel * _KERNEL_FACTOR + resolver * _RESOLVER_FACTOR
-    ) & _MASK
+    return (nonce * _NONCE_FACTOR + kernel * _KERNEL_FACTOR + resolver * _RESOLVER_FACTOR) & _MASK
 
 
-@njit
+@inner
 def context_of(seq_lens: Any, cu_seqlens_q: Any, sequence: int) -> int:
     """Return the keys that a unit may read of a sequence; none if nothing queries it."""
     if cu_seqlens_q[sequence + 1] > cu_seqlens_q[sequence]:
-        return np.int64(seq_lens[sequence])
-    return np.int64(0)
+        return int(seq_lens[sequence])
+    return 0
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
+@kernel
 def decode(
     nonce: int,
     lookup: Any,
@@ -97,9 +96,7 @@ def decode(
     group = q.shape[1] // num_kv_heads
     counters[workers, 0] = 0
     for worker in prange(workers):
-        layer = Layer(
-            q, k_pool, v_pool, out, block_tables, sinks, query_scale, softcap, window
-        )
+        layer = Layer(q, k_pool, v_pool, out, block_tables, sinks, query_scale, softcap, window)
         scratch = carve(floats[worker], sources[worker], group, head_dim)
         iterations, blocks = 0, 0
         unit = take_ticket(counters[workers].ctypes.data)
@@ -119,7 +116,7 @@ def decode(
         counters[worker, BLOCKS] = blocks
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
+@kernel
 def tiled(
     nonce: int,
     lookup: Any,
@@ -149,9 +146,7 @@ def tiled(
     group = q.shape[1] // num_kv_heads
     counters[workers, 0] = 0
     for worker in prange(workers):
-        layer = Layer(
-            q, k_pool, v_pool, out, block_tables, sinks, query_scale, softcap, window
-        )
+        layer = Layer(q, k_pool, v_pool, out, block_tables, sinks, query_scale, softcap, window)
         scratch = carve(floats[worker], sources[worker], BQ * group, head_dim)
         iterations, surplus, blocks = 0, 0, 0
         unit = take_ticket(counters[workers].ctypes.data)
@@ -159,9 +154,9 @@ def tiled(
             qblock, head = unit // num_kv_heads, unit % num_kv_heads
             sequence, steps = find_qblock(lookup, qblock)
             iterations += steps
-            begin, tokens = np.int64(0), np.int64(0)
+            begin, tokens = 0, 0
             if sequence >= 0:
-                begin = np.int64(cu_seqlens_q[sequence])
+                begin = int(cu_seqlens_q[sequence])
                 length = cu_seqlens_q[sequence + 1] - begin
                 start = (qblock - (begin // BQ + sequence)) * BQ
                 if 0 <= start < length:
@@ -179,7 +174,7 @@ def tiled(
         counters[worker, BLOCKS] = blocks
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
+@kernel
 def scatter(
     k: NDArray[np.float32],
     v: NDArray[np.float32],

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, types
-from numba.extending import overload
+from numba import types
 
+from labkit.engine.attention.cpu.jit import inner, variants_of
 from labkit.engine.attention.metadata import BQ
 from labkit.engine.attention.resolvers.binary_search import BinarySearch
 from labkit.engine.attention.resolvers.identity import Identity
@@ -35,7 +35,7 @@ def _is(lookup: Any, kind: type) -> bool:
     return isinstance(lookup, types.BaseNamedTuple) and lookup.instance_class is kind
 
 
-@njit
+@inner
 def search_tokens(cu: Any, token: int) -> Any:
     """Find the largest ``i`` with ``cu[i] <= token``."""
     low, high, iterations = 0, len(cu) - 1, 0
@@ -49,7 +49,7 @@ def search_tokens(cu: Any, token: int) -> Any:
     return low, iterations
 
 
-@njit
+@inner
 def search_qblocks(cu: Any, qblock: int) -> Any:
     """Find the largest ``i`` with ``cu[i] // BQ + i <= qblock``."""
     low, high, iterations = 0, len(cu) - 1, 0
@@ -63,7 +63,7 @@ def search_qblocks(cu: Any, qblock: int) -> Any:
     return low, iterations
 
 
-@overload(find_token, strict=False)
+@variants_of(find_token)
 def _find_token(lookup: Any, token: Any) -> Any:
     if _is(lookup, BinarySearch):
         return lambda lookup, token: search_tokens(lookup.cu_seqlens_q, token)
@@ -74,7 +74,7 @@ def _find_token(lookup: Any, token: Any) -> Any:
     return None
 
 
-@overload(find_qblock, strict=False)
+@variants_of(find_qblock)
 def _find_qblock(lookup: Any, qblock: Any) -> Any:
     if _is(lookup, BinarySearch):
         return lambda lookup, qblock: search_qblocks(lookup.cu_seqlens_q, qblock)
@@ -83,7 +83,7 @@ def _find_qblock(lookup: Any, qblock: Any) -> Any:
     return None
 
 
-@overload(resolver_id, strict=False)
+@variants_of(resolver_id)
 def _resolver_id(lookup: Any) -> Any:
     for kind, number in RESOLVER_IDS.items():
         if _is(lookup, kind):

@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from labkit.engine.attention.cpu.jit import inner
 from labkit.engine.attention.cpu.simd import LANES, VECTORS
 from labkit.engine.attention.cpu.tiles import (
     KEYS,
@@ -49,7 +49,7 @@ class Layer(NamedTuple):
     sinks: NDArray[np.float32]  # empty: none
     query_scale: np.float32
     softcap: np.float32  # in base 2; 0: off
-    window: np.int64
+    window: int
 
 
 class Scratch(NamedTuple):
@@ -77,7 +77,7 @@ class Work(NamedTuple):
     first_high: int
 
 
-@njit
+@inner
 def attend_rows(layer: Layer, scratch: Scratch, work: Work) -> int:
     """Attend from one unit's rows, write their output, return the KV blocks walked."""
     start_rows(layer, scratch, work)
@@ -94,11 +94,11 @@ def attend_rows(layer: Layer, scratch: Scratch, work: Work) -> int:
         fold_tile(layer, scratch, work, tile * KEYS)
         side = 1 - side
     finish_rows(layer, scratch, work)
-    block_size = layer.k_pool.shape[1]
+    block_size: int = layer.k_pool.shape[1]
     return (high - 1) // block_size - low // block_size + 1
 
 
-@njit
+@inner
 def start_rows(layer: Layer, scratch: Scratch, work: Work) -> None:
     """Load the scaled queries and clear the running state."""
     head_dim = layer.q.shape[2]
@@ -114,7 +114,7 @@ def start_rows(layer: Layer, scratch: Scratch, work: Work) -> None:
             scratch.states[row, 1] = 0
 
 
-@njit
+@inner
 def locate_keys(
     layer: Layer, scratch: Scratch, work: Work, side: int, low: int, high: int, tile: int
 ) -> None:
@@ -132,7 +132,7 @@ def locate_keys(
     while key < end:
         block = key // block_size
         stop = min(end, (block + 1) * block_size)
-        slot = np.int64(layer.block_tables[work.sequence, block]) * block_size
+        slot = int(layer.block_tables[work.sequence, block]) * block_size
         source = pool + (slot + key - block * block_size) * stride
         for i in range(key - base, stop - base):
             scratch.sources[side, i] = source
@@ -142,7 +142,7 @@ def locate_keys(
         scratch.sources[side, i] = zeros
 
 
-@njit
+@inner
 def pack_keys(scratch: Scratch, side: int, begin: int, end: int) -> None:
     """Transpose the strips of a tile that hold a key between ``begin`` and ``end``."""
     sources = scratch.sources.ctypes.data
@@ -159,7 +159,7 @@ def pack_keys(scratch: Scratch, side: int, begin: int, end: int) -> None:
         )
 
 
-@njit
+@inner
 def fold_tile(layer: Layer, scratch: Scratch, work: Work, base: int) -> None:
     """Fold the keys from ``base`` to ``base + KEYS`` into every row."""
     group = layer.q.shape[1] // layer.k_pool.shape[2]
@@ -179,7 +179,7 @@ def fold_tile(layer: Layer, scratch: Scratch, work: Work, base: int) -> None:
         row += count
 
 
-@njit
+@inner
 def score_rows(scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
     """Multiply some rows with the packed keys from ``low`` to ``high``, in whole vectors."""
     head_dim = scratch.queries.shape[1]
@@ -194,10 +194,8 @@ def score_rows(scratch: Scratch, row: int, count: int, low: int, high: int) -> N
             scores_1(scores, 4 * KEYS, queries, 4 * head_dim, keys, 4 * KEYS, head_dim)
 
 
-@njit
-def fold_rows(
-    layer: Layer, scratch: Scratch, work: Work, row: int, count: int, base: int
-) -> None:
+@inner
+def fold_rows(layer: Layer, scratch: Scratch, work: Work, row: int, count: int, base: int) -> None:
     """Turn some rows' scores into weights and add the weighted values of their keys.
 
     Each row takes exactly the keys that it sees, in ascending order; a row that sees none
@@ -234,7 +232,7 @@ def fold_rows(
             add_values(layer, scratch, work, row, i, 1, base, common_high, high)
 
 
-@njit
+@inner
 def add_values(
     layer: Layer,
     scratch: Scratch,
@@ -256,7 +254,7 @@ def add_values(
     while key < base + end:
         block = key // block_size
         stop = min(base + end, (block + 1) * block_size)
-        slot = np.int64(layer.block_tables[work.sequence, block]) * block_size
+        slot = int(layer.block_tables[work.sequence, block]) * block_size
         values = pool + (slot + key - block * block_size) * stride
         weight = weights + 4 * (key - base)
         d = 0
@@ -283,7 +281,7 @@ def add_values(
         key = stop
 
 
-@njit
+@inner
 def finish_rows(layer: Layer, scratch: Scratch, work: Work) -> None:
     """Divide by the softmax sums, sinks included, and write the output.
 

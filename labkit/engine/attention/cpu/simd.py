@@ -164,8 +164,9 @@ class Emitter:
             half *= 2
         return rows
 
-    def loop(self, count: Any, body: Callable[[Any, list[Any]], list[Any]], carried: list[Any]
-             ) -> list[Any]:
+    def loop(
+        self, count: Any, body: Callable[[Any, list[Any]], list[Any]], carried: list[Any]
+    ) -> list[Any]:
         """Run ``body(index, carried) -> carried`` for ``index`` in 0 to ``count``.
 
         ``count`` is an int64 of at least 1; returns what the last turn left.

@@ -9,8 +9,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.simd import (
     BYTES,
     F32,
@@ -18,7 +18,6 @@ from labkit.engine.attention.cpu.simd import (
     INTEGERS,
     LANES,
     POINTER,
-    VECTOR,
     VECTORS,
     Emitter,
 )

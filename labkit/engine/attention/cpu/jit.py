@@ -1,0 +1,32 @@
+"""numba's decorators with types: what the kernels are compiled with, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+from numba import extending
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def inner(function: F) -> F:
+    """Compile a part of a kernel."""
+    return cast(F, numba.njit(error_model="numpy")(function))
+
+
+def kernel(function: F) -> F:
+    """Compile a launch: parallel, cached on disk, without the interpreter lock."""
+    compiled = numba.njit(cache=True, parallel=True, nogil=True, error_model="numpy")
+    return cast(F, compiled(function))
+
+
+def intrinsic(function: F) -> F:
+    """Make a function that writes LLVM instructions where a kernel calls it."""
+    return cast(F, extending.intrinsic(function))
+
+
+def variants_of(function: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorate what returns the variant of ``function`` for the types of a call."""
+    return cast(Callable[[F], F], extending.overload(function, strict=False))
