@@ -142,6 +142,16 @@ def test_rope_rotates(traditional):
             np.testing.assert_array_equal(got[b, :, t, dims:], x[b, :, t, dims:])
 
 
+@pytest.mark.parametrize("last", [255, 256, 257, 511, 512, 1000])
+def test_rope_at_the_edge_of_its_table(last):
+    x = random(0, 2, 1, 1, 8)
+    frequencies = inverse_frequencies(8)
+    got = RotaryTable(frequencies, 1.0).rotate(x, np.array([0, last], np.int32), traditional=False)
+    angle = np.float32(last) * frequencies
+    z = (x[1, 0, 0, :4] + 1j * x[1, 0, 0, 4:]) * np.exp(1j * angle.astype(float))
+    np.testing.assert_allclose(got[1, 0, 0], [*z.real, *z.imag], atol=1e-6)
+
+
 def test_rope_takes_one_offset_and_refuses_wrong_ones():
     table = RotaryTable(inverse_frequencies(8), 1.0)
     x = random(0, 3, 2, 1, 8)

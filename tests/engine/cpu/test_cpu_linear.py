@@ -48,9 +48,11 @@ def test_several_matrices_in_one_call():
         np.testing.assert_array_equal(part, alone)
 
 
-@pytest.mark.parametrize(("depth", "width"), [(256, 160), (33, 45)])
+@pytest.mark.parametrize(("depth", "width"), [(256, 5 * tile.WIDTH), (33, 45)])
 def test_a_row_has_the_same_bits_in_any_batch(depth, width):
-    packed = PackedWeights([random(0, width, depth), random(1, 40, depth)], [None, random(2, 40)])
+    # Wide enough for the tile that serves a single row; the bias is part of the order.
+    weights = [random(0, width, depth), random(1, 40, depth)]
+    packed = PackedWeights(weights, [random(4, width), random(2, 40)])
     x = random(3, 2 * tile.ROW_BLOCK + 3, depth)
     everything = packed.multiply(x)
     for rows in [*range(1, 71), tile.ROW_BLOCK, tile.ROW_BLOCK + 1]:
