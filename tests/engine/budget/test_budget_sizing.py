@@ -1,0 +1,157 @@
+"""The worker's side: measured activations, exact KV shapes, refusals at load, admission."""
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import psutil
+import pytest
+from budget_questions import GIB, MIB
+
+from labkit import config
+from labkit.engine import EngineError, Request, SamplingParams, create
+from labkit.engine.budget import facts, profiling, sizing
+from labkit.engine.kv_pools import KVPools, LayerShape
+from labkit.platform import memory_machine
+
+TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
+
+
+def options(**budget):
+    return config.Engine(
+        attention=config.Attention(backend=config.AttentionBackendName.reference),
+        scheduler=config.Scheduler(max_num_seqs=4, max_num_batched_tokens=64),
+        budget=config.Budget(**budget),
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny_dir():
+    from labkit.model import resolve
+
+    return resolve(config.Model(shape=TINY)).path
+
+
+def test_the_facts_of_a_shape_are_those_of_the_directory_built_from_it(tiny_dir):
+    planned, found = facts.of_shape(TINY, "tiny"), facts.of_directory(tiny_dir)
+    assert found == dataclasses.replace(planned, name=tiny_dir.name)
+    assert facts.of_model(config.Model(shape=TINY)) == planned
+    assert facts.of_model(config.Model(path=str(tiny_dir))) == found
+
+
+def test_half_precision_weights_are_counted_as_loaded(tmp_path):
+    header = {
+        "__metadata__": {"format": "mlx"},
+        "a": {"dtype": "BF16", "shape": [3, 5], "data_offsets": [0, 30]},
+        "b": {"dtype": "F32", "shape": [7], "data_offsets": [30, 58]},
+    }
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(58)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    assert facts.of_weights(tmp_path).weight_bytes == 4 * (15 + 7)
+
+
+def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
+    settings = json.loads((tiny_dir / "config.json").read_text())
+    del settings["intermediate_size"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert facts.of_directory(tmp_path) is None
+
+
+@pytest.mark.parametrize("rows", [1, 16, 256])
+def test_activations_are_what_was_estimated(tiny_dir, rows):
+    from labkit.engine import attention, self_test
+    from labkit.engine.forward import choose_forward
+    from labkit.engine.model_loader import load
+
+    loaded = load(tiny_dir)
+    backend = attention.create(backend="fused")
+    shapes = self_test.cached_shapes(loaded)
+    forward = choose_forward(loaded).forward
+    scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
+    measured = profiling.activation_bytes(forward, backend, shapes, scheduler, 16)
+    estimated = facts.of_shape(TINY, "tiny").activation_bytes(512, rows)
+    assert measured % MIB == 0
+    assert estimated - MIB // 4 < measured < 1.1 * estimated + MIB
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
+def test_the_largest_step_is_the_largest(tokens, rows):
+    scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
+    batch, num_blocks = profiling.largest_step(scheduler, 16)
+    assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
+    assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
+    assert batch.block_tables.min() == 1 and batch.block_tables.max() == num_blocks - 1
+    assert len(np.unique(batch.block_tables)) == batch.block_tables.size
+    assert batch.block_tables.shape[1] * 16 >= batch.seq_lens.max()
+
+
+@pytest.mark.parametrize(("policy", "times"), [("fixed", 0), ("mistralrs", 0), ("fraction", 1)])
+def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, times):
+    calls = []
+
+    def measure():
+        calls.append(1)
+        return 100 * MIB
+
+    shapes = (LayerShape(4, 64, 64),) * 4
+    machine = memory_machine.simulated("sim_m1_8gb")
+    chosen = options(policy=config.BudgetPolicy(policy))
+    if policy == "fraction":
+        chosen.budget.fraction = 0.5
+    pool = sizing.size_pool(chosen, tiny_dir, machine, shapes, measure)
+    assert len(calls) == times
+    assert (100 * MIB in [part.bytes for part in pool.parts]) == bool(times)
+
+
+def test_a_large_step_is_estimated(tiny_dir):
+    chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
+    chosen.scheduler.max_num_batched_tokens = 1 << 20
+    machine = memory_machine.simulated("sim_m3_ultra_512gb")
+
+    def never():
+        raise AssertionError("a forward of a million tokens is not cheap")
+
+    sizing.size_pool(chosen, tiny_dir, machine, (LayerShape(4, 64, 64),) * 4, never)
+
+
+def test_a_refusal_at_load_names_what_then_loads(model_dir):
+    tight = options(policy=config.BudgetPolicy.fraction, fraction=0.00001, machine="sim_m1_8gb")
+    with pytest.raises(
+        EngineError, match=r"set engine\.budget\.fraction=[\d.]+ or more"
+    ) as refused:
+        create(tight, model_dir("qwen3"))
+    advised = re.search(r"fraction=([\d.]+) or more", str(refused.value))
+    tight.budget.fraction = float(advised[1])
+    engine = create(tight, model_dir("qwen3"))
+    counters = engine.counters()
+    assert counters["blocks.total"] >= 15
+    assert "policy=fraction" in engine.notes["budget"]
+    # It is the budget's pool that admission counts with.
+    too_many = (int(counters["blocks.total"]) + 1) * 16
+    engine.submit(Request("huge", (1,) * too_many, SamplingParams(max_tokens=2)))
+    engine.submit(Request("good", (1, 2, 3), SamplingParams(max_tokens=2, ignore_eos=True)))
+    ends = {}
+    while engine.has_work():
+        ends |= {event.request_id: event for event in engine.step() if event.finish_reason}
+    assert ends["huge"].finish_reason == "error" and "KV blocks" in ends["huge"].error
+    assert ends["good"].finish_reason == "length"
+    engine.close()
+
+
+def test_kv_bytes_predicted_allocated_and_measured_agree():
+    """Within 2 %: what planning says, what NumPy holds, what becomes resident."""
+    blocks, block_size = 1024, 16
+    predicted = facts.of_shape(TINY, "tiny").kv_bytes_per_token * block_size * blocks
+    shapes = (LayerShape(TINY.num_kv_heads, TINY.head_dim, TINY.head_dim),) * TINY.num_layers
+    process = psutil.Process()
+    before = process.memory_info().rss
+    pools = KVPools(shapes, blocks, block_size)
+    arrays = [*pools.keys, *pools.values]
+    for array in arrays:
+        array.fill(1.0)
+    measured = process.memory_info().rss - before
+    allocated = sum(array.nbytes for array in arrays)
+    assert allocated == predicted == blocks * pools.block_bytes == GIB // 8
+    assert measured == pytest.approx(predicted, rel=0.02)
