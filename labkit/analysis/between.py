@@ -27,7 +27,7 @@ from labkit.analysis.two_sample import (
     splits,
     two_sided_p,
 )
-from labkit.analysis.values import Row, probe_values
+from labkit.analysis.values import Row
 from labkit.analysis.verdict import Verdict, judge
 
 MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
@@ -194,7 +194,7 @@ def _difference(old: Any, new: Any, where: str = "") -> str | None:
 
 def probe_shift_pct(one: CellAnalysis, other: CellAnalysis) -> float | None:
     """Give how much longer the probe takes in the new study, in percent (medians)."""
-    probes = [list(probe_values(a.data.records).values()) for a in (one, other)]
+    probes = [list(a.data.probe.values()) for a in (one, other)]
     if not all(probes):
         return None
     return percent(float(np.median(probes[1]) - np.median(probes[0])))

@@ -15,7 +15,7 @@ from typing import Any
 from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
 from labkit.analysis.sequential import Look, alpha_now, parse_looks
-from labkit.analysis.values import Row, build_rows, summary
+from labkit.analysis.values import Row, build_rows, probe_values, summary
 from labkit.analysis.verdict import Verdict, judge
 from labkit.experiment.record import (
     SCHEMA_VERSION,
@@ -70,6 +70,11 @@ class CellData:
         for record in self.records:
             counts[record.block] = counts.get(record.block, 0) + 1
         return tuple(sorted(block for block, n in counts.items() if n >= expected))
+
+    @cached_property
+    def probe(self) -> Mapping[tuple[int, int], float]:
+        """Each run's probe before the arm, by block and position (mean log microseconds)."""
+        return probe_values(self.records)
 
     @property
     def complete(self) -> bool:

@@ -14,7 +14,7 @@ from labkit.analysis.permutation import Floats
 from labkit.analysis.plots import run_positions
 from labkit.analysis.sentences import row_name
 from labkit.analysis.svg import MARKS, Chart, padded
-from labkit.analysis.values import MEASURED, probe_values
+from labkit.analysis.values import MEASURED
 
 Json = Mapping[str, Any]
 LATENCIES = (
@@ -69,12 +69,11 @@ def forest(cell: Json) -> str | None:
     return chart.svg()
 
 
-def runs_in_order(cell: Json, row: Json, folder: str) -> str | None:
-    """Draw every run of a row in the order it was run; dots link to the records."""
+def runs_in_order(cell: Json, row: Json, order: Mapping[str, int], folder: str) -> str | None:
+    """Draw every run of a row at its place in ``order``; dots link to the records."""
     values = [run["value"] for arm in row["arms"].values() for run in arm["runs"]]
     if not values:
         return None
-    order = run_positions(cell)
     total = sum(len(arms) for arms in cell["design"]["order"])
     chart = Chart(
         title=f"runs of {row_name(row)}",
@@ -145,7 +144,7 @@ def drift(analysis: CellAnalysis) -> str | None:
 
 
 def _probe_line(analysis: CellAnalysis, order: Mapping[str, int]) -> list[tuple[float, float]]:
-    probes = probe_values(analysis.data.records)
+    probes = analysis.data.probe
     if not probes:
         return []
     middle = float(np.median(list(probes.values())))

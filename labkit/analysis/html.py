@@ -10,6 +10,7 @@ from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
 from labkit.analysis.markdown import environment_line
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
+from labkit.analysis.plots import run_positions
 from labkit.analysis.sensitivity import Second, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.svg import mark_svg
@@ -62,8 +63,9 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
 
 
 def _runs(cell: Mapping[str, Any], folder: str) -> Iterable[tuple[str, str]]:
+    order = run_positions(cell)
     for row in cell["rows"]:
-        chart = runs_in_order(cell, row, folder) if row["primary"] else None
+        chart = runs_in_order(cell, row, order, folder) if row["primary"] else None
         if chart is not None:
             yield row_name(row), chart
 

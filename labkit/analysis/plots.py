@@ -54,9 +54,10 @@ def write_plots(cell: Json, folder: Path) -> Iterator[Path]:
     import matplotlib as mpl
 
     settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
+    order = run_positions(cell)
     with mpl.rc_context(settings):
         for case in case_names(cell):
-            figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case])
+            figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
             stem = f"{slug(cell['cell'])}--{slug(case)}"
             yield from save(figure, folder / stem)
 
@@ -69,7 +70,7 @@ def save(figure: Figure, stem: Path) -> Iterator[Path]:
     yield from (png, svg)
 
 
-def case_figure(cell: Json, rows: Sequence[Json]) -> Figure:
+def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> Figure:
     """Draw the rows of one case, one panel per metric."""
     from matplotlib.figure import Figure
 
@@ -81,7 +82,7 @@ def case_figure(cell: Json, rows: Sequence[Json]) -> Figure:
     for panel in panels[len(rows) :]:
         panel.set_visible(False)
     for panel, row in zip(panels, rows, strict=False):
-        draw_runs(panel, cell, row)
+        draw_runs(panel, cell, row, order)
     if len(rows) > 1:
         figure.suptitle(f"{cell['question'] or cell['cell']}", fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
@@ -89,9 +90,8 @@ def case_figure(cell: Json, rows: Sequence[Json]) -> Figure:
     return figure
 
 
-def draw_runs(panel: Axes, cell: Json, row: Json) -> None:
+def draw_runs(panel: Axes, cell: Json, row: Json, order: Mapping[str, int]) -> None:
     """Draw every run's value in run order, a line at each arm's median, blocks shaded."""
-    order = run_positions(cell)
     for arm, (colour, mark) in arm_styles(cell).items():
         values = row["arms"][arm]
         if not values["n"]:

@@ -22,7 +22,7 @@ from labkit.analysis.cell import CellAnalysis, CellData
 from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
 from labkit.analysis.permutation import Floats, pooled, relabellings, two_sided
 from labkit.analysis.probe import adjust, noise_correlation
-from labkit.analysis.values import Row, complete_blocks, log_values, probe_values
+from labkit.analysis.values import Row, complete_blocks, log_values
 from labkit.analysis.weakness import probe_us, steal_share
 
 CORRELATES = 0.5
@@ -71,7 +71,7 @@ def disturbed_blocks(data: CellData) -> frozenset[int]:
 def _adjusted(index: int, row: Row, arm: str, data: CellData) -> Iterator[Second]:
     names = [a.name for a in data.arms]
     everywhere = complete_blocks(row, names, data.levels.runs)
-    probe = probe_values(data.records)
+    probe = data.probe
     if not everywhere or any(key not in probe for key in _places(row, names, everywhere)):
         return
     correlation = noise_correlation(*_tables(row, names, everywhere, probe))
