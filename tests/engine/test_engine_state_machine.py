@@ -341,3 +341,38 @@ def test_a_closed_engine_serves_nothing():
     engine.submit(request("b", [1, 2], 3))
     with pytest.raises(EngineError, match="closed"):
         engine.step()
+
+
+@pytest.mark.slow
+def test_soak_two_thousand_requests_in_a_pool_far_too_small():
+    rng = np.random.default_rng(0)
+    engine, _ = make_engine(12, max_num_seqs=6, max_num_batched_tokens=10, chunk=7)
+    asked, tokens, last, aborted = {}, {}, {}, set()
+    while len(asked) < 2000 or engine.has_work():
+        for _ in range(int(rng.integers(0, 4)) if len(asked) < 2000 else 0):
+            prompt = rng.integers(0, VOCAB, rng.integers(1, 30)).tolist()
+            new = request(f"r{len(asked)}", prompt, int(rng.integers(1, 25)), bool(rng.integers(2)))
+            asked[new.request_id] = new
+            engine.submit(new)
+        if rng.random() < 0.1 and asked:
+            victim = f"r{rng.integers(max(0, len(asked) - 40), len(asked))}"
+            if victim not in last:
+                aborted.add(victim)
+            engine.abort(victim)
+        for event in engine.step():
+            assert event.request_id not in aborted and event.request_id not in last
+            if event.token != NO_TOKEN:
+                tokens.setdefault(event.request_id, []).append(event.token)
+            if event.finish_reason:
+                last[event.request_id] = event
+        engine.check()
+    assert set(last) | aborted == set(asked) and len(aborted) > 20
+    refused = {key for key, event in last.items() if event.finish_reason == "error"}
+    for key in set(last) - refused:
+        params = asked[key].params
+        assert tokens[key] == solo(
+            asked[key].prompt_token_ids, params.max_tokens, params.ignore_eos
+        )
+    counters = engine.counters()
+    assert counters["blocks.allocated"] == counters["blocks.freed"]
+    assert len(refused) == counters["requests.refused"] > 0
