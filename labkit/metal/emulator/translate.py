@@ -62,9 +62,10 @@ def translate(traced: Traced) -> Translation:
     start = head.index(f"void {traced.name}(")
     signature = head[start : head.index(") {", start) + 1]
     buffers: list[Buffer] = []
+    positions: list[str] = []
     arguments: list[str] = []
     for match in _PARAMETER.finditer(signature):
-        arguments.append(_argument(match, buffers))
+        arguments.append(_argument(match, buffers, positions))
     code = _ARRAY.sub(_guarded_array, head)
     if re.search(r"\bthreadgroup\s+[\w<>, ]+\s+\w+\s*(\[[^;]*)?[,;=]", code):
         raise KernelFault("compile", "a threadgroup variable that is not one array: declare one")
@@ -82,6 +83,8 @@ const Parameter kParameters[] = {{
   {entries}}};
 const int kParameterCount = {len(buffers)};
 void call_kernel(void* const* buffers, const Thread& self) {{
+  {(chr(10) + "  ").join(positions)}
+  litter();
   {instance}(
     {("," + chr(10) + "    ").join(arguments)});
 }}
@@ -101,13 +104,14 @@ def _split(traced: Traced) -> tuple[str, str]:
     return traced.text[: match.start()] + "\n", match.group(2)
 
 
-def _argument(match: re.Match[str], buffers: list[Buffer]) -> str:
-    """Return the C++ argument for a parameter; note its buffer."""
+def _argument(match: re.Match[str], buffers: list[Buffer], positions: list[str]) -> str:
+    """Return the C++ argument for a parameter; note its buffer or what it is bound to."""
     name, attribute = match["name"], match["attribute"]
     if attribute != "buffer":
         if attribute not in _ATTRIBUTES:
             raise KernelFault("compile", f"attribute {attribute} is not emulated")
-        return _ATTRIBUTES[attribute]
+        positions.append(f"const {match['type']} {name}({_ATTRIBUTES[attribute]});")
+        return name
     kind = " ".join(w for w in match["type"].split() if w not in ("device", "constant"))
     pointer = f"static_cast<{kind}*>(buffers[{len(buffers)}])"
     buffers.append(Buffer(name, not kind.startswith("const ")))

@@ -1,7 +1,6 @@
 // Fibers: a thread's registers and stack, and the change from one to another.
 #pragma once
 #include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include <vector>
@@ -15,7 +14,7 @@
 namespace emulator {
 
 constexpr size_t kStack = 256 * 1024;
-constexpr size_t kStackGarbage = 4096;  // bytes at a stack's top that begin as garbage
+constexpr size_t kStackGarbage = 4096;  // bytes of a kernel's frame that begin as garbage
 
 enum class State : uint8_t { ready, at_operation, at_barrier, done };
 
@@ -61,13 +60,11 @@ inline void change(Fiber& from, Fiber& to) { emulator_switch(&from.sp, to.sp); }
 inline void change(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.context); }
 #endif
 
-// Make the fiber begin at `entry`, on a stack whose top holds `garbage`.
-inline void start(Fiber& fiber, void (*entry)(), const unsigned char* garbage) {
+// Make the fiber begin at `entry`.
+inline void start(Fiber& fiber, void (*entry)()) {
   fiber.state = State::ready;
-  unsigned char* end = fiber.stack + kPage + kStack;
-  memcpy(end - kStackGarbage, garbage, kStackGarbage);
 #if defined(__x86_64__)
-  auto* top = reinterpret_cast<uint64_t*>(end);
+  auto* top = reinterpret_cast<uint64_t*>(fiber.stack + kPage + kStack);
   *--top = 0;  // keeps the stack aligned as after a call
   *--top = reinterpret_cast<uint64_t>(entry);
   for (int i = 0; i < 6; ++i) *--top = 0;

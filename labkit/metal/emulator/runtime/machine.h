@@ -179,7 +179,7 @@ inline void start_threadgroup(Index position, Index size) {
     t.lane = i % kLanes;
     t.simdgroup = i / kLanes;
     t.simdgroups = static_cast<uint32_t>(groups);
-    start(fiber, &fiber_main, machine.stack_garbage);
+    start(fiber, &fiber_main);
   }
 }
 

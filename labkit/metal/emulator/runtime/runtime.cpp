@@ -207,6 +207,12 @@ void threadgroup_meet(int line) {
   yield();
 }
 
+[[gnu::noinline]] void litter() {
+  unsigned char space[kStackGarbage];
+  memcpy(space, machine.stack_garbage, sizeof space);
+  asm volatile("" : : "r"(space) : "memory");
+}
+
 uint32_t lane() { return machine.running->thread.lane; }
 
 void fault(const char* kind, const char* format, ...) {

@@ -45,6 +45,9 @@ uint32_t lane();
 // Stop with one line: the kernel did what Metal does not allow.
 [[noreturn]] void fault(const char* kind, const char* format, ...);
 
+// Leave garbage on the stack, where the next call puts its variables.
+void litter();
+
 // A threadgroup array: filled with garbage for each threadgroup, at a guard page.
 struct Shared {
   Shared(const char* name, size_t size);

@@ -1,0 +1,321 @@
+"""The emulator itself: what it computes, and what it refuses to let pass."""
+
+from dataclasses import replace
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from labkit.metal.call import KernelCall
+from labkit.metal.device import executor
+from labkit.metal.emulator import build
+from labkit.metal.emulator.emulate import Emulator, prover
+from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
+from labkit.metal.emulator.run import THREE, Order, Schedule
+from labkit.metal.emulator.trace import _checked, trace
+from labkit.metal.emulator.translate import translate
+
+HEADER = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
+
+
+def call(body, inputs, outputs, *, threads=32, groups=(1, 1, 1), template=(), header=HEADER):
+    return KernelCall(
+        "emulator_test",
+        header,
+        body,
+        tuple((name, mx.array(value)) for name, value in inputs.items()),
+        tuple((name, shape, dtype) for name, (shape, dtype) in outputs.items()),
+        tuple(template),
+        groups,
+        threads,
+    )
+
+
+def floats(*shape):
+    return (shape, mx.float32)
+
+
+# ------------------------------------------------------------------ the trace
+
+
+def test_traced_tuple_is_as_this_emulator_knows_it():
+    body = "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
+    traced = trace(
+        call(
+            body,
+            {"few": np.ones(7, np.float32), "many": np.ones(8, np.float32), "scalar": 1.5},
+            {"out": floats(64)},
+            groups=(2, 1, 1),
+            template=[("T", mx.bfloat16), ("N", 3), ("FLAG", True)],
+        )
+    )
+    assert traced.grid == (64, 1, 1)
+    assert traced.threadgroup == (32, 1, 1)
+    # The trap that pointers' template parameters answer: 8 elements decide.
+    assert "const constant float* few [[buffer(0)]]" in traced.text
+    assert "const device float* many [[buffer(1)]]" in traced.text
+    assert "const constant int* many_shape [[buffer(2)]]" in traced.text
+    assert "const constant float& scalar [[buffer(3)]]" in traced.text
+    assert "device float* out [[buffer(4)]]" in traced.text
+    assert "uint3 thread_position_in_grid [[thread_position_in_grid]]" in traced.text
+    assert "few_shape" not in traced.text
+    names = [(b.name, b.written) for b in translate(traced).buffers]
+    assert names == [
+        ("few", False), ("many", False), ("many_shape", False), ("scalar", False), ("out", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [None, ("name", "text", 1, 1, 1), ("n", "no function", *[1] * 6), ("n", "void n(", *"123456")],
+)
+def test_another_tuple_is_refused(arguments):
+    with pytest.raises(EmulatorUnavailable, match="in a form that this emulator does not know"):
+        _checked(arguments)
+
+
+def test_no_compiler_is_said_in_one_line(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    build.find_compiler.cache_clear()
+    with pytest.raises(EmulatorUnavailable, match=r"^device=emulated: no g\+\+ on PATH") as error:
+        executor("emulated")
+    assert "\n" not in str(error.value)
+    build.find_compiler.cache_clear()
+
+
+def test_unknown_device_is_refused():
+    with pytest.raises(ValueError, match="device=cuda: allowed are metal, emulated"):
+        executor("cuda")
+
+
+# ------------------------------------------------------------------ what it computes
+
+
+def test_simd_operations(compiler):
+    body = """
+    uint i = thread_index_in_simdgroup;
+    float x = a[thread_position_in_grid.x];
+    out[4 * thread_position_in_grid.x] = simd_sum(x);
+    out[4 * thread_position_in_grid.x + 1] = simd_max(x) - simd_min(x);
+    out[4 * thread_position_in_grid.x + 2] = simd_shuffle_xor(x, ushort(5));
+    float next = simd_shuffle(x, ushort((i + 3) % 32));
+    out[4 * thread_position_in_grid.x + 3] = next + simd_broadcast(x, 7);
+    """
+    a = np.random.default_rng(0).integers(-9, 9, 64).astype(np.float32)
+    (out,) = prover()(call(body, {"a": a}, {"out": floats(64, 4)}, threads=64))
+    lanes = np.arange(32)
+    for group, got in zip(a.reshape(2, 32), np.array(out).reshape(2, 32, 4), strict=True):
+        assert (got[:, 0] == group.sum()).all()
+        assert (got[:, 1] == group.max() - group.min()).all()
+        assert (got[:, 2] == group[lanes ^ 5]).all()
+        assert (got[:, 3] == group[(lanes + 3) % 32] + group[7]).all()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_matrices(dtype, compiler):
+    body = """
+    simdgroup_matrix<T, 8, 8> x, y, z;
+    simdgroup_matrix<float, 8, 8> sum = make_filled_simdgroup_matrix<float, 8, 8>(1.0f);
+    simdgroup_load(x, a, 8);
+    simdgroup_load(y, b, 16, ulong2(3, 2), true);
+    simdgroup_multiply_accumulate(sum, x, y, sum);
+    uint lane = thread_index_in_simdgroup;
+    uint row = (lane / 4 & 4) + lane / 2 % 4, col = (lane / 4 & 2) * 2 + lane % 2 * 2;
+    out[row * 8 + col] = sum.thread_elements()[0];
+    out[row * 8 + col + 1] = sum.thread_elements()[1];
+    """
+    rng = np.random.default_rng(1)
+    a, b = (
+        mx.array(rng.standard_normal(s).astype(np.float32)).astype(dtype)
+        for s in ((8, 8), (16, 16))
+    )
+    made = call(body, {"a": a, "b": b}, {"out": floats(8, 8)}, template=[("T", dtype)])
+    (out,) = prover()(made)
+    x, y = (np.array(m.astype(mx.float32)).astype(np.float64) for m in (a, b))
+    # Origin (3, 2): column 3, row 2; then transposed.
+    np.testing.assert_allclose(np.array(out), x @ y[2:10, 3:11].T + 1, rtol=0, atol=4e-6)
+
+
+def test_half_types_round_as_mlx_does(compiler):
+    rng = np.random.default_rng(2)
+    values = (rng.standard_normal(256) * 10.0 ** rng.integers(-9, 9, 256)).astype(np.float32)
+    values[:6] = [np.inf, -np.inf, np.nan, 0.0, -0.0, 3.3e38]
+    body = "uint i = thread_position_in_grid.x; h[i] = half(a[i]); b[i] = bfloat(a[i]);"
+    outputs = {"h": ((256,), mx.float16), "b": ((256,), mx.bfloat16)}
+    h, b = Emulator()(call(body, {"a": values}, outputs, threads=256))
+    for out, dtype in ((h, mx.float16), (b, mx.bfloat16)):
+        expected = np.array(mx.array(values).astype(dtype).astype(mx.float32))
+        np.testing.assert_array_equal(np.array(out.astype(mx.float32)), expected)
+
+
+def test_threadgroups_positions_and_shapes(compiler):
+    body = """
+    uint i = (threadgroup_position_in_grid.z * 3 + threadgroup_position_in_grid.y) * 64
+           + thread_index_in_threadgroup;
+    out[i] = a_shape[1] * 1000 + thread_position_in_grid.y * 100 + threadgroups_per_grid.z * 10
+           + simdgroup_index_in_threadgroup;
+    """
+    made = call(body, {"a": np.ones((2, 5), np.float32)}, {"out": floats(2, 3, 64)}, threads=64,
+                groups=(1, 3, 2))  # fmt: skip
+    (out,) = prover()(made)
+    y, i = np.arange(3)[:, None], np.arange(64)
+    np.testing.assert_array_equal(np.array(out), np.stack([5020 + y * 100 + i // 32] * 2))
+
+
+# ------------------------------------------------------------------ what it finds
+
+SHARE = """
+threadgroup float shared[64];
+uint i = thread_index_in_threadgroup;
+shared[i] = a[i];
+BARRIER
+out[i] = shared[63 - i];
+"""
+A64 = {"a": np.arange(64, dtype=np.float32)}
+
+
+def faulty(body, inputs=A64, outputs=None, threads=64, **how):
+    with pytest.raises(KernelFault) as error:
+        prover(2.0)(call(body, inputs, outputs or {"out": floats(64)}, threads=threads, **how))
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def test_missing_threadgroup_barrier(compiler):
+    good = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
+    (out,) = prover()(call(good, A64, {"out": floats(64)}, threads=64))
+    np.testing.assert_array_equal(np.array(out), np.arange(64)[::-1])
+    assert faulty(SHARE.replace("BARRIER", "")).kind == "disagree"
+    weak = SHARE.replace("BARRIER", "simdgroup_barrier(mem_flags::mem_threadgroup);")
+    assert faulty(weak).kind == "disagree"
+
+
+def test_diverging_barriers(compiler):
+    half = "if (i < 40) { threadgroup_barrier(mem_flags::mem_threadgroup); }"
+    assert faulty(SHARE.replace("BARRIER", half)).kind == "divergence"
+    early = "if (i >= 32) { return; } threadgroup_barrier(mem_flags::mem_threadgroup);"
+    fault = faulty(SHARE.replace("BARRIER", early))
+    assert fault.kind == "divergence"
+    assert "has returned" in fault.detail
+
+
+def test_diverging_simd_operation(compiler):
+    body = """
+    uint i = thread_position_in_grid.x;
+    float x = a[i];
+    if (i % 2) {
+      x = simd_sum(x);
+    }
+    out[i] = simd_max(x);
+    """
+    fault = faulty(body)
+    assert fault.kind == "divergence"
+    assert "simd_sum" in fault.detail
+    assert "simd_max" in fault.detail
+
+
+@pytest.mark.parametrize("index", ["i + 1", "i - 1", "i + 100000"])
+@pytest.mark.parametrize("access", ["out[i] = a[INDEX];", "out[INDEX] = a[i];"])
+def test_access_outside_a_buffer(access, index, compiler):
+    body = "int i = int(thread_position_in_grid.x); " + access.replace("INDEX", index)
+    assert faulty(body).kind in ("bounds", "disagree", "crash")
+
+
+def test_fault_names_buffer_byte_and_thread(compiler):
+    body = "int i = int(thread_position_in_grid.x); out[i] = a[i == 37 ? 64 : i];"
+    fault = faulty(body)
+    assert fault.detail.startswith("access outside a, at byte 256 of 256, by threadgroup (0, 0, 0)")
+    assert "simdgroup 1, lane 5" in fault.detail
+
+
+def test_write_to_an_input(compiler):
+    body = "((device float*)a)[thread_position_in_grid.x] = 1; out[thread_position_in_grid.x] = 1;"
+    assert faulty(body).detail.startswith("write to read-only a")
+
+
+def test_overrun_of_a_threadgroup_array_through_a_pointer(compiler):
+    body = """
+    threadgroup float x[64];
+    threadgroup float* p = x;
+    p[thread_index_in_threadgroup + 1] = 1;
+    out[thread_index_in_threadgroup] = 1;
+    """
+    assert faulty(body).kind in ("bounds", "undefined")
+
+
+def test_uninitialised_memory(compiler):
+    assert (
+        faulty("if (thread_position_in_grid.x != 9) { out[thread_position_in_grid.x] = 1; }").kind
+        == "disagree"
+    )
+    assert faulty("float x; out[thread_position_in_grid.x] = x * a[1];").kind == "disagree"
+    shared = "uint i = thread_index_in_threadgroup; threadgroup float x[64]; out[i] = x[i];"
+    assert faulty(shared).kind == "disagree"
+
+
+def test_two_threadgroups_write_one_element(compiler):
+    body = "out[thread_index_in_threadgroup] = a[0] + threadgroup_position_in_grid.y;"
+    assert faulty(body, groups=(1, 2, 1)).kind == "disagree"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["int(a[0]) << 40", "2147483647 + int(a[1])", "int(a[1] * 1e30f)", "table[int(a[4])]",
+     "int((*(const device vec<float, 4>*)(a + 1))[0])"],
+)  # fmt: skip
+def test_undefined_behaviour(expression, compiler):
+    body = (
+        f"int table[3] = {{1, 2, 3}}; out[thread_position_in_grid.x] = table[0] + ({expression});"
+    )
+    assert faulty(body).kind == "undefined"
+
+
+@pytest.mark.parametrize("value", ["-INFINITY", "NAN", "a[0] / a[0]"])
+def test_fast_maths_takes_finite_values_only(value, compiler):
+    fault = faulty(f"out[thread_position_in_grid.x] = fast::exp2({value});")
+    assert fault.kind == "fast-math"
+    precise = call(
+        f"out[thread_position_in_grid.x] = precise::exp2({value});",
+        A64,
+        {"out": floats(64)},
+        threads=64,
+    )
+    prover()(precise)
+
+
+def test_launch_limits(compiler):
+    assert faulty("threadgroup float x[8193]; x[0] = 1; out[0] = x[0];").kind == "launch"
+    assert faulty("out[0] = a[0];", threads=1025).kind == "launch"
+
+
+def test_endless_loop(compiler):
+    body = "volatile int go = 1; while (go) {} out[0] = a[0];"
+    with pytest.raises(KernelFault, match="timeout"):
+        prover(0.2)(call(body, A64, {"out": floats(64)}))
+
+
+def test_text_that_does_not_compile(compiler):
+    assert faulty("out[0] = undeclared;").kind == "compile"
+    assert faulty("threadgroup float x; out[0] = 1;").kind == "compile"
+    assert faulty("threadgroup float x[2], y[2]; out[0] = 1;").kind == "compile"
+
+
+# ------------------------------------------------------------------ how it runs
+
+
+def test_every_schedule_alone_gives_the_same_bits(compiler):
+    body = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
+    made = call(body, A64, {"out": floats(64)}, threads=64)
+    outs = [Emulator((s,))(made)[0] for s in (*THREE, Schedule(Order.random, 0, 99))]
+    assert all(mx.array_equal(out, outs[0]) for out in outs)
+
+
+def test_program_is_compiled_once(compiler, no_cache):
+    made = call("out[thread_position_in_grid.x] = a[0];", A64, {"out": floats(64)}, threads=64)
+    prover()(made)
+    before = {p: p.stat().st_mtime_ns for p in (no_cache / "emulator").iterdir()}
+    assert len(before) == 2  # the runtime and the kernel
+    other = replace(made, inputs=(("a", mx.array(A64["a"]) + 1),))
+    (out,) = prover()(other)
+    assert out[0].item() == 1
+    assert {p: p.stat().st_mtime_ns for p in (no_cache / "emulator").iterdir()} == before
