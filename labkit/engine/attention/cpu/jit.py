@@ -22,9 +22,12 @@ def kernel(function: F) -> F:
     return cast(F, compiled(function))
 
 
-def intrinsic(function: F) -> F:
-    """Make a function that writes LLVM instructions where a kernel calls it."""
-    return cast(F, extending.intrinsic(function))
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that writes LLVM instructions where a kernel calls it.
+
+    Kernels call it without the typing context that ``function`` takes first.
+    """
+    return cast(Callable[..., Any], extending.intrinsic(function))
 
 
 def variants_of(function: Callable[..., Any]) -> Callable[[F], F]:

@@ -1,0 +1,112 @@
+"""Batches of ragged sequences whose unused slots are poisoned."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from labkit.engine import attention
+
+# (query length, context) of each sequence.
+SHAPES = {
+    "decode": [(1, 1), (1, 16), (1, 17), (1, 200), (1, 64), (1, 65)],
+    "mixed": [(1, 100), (70, 70), (0, 0), (33, 300), (1, 5), (0, 9)],
+    "ragged_tail": [(31, 31), (32, 32), (33, 40), (64, 64), (1, 1), (65, 129)],
+    "spec_verify": [(1, 51), (1, 52), (1, 53), (4, 90), (4, 64)],
+    "one_prefill": [(129, 463)],
+}
+
+
+@dataclass
+class Batch:
+    q: np.ndarray
+    k_pool: np.ndarray
+    v_pool: np.ndarray
+    block_tables: np.ndarray
+    seq_lens: np.ndarray
+    cu_seqlens_q: np.ndarray
+
+    def plan(self, backend):
+        return backend.plan(
+            block_tables=self.block_tables,
+            seq_lens=self.seq_lens,
+            cu_seqlens_q=self.cu_seqlens_q,
+            block_size=self.k_pool.shape[1],
+            total_q=len(self.q),
+        )
+
+    def attend(self, backend="fused", resolver="binary_search", **options):
+        """Return output and report; the output is poisoned beforehand."""
+        made = attention.create(backend=backend, resolver=resolver)
+        options.setdefault("scale", max(1, self.q.shape[2]) ** -0.5)
+        out = np.full_like(self.q, np.nan)
+        return made.attend(self.q, self.k_pool, self.v_pool, self.plan(made), out=out, **options)
+
+    def keys(self, sequence):
+        """Return views (copies) of one sequence's keys and values, in order."""
+        context = self.seq_lens[sequence]
+        size = self.k_pool.shape[1]
+        blocks = self.block_tables[sequence, : -(-context // size)]
+        return tuple(
+            pool[blocks].reshape(-1, *pool.shape[2:])[:context]
+            for pool in (self.k_pool, self.v_pool)
+        )
+
+
+def make_batch(
+    lengths, *, block_size=16, heads=8, kv_heads=2, head_dim=64, seed=0, poison=True, shift=0.0
+):
+    """Make a batch on shuffled blocks; unused slots hold NaN and infinity if poisoned.
+
+    ``shift`` is added to every logit (before the scale of ``head_dim ** -0.5``): one
+    dimension of q is 1, that of k the shift.
+    """
+    random = np.random.default_rng(seed)
+    counts = [-(-context // block_size) for _, context in lengths]
+    ids = random.permutation(np.arange(1, sum(counts) + 1))
+    tables = np.zeros((len(lengths), max([*counts, 1])), dtype=np.int32)
+    used = 0
+    for sequence, count in enumerate(counts):
+        tables[sequence, :count] = ids[used : used + count]
+        used += count
+    shape = (used + 1, block_size, kv_heads, head_dim)
+    k_pool, v_pool = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
+    cu = np.cumsum([0] + [query for query, _ in lengths]).astype(np.int32)
+    q = random.standard_normal((cu[-1], heads, head_dim)).astype(np.float32)
+    if shift:
+        q[..., 0] = 1
+        k_pool[..., 0] = shift
+    if poison:
+        k_pool[0], v_pool[0] = np.nan, np.inf
+        for sequence, (_, context) in enumerate(lengths):
+            if context % block_size:
+                last = tables[sequence, context // block_size]
+                k_pool[last, context % block_size :] = np.inf
+                v_pool[last, context % block_size :] = np.nan
+    lens = np.array([context for _, context in lengths], dtype=np.int32)
+    return Batch(q, k_pool, v_pool, tables, lens, cu)
+
+
+@pytest.fixture(params=list(SHAPES))
+def lengths(request):
+    """Shapes that together reach every branch of both kernels."""
+    return SHAPES[request.param]
+
+
+@pytest.fixture(scope="session")
+def batch():
+    """The function that makes a batch."""
+    return make_batch
+
+
+@pytest.fixture(scope="session")
+def assert_close():
+    """Compare with the oracle at the accuracy that float32 kernels promise."""
+
+    def check(actual, expected, largest_logit=10.0):
+        assert actual.shape == expected.shape
+        error = np.abs(actual.astype(np.float64) - expected).max(initial=0)
+        largest = np.abs(expected).max(initial=0)
+        assert error <= 4e-6 * (1 + largest_logit / 10) * largest, error
+
+    return check

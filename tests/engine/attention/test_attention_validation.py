@@ -1,0 +1,139 @@
+"""Bad input: one clear line before any launch, the same in every backend."""
+
+import numpy as np
+import pytest
+
+from labkit.engine import attention
+
+
+def plan_of(batch, backend, **changes):
+    made = batch([(3, 20), (1, 40)])
+    arguments = {
+        "block_tables": made.block_tables,
+        "seq_lens": made.seq_lens,
+        "cu_seqlens_q": made.cu_seqlens_q,
+        "block_size": 16,
+        "total_q": 4,
+    }
+    for name, change in changes.items():
+        arguments[name] = change(arguments[name].copy()) if callable(change) else change
+    return attention.create(backend=backend).plan(**arguments)
+
+
+def put(index, value):
+    def change(array):
+        array[index] = value
+        return array
+
+    return change
+
+
+BATCHES = [
+    ({"seq_lens": lambda a: a.astype(np.int64)}, "seq_lens must be an array of int32, not int64"),
+    ({"block_tables": lambda a: a.astype(np.float32)}, "block_tables must be an array of int32"),
+    ({"cu_seqlens_q": [0, 3, 4]}, "cu_seqlens_q must be an array of int32, not list"),
+    ({"block_tables": lambda a: a[0]}, "block_tables must have 2 dimensions, not 1"),
+    ({"block_tables": lambda a: a[:1]}, "block_tables has 1 rows for 2 sequences"),
+    ({"block_tables": put((1, 2), -1)}, r"block_tables\[1, 2\] is -1: negative block id"),
+    ({"block_tables": lambda a: a[:, :2]}, r"seq_lens\[1\] is 40: needs 3 blocks of 16"),
+    ({"cu_seqlens_q": put(0, 1)}, r"cu_seqlens_q\[0\] is 1: must be 0"),
+    ({"cu_seqlens_q": put(1, 5)}, "cu_seqlens_q falls from 5 to 4 at index 2"),
+    ({"cu_seqlens_q": put(2, 5)}, "cu_seqlens_q ends at 5, not at total_q=4"),
+    ({"cu_seqlens_q": lambda a: a[:2]}, "cu_seqlens_q has 2 entries; 2 sequences need 3"),
+    ({"seq_lens": put(0, 2)}, r"seq_lens\[0\] is 2: less than the 3 query tokens"),
+    ({"block_size": 0}, "block_size=0: allowed are 1 or more"),
+]
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize(("changes", "message"), BATCHES)
+def test_bad_batches(batch, backend, changes, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        plan_of(batch, backend, **changes)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+def test_unused_blocks_may_hold_anything(batch, backend):
+    """Padding, and the table of a sequence without queries, are never read."""
+    made = batch([(3, 20), (0, 40), (1, 8)])
+    right, _ = made.attend(backend)
+    made.block_tables[0, 2] = -7
+    made.block_tables[1] = 9999
+    again, _ = made.attend(backend)
+    assert np.array_equal(right, again)
+
+
+OPERANDS = [
+    ({"q": lambda a: a[:3]}, r"q must have shape \[total_q=4"),
+    ({"k_pool": lambda a: a[:, :8]}, "k_pool and v_pool must have one shape"),
+    ({"k_pool": lambda a: a.astype(np.float16)}, "must have one dtype, not float32, float16"),
+    ({"k_pool": lambda a: a[:4], "v_pool": lambda a: a[:4]}, "block id 5: the pools have 4"),
+    (
+        {"k_pool": lambda a: a.reshape(12, 8, 2, 64), "v_pool": lambda a: a.reshape(12, 8, 2, 64)},
+        "the pools have blocks of 8, the plan of 16",
+    ),
+    ({"q": lambda a: a[:, :, :32]}, "q has head size 32, the pools have 64"),
+    ({"q": lambda a: a[:, :7]}, "7 query heads are not a multiple of 2 KV heads"),
+    ({"q": lambda a: a[:, :0]}, "0 query heads are not a multiple of 2 KV heads"),
+    ({"out": np.zeros((4, 8, 64))}, "out must be float32"),
+    ({"scale": np.nan}, "scale=nan: must be a finite number"),
+    ({"window": 0}, "window=0: allowed are 1 or more"),
+    ({"softcap": 0.0}, "softcap=0.0: must be above 0"),
+    ({"sinks": np.zeros(3, np.float32)}, r"sinks must have shape \[8\], not \[3\]"),
+]
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize(("changes", "message"), OPERANDS)
+def test_bad_operands(batch, backend, changes, message):
+    made = batch([(3, 20), (1, 40)])
+    backend = attention.create(backend=backend)
+    arguments = {"q": made.q, "k_pool": made.k_pool, "v_pool": made.v_pool, "scale": 0.1}
+    for name, change in changes.items():
+        arguments[name] = change(arguments[name]) if callable(change) else change
+    with pytest.raises(ValueError, match=message) as raised:
+        backend.attend(meta=made.plan(backend), **arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("head_dim", [0, 8, 40, 272])
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+def test_bad_head_sizes(batch, backend, head_dim):
+    with pytest.raises(ValueError, match=f"head size {head_dim}: allowed are multiples of 16"):
+        batch([(1, 4)], head_dim=head_dim).attend(backend, scale=1.0)
+
+
+def test_half_precision_is_refused_on_the_cpu(batch):
+    made = batch([(1, 4)])
+    for name in ("q", "k_pool", "v_pool"):
+        setattr(made, name, getattr(made, name).astype(np.float16))
+    with pytest.raises(ValueError, match="on device cpu takes float32, not float16"):
+        made.attend()
+
+
+def test_bad_writes(batch):
+    made = batch([(3, 20), (1, 40)])
+    backend = attention.create()
+    meta = made.plan(backend)
+    k = np.zeros((4, 2, 64), np.float32)
+    for arguments, message in (
+        ((k[:3], k, made.k_pool, made.v_pool), r"k and v must have shape \[4, 2, 64\]"),
+        ((k, k.astype(np.float64), made.k_pool, made.v_pool), "must have one dtype"),
+        ((k, k, made.k_pool[:3], made.v_pool[:3]), "the pools have 48 slots"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            backend.write(*arguments, meta)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "flash"}, "backend=flash: allowed are fused and reference"),
+        ({"device": "tpu"}, "device=tpu: allowed are cpu"),
+        ({"split_kv": 2}, "split_kv=2: allowed is off"),
+    ],
+)
+def test_unknown_words(options, message):
+    with pytest.raises(ValueError, match=message):
+        attention.create(**options)
