@@ -30,6 +30,8 @@ class PagedEngine:
         Bytes of one KV block over all layers.
     notes
         What was decided at load, for the record.
+    policy
+        The budget policy that sized the pool; counted as ``budget.<policy>``.
     """
 
     name = "paged"
@@ -44,6 +46,7 @@ class PagedEngine:
         vocab_size: int,
         block_bytes: int,
         notes: Mapping[str, str | float | None],
+        policy: str = "fixed",
     ) -> None:
         self.notes = dict(notes)
         self._scheduler = scheduler
@@ -52,6 +55,7 @@ class PagedEngine:
         self._counters = counters
         self._vocab_size = vocab_size
         self._block_bytes = block_bytes
+        self._policy = policy
         self._builder = InputBuilder(cache)
         self._sampler = Sampler()
         self._refused: list[TokenEvent] = []
@@ -145,6 +149,7 @@ class PagedEngine:
             "blocks.allocated": pool.allocated,
             "blocks.freed": pool.freed,
             "blocks.peak": pool.peak_used,
+            f"budget.{self._policy}": 1,
             "blocks.total": pool.capacity,
             "kv_block_bytes": self._block_bytes,
             "peak_kv_bytes": pool.peak_used * self._block_bytes,

@@ -82,4 +82,5 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "self_test_difference": difference,
             "budget": str(pool),
         },
+        policy=pool.policy,
     )

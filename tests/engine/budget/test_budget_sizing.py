@@ -126,7 +126,7 @@ def test_a_refusal_at_load_names_what_then_loads(model_dir):
     tight.budget.fraction = float(advised[1])
     engine = create(tight, model_dir("qwen3"))
     counters = engine.counters()
-    assert counters["blocks.total"] >= 15
+    assert counters["blocks.total"] >= 15 and counters["budget.fraction"] == 1
     assert "policy=fraction" in engine.notes["budget"]
     # It is the budget's pool that admission counts with.
     too_many = (int(counters["blocks.total"]) + 1) * 16
