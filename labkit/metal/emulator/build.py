@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +25,7 @@ RUNTIME = (
     "runtime.h",
     "memory.h",
     "fibers.h",
+    "watchers.h",
     "machine.h",
     "types.h",
     "simd.h",
@@ -36,13 +38,22 @@ FLAGS = (
     "-fsingle-precision-constant",  # Metal's literals are floats
     "-fno-math-errno",
     "-fno-exceptions",
-    "-fno-threadsafe-statics",
     "-Wno-attributes",
 )
-# Compiled plainly every local variable lies on the stack, which begins as garbage, and the
-# compiler takes a third of the time. For use: twice as fast.
-PLAIN, OPTIMISED = "-O0", "-O1"
-UNDEFINED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+_UNDEFINED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
+
+
+class Build(Enum):
+    """How a kernel is compiled.
+
+    ``use``: fast, watched by UBSan. ``proof``: the same without optimisation, so that every
+    local variable lies on the stack, which begins as garbage. ``race``: watched by
+    ThreadSanitizer, to which only barriers order memory; some 200 times slower.
+    """
+
+    use = ("-O1", *_UNDEFINED)
+    proof = ("-O0", *_UNDEFINED)
+    race = ("-O1", "-g1", "-fsanitize=thread")
 
 
 @dataclass(frozen=True)
@@ -74,15 +85,15 @@ def find_compiler(path: str | None = None) -> Compiler:
     return Compiler(found, version)
 
 
-def build(translation: Translation, *, optimised: bool) -> Path:
+def build(translation: Translation, kind: Build) -> Path:
     """Return the program that runs a kernel, compiling it where the cache lacks it.
 
     Parameters
     ----------
     translation
         The kernel.
-    optimised
-        Whether it runs faster or shows more: see ``PLAIN``.
+    kind
+        How it is compiled.
 
     Raises
     ------
@@ -92,7 +103,7 @@ def build(translation: Translation, *, optimised: bool) -> Path:
         The kernel does not compile; the compiler's first error.
     """
     compiler = find_compiler()
-    flags = (*FLAGS, *UNDEFINED, OPTIMISED if optimised else PLAIN)
+    flags = (*FLAGS, *kind.value)
     runtime = _runtime_object(compiler)
     program = _folder() / f"kernel-{_digest(compiler, flags, runtime.name, translation.source)}"
     if not program.exists():

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.metal.call import KernelCall
-from labkit.metal.emulator.build import build
+from labkit.metal.emulator.build import Build, build
 from labkit.metal.emulator.errors import KernelFault
 from labkit.metal.emulator.run import ONE, THREE, Schedule, run
 from labkit.metal.emulator.trace import trace
@@ -24,14 +24,14 @@ class Emulator:
     ----------
     schedules
         The runs; where there are several their outputs must agree bit for bit.
-    optimised
-        Compile for speed; False shows variables that were never written.
+    build
+        How kernels are compiled.
     cpu_seconds
         Processor time that a run may take: more is an endless loop.
     """
 
     schedules: tuple[Schedule, ...] = ONE
-    optimised: bool = True
+    build: Build = Build.use
     cpu_seconds: float = 600.0
 
     def __call__(self, call: KernelCall) -> list[mx.array]:
@@ -46,7 +46,7 @@ class Emulator:
         """
         traced = trace(call)
         translation = translate(traced)
-        program = build(translation, optimised=self.optimised)
+        program = build(translation, self.build)
         inputs = [_input(call, buffer) for buffer in translation.buffers]
         written = iter([_size(shape, dtype) for _, shape, dtype in call.outputs])
         sizes = [next(written) if data is None else len(data) for data in inputs]
@@ -60,8 +60,8 @@ class Emulator:
 
 
 def prover(cpu_seconds: float = 60.0) -> Emulator:
-    """Return the emulator that shows most: three schedules, compiled plainly."""
-    return Emulator(THREE, optimised=False, cpu_seconds=cpu_seconds)
+    """Return the emulator that shows most: three schedules, compiled for proof."""
+    return Emulator(THREE, Build.proof, cpu_seconds)
 
 
 def _input(call: KernelCall, buffer: Buffer) -> bytes | None:

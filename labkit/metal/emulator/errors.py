@@ -13,7 +13,7 @@ class KernelFault(RuntimeError):
     Parameters
     ----------
     kind
-        ``bounds``, ``divergence``, ``simd``, ``fast-math``, ``undefined``, ``launch``,
+        ``bounds``, ``divergence``, ``simd``, ``fast-math``, ``undefined``, ``race``, ``launch``,
         ``crash``, ``timeout``, ``disagree``, ``compile``, ``memory`` or ``job``.
     detail
         What, where and by which thread.

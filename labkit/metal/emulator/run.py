@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 from dataclasses import dataclass
@@ -84,7 +85,10 @@ def run(
         input=b"".join(job),
         capture_output=True,
         check=False,
-        env={"UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0"},
+        env={
+            "UBSAN_OPTIONS": "symbolize=0:print_stacktrace=0",
+            "TSAN_OPTIONS": "halt_on_error=1",
+        },
     )
     if done.returncode or done.stderr:
         raise _fault(done.returncode, done.stderr.decode(errors="replace"))
@@ -109,4 +113,9 @@ def _fault(code: int, text: str) -> KernelFault:
             return KernelFault(kind, detail)
         if "runtime error:" in line:
             return KernelFault("undefined", line.strip())
+    if "ThreadSanitizer: data race" in text:
+        places = re.findall(r"kernel\.metal:\d+", text)
+        return KernelFault(
+            "race", f"{' and '.join(places[:2]) or 'two accesses'} without a barrier"
+        )
     return KernelFault("crash", f"exit status {code}: {text.strip()[:200] or 'no message'}")

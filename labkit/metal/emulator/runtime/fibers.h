@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "memory.h"
+#include "watchers.h"
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -23,7 +24,9 @@ struct Fiber {
   State state = State::ready;
   const char* operation = "";
   int line = 0;
+  uint32_t barriers = 0;  // that this thread has met
   unsigned char* stack = nullptr;
+  void* watched = nullptr;
 #if defined(__x86_64__)
   void* sp = nullptr;
 #else
@@ -63,6 +66,7 @@ inline void change(Fiber& from, Fiber& to) { swapcontext(&from.context, &to.cont
 // Make the fiber begin at `entry`.
 inline void start(Fiber& fiber, void (*entry)()) {
   fiber.state = State::ready;
+  fiber.barriers = 0;
 #if defined(__x86_64__)
   auto* top = reinterpret_cast<uint64_t*>(fiber.stack + kPage + kStack);
   *--top = 0;  // keeps the stack aligned as after a call
@@ -85,6 +89,7 @@ inline std::vector<Fiber> make_fibers(size_t count) {
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) fault("memory", "no memory for %zu stacks", count);
   for (size_t i = 0; i < count; ++i) {
+    fibers[i].watched = watched_fiber();
     fibers[i].stack = static_cast<unsigned char*>(map) + i * each;
     mprotect(fibers[i].stack, kPage, PROT_NONE);
   }

@@ -35,6 +35,8 @@ struct Machine {
   std::vector<Shared*> arrays;        // threadgroup arrays, and
   std::vector<Region> array_regions;  // where they lie in this run
   unsigned char stack_garbage[kStackGarbage];
+  // A thread may be at the next barrier before another has left this one: two keys.
+  char barrier_keys[2];
   Index group_size{};
 
   bool shuffled() const { return static_cast<Order>(schedule.order) == Order::random; }
@@ -52,6 +54,7 @@ inline Simdgroup& simdgroup_of(const Fiber& fiber) {
 
 inline void switch_to(Fiber& from, Fiber& to) {
   machine.running = &to;
+  watch_switch(to.watched);
   change(from, to);
 }
 
@@ -69,7 +72,9 @@ inline void yield() {
 }
 
 [[noreturn]] inline void fiber_main() {
+  observe(&machine);
   call_kernel(machine.pointers.data(), machine.running->thread);
+  publish(&machine.fibers);
   machine.running->state = State::done;
   yield();
   abort();
@@ -185,6 +190,7 @@ inline void start_threadgroup(Index position, Index size) {
 
 inline void run_threadgroup(Index position, Index size) {
   start_threadgroup(position, size);
+  publish(&machine);
   const auto busy = [] {
     return std::any_of(machine.simdgroups.begin(), machine.simdgroups.end(),
                        [](const Simdgroup& group) { return !group.parked; });
@@ -200,6 +206,7 @@ inline void run_threadgroup(Index position, Index size) {
       }
     }
   } while (release_barrier());
+  observe(&machine.fibers);
   for (const Region& array : machine.array_regions) array.check();
 }
 

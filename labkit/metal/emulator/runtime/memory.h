@@ -13,18 +13,20 @@
 namespace emulator {
 
 constexpr size_t kPage = 16384;  // a multiple of every page size in use
-constexpr unsigned char kCanary = 0xA5;
 
 // Where in its pages a region lies: at the guard page behind it (to 16 bytes), or before it.
 enum class Place { end, start };
 
-// Memory between two guard pages. What is left of its pages holds a canary.
+// Memory between two guard pages. What is left of its pages holds a canary, which differs
+// from run to run: who reads it does not get the same bits twice.
 struct Region {
   std::string name;
   unsigned char *map = nullptr, *data = nullptr;
   size_t size = 0, span = 0;
+  unsigned char canary;
 
-  Region(std::string label, size_t bytes, Place place) : name(std::move(label)), size(bytes) {
+  Region(std::string label, size_t bytes, Place place, uint64_t seed)
+      : name(std::move(label)), size(bytes), canary(static_cast<unsigned char>(0xA5 + 29 * seed)) {
     const size_t rounded = (bytes + 15) / 16 * 16;
     span = (rounded + kPage - 1) / kPage * kPage;
     void* base = mmap(nullptr, span + 2 * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -32,7 +34,7 @@ struct Region {
     map = static_cast<unsigned char*>(base) + kPage;
     mprotect(map, span, PROT_READ | PROT_WRITE);
     data = place == Place::start ? map : map + span - rounded;
-    memset(map, kCanary, span);
+    memset(map, canary, span);
   }
   void release() { munmap(map - kPage, span + 2 * kPage); }
   bool near(const void* address) const {
@@ -42,7 +44,7 @@ struct Region {
   void check() const {
     for (const unsigned char* p = map; p < map + span; ++p) {
       if (p == data) p += size;
-      if (p < map + span && *p != kCanary)
+      if (p < map + span && *p != canary)
         fault("bounds", "write outside %s, at byte %td of %zu", name.c_str(), p - data, size);
     }
   }

@@ -109,13 +109,13 @@ Job read_job() {
 }
 
 Region place_array(const Shared& array) {
-  return Region(std::string("threadgroup ") + array.name, array.size, machine.place());
+  return Region(std::string("threadgroup ") + array.name, array.size, machine.place(), machine.schedule.seed);
 }
 
 // What this run begins with: buffers, threadgroup arrays and stack garbage, all anew.
 void prepare_run(const Job& job) {
   for (int i = 0; i < kParameterCount; ++i) {
-    Region region(kParameters[i].name, job.sizes[i], machine.place());
+    Region region(kParameters[i].name, job.sizes[i], machine.place(), machine.schedule.seed);
     if (kParameters[i].role == Role::input) {
       memcpy(region.data, job.data[i].data(), job.sizes[i]);
       mprotect(region.map, region.span, PROT_READ);
@@ -157,6 +157,7 @@ void run_job() {
   const size_t threads = size_t{job.threads.x} * job.threads.y * job.threads.z;
   if (threads == 0 || threads > 1024)
     fault("launch", "%zu threads in a threadgroup (1 to 1024)", threads);
+  machine.home.watched = watched_home();
   machine.fibers = make_fibers(threads);
   for (const Schedule& schedule : job.schedules) {
     machine.schedule = schedule;
@@ -199,12 +200,23 @@ bool took_part(int lane) {
   return group.members[group.phase ^ 1] >> lane & 1;
 }
 
+void simdgroup_meet(int line) {
+  Simdgroup& group = simdgroup_of(*machine.running);
+  Slot* key = group.slots[group.phase];
+  publish(key);
+  meet("simdgroup_barrier", line);
+  observe(key);
+}
+
 void threadgroup_meet(int line) {
   Fiber& self = *machine.running;
   self.state = State::at_barrier;
   self.operation = "threadgroup_barrier";
   self.line = line;
+  char* key = &machine.barrier_keys[self.barriers++ & 1];
+  publish(key);
   yield();
+  observe(key);
 }
 
 [[gnu::noinline]] void litter() {

@@ -36,7 +36,10 @@ const Slot* meet(const char* operation, int line);
 // Tell whether a lane took part in the operation that was just met.
 bool took_part(int lane);
 
-// Wait for all threads of the threadgroup.
+// Wait for the simdgroup; its memory operations are ordered.
+void simdgroup_meet(int line);
+
+// Wait for all threads of the threadgroup; its memory operations are ordered.
 void threadgroup_meet(int line);
 
 // Number of the running lane in its simdgroup.

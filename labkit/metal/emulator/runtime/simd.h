@@ -7,15 +7,18 @@
 
 namespace emulator {
 
+// Slots are the emulator's own memory, not the kernel's.
+#define EMULATOR_UNWATCHED [[gnu::no_sanitize("thread")]]
+
 template <typename T>
-inline const Slot* exchange(T value, const char* operation, int line) {
+EMULATOR_UNWATCHED inline const Slot* exchange(T value, const char* operation, int line) {
   static_assert(sizeof(T) <= sizeof(Slot), "a lane's value fits its slot");
   __builtin_memcpy(my_slot().bytes, &value, sizeof value);
   return meet(operation, line);
 }
 
 template <typename T>
-inline T value_of(const Slot* slots, int lane, const char* operation, int line) {
+EMULATOR_UNWATCHED inline T value_of(const Slot* slots, int lane, const char* operation, int line) {
   if (lane < 0 || lane >= kLanes || !took_part(lane))
     fault("simd", "%s reads lane %d, which takes no part, line %d", operation, lane, line);
   T value;
@@ -47,7 +50,7 @@ inline void threadgroup_barrier(mem_flags, int line = __builtin_LINE()) {
   emulator::threadgroup_meet(line);
 }
 inline void simdgroup_barrier(mem_flags, int line = __builtin_LINE()) {
-  emulator::meet("simdgroup_barrier", line);
+  emulator::simdgroup_meet(line);
 }
 
 template <typename T>
