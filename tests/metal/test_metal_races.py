@@ -51,7 +51,7 @@ def sanitizer():
 
 def test_race_is_seen_where_a_barrier_is_missing(sanitizer):
     body = SHARE.body.replace("threadgroup_barrier(mem_flags::mem_threadgroup);", "")
-    with pytest.raises(KernelFault, match="race: kernel.metal:"):
+    with pytest.raises(KernelFault, match=r"race: kernel\.metal:"):
         RACES(replace(SHARE, body=body))
 
 

@@ -36,7 +36,7 @@ struct Machine {
   std::vector<Region> array_regions;  // where they lie in this run
   unsigned char stack_garbage[kStackGarbage];
   // A thread may be at the next barrier before another has left this one: two keys.
-  char barrier_keys[2];
+  char barrier_keys[2], start_key, end_key;
   Index group_size{};
 
   bool shuffled() const { return static_cast<Order>(schedule.order) == Order::random; }
@@ -72,9 +72,9 @@ inline void yield() {
 }
 
 [[noreturn]] inline void fiber_main() {
-  observe(&machine);
+  observe(&machine.start_key);
   call_kernel(machine.pointers.data(), machine.running->thread);
-  publish(&machine.fibers);
+  publish(&machine.end_key);
   machine.running->state = State::done;
   yield();
   abort();
@@ -190,7 +190,7 @@ inline void start_threadgroup(Index position, Index size) {
 
 inline void run_threadgroup(Index position, Index size) {
   start_threadgroup(position, size);
-  publish(&machine);
+  publish(&machine.start_key);
   const auto busy = [] {
     return std::any_of(machine.simdgroups.begin(), machine.simdgroups.end(),
                        [](const Simdgroup& group) { return !group.parked; });
@@ -206,7 +206,7 @@ inline void run_threadgroup(Index position, Index size) {
       }
     }
   } while (release_barrier());
-  observe(&machine.fibers);
+  observe(&machine.end_key);
   for (const Region& array : machine.array_regions) array.check();
 }
 
