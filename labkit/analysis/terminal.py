@@ -41,6 +41,8 @@ def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> No
     from rich.text import Text
 
     out = console or Console()
+    if console is None and not out.is_terminal:
+        out.width = PIPED_WIDTH
     cell, claim = analysis.json, analysis.data.arms[0].identity
     out.print()
     out.print(Text(cell["question"] or cell["cell"], style="bold"))

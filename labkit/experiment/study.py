@@ -73,7 +73,7 @@ def run_and_report(composed: ComposedCell, folder: Path) -> None:
         runner.run_cell(cell, progress=show, redo_failed=redo)
         analysis.write_cell(folder)
         analysis.print_cell(folder)
-        analysis.write_study(folder.parent)
+        analysis.write_study(folder.parent, plots=False)
     except StudyError as error:
         print(f"labkit: {composed.name}: {error}", file=sys.stderr)
 
@@ -93,8 +93,10 @@ def _prepare(arms: Sequence[ComposedArm], show: progress.Progress) -> None:
 
 
 def finish(out: Path, names: Sequence[str]) -> int:
-    """Give the study's exit code from its cells' files."""
+    """Draw the study's plots, and give its exit code from its cells' files."""
     from labkit import analysis
 
-    missing = [name for name in names if not (out / name / "cell.json").exists()]
-    return 1 if missing else analysis.exit_code(out)
+    if not all((out / name / "cell.json").exists() for name in names):
+        return 1
+    analysis.write_study(out)
+    return analysis.exit_code(out)
