@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.config import ConfigError, Design
+from labkit.config import ConfigError, Design, Isolation, Look, to_plain
 from labkit.experiment.design import Run, schedule
 from labkit.experiment.record import Arm, read_arms, read_cell, write_json
 from labkit.experiment.strict_json import SCHEMA_VERSION, RecordError
 
 # Of the design, what a cell's folder is bound to; blocks may grow.
-BOUND = ("seed", "runs_per_block", "control", "alpha", "margin_pct", "isolation")
+BOUND = ("isolation", "seed", "runs_per_block", "control", "alpha", "margin_pct", "looks")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Cell:
     """One cell, ready to run: its folder, its arms and its design.
 
     ``arms``: the baseline first, the control (if any) last. ``published``: numbers of
-    others, shown beside ours.
+    others, shown beside ours. ``design`` is as it is run: see :func:`by_process`.
     """
 
     dir: Path
@@ -39,6 +39,7 @@ class Cell:
             raise ValueError(f"cell {self.name}: exactly one baseline, at most one control")
         if len({arm.name for arm in self.arms}) != len(self.arms):
             raise ValueError(f"cell {self.name}: two arms have the same name")
+        object.__setattr__(self, "design", by_process(self.design))
 
     @property
     def identity(self) -> str:
@@ -53,6 +54,26 @@ class Cell:
         """Give all runs of the cell in order."""
         names = [arm.name for arm in self.arms]
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """After how many blocks the cell may end: at its looks, or when all are done."""
+        looks = tuple(look.blocks for look in self.design.looks)
+        return tuple(at for at in looks if at <= self.design.blocks) or (self.design.blocks,)
+
+
+def by_process(design: Design) -> Design:
+    """Give the design as it is run: ``in_process``, every process is a block of its own.
+
+    What happens to a process as a whole (where its code and memory lie) happens to both
+    runs of an arm in it, so two runs in one process are not two: the process is the unit,
+    and 4 blocks of 2 are 8 blocks of 1.
+    """
+    runs = design.runs_per_block
+    if design.isolation is Isolation.process or runs == 1:
+        return design
+    looks = [Look(look.blocks * runs, look.alpha) for look in design.looks]
+    return replace(design, blocks=design.blocks * runs, runs_per_block=1, looks=looks)
 
 
 @dataclass(frozen=True)
@@ -93,8 +114,11 @@ class Paths:
         return self.runs / f"{run.name}.log"
 
 
-def facts(cell: Cell) -> dict[str, Any]:
-    """Give ``cell.json`` as it is before the analysis: contract keys, nothing measured."""
+def facts(cell: Cell, blocks: int) -> dict[str, Any]:
+    """Give ``cell.json`` as it is before the analysis: contract keys, nothing measured.
+
+    ``blocks``: how many are asked for by now; with looks those up to the next one.
+    """
     unclaimed = {"status": "unclaimed", "reasons": []}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -106,12 +130,12 @@ def facts(cell: Cell) -> dict[str, Any]:
         ],
         "design": {
             "seed": cell.seed,
-            "blocks": cell.design.blocks,
+            "blocks": blocks,
             "runs_per_block": cell.design.runs_per_block,
             "control": cell.design.control,
             "order": "permuted_blocks",
             "isolation": cell.design.isolation.value,
-            "looks": [],
+            "looks": [to_plain(look) for look in cell.design.looks],
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
         },
@@ -159,7 +183,7 @@ def _difference(cell: Cell) -> str | None:
 
 
 def _design_difference(cell: Cell) -> str | None:
-    kept, ours = read_cell(cell.dir)["design"], facts(cell)["design"]
+    kept, ours = read_cell(cell.dir)["design"], facts(cell, cell.design.blocks)["design"]
     for key in BOUND:
         if key in kept and kept[key] != ours[key]:
             name = "seed" if key == "seed" else f"design.{key}"
@@ -188,8 +212,10 @@ def difference(kept: Any, ours: Any, where: str = "") -> str | None:
     return None if kept == ours else f"{where} was {kept}, now {ours}"
 
 
-def write_facts(cell: Cell) -> None:
+def write_facts(cell: Cell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json`` (both only where they differ or are absent).
+
+    ``blocks``: as in :func:`facts`; more that were asked for before stay.
 
     Raises
     ------
@@ -202,6 +228,8 @@ def write_facts(cell: Cell) -> None:
     for arm in cell.arms:
         if not paths.arm(arm.name).exists():
             write_json(paths.arm(arm.name), arm.to_json())
-    target = cell.dir / "cell.json"
-    if not target.exists() or read_cell(cell.dir)["design"].get("blocks") != cell.design.blocks:
-        write_json(target, facts(cell))
+    kept = read_cell(cell.dir)["design"] if (cell.dir / "cell.json").exists() else {}
+    if kept.get("blocks", 0) < blocks:
+        fresh = facts(cell, blocks)
+        fresh["design"] |= {key: kept[key] for key in ("looks_taken",) if key in kept}
+        write_json(cell.dir / "cell.json", fresh)

@@ -47,8 +47,31 @@ class Preparing(Protocol):
         """Build and compile what the cell's arms need."""
 
 
+@runtime_checkable
+class Together(Protocol):
+    """A launcher that can do several arms' runs in one process."""
+
+    def launch_together(self, runs: Sequence[Run], cell: Cell, paths: Paths) -> list[Record]:
+        """Do a block's runs side by side; see :meth:`Launcher.launch`."""
+
+
+def launch(launcher: Launcher, runs: Sequence[Run], cell: Cell, paths: Paths) -> list[Record]:
+    """Do one run, or several in one process.
+
+    Raises
+    ------
+    TypeError
+        Several, and the launcher cannot.
+    """
+    if len(runs) == 1:
+        return [launcher.launch(runs[0], cell, paths)]
+    if not isinstance(launcher, Together):
+        raise TypeError(f"{type(launcher).__name__} does one run per process")
+    return launcher.launch_together(runs, cell, paths)
+
+
 class ProcessLauncher:
-    """One fresh process per run: ``command arms/ARM.json runs/pending/RUN.json``."""
+    """One fresh process per run: ``command arms/ARM.json runs/pending/RUN.json ...``."""
 
     def __init__(
         self,

@@ -13,10 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
+from labkit.config import Isolation
+from labkit.experiment import looks
 from labkit.experiment.cell import Cell, Paths, refuse_changes, write_facts
 from labkit.experiment.design import Run
 from labkit.experiment.errors import Interrupted, StudyError
-from labkit.experiment.launcher import Launcher, Preparing, ProcessLauncher, set_aside
+from labkit.experiment.launcher import (
+    Launcher,
+    Preparing,
+    ProcessLauncher,
+    launch,
+    set_aside,
+)
 from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
 from labkit.experiment.record import Record, RecordError, read, write
@@ -80,32 +88,57 @@ def run_cell(
         timing_lock(str(cell.dir), on_wait=progress.note, check=signals.check),
     ):
         refuse_changes(cell)
-        write_facts(cell)
+        write_facts(cell, cell.stops[0])
         paths = Paths(cell.dir)
         todo, records = _tidy(cell, paths, progress, redo_failed)
         found = len(records)
         progress.begin(cell, len(todo) + found, found)
         try:
-            if todo and isinstance(launcher, Preparing):
-                launcher.prepare(cell, paths)
-            for run in todo:
-                signals.check()
-                progress.run_started(run)
-                record = launcher.launch(run, cell, paths)
-                write(paths.record(run), record)
-                records.append(record)
-                compiled = record.notes.get("compiles", {}).get("measure", 0)
-                if compiled:
-                    progress.note(f"{run.name}: {compiled} kernels were compiled while measuring")
-                progress.run_ended(record)
+            for stop in cell.stops:
+                write_facts(cell, stop)
+                here = [run for run in todo if run.block < stop]
+                todo = todo[len(here) :]
+                for record in _carry_out(here, cell, launcher, progress, signals):
+                    records.append(record)
+                if looks.ends(cell, stop, records):
+                    progress.note(f"all is decided at the look after {stop} blocks")
+                    break
         finally:
             progress.end()
     failed = tuple(record.run for record in records if not record.ok)
-    return CellOutcome(len(todo), found, failed, time.monotonic() - start)
+    return CellOutcome(len(records) - found, found, failed, time.monotonic() - start)
+
+
+def _carry_out(
+    runs: Sequence[Run], cell: Cell, launcher: Launcher, progress: Progress, signals: Signals
+) -> Iterator[Record]:
+    """Do ``runs`` in order, publish each record and yield it."""
+    paths = Paths(cell.dir)
+    if runs and isinstance(launcher, Preparing):
+        launcher.prepare(cell, paths)
+    for batch in _batches(runs, cell.design.isolation):
+        signals.check()
+        progress.run_started(batch[0])
+        for record in launch(launcher, batch, cell, paths):
+            write(paths.runs / f"{record.run}.json", record)
+            yield record
+            compiled = record.notes.get("compiles", {}).get("measure", 0)
+            if compiled:
+                progress.note(f"{record.run}: {compiled} kernels were compiled while measuring")
+            progress.run_ended(record)
+
+
+def _batches(runs: Sequence[Run], isolation: Isolation) -> list[list[Run]]:
+    """Group the runs that share a process."""
+    if isolation is Isolation.process:
+        return [[run] for run in runs]
+    return [list(block) for _, block in groupby(runs, key=lambda run: run.block)]
 
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
     """Give the runs that ``run_cell`` would do, without changing anything."""
+    if looks.ended(cell) and not redo_failed:
+        return []
     paths = Paths(cell.dir)
     blocks = [(block, _look(block, paths, redo_failed)) for block in _blocks(cell)]
     return [run for block, look in blocks if look.again for run in block]

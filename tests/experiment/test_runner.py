@@ -66,7 +66,7 @@ def test_a_done_cell_runs_nothing(make_cell, launcher):
     ],
 )
 def test_another_design_is_refused(make_cell, launcher, change, said):
-    write_facts(make_cell(blocks=2))
+    write_facts(make_cell(blocks=2), 2)
     cell = make_cell(**{"blocks": 2, **change})
     with pytest.raises(ConfigError, match=said):
         refuse_changes(cell)
@@ -76,7 +76,7 @@ def test_another_design_is_refused(make_cell, launcher, change, said):
 
 def test_another_arm_is_refused_with_the_difference(make_cell, replace):
     cell = make_cell()
-    write_facts(cell)
+    write_facts(cell, 1)
     arm = json.loads(json.dumps(cell.arms[1].to_json()))
     arm["config"]["engine"]["attention"]["resolver"] = "identity"
     other = replace(cell.arms[1], config=arm["config"])

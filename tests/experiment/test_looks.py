@@ -1,0 +1,155 @@
+"""A sequential study ends at a predeclared look where all is decided, and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from labkit import analysis, config
+from labkit.config import ConfigError, Look
+from labkit.experiment.cell import by_process
+from labkit.experiment.record import CaseRecord, Metric, Record, read_cell, read_runs
+from labkit.experiment.runner import run_cell, unfinished
+
+LOOKS = [Look(8, 0.02), Look(10, 0.01), Look(12, 0.02)]
+
+
+class Planted:
+    """A launcher in this process: arm seq_map is slower by ``effect`` (log scale)."""
+
+    def __init__(self, effect: float, noise: float, outcome: str = "ok") -> None:
+        self.effect, self.noise, self.outcome = effect, noise, outcome
+        self.launched: list[str] = []
+
+    def launch(self, run, cell, paths) -> Record:
+        self.launched.append(run.name)
+        log = random.Random(run.name).gauss(0, self.noise)
+        log += self.effect if run.arm == "seq_map" else 0.0
+        metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
+        outputs = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32"}
+        outputs |= {"rows": "AAAAAA==", "heads": "AAAAAA=="}
+        return Record(
+            run.arm,
+            cell.arm(run.arm).role,
+            run.block,
+            run.position,
+            cell.seed,
+            self.outcome,
+            "2026-11-20T20:00:00Z",
+            detail=None if self.outcome == "ok" else "planted",
+            counters={"engine.paged": 1.0, "resolver.seq_map": 1.0},
+            cases=(CaseRecord("one", None, (metric,), outputs),),
+        )
+
+
+@pytest.fixture
+def make(make_cell):
+    def cell(blocks=12, **design):
+        return make_cell(blocks=blocks, **{"looks": LOOKS, "runs_per_block": 1, **design})
+
+    return cell
+
+
+def design_of(cell):
+    return read_cell(cell.dir)["design"]
+
+
+def test_a_clear_effect_ends_the_study_at_the_first_look(make):
+    cell = make()
+    outcome = run_cell(cell, Planted(0.1, 0.002))
+    assert outcome.ran == len(read_runs(cell.dir)) == 8 * 3
+    analysis.write_cell(cell.dir)
+    kept = design_of(cell)
+    assert (kept["blocks"], kept["looks_taken"]) == (
+        8,
+        [{"blocks": 8, "alpha": 0.02, "decided": True}],
+    )
+    assert kept["looks"] == [config.to_plain(look) for look in LOOKS]
+    data = analysis.analyse_cell(cell.dir)
+    assert "slower" in {c["verdict"] for c in data["rows"][0]["comparisons"]}
+
+
+def test_a_stopped_study_stays_stopped(make):
+    run_cell(make(), Planted(0.1, 0.002))
+    again = Planted(0.1, 0.002)
+    assert unfinished(make()) == []
+    assert run_cell(make(), again).ran == 0
+    assert again.launched == []
+
+
+def test_noise_goes_on_to_the_last_look(make):
+    cell = make()
+    run_cell(cell, Planted(0.0, 0.1))
+    assert len(read_runs(cell.dir)) == 12 * 3
+    taken = design_of(cell)["looks_taken"]
+    assert [(t["blocks"], t["decided"]) for t in taken] == [(b, False) for b in (8, 10, 12)]
+    assert design_of(cell)["blocks"] == 12
+
+
+def test_without_looks_a_clear_effect_ends_nothing_early(make):
+    cell = make(looks=[])
+    assert run_cell(cell, Planted(0.1, 0.002)).ran == 12 * 3
+    assert "looks_taken" not in design_of(cell)
+
+
+def test_failed_runs_decide_nothing(make):
+    assert run_cell(make(), Planted(0.1, 0.002, "crashed")).ran == 12 * 3
+
+
+def test_no_look_is_taken_on_other_blocks_than_its_own(make, monkeypatch):
+    """Killed in block 9: the look after 8 is past, the next one is after 10."""
+    looked = []
+    monkeypatch.setattr(
+        "labkit.experiment.looks._decided",
+        lambda cell: looked.append(len(read_runs(cell.dir)) // 3) or False,
+    )
+
+    class Dies(Planted):
+        def launch(self, run, cell, paths):
+            if run.block == 9:
+                raise KeyboardInterrupt
+            return super().launch(run, cell, paths)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(make(), Dies(0.0, 0.1))
+    assert (looked, design_of(make())["blocks"]) == ([8], 10)
+    assert len(unfinished(make())) == 3 * 3
+    run_cell(make(), Planted(0.0, 0.1))
+    assert looked == [8, 10, 12]
+    assert [t["blocks"] for t in design_of(make())["looks_taken"]] == [8, 10, 12]
+
+
+def test_other_looks_are_refused_in_the_same_folder(make):
+    run_cell(make(blocks=8), Planted(0.0, 0.1))
+    assert run_cell(make(blocks=10), Planted(0.0, 0.1)).ran == 2 * 3
+    with pytest.raises(ConfigError, match=r"design\.looks was"):
+        run_cell(make(looks=[*LOOKS[:2], Look(12, 0.01)]), Planted(0.0, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"looks": [Look(8, 0.03), Look(12, 0.03)]}, r"0\.06.* at most design\.alpha=0\.05"),
+        ({"looks": [Look(8, 0.03), Look(12, 0.0)]}, "every look spends some alpha"),
+        ({"looks": [Look(12, 0.01), Look(8, 0.01)]}, "grow from look to look"),
+        ({"looks": [Look(8, 0.02), Look(8, 0.02)]}, "grow from look to look"),
+        ({"blocks": 11}, r"design\.blocks=11: the last block must be a look"),
+        ({"looks": [Look(4, 0.01), Look(12, 0.04)]}, "4 blocks of 1 cannot reach p = 0.01"),
+    ],
+)
+def test_impossible_looks_are_refused(make, change, said):
+    with pytest.raises(ConfigError, match=said):
+        make(**change)
+
+
+def test_in_process_every_process_is_a_block():
+    looks = [Look(4, 0.02), Look(6, 0.03)]
+    asked = config.Design(blocks=6, isolation=config.Isolation.in_process, looks=looks)
+    run = by_process(asked)
+    assert (run.blocks, run.runs_per_block) == (12, 1)
+    assert [(look.blocks, look.alpha) for look in run.looks] == [(8, 0.02), (12, 0.03)]
+    assert by_process(run) == run
+    apart = config.Design(blocks=6)
+    assert by_process(apart) == apart
