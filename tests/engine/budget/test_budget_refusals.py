@@ -4,6 +4,8 @@ import re
 
 import pytest
 from budget_questions import GIB, MIB, MODEL, ask, mac
+from hypothesis import given
+from hypothesis import strategies as st
 
 from labkit import config
 from labkit.engine import budget
@@ -76,6 +78,34 @@ def test_the_setting_is_exact(bad, machine):
     else:
         value += step * (1 if name == "blocks" else MIB)
     assert isinstance(ask(machine, **{**bad, **better, name: value}), Refusal)
+
+
+@given(
+    total=st.integers(2 * GIB, 600 * GIB),
+    free=st.floats(0, 1),
+    policy=st.sampled_from([member.value for member in config.BudgetPolicy]),
+    fraction=st.floats(1e-5, 1),
+    blocks=st.integers(2, 1 << 20),
+)
+def test_any_advice_works_when_followed(total, free, policy, fraction, blocks):
+    machine = mac(total, available=int(total * free))
+    bad = {"policy": policy}
+    if policy in ("fraction", "vllm", "mistralrs"):
+        bad["fraction"] = fraction
+    elif policy in ("fixed", "llamacpp"):
+        bad["blocks"] = blocks
+    answer = ask(machine, **bad)
+    if isinstance(answer, Refusal) and answer.settings:
+        better, _ = settings(str(answer))
+        assert isinstance(ask(machine, **{**bad, **better}), Decision)
+
+
+def test_the_smallest_share_is_not_a_block_too_small():
+    """Where two decimals would do, but for a block."""
+    need = GIB + 256 * MIB + 16 * MIB
+    machine = mac(10 * need - 5 * MIB)  # a tenth of it is half a MiB short
+    line = str(ask(machine, policy="fraction", fraction=0.01))
+    assert line.endswith("set engine.budget.fraction=0.11 or more")
 
 
 def test_advice_keeps_away_from_free_memory_that_moves():
