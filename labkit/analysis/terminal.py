@@ -28,6 +28,7 @@ STYLES = {
     "invalid": "bold white on red",
 }
 WIDE, WIDER = 92, 110
+PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
 
 
 def print_cell(cell_dir: Path, console: Console | None = None) -> None:
