@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from labkit import analysis
-from labkit.analysis.permutation import permutation_test
+from labkit.analysis.permutation import permutation_test, sign_flip
+from labkit.config import Look
 from labkit.experiment.design import Run, schedule
 from labkit.experiment.record import CaseRecord, Metric, Record, read_runs
 from labkit.experiment.runner import run_cell
@@ -120,6 +121,47 @@ class Simulated:
             counters={"engine.paged": 1.0, "resolver.seq_map": 1.0},
             cases=(CaseRecord("one", None, (metric,), outputs),),
         )
+
+
+LOOKS = [Look(8, 0.01), Look(9, 0.01), Look(10, 0.01), Look(12, 0.02)]
+
+
+def sequential_rejections(looks: list[Look], studies: int = 1000) -> float:
+    """Share of A/A studies (pairs, drift, slow processes) that claim something at a look."""
+    pairs = Study(arms=("a", "b"), blocks=looks[-1].blocks, runs=1)
+    found = 0
+    for seed in range(studies):
+        order = pairs.order(seed)
+        logs = Machine(seed, len(order)).log_times
+        signs = np.array([1.0 if run.arm == "b" else -1.0 for run in order]) * logs
+        differences = signs.reshape(-1, 2).sum(axis=1)
+        found += any(sign_flip(differences[: look.blocks]) <= look.alpha for look in looks)
+    return found / studies
+
+
+def test_looks_that_share_alpha_seldom_find_something():
+    assert sequential_rejections(LOOKS) <= 0.06
+
+
+def test_looks_that_each_spend_all_of_alpha_fail_the_same_check():
+    assert sequential_rejections([Look(look.blocks, 0.05) for look in LOOKS]) > 0.06
+
+
+@pytest.mark.slow
+def test_sequential_studies_of_nothing_through_the_runner(make_cell):
+    """Of 150 A/A studies at most 14 claim something: more has odds of 1 in 100 at 5 %."""
+    claims, blocks = 0, []
+    for seed in range(150):
+        cell = make_cell(
+            blocks=12, looks=LOOKS, seed=seed, control=False, folder=f"aa-{seed}", margin_pct=0.1
+        )
+        run_cell(cell, Simulated(seed, len(cell.schedule()), 0.0))
+        (row,) = analysis.analyse_cell(cell.dir)["rows"]
+        words = {comparison["verdict"] for comparison in row["comparisons"]}
+        claims += bool(words & {"faster", "slower", "trivial"})
+        blocks.append(row["comparisons"][0]["blocks"])
+    assert claims <= 14
+    assert (min(blocks), max(blocks)) == (8, 12)
 
 
 @pytest.mark.parametrize(
