@@ -9,7 +9,7 @@ from labkit.engine import self_test
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget.profiling import activation_bytes
-from labkit.engine.budget.sizing import size_pool
+from labkit.engine.budget.sizing import refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.forward import choose_forward
 from labkit.engine.kv_cache_manager import KVCacheManager
@@ -50,6 +50,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
         split_kv=options.attention.split_kv,
     )
     machine = memory_machine.find(options.budget.machine)
+    refuse_early(options, Path(model_dir), machine)
     loaded = load(Path(model_dir))
     block_size = options.kv.block_size
     expected = self_test.expect(loaded, block_size)

@@ -85,24 +85,31 @@ def of_shape(shape: config.ModelShape, name: str) -> ModelFacts:
 
 
 def of_directory(path: Path) -> ModelFacts | None:
-    """Read config.json and the headers of the weights in ``path``."""
-    outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    settings = {**outer, **(outer.get("text_config") or {})}
+    """Read config.json and the headers of the weights in ``path``.
+
+    Returns None where they do not tell enough; loading says what is wrong, if anything.
+    """
     try:
-        hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
-        layers, vocab = int(settings["num_hidden_layers"]), int(settings["vocab_size"])
-        keys = int(settings.get("num_key_value_heads") or heads)
-        head_dim = int(settings.get("head_dim") or hidden // heads)
-        inner = int(settings["intermediate_size"])
-    except (KeyError, TypeError, ValueError):
+        outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return _facts({**outer, **(outer.get("text_config") or {})}, path)
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
         return None
+
+
+def _facts(settings: dict[str, Any], path: Path) -> ModelFacts | None:
+    if "kv_lora_rank" in settings:  # caches latents, not keys and values of heads
+        return None
+    hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
+    keys = int(settings.get("num_key_value_heads") or heads)
+    head_dim = int(settings.get("head_dim") or hidden // heads)
+    inner = int(settings["intermediate_size"])
     context = settings.get("max_position_embeddings")
     return ModelFacts(
         name=path.name,
         weight_bytes=_weight_bytes(path),
-        kv_bytes_per_token=FLOAT * layers * 2 * keys * head_dim,
+        kv_bytes_per_token=FLOAT * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
         live_floats=_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
-        vocab_size=vocab,
+        vocab_size=int(settings["vocab_size"]),
         max_context=context if isinstance(context, int) else None,
     )
 

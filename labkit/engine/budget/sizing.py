@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 MOST_FLOPS = 200e9
 
 
+def refuse_early(options: config.Engine, model_dir: Path, machine: Machine) -> None:
+    """Refuse before the weights are loaded, where config.json tells enough to know.
+
+    Raises
+    ------
+    EngineError
+        The budget is refused: one line that ends in what to set.
+    """
+    model = facts.of_directory(model_dir)
+    answer = None if model is None else plan(options, model, machine)
+    if isinstance(answer, Refusal):
+        raise EngineError(str(answer))
+
+
 def size_pool(
     options: config.Engine,
     model_dir: Path,

@@ -54,9 +54,19 @@ def test_half_precision_weights_are_counted_as_loaded(tmp_path):
 
 def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
     settings = json.loads((tiny_dir / "config.json").read_text())
+    latent = {**settings, "kv_lora_rank": 512}
     del settings["intermediate_size"]
-    (tmp_path / "config.json").write_text(json.dumps(settings))
+    for told in (settings, latent):
+        (tmp_path / "config.json").write_text(json.dumps(told))
+        assert facts.of_directory(tmp_path) is None
+    for text in ("{", "[]", '"words"', "{}"):
+        (tmp_path / "config.json").write_text(text)
+        assert facts.of_directory(tmp_path) is None
+    (tmp_path / "config.json").write_text((tiny_dir / "config.json").read_text())
+    assert facts.of_directory(tmp_path).weight_bytes == 0
+    (tmp_path / "model.safetensors").write_bytes(b"short")
     assert facts.of_directory(tmp_path) is None
+    assert facts.of_directory(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
@@ -138,6 +148,21 @@ def test_a_refusal_at_load_names_what_then_loads(model_dir):
     assert ends["huge"].finish_reason == "error" and "KV blocks" in ends["huge"].error
     assert ends["good"].finish_reason == "length"
     engine.close()
+
+
+def test_what_can_be_known_is_refused_before_the_weights_are_loaded(tiny_dir, monkeypatch):
+    from labkit.engine import factory
+
+    def never(_path):
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(factory, "load", never)
+    tight = options(blocks=1 << 40, machine="sim_m1_8gb")
+    with pytest.raises(EngineError, match=r"set engine\.budget\.blocks=\d+ or less$"):
+        create(tight, tiny_dir)
+    tight.budget.blocks = 4
+    with pytest.raises(AssertionError, match="loaded"):
+        create(tight, tiny_dir)
 
 
 def test_kv_bytes_predicted_allocated_and_measured_agree():
