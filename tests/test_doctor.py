@@ -87,6 +87,14 @@ def test_the_gravest_comes_first():
 # --------------------------------------------------------------------------- the command
 
 
+@pytest.fixture(autouse=True)
+def own_lock(tmp_path, monkeypatch):
+    """A lock of the test's own: other tests on this host may be timing studies."""
+    from labkit.experiment import lock
+
+    monkeypatch.setattr(lock, "lock_path", lambda device="cpu": tmp_path / "lock")
+
+
 @pytest.fixture(scope="module")
 def measured():
     """A real, short measurement, and the steps that it said."""
@@ -161,6 +169,17 @@ def test_a_measurement_that_fails_is_one_line_and_1(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "measure", fail)
     assert doctor.main([]) == 1
     assert "labkit.doctor: the measuring process failed: boom" in capsys.readouterr().err
+
+
+def test_a_study_that_is_timing_is_not_disturbed(monkeypatch, capsys):
+    from labkit.experiment import lock
+
+    monkeypatch.setattr(doctor, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))
+    with lock.timing_lock("outputs/a_study"):
+        assert doctor.main([]) == 1
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert "outputs/a_study" in line and "would disturb it" in line
 
 
 def test_a_process_that_hangs_is_ended():

@@ -15,6 +15,8 @@ from labkit.doctor.budgets import ceilings
 from labkit.doctor.child import CannotMeasure, measure
 from labkit.doctor.weaknesses import Facts, find
 from labkit.experiment import environment
+from labkit.experiment.errors import StudyError
+from labkit.experiment.lock import timing_lock
 from labkit.platform import memory_machine, memory_wired, threads
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m labkit.doctor"
 WIDTH = 80
+PATIENCE_S = 60.0  # for a study that is timing on this host
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _show_simulated(console, options.machine, options.fraction)
         else:
             _show_this(console, options.fraction)
-    except CannotMeasure as error:
+    except (CannotMeasure, StudyError) as error:
         print(mistake(PROG, error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -117,13 +120,31 @@ def _examine() -> Facts:
 
 
 def _measure_with_progress() -> dict[str, Any]:
+    """Measure with the host's timing lock held, so that no study is disturbed."""
     console = _console(sys.stderr)
     if not console.is_terminal:
         print("labkit doctor: measuring for about 12 s", file=sys.stderr, flush=True)
-        return measure(lambda _step: None)
+        return _measure_locked(lambda _step: None)
     with console.status("starting") as status:
         update: Callable[[str], None] = status.update
-        return measure(update)
+        return _measure_locked(update)
+
+
+def _measure_locked(on_step: Callable[[str], None]) -> dict[str, Any]:
+    waited: list[str] = []
+    start = time.monotonic()
+
+    def on_wait(line: str) -> None:
+        waited.append(line)
+        on_step(line)
+
+    def give_up() -> None:
+        if waited and time.monotonic() - start > PATIENCE_S:
+            said = waited[-1].removeprefix("waiting: ")
+            raise CannotMeasure(f"{said}; measuring would disturb it, try again later")
+
+    with timing_lock("labkit doctor", on_wait=on_wait, check=give_up):
+        return measure(on_step)
 
 
 def _own_cpu_s() -> float:
