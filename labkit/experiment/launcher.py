@@ -109,9 +109,14 @@ class ProcessLauncher:
 
     def launch(self, run: Run, cell: Cell, paths: Paths) -> Record:
         """Start the worker, watch it, and read or write its record."""
-        arm = cell.arm(run.arm)
-        environ, removed = _environment(arm)
-        pending = paths.pending / f"{run.name}.json"
+        return self.launch_together([run], cell, paths)[0]
+
+    def launch_together(self, runs: Sequence[Run], cell: Cell, paths: Paths) -> list[Record]:
+        """Start one worker for ``runs``; its log is that of the first."""
+        arms = [cell.arm(run.arm) for run in runs]
+        environ, removed = _environment(arms[0])
+        pending = [paths.pending / f"{run.name}.json" for run in runs]
+        pairs = zip((paths.arm(arm.name) for arm in arms), pending, strict=True)
         observer = Observer()
 
         def tick(pid: int) -> None:
@@ -120,47 +125,62 @@ class ProcessLauncher:
 
         started = environment.utc_now()
         ending = process.run(
-            [*self.command, str(paths.arm(arm.name)), str(pending)],
+            [*self.command, *(str(path) for pair in pairs for path in pair)],
             environment=environ,
-            log=paths.log(run),
-            timeout_s=cell.design.timeout_s,
+            log=paths.log(runs[0]),
+            timeout_s=cell.design.timeout_s * len(runs),
             on_tick=tick,
         )
-        notes: dict[str, Any] = {"observer": observer.report(), "removed_environment": removed}
-        record = _collect(pending, run, ending, paths)
-        if isinstance(record, tuple):
-            outcome, detail = record
-            notes["log_tail"] = process.last_lines(paths.log(run))
-            record = Record(
-                run.arm,
-                arm.role,
-                run.block,
-                run.position,
-                cell.seed,
-                outcome=outcome,
-                detail=detail,
-                started=started,
-                environment=environment.fingerprint(),
-                seconds={"total": round(ending.wall_s, 6)},
+        notes = {
+            "isolation": cell.design.isolation.value,
+            "observer": observer.report(),
+            "removed_environment": removed,
+        }
+        shared = {"process": round(ending.wall_s / len(runs), 6)}
+        log = paths.log(runs[0])
+        records = []
+        for run, path in zip(runs, pending, strict=True):
+            extra: dict[str, Any] = {}
+            found = _collect(path, log, ending, paths)
+            if isinstance(found, Record):
+                if ending.code != 0:
+                    extra["exit"] = ending.signal_name or ending.code
+            else:
+                extra["log_tail"] = process.last_lines(log)
+                found = _without(run, cell, found, started, ending.wall_s / len(runs))
+            found = replace(
+                found,
+                notes={**found.notes, **notes, **extra},
+                seconds={**found.seconds, **shared},
             )
-        elif ending.code != 0:
-            notes["exit"] = ending.signal_name or ending.code
-        overhead = {"process": round(ending.wall_s, 6)}
-        return replace(
-            record,
-            notes={**record.notes, **notes},
-            seconds={**record.seconds, **overhead},
-        )
+            records.append(found)
+        return records
+
+
+def _without(run: Run, cell: Cell, ended: tuple[str, str], started: str, seconds: float) -> Record:
+    """Make the record of a run that left none: outcome and detail say how it ended."""
+    return Record(
+        run.arm,
+        cell.arm(run.arm).role,
+        run.block,
+        run.position,
+        cell.seed,
+        outcome=ended[0],
+        detail=ended[1],
+        started=started,
+        environment=environment.fingerprint(),
+        seconds={"total": round(seconds, 6)},
+    )
 
 
 def _collect(
-    pending: Path, run: Run, ending: process.Ending, paths: Paths
+    pending: Path, log: Path, ending: process.Ending, paths: Paths
 ) -> Record | tuple[str, str]:
     """Take the worker's record, or say the outcome and detail of a run without one."""
     if ending.code == os.EX_IOERR:
-        lines = process.last_lines(paths.log(run), 1) or ["the worker cannot write its record"]
+        lines = process.last_lines(log, 1) or ["the worker cannot write its record"]
         raise StudyError(lines[0])
-    last = (process.last_lines(paths.log(run), 1) or ["nothing in its log"])[0]
+    last = (process.last_lines(log, 1) or ["nothing in its log"])[0]
     if ending.timed_out:
         return "timeout", f"killed after {ending.wall_s:.0f} s: {last}"
     if pending.exists():

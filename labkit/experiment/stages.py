@@ -86,12 +86,8 @@ def uses_mlx(experiment: Experiment) -> bool:
 
 def run(draft: Draft, arm: Arm) -> None:
     """Go through all stages; whatever happens, ``draft`` says what."""
-    with _named_failures(draft):
-        with draft.watch.time("fingerprint"):
-            draft.record = replace(draft.record, environment=environment.fingerprint())
-        with draft.watch.time("probe"):
-            probe = start_probe(draft)
-            draft.record = replace(draft.record, probe={"before": probe.time()})
+    with named_failures(draft):
+        probe = begin(draft)
         experiment = experiment_of(arm)
         with draft.watch.time("load"):
             session = load(experiment, draft)
@@ -99,9 +95,28 @@ def run(draft: Draft, arm: Arm) -> None:
             _measure(session, arm, draft)
         finally:
             session.close()
-        with draft.watch.time("probe"):
-            after = {**draft.record.probe, "after": probe.time()}
-            draft.record = replace(draft.record, probe=after)
+        probe_again(draft, probe)
+    finish(draft)
+
+
+def begin(draft: Draft) -> Any:
+    """Take the fingerprint and the first probe; give the probe."""
+    with draft.watch.time("fingerprint"):
+        draft.record = replace(draft.record, environment=environment.fingerprint())
+    with draft.watch.time("probe"):
+        probe = start_probe(draft)
+        draft.record = replace(draft.record, probe={"before": probe.time()})
+    return probe
+
+
+def probe_again(draft: Draft, probe: Any) -> None:
+    """Take the second probe, which is for diagnosis only."""
+    with draft.watch.time("probe"):
+        draft.record = replace(draft.record, probe={**draft.record.probe, "after": probe.time()})
+
+
+def finish(draft: Draft) -> None:
+    """Take the machine's state at the end."""
     with draft.watch.time("fingerprint"):
         draft.record = replace(draft.record, environment_end=environment.state())
 
@@ -127,18 +142,24 @@ def start_probe(draft: Draft) -> Any:
 
 def load(experiment: Experiment, draft: Draft) -> Session:
     """Set threads and BLAS, then load the workload and its engine."""
-    import numba
-
     from labkit import workload
     from labkit.platform import blas
-    from labkit.platform.threads import core_count
 
     if uses_mlx(experiment):
         draft.note(blas=blas.activate(experiment.engine.blas.value))
-    threads = experiment.engine.threads or core_count()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    use_threads(experiment)
     session: Session = workload.load(experiment, seed=experiment.seed)
     return session
+
+
+def use_threads(experiment: Experiment) -> None:
+    """Give the arm's numba kernels its CPU budget from here on."""
+    import numba
+
+    from labkit.platform.threads import core_count
+
+    threads = experiment.engine.threads or core_count()
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
 def _measure(session: Session, arm: Arm, draft: Draft) -> None:
@@ -153,10 +174,10 @@ def _measure(session: Session, arm: Arm, draft: Draft) -> None:
     gc.unfreeze()
     with draft.watch.time("canary"):
         draft.note(canary="ok" if canary.check() else "no mlx")
-    _accept(measurement, arm, draft)
+    accept(measurement, arm, draft)
 
 
-def _accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
+def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
     """Put a measurement into the record; refuse what is not a number or did not happen."""
     cases = []
     for result in measurement.cases:
@@ -188,7 +209,7 @@ def _case(result: CaseResult, without: set[str]) -> CaseRecord:
 
 
 @contextmanager
-def _named_failures(draft: Draft) -> Iterator[None]:
+def named_failures(draft: Draft) -> Iterator[None]:
     """Turn an exception into the outcome that names it."""
     try:
         yield

@@ -1,7 +1,8 @@
-"""A run's process: ``python -m labkit.experiment.worker ARM RUN``.
+"""A run's process: ``python -m labkit.experiment.worker ARM RUN [ARM RUN ...]``.
 
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
-whose name says block, position and arm. ``--prepare ARM`` loads and warms up an arm
+whose name says block, position and arm. Several pairs are a block whose arms take turns
+(:mod:`labkit.experiment.together`). ``--prepare ARM`` loads and warms up an arm
 without measuring, so that no compilation falls inside a measured run. The stages are in
 :mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
 parent is gone.
@@ -22,33 +23,47 @@ from pathlib import Path
 
 from labkit.config import ConfigError
 from labkit.experiment import environment, stages, watchdog
-from labkit.experiment.record import Record, RecordError, parse_run_name, read_arm, write
+from labkit.experiment.record import (
+    Arm,
+    Record,
+    RecordError,
+    parse_run_name,
+    read_arm,
+    write,
+)
 from labkit.experiment.stages import Draft, Stopwatch, one_line
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
 
-def perform(arm_path: Path, run_path: Path, spawned_ns: int) -> Record:
-    """Do one run and give its record, whatever its outcome.
+def perform(arm_paths: Sequence[Path], run_paths: Sequence[Path], spawned_ns: int) -> list[Record]:
+    """Do one run, or a block's runs side by side; give their records, whatever the outcome.
 
     Raises
     ------
     RecordError
-        The arm's file is not valid, or the run's name does not fit it.
+        An arm's file is not valid, or a run's name does not fit it.
     """
-    arm = read_arm(arm_path)
+    arms = [read_arm(path) for path in arm_paths]
+    watch = Stopwatch(spawned_ns)
+    watch.seconds["startup"] = watch.since_spawn()
+    records = list(map(_begun, arms, arm_paths, run_paths))
+    if len(arms) > 1:
+        from labkit.experiment.together import Block
+
+        return Block(records, arms, watch).run()
+    draft = Draft(records[0], watch)
+    stages.run(draft, arms[0])
+    draft.note(compiles=draft.compiles)
+    return [replace(draft.record, seconds={**watch.seconds, "total": watch.since_spawn()})]
+
+
+def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     block, position, name = parse_run_name(run_path.stem)
     if name != arm.name:
         raise RecordError(f"{run_path}: a run of arm {name}, but {arm_path} is arm {arm.name}")
-    watch = Stopwatch(spawned_ns)
-    watch.seconds["startup"] = watch.since_spawn()
     seed = int(arm.config.get("seed", 0))
-    started = environment.utc_now()
-    record = Record(name, arm.role, block, position, seed, outcome="ok", started=started)
-    draft = Draft(record, watch)
-    stages.run(draft, arm)
-    draft.note(compiles=draft.compiles)
-    return replace(draft.record, seconds={**watch.seconds, "total": watch.since_spawn()})
+    return Record(name, arm.role, block, position, seed, "ok", environment.utc_now())
 
 
 def prepare(arm_path: Path) -> None:
@@ -71,15 +86,15 @@ def prepare(arm_path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status is 0 whenever a record was written."""
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
-    parser.add_argument("arm", type=Path)
-    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
     parser.add_argument("--parent", type=int, default=None)
     parser.add_argument("--lifeline", type=int, default=None)
     parser.add_argument("--spawned", type=int, default=None)
     options = parser.parse_args(argv)
-    if options.prepare == (options.run is not None):
-        parser.error("give a run to do, or --prepare")
+    paths = options.paths
+    if len(paths) != 1 if options.prepare else len(paths) % 2:
+        parser.error("give ARM RUN pairs to do, or --prepare ARM")
     spawned_ns = options.spawned or time.monotonic_ns()
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -87,13 +102,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         watchdog.start(options.parent, options.lifeline)
     try:
         if options.prepare:
-            prepare(options.arm)
+            prepare(paths[0])
             return 0
-        record = perform(options.arm, options.run, spawned_ns)
+        records = perform(paths[::2], paths[1::2], spawned_ns)
     except (RecordError, ConfigError) as error:
         print(one_line(error), file=sys.stderr)
         return os.EX_DATAERR
-    return _publish(options.run, record, options.parent)
+    written = [
+        _publish(path, record, options.parent)
+        for path, record in zip(paths[1::2], records, strict=True)
+    ]
+    return max(written)
 
 
 def _publish(path: Path, record: Record, parent: int | None) -> int:
