@@ -13,6 +13,8 @@ from labkit.platform import memory_machine
 from labkit.platform.memory_machine import GIB, Machine
 
 QUIET = {
+    "others_pct": 1.0,
+    "steal_pct": 0.0,
     "noise": {"matmul_cv_pct": 0.5, "bandwidth_cv_pct": 1.0, "windows": 16, "seconds": 8.0},
     "bandwidth": {"gb_s": 20.0, "mib": 256},
     "mlx": {
@@ -28,8 +30,8 @@ MAC = {"os": "Darwin", "settings": {}, "thermal": "nominal", "low_power_mode": F
 LINUX = {"os": "Linux", "settings": {"governor": "performance", "numa_nodes": "0"}}
 
 
-def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, **others):
-    measured = json.loads(json.dumps(QUIET))
+def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, shares=None, **others):
+    measured = {**json.loads(json.dumps(QUIET)), **(shares or {})}
     measured["noise"].update(noise or {})
     measured["mlx"].update(mlx or {})
     machine = Machine("a test's", 32 * GIB, free, 32 * GIB, metal=False)
@@ -38,7 +40,7 @@ def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, **others):
 
 @pytest.mark.parametrize("environment", [LINUX, MAC])
 def test_a_quiet_machine_has_no_weakness(environment):
-    quiet = facts(environment, others_pct=1.0, steal_pct=0.0, on_battery=False)
+    quiet = facts(environment, on_battery=False)
     assert weaknesses.find(quiet) == []
 
 
@@ -46,8 +48,8 @@ def test_a_quiet_machine_has_no_weakness(environment):
     ("change", "what", "fix"),
     [
         ({"noise": {"bandwidth_cv_pct": 3.0}}, "varies by 3.0 %", "design=strict"),
-        ({"others_pct": 30.0}, "took 30 % of the cores", "end them"),
-        ({"steal_pct": 4.0}, "virtual machines took 4 %", "dedicated host"),
+        ({"shares": {"others_pct": 30.0}}, "took 30 % of the cores", "end them"),
+        ({"shares": {"steal_pct": 4.0}}, "virtual machines took 4 %", "dedicated host"),
         ({"free": GIB}, "only 1.0 GiB", "close programs"),
         ({"on_battery": True}, "battery", "plug it in"),
         ({"mlx": {"metal": False}}, "no Metal here", "on a Mac"),
@@ -178,7 +180,8 @@ def test_a_study_that_is_timing_is_not_disturbed(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))
     with lock.timing_lock("outputs/a_study"):
         assert doctor.main([]) == 1
-    (line,) = capsys.readouterr().err.splitlines()[1:]
+    _, waiting, line = capsys.readouterr().err.splitlines()
+    assert waiting.startswith("waiting: outputs/a_study")
     assert "outputs/a_study" in line and "would disturb it" in line
 
 

@@ -104,17 +104,12 @@ def _examine() -> Facts:
     import psutil
 
     machine = memory_machine.this_machine()
-    before, start = psutil.cpu_times(), time.monotonic()
-    children = _own_cpu_s()
     measured = _measure_with_progress()
-    others, steal = _shares(before, psutil.cpu_times(), start, _own_cpu_s() - children)
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Facts(
         environment=environment.fingerprint(),
         machine=machine,
         measured=measured,
-        others_pct=others,
-        steal_pct=steal,
         on_battery=None if battery is None else not battery.power_plugged,
     )
 
@@ -124,19 +119,21 @@ def _measure_with_progress() -> dict[str, Any]:
     console = _console(sys.stderr)
     if not console.is_terminal:
         print("labkit doctor: measuring for about 12 s", file=sys.stderr, flush=True)
-        return _measure_locked(lambda _step: None)
+        return _measure_locked(lambda _step: None, lambda line: print(line, file=sys.stderr))
     with console.status("starting") as status:
         update: Callable[[str], None] = status.update
-        return _measure_locked(update)
+        return _measure_locked(update, update)
 
 
-def _measure_locked(on_step: Callable[[str], None]) -> dict[str, Any]:
+def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None]) -> dict[str, Any]:
+    import psutil
+
     waited: list[str] = []
     start = time.monotonic()
 
     def on_wait(line: str) -> None:
         waited.append(line)
-        on_step(line)
+        tell(line)
 
     def give_up() -> None:
         if waited and time.monotonic() - start > PATIENCE_S:
@@ -144,7 +141,10 @@ def _measure_locked(on_step: Callable[[str], None]) -> dict[str, Any]:
             raise CannotMeasure(f"{said}; measuring would disturb it, try again later")
 
     with timing_lock("labkit doctor", on_wait=on_wait, check=give_up):
-        return measure(on_step)
+        before, start, own = psutil.cpu_times(), time.monotonic(), _own_cpu_s()
+        measured = measure(on_step)
+        shares = _shares(before, psutil.cpu_times(), start, _own_cpu_s() - own)
+    return {**measured, **shares}
 
 
 def _own_cpu_s() -> float:
@@ -154,17 +154,15 @@ def _own_cpu_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in spent)
 
 
-def _shares(before: Any, after: Any, start: float, own: float) -> tuple[float, float | None]:
-    """Return what other programs and other virtual machines took, percent of the cores."""
+def _shares(before: Any, after: Any, start: float, own: float) -> dict[str, float | None]:
+    """Give what other programs and other virtual machines took, percent of the cores."""
     import os
 
     wall = (time.monotonic() - start) * (os.cpu_count() or threads.core_count())
     names = [name for name in ("user", "nice", "system", "irq", "softirq") if hasattr(after, name)]
     busy = sum(getattr(after, name) - getattr(before, name) for name in names)
-    others = 100 * max(0.0, busy - own) / wall
-    if not hasattr(after, "steal"):
-        return others, None
-    return others, 100 * (after.steal - before.steal) / wall
+    steal = 100 * (after.steal - before.steal) / wall if hasattr(after, "steal") else None
+    return {"others_pct": 100 * max(0.0, busy - own) / wall, "steal_pct": steal}
 
 
 if __name__ == "__main__":

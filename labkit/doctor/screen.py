@@ -173,13 +173,11 @@ def _power(facts: Facts) -> str:
 
 def _noise(facts: Facts) -> str:
     noise = facts.measured["noise"]
-    text = (
+    return (
         f"matmul {noise['matmul_cv_pct']:.1f} %, reading {noise['bandwidth_cv_pct']:.1f} % "
         f"(variation of {noise['windows']} equal windows in {noise['seconds']:.0f} s)"
+        f"; other programs took {facts.measured['others_pct']:.0f} % of the cores"
     )
-    if facts.others_pct is not None:
-        text += f"; other programs took {facts.others_pct:.0f} % of the cores"
-    return text
 
 
 def _gib(count: int) -> str:

@@ -29,11 +29,9 @@ class Facts:
     machine
         The memory of this machine.
     measured
-        What ``labkit.doctor.measure`` gave.
-    others_pct
-        Share of the cores that other programs took meanwhile (percent).
-    steal_pct
-        Share that other virtual machines took meanwhile (percent).
+        What ``labkit.doctor.measure`` gave, and meanwhile the shares of the cores that
+        other programs (``others_pct``) and other virtual machines (``steal_pct``, None
+        where it is not told) took, in percent.
     on_battery
         None where there is no battery to ask.
     """
@@ -41,8 +39,6 @@ class Facts:
     environment: Mapping[str, Any]
     machine: Machine
     measured: Mapping[str, Any]
-    others_pct: float | None = None
-    steal_pct: float | None = None
     on_battery: bool | None = None
 
     @property
@@ -77,19 +73,21 @@ def _noise(facts: Facts) -> Weakness | None:
 
 
 def _others(facts: Facts) -> Weakness | None:
-    if facts.others_pct is None or facts.others_pct <= OTHERS_PCT:
+    share = facts.measured["others_pct"]
+    if share <= OTHERS_PCT:
         return None
     return Weakness(
-        f"other programs took {facts.others_pct:.0f} % of the cores meanwhile",
+        f"other programs took {share:.0f} % of the cores meanwhile",
         "end them (top shows which), or wait",
     )
 
 
 def _steal(facts: Facts) -> Weakness | None:
-    if facts.steal_pct is None or facts.steal_pct <= STEAL_PCT:
+    share = facts.measured["steal_pct"]
+    if share is None or share <= STEAL_PCT:
         return None
     return Weakness(
-        f"other virtual machines took {facts.steal_pct:.0f} % of the cores",
+        f"other virtual machines took {share:.0f} % of the cores",
         "use a dedicated host, or more blocks: design=strict",
     )
 
