@@ -92,13 +92,14 @@ def build(
         block_size=block_size,
         total_q=total_q,
     )
-    cu = np.ascontiguousarray(cu_seqlens_q)
+    # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
+    cu = np.array(cu_seqlens_q)
     num_tokens = int(cu[-1])
     lookup, map_us = resolver.lookup(cu, num_tokens, BQ)
     return AttentionMetadata(
         cu_seqlens_q=cu,
-        seq_lens=np.ascontiguousarray(seq_lens),
-        block_tables=np.ascontiguousarray(block_tables),
+        seq_lens=np.array(seq_lens),
+        block_tables=np.array(block_tables),
         slot_mapping=slot_mapping(block_tables, seq_lens, cu, block_size),
         total_q=num_tokens,
         num_seqs=len(seq_lens),

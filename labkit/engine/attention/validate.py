@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_HEAD_DIM = 256
+
 
 def batch(
     *,
@@ -134,8 +136,10 @@ def operands(
         raise ValueError(f"the pools have blocks of {pool_block_size}, the plan of {block_size}")
     if q.shape[2] != head_dim:
         raise ValueError(f"q has head size {q.shape[2]}, the pools have {head_dim}")
-    if head_dim % 16 or not 16 <= head_dim <= 256:
-        raise ValueError(f"head size {head_dim}: allowed are multiples of 16 from 16 to 256")
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"head size {head_dim}: allowed are multiples of 16 from 16 to {MAX_HEAD_DIM}"
+        )
     if num_kv_heads < 1 or q.shape[1] < 1 or q.shape[1] % num_kv_heads:
         raise ValueError(f"{q.shape[1]} query heads are not a multiple of {num_kv_heads} KV heads")
     if max_block_id >= num_blocks:
@@ -146,6 +150,8 @@ def operands(
         raise ValueError(
             f"out must be {q.dtype} {list(q.shape)}, not {out.dtype} {list(out.shape)}"
         )
+    if out is not None and not out.flags.c_contiguous:
+        raise ValueError("out must be contiguous")
     options(q.shape[1], scale=scale, window=window, softcap=softcap, sinks=sinks)
 
 
@@ -204,6 +210,8 @@ def new_keys(
             f"k, v, k_pool and v_pool must have one dtype, not {k.dtype}, {v.dtype}, "
             f"{k_pool.dtype}, {v_pool.dtype}"
         )
+    if not (k_pool.flags.c_contiguous and v_pool.flags.c_contiguous):
+        raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
     slots = k_pool.shape[0] * k_pool.shape[1]
     if len(slot_mapping) and slot_mapping.max() >= slots:
         raise ValueError(

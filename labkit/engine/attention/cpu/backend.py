@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from typing import Any
 
 import numba
 import numpy as np
@@ -13,12 +14,11 @@ from labkit.engine.attention import metadata, resolvers, validate
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.cpu import kernels
 from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
-from labkit.engine.attention.cpu.tiles import KEYS
+from labkit.engine.attention.cpu.rows import LAYER, attend_rows, scratch_bytes
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
 from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
-_NO_SINKS = np.empty(0, dtype=np.float32)
 _LOG2E = math.log2(math.e)
 
 
@@ -38,8 +38,7 @@ class CpuBackend:
 
     def __init__(self, resolver: str = "binary_search") -> None:
         self._resolver = resolvers.create(resolver)
-        self._floats = np.empty((0, 0), dtype=np.float32)
-        self._sources = np.empty((0, 2, KEYS), dtype=np.int64)
+        self._memory = aligned_zeros(1, 0)
 
     def plan(
         self,
@@ -66,7 +65,15 @@ class CpuBackend:
         """Scatter new keys and values; see ``AttentionBackend.write``."""
         validate.new_keys(k, v, k_pool, v_pool, meta.slot_mapping)
         validate.float32(k_pool)
-        kernels.scatter(_packed(k), _packed(v), k_pool, v_pool, meta.slot_mapping)
+        k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
+        kernels.scatter(
+            _address(k),
+            _address(v),
+            _address(k_pool),
+            _address(v_pool),
+            meta.slot_mapping,
+            4 * k_pool.shape[2] * k_pool.shape[3],
+        )
 
     def attend(
         self,
@@ -96,40 +103,51 @@ class CpuBackend:
             out=out,
         )
         validate.float32(q)
-        if out is None:
-            out = np.empty(q.shape, dtype=np.float32)
+        # Named here, so that a copy lives until the launch is over.
+        q, k_pool, v_pool = (np.ascontiguousarray(array) for array in (q, k_pool, v_pool))
+        out = np.empty(q.shape, dtype=np.float32) if out is None else out
+        sinks = None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
+        layer = np.zeros(1, dtype=LAYER)
         num_kv_heads, head_dim = k_pool.shape[2:]
-        rows = (BQ if meta.has_prefill else 1) * (q.shape[1] // num_kv_heads)
+        layer[0] = (
+            _address(q),
+            _address(k_pool),
+            _address(v_pool),
+            _address(out),
+            0 if sinks is None else _address(sinks),
+            _address(meta.block_tables),
+            meta.block_tables.shape[1],
+            q.shape[1],
+            num_kv_heads,
+            head_dim,
+            meta.block_size,
+            _NO_WINDOW if window is None else window,
+            scale * _LOG2E if softcap is None else scale / softcap,
+            0 if softcap is None else softcap * _LOG2E,
+        )
         workers = numba.get_num_threads()
-        self._reserve(workers, kernels.scratch_floats(rows, head_dim))
-        nonce = secrets.randbits(32)
+        rows = (BQ if meta.has_prefill else 1) * (q.shape[1] // num_kv_heads)
+        self._reserve(workers, scratch_bytes(rows, head_dim))
         counters = np.zeros((workers + 1, kernels.NUM_COUNTERS), dtype=np.int64)
+        nonce = secrets.randbits(32)
         kernel = kernels.tiled if meta.has_prefill else kernels.decode
         kernel(
             nonce,
             meta.lookup,
-            _packed(q),
-            k_pool,
-            v_pool,
-            out,
-            meta.block_tables,
-            meta.seq_lens,
-            meta.cu_seqlens_q,
-            _NO_SINKS if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32),
-            np.float32(scale * _LOG2E if softcap is None else scale / softcap),
-            np.float32(0 if softcap is None else softcap * _LOG2E),
-            _NO_WINDOW if window is None else window,
-            self._floats,
-            self._sources,
+            attend_rows(),
+            _address(layer),
+            self._memory,
             counters,
+            meta.cu_seqlens_q,
+            meta.seq_lens,
+            num_kv_heads,
         )
         return out, self._report(nonce, meta, q, k_pool, counters[:-1])
 
-    def _reserve(self, workers: int, floats: int) -> None:
-        """Make the scratch large enough; its zeros are never written over."""
-        if self._floats.shape[0] != workers or self._floats.shape[1] < floats:
-            self._floats = np.zeros((workers, floats), dtype=np.float32)
-            self._sources = np.zeros((workers, 2, KEYS), dtype=np.int64)
+    def _reserve(self, workers: int, size: int) -> None:
+        """Make the scratch at least ``size`` bytes for each worker."""
+        if self._memory.shape[0] != workers or self._memory.shape[1] < size:
+            self._memory = aligned_zeros(workers, size)
 
     def _report(
         self,
@@ -164,6 +182,12 @@ class CpuBackend:
         )
 
 
-def _packed(array: Array) -> Array:
-    """Return ``array`` in C order; the kernels are compiled for that alone."""
-    return np.ascontiguousarray(array)
+def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
+    memory = np.zeros(rows * row_bytes + 64, dtype=np.uint8)
+    start = -_address(memory) % 64
+    return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -9,6 +9,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.simd import (
@@ -24,7 +25,7 @@ from labkit.engine.attention.cpu.simd import (
 
 KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
 ROWS = 4  # query rows of a register tile
-_WIDE = LANES * VECTORS
+WIDE = LANES * VECTORS  # columns of a wide tile
 
 
 def _product(rows: int, vectors: int, accumulate: bool) -> Any:
@@ -199,6 +200,83 @@ def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, facto
 
 
 @intrinsic
+def copy_row(typing_context: Any, target: Any, source: Any, vectors: Any, ahead: Any) -> Any:
+    """Copy the ``vectors`` vectors of ``source``, and prefetch as many from ``ahead``."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        target, source, vectors, ahead = arguments
+
+        def turn(index: Any, carried: list[Any]) -> list[Any]:
+            offset = builder.mul(index, I64(BYTES))
+            code.prefetch(builder.add(ahead, offset))
+            code.store(code.load(builder.add(source, offset)), builder.add(target, offset))
+            return []
+
+        code.loop(vectors, turn, [])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), emit
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy ``count`` bytes."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source, count = arguments
+        pointers = (builder.inttoptr(address, POINTER) for address in (target, source))
+        cgutils.raw_memcpy(builder, *pointers, count, 1)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+@intrinsic
+def clear(typing_context: Any, target: Any, vectors: Any) -> Any:
+    """Write ``vectors`` vectors of zeros."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        target, vectors = arguments
+
+        def turn(index: Any, carried: list[Any]) -> list[Any]:
+            code.store(code.constant(0.0), builder.add(target, builder.mul(index, I64(BYTES))))
+            return []
+
+        code.loop(vectors, turn, [])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 2), emit
+
+
+def _element(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
+    """Return intrinsics that load and store one element at an address."""
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return Emitter(builder).load(arguments[0], kind=kind)
+
+        return numba_kind(types.int64), emit
+
+    @intrinsic
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            Emitter(builder).store(arguments[1], arguments[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, numba_kind), emit
+
+    return load, store
+
+
+load_float, store_float = _element(F32, types.float32)
+load_int32, _ = _element(ir.IntType(32), types.int32)
+load_int64, store_int64 = _element(I64, types.int64)
+
+
+@intrinsic
 def take_ticket(typing_context: Any, counter: Any) -> Any:
     """Return the int64 at address ``counter`` and add one to it, atomically."""
 
@@ -223,3 +301,25 @@ def _integers(builder: Any, scalar: Any) -> Any:
     nothing = ir.Constant(INTEGERS, ir.Undefined)
     one = builder.insert_element(nothing, scalar, ir.IntType(32)(0))
     return builder.shuffle_vector(one, nothing, ir.Constant(INTEGERS, [0] * LANES))
+
+
+@intrinsic
+def call_unit(
+    typing_context: Any,
+    function: Any,
+    layer: Any,
+    memory: Any,
+    sequence: Any,
+    head: Any,
+    token: Any,
+    tokens: Any,
+    high: Any,
+) -> Any:
+    """Call the C function at address ``function`` with seven int64 and return its int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(I64, [I64] * 7)
+        pointer = builder.inttoptr(arguments[0], kind.as_pointer())
+        return builder.call(pointer, arguments[1:])
+
+    return types.int64(*[types.int64] * 8), emit

@@ -120,7 +120,7 @@ class UserResolver:
         return lookup, map_us
 
     def _checked(self, name: str, array: Any, length: int, low: int, end: int) -> Any:
-        """Return ``array`` made contiguous; ValueError unless int32 [length] in [low, end)."""
+        """Return a copy of ``array``; ValueError unless int32 [length] in [low, end)."""
         where = f"resolver={self._path}: {name}"
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
             kind = getattr(array, "dtype", type(array).__name__)
@@ -132,7 +132,7 @@ class UserResolver:
             raise ValueError(
                 f"{where}[{bad[0]}] is {array[bad[0]]}: allowed are {low} to {end - 1}"
             )
-        return np.ascontiguousarray(array)
+        return np.array(array)
 
 
 def _reason(error: Exception) -> str:
