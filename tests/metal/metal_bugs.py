@@ -52,9 +52,7 @@ BUGS = {
     # --- bounds and indexing
     "causal bound one too far": Bug("common", "+ row + 1", "+ row + 2", "decode"),
     "causal bound one too near": Bug("common", "+ row + 1", "+ row", "tiled"),
-    "window one too wide": Bug(
-        "common", "span.end - window", "span.end - window - 1", "tiled options"
-    ),
+    "window one too wide": Bug("common", "end - window", "end - window - 1", "tiled options"),
     "search one past the prefix sums": Bug(
         "resolve",
         "int hi = num_seqs;\n  while (lo < hi) {\n    int mid = (lo + hi + 1) / 2;\n    if (cu",
@@ -65,8 +63,8 @@ BUGS = {
         "resolve", "cu_seqlens_q[mid] <= token", "cu_seqlens_q[mid] < token", "decode"
     ),
     "ragged Q-blocks not counted": Bug("resolve", "/ BQ + i", "/ BQ", "tiled"),
-    "wrong sentinel": Bug("resolve", "work.seq < 0", "work.seq < -1", "tiled seq_map"),
-    "surplus not left": Bug("resolve", " || work.row >= rows", "", "tiled"),
+    "wrong sentinel": Bug("resolve", "seq < 0", "seq < -1", "tiled seq_map"),
+    "surplus not left": Bug("resolve", " || row >= rows", "", "tiled"),
     "work plan read with the wrong stride": Bug(
         "resolve", "lookup[2 * unit]", "lookup[unit]", "decode work_plan"
     ),

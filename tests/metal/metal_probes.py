@@ -11,7 +11,9 @@ import numpy as np
 from metal_batches import Batch, attend, batch, check
 
 from labkit.metal.dispatch import BQ
-from labkit.metal.emulator.emulate import prover
+from labkit.metal.emulator.build import Build
+from labkit.metal.emulator.emulate import Emulator, prover
+from labkit.metal.emulator.run import ONE
 from labkit.metal.kernels import source
 
 
@@ -23,6 +25,8 @@ class Probe:
     kernel: str
     options: dict = field(default_factory=dict)
     how: dict = field(default_factory=dict)
+    twin: dict | None = None  # changes that must not change one bit
+    build: Build = Build.proof
 
     @property
     def sources(self):
@@ -37,16 +41,20 @@ class Wrong(AssertionError):
 def run(probe, edits=None, cpu_seconds=2.0):
     """Run a probe on the kernels with ``edits`` {file: text}; raise on anything wrong."""
     emulator = prover(cpu_seconds)
+    if probe.build is Build.race:
+        emulator = Emulator(ONE, Build.race, 100.0)
     b = probe.make()
-    out, evidence, dispatch = attend(
-        b,
-        kernel=probe.kernel,
-        executor=lambda call: emulator(edited(call, edits or {})),
+    run_on = {
+        "kernel": probe.kernel,
+        "executor": lambda call: emulator(edited(call, edits or {})),
         **probe.options,
         **probe.how,
-    )
-    if not np.isfinite(out).all():
-        raise Wrong("NaN or infinity in the output")
+    }
+    out, evidence, dispatch = attend(b, **run_on)
+    if probe.twin is not None:
+        other, _, _ = attend(b, **run_on | probe.twin)
+        if other.tobytes() != out.tobytes():
+            raise Wrong(f"{probe.twin} changes the output")
     compared = {k: v for k, v in probe.options.items() if k != "window_skip"}
     try:
         check(b, out, **compared)
@@ -121,6 +129,18 @@ def _bad_value():
     return replace(b, v_pool=v_pool)
 
 
+def _shown_value():
+    # The value of token 15 is NaN: the first row does not see it, the others do.
+    b = batch([9], [23], heads=2)
+    v_pool = b.v_pool.copy()
+    v_pool[b.block_tables[0, 0], 15] = np.nan
+    return replace(b, v_pool=v_pool)
+
+
+def _racing():
+    return batch([1], [150], heads=2, kv_heads=1, block_size=8)
+
+
 SINKS = np.array([2.0, -5.0, 0.0, 30.0], np.float32)
 ALL = {"window": 33, "softcap": 3.0, "sinks": SINKS}
 
@@ -134,7 +154,14 @@ def _few():
 
 
 def _mixed_half():
-    return batch([1, 0, 35, 66], [100, 9, 77, 90], heads=2, kv_heads=1, dtype=mx.float16)
+    # Ends on, before and after a tile of 32, a block of 16 and a matrix of 8; the longest
+    # sequence last, so that a step past its table leaves the tables.
+    lengths = [1, 0, 35, 35, 64], [90, 9, 73, 51, 97]
+    return batch(*lengths, heads=2, kv_heads=1, dtype=mx.float16)
+
+
+def _ragged():
+    return batch([1, 0, 35, 2], [20, 9, 40, 2], heads=1, kv_heads=1)
 
 
 def _optioned():
@@ -142,7 +169,8 @@ def _optioned():
 
 
 def _optioned_rows():
-    return batch([1, 36, 5], [100, 60, 40], heads=4, kv_heads=1)
+    # The window of the last sequence's first row begins at the end of a matrix of 8 keys.
+    return batch([1, 36, 5], [100, 60, 44], heads=4, kv_heads=1)
 
 
 def _steep():
@@ -157,8 +185,17 @@ def _pure_decode():
 PROBES = {
     "decode": Probe(_few, "decode"),
     "decode options": Probe(_optioned, "decode", ALL, {"gqa_sharing": True}),
-    "decode masking": Probe(_bad_value, "decode", {"window": 9, "window_skip": False}),
+    "decode masking": Probe(
+        _bad_value, "decode", {"window": 9, "window_skip": False}, {}, {"window_skip": True}
+    ),
     "decode negative": Probe(_negative, "decode", {"window": 20, "window_skip": False}),
+    "decode long window": Probe(
+        lambda: batch([1], [200], heads=2, block_size=8),
+        "decode",
+        {"window": 101},
+        {},
+        {"window_skip": False},
+    ),
     "decode half": Probe(
         lambda: batch([1, 2], [40, 150], dtype=mx.bfloat16, block_size=32), "decode"
     ),
@@ -173,11 +210,22 @@ PROBES = {
     "decode work_plan": Probe(_few, "decode", {}, {"resolver": "work_plan"}),
     "tiled": Probe(_mixed_half, "tiled"),
     "tiled options": Probe(_optioned_rows, "tiled", ALL),
-    "tiled masking": Probe(_bad_value, "tiled", {"window": 9, "window_skip": False}),
+    "tiled masking": Probe(
+        _bad_value, "tiled", {"window": 9, "window_skip": False}, {}, {"window_skip": True}
+    ),
+    "tiled edge": Probe(_shown_value, "tiled"),
+    "tiled steep": Probe(lambda: batch([20, 9], [60, 9], heads=2, spread=100.0), "tiled"),
     "tiled skipping": Probe(_bad_value, "tiled", {"window": 9}),
     "tiled negative": Probe(_negative, "tiled", {"window": 20, "window_skip": False}),
     "tiled blocks of 8": Probe(_mixed, "tiled"),
-    "tiled seq_map": Probe(_mixed_half, "tiled", {}, {"resolver": "seq_map"}),
-    "tiled padded_grid": Probe(_mixed_half, "tiled", {}, {"resolver": "padded_grid"}),
-    "tiled work_plan": Probe(_mixed_half, "tiled", {}, {"resolver": "work_plan"}),
+    "tiled seq_map": Probe(_ragged, "tiled", {}, {"resolver": "seq_map"}),
+    "tiled padded_grid": Probe(_ragged, "tiled", {}, {"resolver": "padded_grid"}),
+    "tiled work_plan": Probe(_ragged, "tiled", {}, {"resolver": "work_plan"}),
+}
+
+# A last resort: 200 times slower, and it sees what a schedule cannot.
+RACE_PROBES = {
+    "race decode": Probe(_racing, "decode", {}, {"gqa_sharing": True}, build=Build.race),
+    "race split": Probe(_racing, "decode", {}, {"split_kv": 2}, build=Build.race),
+    "race tiled": Probe(lambda: batch([9], [20], heads=1, kv_heads=1), "tiled", build=Build.race),
 }

@@ -20,10 +20,8 @@ struct Span {
 // sequence, so the end stays within it.
 template <bool WINDOW>
 inline Span visible_span(int row, int rows, int length, int window) {
-  Span span;
-  span.end = min(length - rows + row + 1, length);
-  span.begin = WINDOW ? max(span.end - window, 0) : 0;
-  return span;
+  const int end = min(length - rows + row + 1, length);
+  return {WINDOW ? max(end - window, 0) : 0, end};
 }
 
 // A logit in base 2: exp2(x * log2(e)) is exp(x).

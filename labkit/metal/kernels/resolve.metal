@@ -67,33 +67,34 @@ inline int find_seq_idx_of_qblock(Prefix cu_seqlens_q, int qblock, int num_seqs,
 // `unit` is the grid's y, `seq_axis` its z (PADDED_GRID only).
 template <int RESOLVER, int BQ, typename Prefix, typename Lookup>
 inline Work resolve(Prefix cu_seqlens_q, Lookup lookup, int num_seqs, int unit, int seq_axis) {
-  Work work;
-  work.iterations = 0;
+  int seq;
+  int row;
+  int iterations = 0;
   if (RESOLVER == PADDED_GRID) {
-    work.seq = seq_axis;
-    work.row = unit * BQ;
+    seq = seq_axis;
+    row = unit * BQ;
   } else if (RESOLVER == WORK_PLAN) {
-    work.seq = lookup[2 * unit];
-    work.row = lookup[2 * unit + 1];
+    seq = lookup[2 * unit];
+    row = lookup[2 * unit + 1];
   } else {
     if (RESOLVER == IDENTITY) {
-      work.seq = unit;
+      seq = unit;
     } else if (RESOLVER == SEQ_MAP) {
-      work.seq = lookup[unit];
+      seq = lookup[unit];
     } else if (BQ == 1) {
-      work.seq = find_seq_idx(cu_seqlens_q, unit, num_seqs, work.iterations);
+      seq = find_seq_idx(cu_seqlens_q, unit, num_seqs, iterations);
     } else {
-      work.seq = find_seq_idx_of_qblock<BQ>(cu_seqlens_q, unit, num_seqs, work.iterations);
+      seq = find_seq_idx_of_qblock<BQ>(cu_seqlens_q, unit, num_seqs, iterations);
     }
-    if (work.seq < 0) {
-      return work;  // the map's sentinel
+    if (seq < 0) {
+      return {seq, 0, iterations};  // the map's sentinel
     }
-    int first = (BQ == 1) ? cu_seqlens_q[work.seq] : first_qblock<BQ>(cu_seqlens_q, work.seq);
-    work.row = (unit - first) * BQ;
+    const int first = (BQ == 1) ? cu_seqlens_q[seq] : first_qblock<BQ>(cu_seqlens_q, seq);
+    row = (unit - first) * BQ;
   }
-  int rows = cu_seqlens_q[work.seq + 1] - cu_seqlens_q[work.seq];
-  if (work.row < 0 || work.row >= rows) {
-    work.seq = -1;  // past the sequence's last row
+  const int rows = cu_seqlens_q[seq + 1] - cu_seqlens_q[seq];
+  if (row < 0 || row >= rows) {
+    seq = -1;  // past the sequence's last row
   }
-  return work;
+  return {seq, row, iterations};
 }
