@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from labkit.doctor import __main__ as doctor
-from labkit.doctor import child, weaknesses
+from labkit.doctor import child, screen, weaknesses
 from labkit.platform import memory_machine
 from labkit.platform.memory_machine import GIB, Machine
 
@@ -84,6 +84,18 @@ def test_settings_come_with_the_command_that_changes_them(setting, command):
 def test_the_gravest_comes_first():
     found = weaknesses.find(facts(noise={"matmul_cv_pct": 9.0}, mlx={"metal": False}))
     assert "varies by 9.0 %" in found[0].what and "Metal" in found[-1].what
+
+
+def test_a_macs_lines():
+    """What a Mac tells, as its screen says it."""
+    told = {**MAC, "level": "warning", "compressed": 6 * GIB, "thermal": "fair"}
+    measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
+    machine = memory_machine.simulated("sim_m1_pro_32gb")
+    lines = dict(screen.machine_lines(weaknesses.Facts(told, machine, measured)))
+    assert "pressure warning; 6.0 GiB compressed" in lines["memory"]
+    assert "Metal recommends 21.3 GiB" in lines["memory"]
+    assert "collector on" in lines["wired"] and "thermal: fair" in lines["power"]
+    assert lines["bandwidth"].startswith("150.0 GB/s") and lines["MLX"].endswith("Metal")
 
 
 # --------------------------------------------------------------------------- the command

@@ -17,7 +17,7 @@ from labkit.doctor.weaknesses import Facts, find
 from labkit.experiment import environment
 from labkit.experiment.errors import StudyError
 from labkit.experiment.lock import timing_lock
-from labkit.platform import memory_machine, memory_wired, threads
+from labkit.platform import memory_machine, memory_macos, memory_wired, threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,7 +107,7 @@ def _examine() -> Facts:
     measured = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Facts(
-        environment=environment.fingerprint(),
+        environment={**environment.fingerprint(), **vars(memory_macos.pressure())},
         machine=machine,
         measured=measured,
         on_battery=None if battery is None else not battery.power_plugged,

@@ -141,8 +141,10 @@ def _memory(here: Mapping[str, Any], machine: Machine) -> str:
     pressure = (here.get("pressure") or {}).get("memory") or {}
     if "avg10" in pressure:
         parts.append(f"pressure {pressure['avg10']:g} %")
-    if "level" in pressure:
-        parts.append(f"pressure level {pressure['level']}")
+    if here.get("level"):
+        parts.append(f"pressure {here['level']}")
+    if here.get("compressed"):
+        parts.append(f"{_gib(here['compressed'])} compressed")
     return "; ".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""What Linux tells about memory: the process's cgroup, its room, and pressure (PSI)."""
+"""What Linux tells about memory: the process's cgroup and its room."""
 
 from __future__ import annotations
 
@@ -42,16 +42,6 @@ def room(folder: Path) -> int | None:
     if most is None or used is None:
         return None
     return max(0, most - used + _reclaimable(folder))
-
-
-def pressure(path: Path = Path("/proc/pressure/memory")) -> float | None:
-    """Return the share of the last 10 s (percent) in which a task waited for memory."""
-    try:
-        line = path.read_text().splitlines()[0]
-    except (OSError, IndexError):
-        return None
-    fields = dict(word.split("=") for word in line.split()[1:])
-    return float(fields["avg10"])
 
 
 def _number(folder: Path, names: tuple[str, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""Providers: cgroups and pressure on Linux, sysctls on macOS, and the simulated Macs."""
+"""Providers: cgroups on Linux, sysctls on macOS, and the simulated Macs."""
 
 import sys
 
@@ -62,13 +62,6 @@ def test_a_limit_above_the_own_cgroup_counts(tmp_path, monkeypatch):
     assert memory.read().available == 1_000_000
     machine = memory_machine.this_machine()
     assert (machine.total, machine.available) == (5_000_000, 1_000_000)
-
-
-def test_pressure(tmp_path):
-    path = tmp_path / "memory"
-    path.write_text("some avg10=3.25 avg60=0.00 avg300=0.00 total=17\nfull avg10=0.00\n")
-    assert memory_linux.pressure(path) == 3.25
-    assert memory_linux.pressure(tmp_path / "none") is None
 
 
 # --------------------------------------------------------------------------- macOS
