@@ -1,7 +1,8 @@
 """The real worker on a stub workload, with faults on demand (tests only).
 
 ``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM]``: at that stage (startup, load, warm_up,
-measure, write) of that arm's runs (all arms by default) do KIND: kill, segv, hang, exit,
+measure, write) of that arm's runs (all arms by default; where several share the process,
+of the arms with that resolver) do KIND: kill, segv, hang, exit,
 raise, value, memory, nan, inf-json, norecord, stale, poison.
 """
 
@@ -16,6 +17,7 @@ import time
 import types
 
 from labkit.experiment import record, stages, worker
+from labkit.workload import cases as cases  # so that it outlives its package, replaced below
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput
 
 OUTPUTS = {
@@ -38,17 +40,18 @@ class StubProbe:
         return {"matmul_us": 100.0, "bandwidth_us": 1000.0}
 
 
-def fault(stage: str) -> str | None:
+def fault(stage: str, resolver: str = "") -> str | None:
     place, _, rest = os.environ.get("LABKIT_TEST_FAULT", "").partition(":")
     kind, _, arm = rest.partition(":")
-    run = next((word for word in sys.argv if "pending" in word), "")
-    if place != stage or (arm and f"-{arm}.json" not in run) or "--prepare" in sys.argv:
+    runs = [word for word in sys.argv if "pending" in word]
+    mine = resolver == arm if len(runs) > 1 else any(f"-{arm}.json" in run for run in runs)
+    if place != stage or (arm and not mine) or "--prepare" in sys.argv:
         return None
     return kind
 
 
-def strike(stage: str) -> str | None:
-    kind = fault(stage)
+def strike(stage: str, resolver: str = "") -> str | None:
+    kind = fault(stage, resolver)
     if kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "segv":
@@ -79,14 +82,14 @@ def strike(stage: str) -> str | None:
 
 
 class StubSession:
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, resolver: str) -> None:
+        self.seed, self.resolver = seed, resolver
 
     def warm_up(self) -> None:
-        strike("warm_up")
+        strike("warm_up", self.resolver)
 
     def measure(self, beat) -> Measurement:
-        kind = strike("measure")
+        kind = strike("measure", self.resolver)
         time.sleep(float(os.environ.get("LABKIT_TEST_SECONDS", "0")))
         beat("one")
         value = float("nan") if kind == "nan" else 100.0 + self.seed
@@ -107,8 +110,9 @@ def start_probe(draft) -> StubProbe:
 
 
 def load(experiment, *, seed: int) -> StubSession:
-    strike("load")
-    return StubSession(seed)
+    resolver = experiment.engine.attention.resolver
+    strike("load", resolver)
+    return StubSession(seed, resolver)
 
 
 def write(path, body) -> None:

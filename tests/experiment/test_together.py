@@ -1,0 +1,259 @@
+"""All arms of a block in one process, taking turns at every repeat."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import analysis, config
+from labkit.config import ConfigError, Isolation
+from labkit.experiment import stages, together
+from labkit.experiment.launcher import ProcessLauncher
+from labkit.experiment.record import Record, read_cell, read_runs
+from labkit.experiment.runner import run_cell
+from labkit.experiment.stages import Stopwatch
+from labkit.platform import cache
+from labkit.workload.measurement import CaseResult, Measurement, Metric
+
+CASES = [
+    config.Case(name="few", decode=2, context=16, factor=2),
+    config.Case(name="mixed", decode=2, context=16, prefill=1, chunk=40),
+]
+
+
+@pytest.fixture(scope="session")
+def user_cache() -> Path:
+    """Where kernels are compiled already; read before a test has a cache of its own."""
+    return cache.root()
+
+
+@pytest.fixture
+def make(make_cell, replace):
+    """Make an in-process cell whose arms time ``cases`` five times ``factor``."""
+
+    def cell(cases=CASES[:1], **design):
+        whole = make_cell(**{"isolation": Isolation.in_process, "blocks": 2, **design})
+        arms = []
+        for arm in whole.arms:
+            plain = json.loads(json.dumps(arm.config))
+            small = config.Workload(
+                name="small",
+                kind=config.WorkloadKind.kernel,
+                repeats=5,
+                warmup=1,
+                num_heads=2,
+                num_kv_heads=1,
+                head_dim=64,
+                max_pool_bytes=1 << 20,
+                cases=list(cases),
+            )
+            plain["workload"] = config.to_plain(small)
+            arms.append(replace(arm, config=plain))
+        return replace(whole, arms=tuple(arms))
+
+    return cell
+
+
+def blocks_of(cell) -> list[list[Record]]:
+    records = read_runs(cell.dir)
+    return [[r for r in records if r.block == b] for b in range(cell.design.blocks)]
+
+
+# ------------------------------------------------------------------ turns, without a process
+
+
+class Turns:
+    """Sessions that write down whose turn it is."""
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+        self.open = 0
+
+    def load(self, experiment, draft):
+        self.open += 1
+        return Session(self, experiment)
+
+
+class Session:
+    def __init__(self, turns: Turns, experiment) -> None:
+        self.turns, self.experiment = turns, experiment
+
+    def warm_up(self) -> None:
+        self.turns.order.append("warm-up")
+
+    def measure(self, beat) -> Measurement:
+        (case,) = self.experiment.workload.cases
+        assert (case.factor, self.experiment.workload.repeats) == (1, 1)
+        self.turns.order.append(self.experiment.engine.attention.resolver)
+        value = float(len(self.turns.order))
+        metric = Metric("dispatch_us", "us", "lower", True, (value,))
+        counters = {"engine.paged": 1.0, "resolver.seq_map": 1.0}
+        return Measurement((CaseResult(case.name, None, (metric,), None),), counters)
+
+    def close(self) -> None:
+        self.turns.open -= 1
+
+
+@pytest.fixture
+def turns(monkeypatch):
+    turns = Turns()
+    monkeypatch.setattr(stages, "load", turns.load)
+    monkeypatch.setattr(stages, "begin", lambda draft: None)
+    monkeypatch.setattr(stages, "probe_again", lambda draft, probe: None)
+    monkeypatch.setattr(stages, "finish", lambda draft: None)
+    monkeypatch.setattr(stages, "use_threads", lambda experiment: None)
+    return turns
+
+
+def block_of(cell, number=0) -> list[Record]:
+    begun = [
+        Record(arm.name, arm.role, number, i, cell.seed, "ok", "2026-11-20T20:00:00Z")
+        for i, arm in enumerate(cell.arms)
+    ]
+    return together.Block(begun, cell.arms, Stopwatch(0)).run()
+
+
+def test_every_arm_has_one_turn_in_every_round_in_random_order(make, turns):
+    records = block_of(make(control=False))
+    rounds = [word for word in turns.order if word != "warm-up"]
+    pairs = list(zip(rounds[::2], rounds[1::2], strict=True))
+    assert len(pairs) == 10
+    assert set(pairs) == {("binary_search", "seq_map"), ("seq_map", "binary_search")}
+    assert turns.open == 0
+    places = [record.cases[0].notes["turns"] for record in records]
+    assert [{p[i] for p in places} for i in range(10)] == [{0, 1}] * 10
+    for record, mine in zip(records, ("binary_search", "seq_map"), strict=True):
+        assert record.counters["engine.paged"] == 10
+        repeats = record.cases[0].metrics[0].repeats
+        assert [turns.order[int(value) - 1] for value in repeats] == [mine] * 10
+        assert record.notes["together"] == [r.run for r in records]
+
+
+def test_another_block_has_another_order_and_the_same_block_the_same(make, turns):
+    def places(number):
+        return [r.cases[0].notes["turns"] for r in block_of(make(), number)]
+
+    assert places(0) == places(0)
+    assert places(0) != places(1)
+
+
+def test_a_case_that_needs_too_much_memory_is_skipped_in_all_arms(make, turns):
+    large = config.Case(name="large", decode=64, context=2048)
+    for record in block_of(make(cases=[*CASES, large])):
+        assert [case.case for case in record.cases] == ["few", "mixed", "large"]
+        assert "workload.max_pool_bytes" in record.cases[2].skipped
+
+
+def test_a_vacuous_arm_fails_alone(make, turns, monkeypatch):
+    monkeypatch.setattr(Session, "measure", without_counter(Session.measure))
+    assert [r.outcome for r in block_of(make())] == ["ok", "vacuous", "ok"]
+
+
+def test_what_goes_wrong_between_turns_is_no_arm_s_fault(make, turns, monkeypatch):
+    def fails(draft, probe):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(stages, "probe_again", fails)
+    assert {r.detail.split(": ", 1)[1] for r in block_of(make())} == {"RuntimeError: planted"}
+    assert not any("in one process" in r.detail for r in block_of(make()))
+
+
+def without_counter(measure):
+    def changed(self, beat):
+        done = measure(self, beat)
+        return Measurement(done.cases, {"engine.paged": 1.0, "resolver.seq_map": 0.0})
+
+    return changed
+
+
+# ------------------------------------------------------------------ processes, stub workload
+
+
+def test_a_block_is_one_process_and_every_arm_has_its_record(make, launcher):
+    cell = make()
+    assert run_cell(cell, launcher).ran == 2 * 3
+    for block in blocks_of(cell):
+        assert [r.arm for r in block] == [
+            run.arm for run in cell.schedule() if run.block == block[0].block
+        ]
+        assert {r.notes["isolation"] for r in block} == {"in_process"}
+        assert all(r.notes["together"] == [x.run for x in block] for r in block)
+        assert len({r.seconds["process"] for r in block}) == 1
+        assert sum(r.seconds["total"] for r in block) <= sum(r.seconds["process"] for r in block)
+        assert all(r.probe == block[0].probe and r.environment_end for r in block)
+        assert (cell.dir / "runs" / f"{block[0].run}.log").exists()
+    assert len(list((cell.dir / "runs").glob("b*.log"))) == 2
+    assert read_cell(cell.dir)["design"]["isolation"] == "in_process"
+
+
+@pytest.mark.parametrize("stage", ["load", "warm_up", "measure"])
+def test_a_failed_arm_fails_its_block_and_the_others_say_why(make, launcher, monkeypatch, stage):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", f"{stage}:poison:seq_map")
+    cell = make(blocks=1)
+    outcome = run_cell(cell, launcher)
+    assert len(outcome.failed) == 3
+    (block,) = blocks_of(cell)
+    name = next(r.run for r in block if r.arm == "seq_map")
+    for record in block:
+        assert record.outcome == "invalid_output"
+        other = "" if record.run == name else f"in one process with {name}: "
+        assert record.detail == f"{other}planted NaN"
+
+
+def test_a_killed_process_fails_all_its_runs(make, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:seq_map")
+    cell = make(blocks=1)
+    run_cell(cell, launcher)
+    (block,) = blocks_of(cell)
+    assert [(r.outcome, r.detail.split(":")[0]) for r in block] == [("crashed", "SIGKILL")] * 3
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+    assert run_cell(cell, launcher, redo_failed=True).failed == ()
+
+
+def test_isolations_are_not_mixed_in_one_folder(make, make_cell, launcher):
+    arms = make().arms
+    apart = make_cell(blocks=2, runs_per_block=1)
+    object.__setattr__(apart, "arms", arms)
+    run_cell(apart, launcher)
+    with pytest.raises(ConfigError, match=r"design\.isolation was process, now in_process"):
+        run_cell(make(), launcher)
+
+
+def test_requests_are_refused():
+    with pytest.raises(ConfigError, match=r"^design\.isolation=in_process: .*workload=chat"):
+        config.Experiment(
+            model=config.Model(shape=config.ModelShape()),
+            ablation=config.Ablation(arms={"base": {}}),
+            design=config.Design(isolation=Isolation.in_process),
+        )
+
+
+# ------------------------------------------------------------------ the real worker and kernels
+
+
+def test_real_kernels_give_what_a_process_of_their_own_gives(
+    user_cache, make, make_cell, monkeypatch
+):
+    monkeypatch.setenv("LABKIT_CACHE", str(user_cache))
+    real = ProcessLauncher((sys.executable, "-m", "labkit.experiment.worker"))
+    one = make(cases=CASES, control=False, runs_per_block=2, blocks=1, folder="together")
+    apart = make_cell(control=False, folder="apart")
+    object.__setattr__(apart, "arms", one.arms)
+    for cell in (one, apart):
+        run_cell(cell, real)
+        assert [r.outcome for r in read_runs(cell.dir)] == ["ok"] * len(cell.schedule())
+    assert one.design.blocks == 2
+    digests = {
+        (r.arm, c.case, c.outputs["digest"])
+        for cell in (one, apart)
+        for r in read_runs(cell.dir)
+        for c in r.cases
+    }
+    assert len(digests) == 2 * len(CASES)
+    counts = {len(c.metrics[0].repeats) for r in read_runs(one.dir) for c in r.cases}
+    assert counts == {10, 5}
+    gates = analysis.analyse_cell(one.dir)["gates"]
+    assert (gates["healthy"]["status"], gates["identical"]["status"]) == ("pass", "pass")
