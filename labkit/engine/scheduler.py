@@ -97,7 +97,7 @@ class Scheduler:
         return (
             f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
             f"max_tokens={state.request.params.max_tokens} need {needed} KV blocks, the pool has "
-            f"{self._cache.pool.capacity}; raise engine.budget.blocks or engine.budget.bytes"
+            f"{self._cache.pool.capacity}; raise the budget (engine.budget)"
         )
 
     def abort(self, request_id: str) -> None:

@@ -156,6 +156,12 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         from labkit.model import resolve
 
         resolve(arm.model)
+    from labkit.engine import budget
+
+    try:
+        budget.check(arm)
+    except ConfigError as error:
+        raise ConfigError(f"arm {name}: {error}") from None
 
 
 def _importable(module: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from labkit.config import Engine, Experiment, require
+from labkit.config import BudgetPolicy, Experiment, require
+from labkit.engine import budget
 from labkit.model import ModelDir, resolve
 from labkit.workload.base import START_SECONDS
 from labkit.workload.measurement import Estimate, Session
@@ -88,27 +89,21 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
     tokens = len(largest.token_ids) + largest.max_tokens - 1
     needed = -(-tokens // experiment.engine.kv.block_size) + 1
-    blocks = _pool_blocks(experiment.engine, model)
-    if blocks is None or needed <= blocks:
+    planned = budget.check(experiment)
+    if planned is None or needed <= planned.blocks:
         return
-    budget = experiment.engine.budget
-    if budget.blocks is not None:
-        option = f"engine.budget.blocks={blocks}"
+    asked = experiment.engine.budget
+    if asked.blocks is not None:
+        option = f"engine.budget.blocks={asked.blocks}"
     else:
-        option = f"engine.budget.bytes={budget.bytes} ({blocks} KV blocks)"
+        fixed = asked.policy is BudgetPolicy.fixed
+        option = f"bytes={asked.bytes}" if fixed else f"policy={asked.policy.value}"
+        option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
         False,
         f"{option}: request {largest.request_id} of workload={experiment.workload.name} needs "
         f"{needed} blocks ({tokens} tokens and the null block)",
     )
-
-
-def _pool_blocks(engine: Engine, model: ModelDir) -> int | None:
-    if engine.budget.blocks is not None:
-        return engine.budget.blocks
-    if model.kv_bytes_per_token is None:
-        return None
-    return engine.budget.bytes // (model.kv_bytes_per_token * engine.kv.block_size)
 
 
 def _model_facts(experiment: Experiment) -> tuple[int, int]:

@@ -265,7 +265,7 @@ def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on():
         "alien": "error",
         "fits": "length",
     }
-    assert "5 KV blocks, the pool has 4; raise engine.budget.blocks" in last["huge"].error
+    assert "5 KV blocks, the pool has 4; raise the budget" in last["huge"].error
     assert tokens["good"] == solo([1, 2], 3, True)
     assert engine.counters()["requests.refused"] == 3
 
