@@ -164,7 +164,8 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_its_budgets():
         "import sys; from labkit import workload; from tests_experiment import made; "
         "[workload.prepare(e) or workload.estimate(e) for e in made]; "
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
-        "or m.startswith('labkit.engine.') and not m.startswith('labkit.engine.budget')]; print(bad)"
+        "or m.startswith('labkit.engine.') and not m.startswith('labkit.engine.budget')]; "
+        "print(bad)"
     )
     source = (
         "from labkit.config import Experiment, from_plain\n"
