@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from labkit import workload
-from labkit.experiment import environment
+from labkit.config import Isolation
+from labkit.experiment import earlier
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.cell import Cell
-from labkit.experiment.record import RecordError, read_cell
 from labkit.experiment.runner import unfinished
 from labkit.experiment.study import to_cell
-
-EARLIER = 40  # studies looked through for this machine's noise, newest first
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell's schedule and estimates: seconds in all, bytes of the largest arm."""
+    """A cell's schedule and estimates: seconds in all, bytes of the largest process."""
 
     cell: Cell
     to_run: int
     seconds: float
     bytes: int
     sees: str
+    start_up: str
 
     @property
     def runs(self) -> int:
@@ -41,12 +38,14 @@ def plan_cell(composed: ComposedCell, out: Path) -> CellPlan:
     cell = to_cell(composed, out / composed.name)
     costs = {arm.name: workload.estimate(arm.experiment) for arm in composed.arms}
     todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
+    together = max if cell.design.isolation is Isolation.process else sum
     return CellPlan(
         cell=cell,
         to_run=len(todo),
         seconds=sum(costs[run.arm].seconds for run in todo),
-        bytes=max(cost.bytes for cost in costs.values()),
+        bytes=together(cost.bytes for cost in costs.values()),
         sees=_sees(cell, composed, out),
+        start_up=_start_up(composed, out),
     )
 
 
@@ -66,13 +65,19 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
         for block, runs in groupby(plan.cell.schedule(), key=lambda run: run.block):
             table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
         console.print(table)
+        alone = design.isolation is Isolation.process
+        where = "run" if alone else "block (all its runs share one process)"
         left = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
         console.print(
             f"{plan.runs} runs ({design.blocks} blocks x {design.runs_per_block} x "
             f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
-            f"and {plan.bytes / 2**30:.1f} GiB per run"
+            f"and {plan.bytes / 2**30:.1f} GiB per {where}"
         )
-        console.print(f"seed {plan.cell.seed}; {plan.sees}\n")
+        if design.looks:
+            at = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
+            console.print(f"ends where all is decided, at a look after so many blocks: {at}")
+        console.print(escape(plan.start_up))
+        console.print(escape(f"seed {plan.cell.seed}; {plan.sees}\n"))
     total = sum(plan.seconds for plan in plans)
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_clock(total)} in all")
@@ -84,7 +89,7 @@ def _clock(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-# --------------------------------------------------------------------------- noise
+# --------------------------------------------------------------------------- earlier studies
 
 
 def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
@@ -94,7 +99,14 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
 
     design = cell.design
     few = design.blocks < fewest_blocks(design.runs_per_block)
-    found = next(_earlier_noise(composed, out), None)
+    found = next(
+        (
+            (sd, path)
+            for path, data in earlier.studies(composed, out)
+            if (sd := earlier.noise(data))
+        ),
+        None,
+    )
     if found is None:
         unknown = "what it can see is not known: no earlier study of this workload here"
         return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
@@ -106,57 +118,10 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
     return f"{least}; {more} would see 1 % (noise of {source})"
 
 
-def _earlier_noise(composed: ComposedCell, out: Path) -> Iterator[tuple[float, Path]]:
-    """Yield run-to-run standard deviations (log scale) of the same workload and machine."""
-    here = environment.fingerprint()
-    folders = {path for root in (out, Path("outputs")) for path in _cells(root)}
-    newest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in newest[:EARLIER]:
-        try:
-            data = read_cell(path.parent)
-        except RecordError:
-            continue
-        found = _noise(data)
-        same = environment.same_machine(data.get("environment", {}), here)
-        if (
-            found is not None
-            and same
-            and _workload_of(path.parent) == composed.experiment.workload.name
-        ):
-            yield found, path.parent
-
-
-def _cells(root: Path) -> Iterator[Path]:
-    for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json"):
-        yield from root.glob(pattern)
-
-
-def _workload_of(cell_dir: Path) -> str | None:
-    from labkit.experiment.record import read_arms
-
-    try:
-        arms = read_arms(cell_dir)
-    except RecordError:
-        return None
-    return str(arms[0].config["workload"]["name"]) if arms else None
-
-
-def _noise(data: Mapping[str, Any]) -> float | None:
-    """Give the median noise of the primary rows, from their smallest detectable effects."""
-    from statistics import median
-
-    from labkit.analysis.effect import log_ratio
-    from labkit.analysis.power import detectable_pct
-
-    design = data["design"]
-    unit = detectable_pct(0.01, design["blocks"], design["runs_per_block"], design["alpha"])
-    seen = [
-        comparison["mde_pct"]
-        for row in data.get("rows", [])
-        if row["primary"] and not row["skipped"]
-        for comparison in row["comparisons"]
-        if comparison["mde_pct"] is not None and math.isfinite(comparison["mde_pct"])
-    ]
-    if not seen or unit is None:
-        return None
-    return 0.01 * log_ratio(median(seen)) / log_ratio(unit)
+def _start_up(composed: ComposedCell, out: Path) -> str:
+    """Say what a run costs beyond its measurement, from this machine's earlier records."""
+    for path, _ in earlier.studies(composed, out):
+        seconds = earlier.start_up(path)
+        if seconds is not None:
+            return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"
+    return "start-up per run: not measured yet"

@@ -124,6 +124,12 @@ class Record:
         """Whether the run gave what was asked."""
         return self.outcome == "ok"
 
+    @property
+    def start_up_s(self) -> float | None:
+        """Wall seconds that the run cost beyond its measurement, or None if not known."""
+        process, measure = self.seconds.get("process"), self.seconds.get("measure")
+        return None if process is None or measure is None else process - measure
+
     def to_json(self) -> dict[str, Any]:
         """Give the record as JSON types, in the schema's order."""
         body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
