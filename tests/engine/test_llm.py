@@ -66,7 +66,7 @@ def test_a_request_that_cannot_fit_fails_alone(llm):
     big = SamplingParams(max_tokens=5000)
     good = SamplingParams(max_tokens=3, ignore_eos=True)
     first, second = llm.generate(["Hello", "Hello"], [big, good])
-    assert first.finish_reason == "error" and "engine.budget.blocks" in first.error
+    assert first.finish_reason == "error" and "raise the budget" in first.error
     assert second.finish_reason == "length"
 
 
