@@ -1,8 +1,9 @@
 """The machine's fingerprint: what a run's record says about where and when it ran.
 
 ``fingerprint()`` is taken in the worker before anything is loaded and at the end; each
-field is best effort (absent when the system does not tell) and the whole takes a few
-milliseconds without starting a process. Fields:
+field is best effort (absent when the system does not tell). On Linux the whole takes a few
+milliseconds without starting a process; on macOS ``pmset`` and ``vm_stat`` are asked.
+Fields:
 
 - facts: ``os, os_release, architecture, host`` (a hash, never the name), ``cpu_model,
   cores, cores_usable, memory_bytes, accelerator, python, versions, git, hash_seed,
@@ -10,7 +11,10 @@ milliseconds without starting a process. Fields:
   ``cgroup``, ``settings`` (governor, boost, THP, ASLR, ... or macOS limits);
 - state: ``taken`` (UTC), ``uptime_s, loadavg, swap`` (``used_bytes``, pages in and out),
   ``available_bytes, pressure`` (PSI), ``cpu_ticks`` (user, idle, steal, ...), ``mhz,
-  context_switches, oom_kills, peak_rss_bytes, thermal``.
+  context_switches, oom_kills, peak_rss_bytes, thermal``, on macOS ``power`` (source, mode,
+  limits) and ``vm`` (pages and events).
+
+The runner adds ``git_changes``: what differs from the commit ``git``, as a hash.
 """
 
 from __future__ import annotations
@@ -23,13 +27,11 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
-from functools import cache
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from labkit import __version__
-from labkit.experiment import environment_linux, environment_macos
+from labkit.experiment import environment_git, environment_linux, environment_macos
 from labkit.experiment.readers import Readers, collect
 from labkit.platform import memory, threads
 
@@ -62,7 +64,7 @@ def facts() -> dict[str, Any]:
         "cores_usable": threads.core_count,
         "python": platform.python_version,
         "versions": versions,
-        "git": git_commit,
+        "git": environment_git.commit,
         "hash_seed": lambda: os.environ.get("PYTHONHASHSEED"),
         "timer_resolution_ns": lambda: round(time.get_clock_info("perf_counter").resolution * 1e9),
         "environ": environ,
@@ -94,29 +96,6 @@ def environ() -> dict[str, Any]:
         "sha256": hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16],
         "mlx": {name: value for name, value in os.environ.items() if name.startswith("MLX_")},
     }
-
-
-@cache
-def git_commit() -> str | None:
-    """Give the commit of the checkout that labkit runs from, read without starting git."""
-    folder = Path(__file__).resolve().parents[2] / ".git"
-    if folder.is_file():  # a worktree: "gitdir: PATH"
-        folder = Path(folder.read_text().split(":", 1)[1].strip())
-    if not folder.is_dir():
-        return None
-    head = (folder / "HEAD").read_text().strip()
-    if not head.startswith("ref: "):
-        return head
-    reference = head.removeprefix("ref: ")
-    common = folder / "commondir"
-    if common.is_file():
-        folder = (folder / common.read_text().strip()).resolve()
-    if (folder / reference).is_file():
-        return (folder / reference).read_text().strip()
-    for line in (folder / "packed-refs").read_text().splitlines():
-        if line.endswith(f" {reference}"):
-            return line.split()[0]
-    return None
 
 
 def utc_now() -> str:

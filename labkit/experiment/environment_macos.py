@@ -1,13 +1,16 @@
-"""What macOS tells about the machine without sudo: ``sysctl`` and NSProcessInfo.
+"""What macOS tells about the machine without sudo: ``sysctl``, NSProcessInfo and tools.
 
-Everything goes through the C library and the Objective-C runtime; no process is started.
+``sample()``, taken once a second, goes through the C library and the Objective-C runtime
+and starts no process; ``state()`` also asks ``pmset`` and ``vm_stat``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +24,7 @@ FACT_NUMBERS = {
     "efficiency_cores": "hw.perflevel1.logicalcpu",
     "page_bytes": "hw.pagesize",
 }
+TOOL_S = 2.0  # a tool that takes longer tells nothing
 THERMAL_STATES = ("nominal", "fair", "serious", "critical")
 
 
@@ -39,6 +43,61 @@ def facts() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
+    """Give what :func:`sample` gives, the power's source, mode and limits, and the pages."""
+    return {**sample(), **collect({"power": power, "vm": lambda: vm_stat(_output("vm_stat"))})}
+
+
+def power() -> dict[str, Any] | None:
+    """Give what ``pmset`` says: source and battery, settings, custom modes, limits."""
+    found = collect(
+        {
+            "source": lambda: power_source(_output("pmset", "-g", "batt")),
+            "settings": lambda: pairs(_output("pmset", "-g")),
+            "custom": lambda: sections(_output("pmset", "-g", "custom")),
+            "limits": lambda: pairs(_output("pmset", "-g", "therm")),
+        }
+    )
+    return found or None
+
+
+def power_source(text: str) -> str | None:
+    """Read ``AC Power`` or ``Battery Power`` from ``pmset -g batt``."""
+    match = re.search(r"drawing from '([^']+)'", text)
+    return match[1] if match else None
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Read lines ``name value`` or ``name = value`` whose value is a number."""
+    found = re.findall(r"^\s*([A-Za-z_]+)\s+(?:=\s*)?(-?\d+)\b", text, re.MULTILINE)
+    return dict(found)
+
+
+def sections(text: str) -> dict[str, dict[str, str]]:
+    """Read ``pmset -g custom``: the settings on battery, on AC power, ..."""
+    parts = re.split(r"^(\S[^\n]*):[ \t]*$", text, flags=re.MULTILINE)
+    return {name: pairs(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def vm_stat(text: str) -> dict[str, int]:
+    """Read ``vm_stat``: the page size in bytes, pages now and events since boot."""
+    size = re.search(r"page size of (\d+) bytes", text)
+    counts = re.findall(r'^"?([A-Z][\w -]+)"?:\s+(\d+)\.$', text, re.MULTILINE)
+    named = {name.lower().replace(" ", "_").replace("-", "_"): int(n) for name, n in counts}
+    return {**({"page_bytes": int(size[1])} if size else {}), **named}
+
+
+def _output(*command: str) -> str:
+    """Run a tool of the system; a failure is an ``OSError``, as for any other reader."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_S, check=True
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from None
+    return done.stdout.decode(errors="replace")
+
+
+def sample() -> dict[str, Any]:
     """Give load, memory pressure, swap and the thermal state now."""
     return collect(
         {

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from labkit.config import is_class_path
-from labkit.experiment import environment, process
+from labkit.experiment import environment, environment_git, process
 from labkit.experiment.cell import Cell, Paths
 from labkit.experiment.design import Run
 from labkit.experiment.errors import StudyError
 from labkit.experiment.observer import Observer
 from labkit.experiment.progress import Progress, Silent
+from labkit.experiment.readers import collect
 from labkit.experiment.record import Arm, Record, RecordError, read
 from labkit.platform import cache, threads
 
@@ -136,6 +137,7 @@ class ProcessLauncher:
             "observer": observer.report(),
             "removed_environment": removed,
         }
+        code = collect({"git_changes": environment_git.changes})
         shared = {"process": round(ending.wall_s / len(runs), 6)}
         log = paths.log(runs[0])
         records = []
@@ -150,6 +152,7 @@ class ProcessLauncher:
                 found = _without(run, cell, found, started, ending.wall_s / len(runs))
             found = replace(
                 found,
+                environment={**found.environment, **code},
                 notes={**found.notes, **notes, **extra},
                 seconds={**found.seconds, **shared},
             )

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from labkit.experiment import environment, environment_linux
+from labkit.experiment import environment_linux, environment_macos
 from labkit.experiment.readers import Readers, collect
 
 MAX_SAMPLES = 3600
@@ -39,7 +39,7 @@ class Observer:
                 "memory_pressure": lambda: (environment_linux.pressure() or {})["memory"]["avg10"],
             }
         else:
-            readers = {**readers, "state": environment.state}
+            readers = {**readers, "state": environment_macos.sample}
         self._samples.append(collect(readers))
 
     def _foreign(self, pid: int) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import environment, environment_linux
+from labkit.experiment import environment, environment_git, environment_linux
 from labkit.experiment.observer import Observer
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -86,8 +86,8 @@ def test_the_commit_is_git_s():
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
     )
-    environment.git_commit.cache_clear()
-    assert environment.git_commit() == head.stdout.strip()
+    environment_git.commit.cache_clear()
+    assert environment_git.commit() == head.stdout.strip()
 
 
 @linux_only
