@@ -20,6 +20,7 @@ _COMPARISONS = {
 _LOGIC = {" && ": (" || ",), " || ": (" && ",)}
 _BARRIER = re.compile(r"(threadgroup|simdgroup)_barrier\([^)]*\);")
 _INTEGER = re.compile(r"(?<![\w.])(\d+)u?(?![\w.])")
+_TYPE = re.compile(r"<[\w, ]+>")
 _SUM = re.compile(r"(?<=[\w)\]]) ([+-]) (?=[\w(])")
 
 
@@ -49,9 +50,9 @@ def _of_file(name):
         if not code.strip() or code.startswith(("#", "template", "enum", "using")):
             continue
         for start, end, new in _changes(code):
-            changed = line[:start] + new + line[end:]
+            changed = code[:start] + new + code[end:]
             text = "\n".join([*lines[:number], changed, *lines[number + 1 :]])
-            yield Mutant(name, number + 1, f"{line.strip()} -> {changed.strip()}", text)
+            yield Mutant(name, number + 1, f"{code.strip()} -> {changed.strip()}", text)
 
 
 def _changes(code):
@@ -63,7 +64,10 @@ def _changes(code):
             for match in re.finditer(re.escape(old), code):
                 for new in news:
                     yield *match.span(), new
+    types = [match.span() for match in _TYPE.finditer(code)]
     for match in _INTEGER.finditer(code):
+        if any(start < match.start() < end for start, end in types):
+            continue  # another type's size: it does not compile
         value = int(match.group(1))
         for new in (value + 1, value - 1):
             if new >= 0:

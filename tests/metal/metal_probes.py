@@ -192,7 +192,7 @@ PROBES = {
     "decode long window": Probe(
         lambda: batch([1], [200], heads=2, block_size=8),
         "decode",
-        {"window": 101},
+        {"window": 109},
         {},
         {"window_skip": False},
     ),
@@ -225,6 +225,13 @@ PROBES = {
 
 # A last resort: 200 times slower, and it sees what a schedule cannot.
 RACE_PROBES = {
+    "race surplus": Probe(
+        lambda: batch([1, 2], [9, 9], heads=1, kv_heads=1),
+        "decode",
+        {},
+        {"resolver": "padded_grid"},
+        build=Build.race,
+    ),
     "race decode": Probe(_racing, "decode", {}, {"gqa_sharing": True}, build=Build.race),
     "race split": Probe(_racing, "decode", {}, {"split_kv": 2}, build=Build.race),
     "race tiled": Probe(lambda: batch([9], [20], heads=1, kv_heads=1), "tiled", build=Build.race),
