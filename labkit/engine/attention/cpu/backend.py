@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention import metadata, resolvers, validate
 from labkit.engine.attention.base import Array
-from labkit.engine.attention.cpu import kernels
+from labkit.engine.attention.cpu import dispatch, kernels
+from labkit.engine.attention.cpu.dispatch import Dispatch
 from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
 from labkit.engine.attention.cpu.rows import LAYER, attend_rows, scratch_bytes
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
@@ -126,12 +127,13 @@ class CpuBackend:
             0 if softcap is None else softcap * _LOG2E,
         )
         workers = numba.get_num_threads()
-        rows = (BQ if meta.has_prefill else 1) * (q.shape[1] // num_kv_heads)
-        self._reserve(workers, scratch_bytes(rows, head_dim))
+        chosen = dispatch.choose(meta, num_kv_heads, workers)
+        tiled = chosen.kernel == "tiled"
+        rows = (BQ if tiled else 1) * (q.shape[1] // num_kv_heads)
+        self._reserve(workers, scratch_bytes(rows, chosen.heads, head_dim))
         counters = np.zeros((workers + 1, kernels.NUM_COUNTERS), dtype=np.int64)
         nonce = secrets.randbits(32)
-        kernel = kernels.tiled if meta.has_prefill else kernels.decode
-        kernel(
+        (kernels.tiled if tiled else kernels.decode)(
             nonce,
             meta.lookup,
             attend_rows(),
@@ -141,45 +143,42 @@ class CpuBackend:
             meta.cu_seqlens_q,
             meta.seq_lens,
             num_kv_heads,
+            chosen.heads,
         )
-        return out, self._report(nonce, meta, q, k_pool, counters[:-1])
+        return out, report(nonce, meta, chosen, q, k_pool, counters[:-1])
 
     def _reserve(self, workers: int, size: int) -> None:
         """Make the scratch at least ``size`` bytes for each worker."""
         if self._memory.shape[0] != workers or self._memory.shape[1] < size:
             self._memory = aligned_zeros(workers, size)
 
-    def _report(
-        self,
-        nonce: int,
-        meta: AttentionMetadata,
-        q: Array,
-        k_pool: Array,
-        counters: NDArray[np.int64],
-    ) -> LaunchReport:
-        num_kv_heads = k_pool.shape[2]
-        if meta.has_prefill:
-            kernel, reason = "tiled", "more query tokens than sequences"
-            grid = (num_kv_heads, meta.total_q // BQ + meta.num_seqs)
-        else:
-            kernel, reason = "decode", "no more query tokens than sequences"
-            grid = (num_kv_heads, meta.total_q)
-        stamps = counters[:, kernels.STAMP]
-        visited = int(counters[:, kernels.BLOCKS].sum())
-        head_block_bytes = 2 * 4 * meta.block_size * k_pool.shape[3]
-        return LaunchReport(
-            kernel=kernel,
-            grid=grid,
-            reason=reason,
-            resolver=meta.resolver,
-            stamp=int(stamps[0]) if (stamps == stamps[0]).all() else 0,
-            expected_stamp=launch_stamp(nonce, KERNEL_IDS[kernel], RESOLVER_IDS[type(meta.lookup)]),
-            search_iterations=int(counters[:, kernels.ITERATIONS].sum()),
-            surplus_threadgroups=int(counters[:, kernels.SURPLUS].sum()),
-            kv_blocks_visited=visited,
-            bytes=visited * head_block_bytes + 2 * q.nbytes,
-            map_us=meta.map_us,
-        )
+
+def report(
+    nonce: int,
+    meta: AttentionMetadata,
+    chosen: Dispatch,
+    q: Array,
+    k_pool: Array,
+    counters: NDArray[np.int64],
+) -> LaunchReport:
+    """Sum what the workers counted; the stamp is theirs if they agree, else 0."""
+    stamps = counters[:, kernels.STAMP]
+    visited = int(counters[:, kernels.BLOCKS].sum())
+    head_block_bytes = 2 * k_pool.itemsize * meta.block_size * k_pool.shape[3]
+    resolver_id = RESOLVER_IDS[type(meta.lookup)]
+    return LaunchReport(
+        kernel=chosen.kernel,
+        grid=chosen.grid,
+        reason=chosen.reason,
+        resolver=meta.resolver,
+        stamp=int(stamps[0]) if (stamps == stamps[0]).all() else 0,
+        expected_stamp=launch_stamp(nonce, KERNEL_IDS[chosen.kernel], resolver_id),
+        search_iterations=int(counters[:, kernels.ITERATIONS].sum()),
+        surplus_threadgroups=int(counters[:, kernels.SURPLUS].sum()),
+        kv_blocks_visited=visited,
+        bytes=visited * head_block_bytes + 2 * q.nbytes,
+        map_us=meta.map_us,
+    )
 
 
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:

@@ -44,8 +44,9 @@ def decode(
     cu_seqlens_q: NDArray[Any],
     seq_lens: NDArray[Any],
     num_kv_heads: int,
+    heads: int,
 ) -> None:
-    """Run one unit per (KV head, query token); heads vary fastest.
+    """Run one unit per (``heads`` KV heads, query token); heads vary fastest.
 
     Parameters
     ----------
@@ -55,11 +56,14 @@ def decode(
         Addresses of the arithmetic and of its ``rows.LAYER``.
     memory
         uint8 [workers, bytes], each worker's scratch.
+    heads
+        KV heads of a unit, a divisor of ``num_kv_heads``.
     counters
         int64 [workers + 1, NUM_COUNTERS]: what each worker counted, then the queue.
     """
     workers = len(counters) - 1
-    units = cu_seqlens_q[-1] * num_kv_heads
+    columns = num_kv_heads // heads
+    units = cu_seqlens_q[-1] * columns
     counters[workers, 0] = 0
     for worker in prange(workers):
         scratch = memory[worker].ctypes.data
@@ -67,14 +71,14 @@ def decode(
         iterations, blocks = 0, 0
         unit = take_ticket(queue)
         while unit < units:
-            token, head = unit // num_kv_heads, unit % num_kv_heads
+            token, head = unit // columns, unit % columns * heads
             sequence, steps = find_token(lookup, token)
             iterations += steps
             begin, end = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
             # Clamped for wrong lookups: they may name any sequence, and must stay inside it.
             context = int(seq_lens[sequence]) if end > begin else 0
             high = max(0, min(context, context - end + token + 1))
-            blocks += call_unit(attend_rows, layer, scratch, sequence, head, token, 1, high)
+            blocks += call_unit(attend_rows, layer, scratch, sequence, head, heads, token, 1, high)
             unit = take_ticket(queue)
         counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup))
         counters[worker, ITERATIONS] = iterations
@@ -93,14 +97,16 @@ def tiled(
     cu_seqlens_q: NDArray[Any],
     seq_lens: NDArray[Any],
     num_kv_heads: int,
+    heads: int,
 ) -> None:
-    """Run one unit per (KV head, Q-block of ``BQ`` tokens); surplus units exit.
+    """Run one unit per (``heads`` KV heads, Q-block of ``BQ`` tokens); surplus units exit.
 
     Parameters as in ``decode``. The grid has ``total_q // BQ + num_seqs`` Q-blocks, an
     upper bound that needs no query length.
     """
     workers = len(counters) - 1
-    units = (cu_seqlens_q[-1] // BQ + len(seq_lens)) * num_kv_heads
+    columns = num_kv_heads // heads
+    units = (cu_seqlens_q[-1] // BQ + len(seq_lens)) * columns
     counters[workers, 0] = 0
     for worker in prange(workers):
         scratch = memory[worker].ctypes.data
@@ -108,7 +114,7 @@ def tiled(
         iterations, surplus, blocks = 0, 0, 0
         unit = take_ticket(queue)
         while unit < units:
-            qblock, head = unit // num_kv_heads, unit % num_kv_heads
+            qblock, head = unit // columns, unit % columns * heads
             sequence, steps = find_qblock(lookup, qblock)
             iterations += steps
             begin, start, length = 0, 0, 0
@@ -121,7 +127,7 @@ def tiled(
                 tokens = min(BQ, length - start)
                 token = begin + start
                 blocks += call_unit(
-                    attend_rows, layer, scratch, sequence, head, token, tokens, high
+                    attend_rows, layer, scratch, sequence, head, heads, token, tokens, high
                 )
             else:
                 surplus += 1

@@ -1,6 +1,6 @@
 """The arithmetic that decode and tiled share: some query rows against one KV head.
 
-Rows are the query heads of one KV head for consecutive tokens of one sequence,
+Rows are the query heads of a KV head for consecutive tokens of one sequence,
 token-major, so that every load of a key or value serves them all. Keys are walked in
 tiles of ``KEYS``, aligned to position 0 of the sequence, with online softmax in base 2.
 A row's result depends on nothing but its own query and keys: not on the kernel, the
@@ -26,11 +26,10 @@ from labkit.engine.attention.cpu.tiles import (
     ROWS,
     WIDE,
     clear,
-    copy_row,
+    copy_bytes,
     exp2_scalar,
     load_float,
     load_int32,
-    load_int64,
     scale_row,
     scores_1,
     scores_4,
@@ -38,6 +37,7 @@ from labkit.engine.attention.cpu.tiles import (
     softmax_tile,
     store_float,
     store_int64,
+    touch,
     transpose_strip,
     values_1,
     values_1_wide,
@@ -70,44 +70,51 @@ LAYER = np.dtype(
 
 
 class Unit(NamedTuple):
-    """``tokens`` query tokens from ``token`` on, for one KV head of one sequence.
+    """``tokens`` query tokens from ``token`` on, for ``heads`` KV heads of one sequence.
 
-    Token ``i`` of the unit sees the keys before ``high + i``.
+    Token ``i`` of the unit sees the keys before ``high + i``. Each KV head has its own
+    rows of scratch, ``height`` apart.
     """
 
     sequence: int
     head: int
+    heads: int
     token: int
     tokens: int
     high: int
+    height: int
 
 
 class Scratch(NamedTuple):
-    """One worker's memory: addresses (bytes) of its parts, all but the last float32."""
+    """One worker's memory: addresses (bytes) of its parts, float32 but for ``sources``."""
 
-    queries: int  # [rows, head_dim], scaled
-    sums: int  # [rows, head_dim], weighted values
+    queries: int  # [heads * height, head_dim], scaled
+    sums: int  # [heads * height, head_dim], weighted values
     scores: int  # [ROWS, KEYS]
     keys: int  # [head_dim, KEYS], a tile transposed
     values: int  # [KEYS, head_dim]
     zeros: int  # [MAX_HEAD_DIM]
-    states: int  # [rows, 2], running maximum and sum
-    sources: int  # int64 [2, KEYS], addresses of a tile's keys and of the next one's
+    states: int  # [heads * height, 2], running maximum and sum
+    sources: int  # int64 [KEYS], addresses of a tile's keys
 
 
-def scratch_bytes(rows: int, head_dim: int) -> int:
-    """Return the bytes of one worker's scratch, whole cache lines."""
-    rows = -(-rows // ROWS) * ROWS
-    floats = (2 * rows + 2 * KEYS) * head_dim + ROWS * KEYS + 2 * rows + MAX_HEAD_DIM
-    return -(-(4 * floats + 16 * KEYS) // 64) * 64
+def whole_tiles(rows: int) -> int:
+    """Return ``rows`` rounded up to whole register tiles."""
+    return (rows + ROWS - 1) // ROWS * ROWS
+
+
+def scratch_bytes(rows: int, heads: int, head_dim: int) -> int:
+    """Return the bytes of a worker's scratch for ``rows`` rows of each of ``heads`` KV heads."""
+    height = heads * whole_tiles(rows)
+    floats = (2 * height + 2 * KEYS) * head_dim + ROWS * KEYS + 2 * height + MAX_HEAD_DIM
+    return -(-(4 * floats + 8 * KEYS) // 64) * 64
 
 
 @inner
 def carve(memory: int, rows: int, head_dim: int) -> Scratch:
     """Divide a worker's memory; the zeros lie first, so that nothing else ever lies there."""
-    rows = (rows + ROWS - 1) // ROWS * ROWS
     sources = memory + 4 * MAX_HEAD_DIM
-    queries = sources + 16 * KEYS
+    queries = sources + 8 * KEYS
     sums = queries + 4 * rows * head_dim
     scores = sums + 4 * rows * head_dim
     keys = scores + 4 * ROWS * KEYS
@@ -119,110 +126,135 @@ def carve(memory: int, rows: int, head_dim: int) -> Scratch:
 @inner
 def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     """Attend from one unit's rows, write their output, return the KV blocks walked."""
-    start_rows(layer, scratch, unit)
+    for i in range(unit.heads):
+        start_rows(layer, scratch, unit, unit.head + i, i * unit.height)
     low = max(0, unit.high - layer.window)
     high = unit.high + unit.tokens - 1
-    if high <= low:
-        finish_rows(layer, scratch, unit)
-        return 0
-    side = 0
-    locate_keys(layer, scratch, unit, side, low, high, low // KEYS)
-    for tile in range(low // KEYS, (high - 1) // KEYS + 1):
-        locate_keys(layer, scratch, unit, 1 - side, low, high, tile + 1)
-        pack_tile(layer, scratch, side, low - tile * KEYS, high - tile * KEYS)
-        fold_tile(layer, scratch, unit, tile * KEYS)
-        side = 1 - side
-    finish_rows(layer, scratch, unit)
-    blocks: int = (high - 1) // layer.block_size - low // layer.block_size + 1
-    return blocks
+    blocks = 0
+    if low < high:
+        blocks = (high - 1) // layer.block_size - low // layer.block_size + 1
+        for base in range(low // KEYS * KEYS, high, KEYS):
+            begin, end = max(base, low), min(base + KEYS, high)
+            stream_tile(layer, scratch, unit, begin, end)
+            for i in range(unit.heads):
+                pack_tile(layer, scratch, unit, unit.head + i, base, begin, end)
+                fold_tile(layer, scratch, unit, unit.head + i, i * unit.height, base)
+    for i in range(unit.heads):
+        finish_rows(layer, scratch, unit, unit.head + i, i * unit.height)
+    return blocks * unit.heads
 
 
 @inner
-def start_rows(layer: Any, scratch: Scratch, unit: Unit) -> None:
-    """Load the scaled queries and clear the running state."""
-    group = layer.num_q_heads // layer.num_kv_heads
-    row_bytes = 4 * layer.head_dim
+def group_size(layer: Any) -> int:
+    """Return how many query heads share a KV head."""
+    group: int = layer.num_q_heads // layer.num_kv_heads
+    return group
+
+
+@inner
+def is_packed(layer: Any, unit: Unit) -> bool:
+    """Tell whether values are copied side by side: where several register tiles reuse them."""
+    return unit.tokens * group_size(layer) > ROWS
+
+
+@inner
+def start_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -> None:
+    """Load one KV head's scaled queries to ``row`` on and clear the running state."""
+    group = group_size(layer)
+    width = 4 * layer.head_dim
     vectors = layer.head_dim // LANES
     for token in range(unit.tokens):
-        first = (unit.token + token) * layer.num_q_heads + unit.head * group
-        queries = scratch.queries + token * group * row_bytes
-        source = layer.q + first * row_bytes
-        scale_row(queries, source, group * vectors, layer.query_scale)
-    rows = unit.tokens * group
-    clear(scratch.sums, rows * vectors)
-    for row in range(rows):
-        store_float(scratch.states + 8 * row, np.float32(-np.inf))
-        store_float(scratch.states + 8 * row + 4, np.float32(0))
+        first = (unit.token + token) * layer.num_q_heads + head * group
+        queries = scratch.queries + (row + token * group) * width
+        scale_row(queries, layer.q + first * width, group * vectors, layer.query_scale)
+    clear(scratch.sums + row * width, unit.tokens * group * vectors)
+    for state in range(row, row + unit.tokens * group):
+        store_float(scratch.states + 8 * state, np.float32(-np.inf))
+        store_float(scratch.states + 8 * state + 4, np.float32(0))
 
 
 @inner
-def locate_keys(
-    layer: Any, scratch: Scratch, unit: Unit, side: int, low: int, high: int, tile: int
-) -> None:
-    """Write the addresses of a tile's keys; a key out of ``low`` to ``high`` reads zeros."""
-    stride = 4 * layer.num_kv_heads * layer.head_dim
-    pool = layer.k_pool + 4 * unit.head * layer.head_dim
+def slot_of(layer: Any, unit: Unit, key: int) -> int:
+    """Return where the key at a position lies: its block's first slot plus its offset."""
     table = layer.block_tables + 4 * unit.sequence * layer.max_blocks
-    sources = scratch.sources + 8 * KEYS * side
-    base = tile * KEYS
-    begin = max(base, low)
-    end = max(begin, min(base + KEYS, high))
-    for i in range(min(begin - base, KEYS)):
-        store_int64(sources + 8 * i, scratch.zeros)
+    block = key // layer.block_size
+    slot: int = load_int32(table + 4 * block) * layer.block_size + key % layer.block_size
+    return slot
+
+
+@inner
+def run_end(layer: Any, key: int, end: int) -> int:
+    """Return where the run of keys that lie side by side from ``key`` on stops."""
+    stop: int = min(end, (key // layer.block_size + 1) * layer.block_size)
+    return stop
+
+
+@inner
+def stream_tile(layer: Any, scratch: Scratch, unit: Unit, begin: int, end: int) -> None:
+    """Bring keys and values from ``begin`` to ``end`` near, in the order of memory."""
+    width = 4 * layer.head_dim
+    stride = width * layer.num_kv_heads
+    vectors = unit.heads * layer.head_dim // LANES
+    for pool in (layer.k_pool, layer.v_pool):
+        key = begin
+        while key < end:
+            stop = run_end(layer, key, end)
+            source = pool + slot_of(layer, unit, key) * stride + unit.head * width
+            if unit.heads == layer.num_kv_heads:
+                touch(source, (stop - key) * vectors, scratch.scores)
+            else:
+                for i in range(stop - key):
+                    touch(source + i * stride, vectors, scratch.scores)
+            key = stop
+
+
+@inner
+def pack_tile(
+    layer: Any, scratch: Scratch, unit: Unit, head: int, base: int, begin: int, end: int
+) -> None:
+    """Transpose one KV head's keys from ``begin`` to ``end`` and copy its values.
+
+    Rows of the last and first strip that are out of the range read zeros.
+    """
+    width = 4 * layer.head_dim
+    stride = width * layer.num_kv_heads
+    vectors = layer.head_dim // LANES
+    first = (begin - base) // LANES * LANES
+    last = (end - base + LANES - 1) // LANES * LANES
+    for i in range(first, last):
+        store_int64(scratch.sources + 8 * i, scratch.zeros)
     key = begin
     while key < end:
-        block = key // layer.block_size
-        first = block * layer.block_size
-        stop = min(end, first + layer.block_size)
-        slot = load_int32(table + 4 * block) * layer.block_size + key - first
-        source = pool + slot * stride
+        stop = run_end(layer, key, end)
+        offset = slot_of(layer, unit, key) * stride + head * width
         for i in range(key - base, stop - base):
-            store_int64(sources + 8 * i, source)
-            source += stride
+            store_int64(scratch.sources + 8 * i, layer.k_pool + offset)
+            if is_packed(layer, unit):
+                copy_bytes(scratch.values + width * i, layer.v_pool + offset, width)
+            offset += stride
         key = stop
-    for i in range(end - base, KEYS):
-        store_int64(sources + 8 * i, scratch.zeros)
+    for i in range(first, last, LANES):
+        transpose_strip(scratch.sources + 8 * i, scratch.keys + 4 * i, 4 * KEYS, vectors)
 
 
 @inner
-def pack_tile(layer: Any, scratch: Scratch, side: int, begin: int, end: int) -> None:
-    """Transpose a tile's keys from ``begin`` to ``end`` and copy its values.
-
-    The next tile's rows are prefetched on the way.
-    """
-    here = scratch.sources + 8 * KEYS * side
-    ahead = scratch.sources + 8 * KEYS * (1 - side)
-    vectors = layer.head_dim // LANES
-    begin, end = max(0, begin), min(end, KEYS)
-    for strip in range(begin // LANES, (end + LANES - 1) // LANES):
-        first = strip * LANES
-        keys = scratch.keys + 4 * first
-        transpose_strip(here + 8 * first, keys, 4 * KEYS, vectors, ahead + 8 * first)
-    to_values = layer.v_pool - layer.k_pool
-    for i in range(begin, end):
-        source = load_int64(here + 8 * i) + to_values
-        following = load_int64(ahead + 8 * i) + to_values
-        copy_row(scratch.values + 4 * layer.head_dim * i, source, vectors, following)
-
-
-@inner
-def seen(layer: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
-    """Return the keys, counted from ``base``, that a row sees of a tile."""
-    high = unit.high + row // (layer.num_q_heads // layer.num_kv_heads)
+def seen(layer: Any, unit: Unit, i: int, base: int) -> tuple[int, int]:
+    """Return the keys, counted from ``base``, that row ``i`` of a head sees of a tile."""
+    high = unit.high + i // group_size(layer)
     return max(0, max(0, high - layer.window) - base), min(KEYS, high - base)
 
 
 @inner
-def fold_tile(layer: Any, scratch: Scratch, unit: Unit, base: int) -> None:
-    """Fold the keys from ``base`` to ``base + KEYS`` into every row."""
-    rows = unit.tokens * (layer.num_q_heads // layer.num_kv_heads)
-    for row in range(0, rows, ROWS):
-        count = min(ROWS, rows - row)
-        low, _ = seen(layer, unit, row, base)
-        _, high = seen(layer, unit, row + count - 1, base)
+def fold_tile(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int, base: int) -> None:
+    """Fold the packed keys from ``base`` on into the rows of one KV head."""
+    rows = unit.tokens * group_size(layer)
+    for i in range(0, rows, ROWS):
+        count = min(ROWS, rows - i)
+        low, _ = seen(layer, unit, i, base)
+        _, high = seen(layer, unit, i + count - 1, base)
         if low < high:
-            score_rows(layer, scratch, row, count, low, high)
-            fold_rows(layer, scratch, unit, row, count, base)
+            score_rows(layer, scratch, row + i, count, low, high)
+            fold_rows(layer, scratch, unit, head, row, i, count, base)
 
 
 @inner
@@ -243,109 +275,148 @@ def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, hig
 
 
 @inner
-def fold_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int) -> None:
-    """Turn up to ``ROWS`` rows' scores into weights and add their weighted values.
+def fold_rows(
+    layer: Any,
+    scratch: Scratch,
+    unit: Unit,
+    head: int,
+    row: int,
+    i: int,
+    count: int,
+    base: int,
+) -> None:
+    """Turn ``count`` rows' scores into weights and add their weighted values.
 
     Each row takes exactly the keys that it sees, in ascending order: those that all rows
     see go through one register tile. A row that sees none of the tile is left alone.
     """
+    width = 4 * layer.head_dim
+    sums = scratch.sums + width * (row + i)
     common_low, common_high = 0, KEYS
-    for i in range(count):
-        low, high = seen(layer, unit, row + i, base)
+    for j in range(count):
+        low, high = seen(layer, unit, i + j, base)
         common_low, common_high = max(common_low, low), min(common_high, high)
         if low < high:
-            states = scratch.states + 8 * (row + i)
-            shrink = softmax_tile(scratch.scores + 4 * KEYS * i, low, high, states)
+            states = scratch.states + 8 * (row + i + j)
+            shrink = softmax_tile(scratch.scores + 4 * KEYS * j, low, high, states)
             if shrink != 1:
-                sums = scratch.sums + 4 * layer.head_dim * (row + i)
-                scale_row(sums, sums, layer.head_dim // LANES, shrink)
+                scale_row(sums + width * j, sums + width * j, layer.head_dim // LANES, shrink)
     if common_low >= common_high:
         common_low, common_high = KEYS, KEYS
-    for i in range(count):
-        low, high = seen(layer, unit, row + i, base)
-        add_values(layer, scratch, row + i, i, 1, low, min(high, common_low))
-    add_values(layer, scratch, row, 0, count, common_low, common_high)
-    for i in range(count):
-        _, high = seen(layer, unit, row + i, base)
-        add_values(layer, scratch, row + i, i, 1, common_high, high)
+    for j in range(count):
+        low, high = seen(layer, unit, i + j, base)
+        high = min(high, common_low)
+        add_values(layer, scratch, unit, head, sums + width * j, j, 1, base, low, high)
+    add_values(layer, scratch, unit, head, sums, 0, count, base, common_low, common_high)
+    for j in range(count):
+        _, high = seen(layer, unit, i + j, base)
+        add_values(layer, scratch, unit, head, sums + width * j, j, 1, base, common_high, high)
 
 
 @inner
 def add_values(
-    layer: Any, scratch: Scratch, row: int, i: int, count: int, begin: int, end: int
+    layer: Any,
+    scratch: Scratch,
+    unit: Unit,
+    head: int,
+    sums: int,
+    j: int,
+    count: int,
+    base: int,
+    begin: int,
+    end: int,
 ) -> None:
-    """Add the weighted values from ``begin`` to ``end`` to ``count`` rows from ``row`` on.
+    """Add the weighted values from ``base + begin`` to ``base + end`` to ``count`` rows.
 
-    ``i`` is the place of the first row's weights among the scores.
+    ``sums`` is the address of the first row, ``j`` its place among the scores.
     """
-    if begin >= end:
-        return
     width = 4 * layer.head_dim
-    sums = scratch.sums + width * row
-    weights = scratch.scores + 4 * KEYS * i + 4 * begin
-    values = scratch.values + width * begin
+    weights = scratch.scores + 4 * KEYS * j
+    if is_packed(layer, unit):
+        if begin < end:
+            values = scratch.values + width * begin
+            add_run(sums, width, weights + 4 * begin, values, width, end - begin, count)
+        return
+    stride = width * layer.num_kv_heads
+    key = base + begin
+    while key < base + end:
+        stop = run_end(layer, key, base + end)
+        values = layer.v_pool + slot_of(layer, unit, key) * stride + head * width
+        add_run(sums, width, weights + 4 * (key - base), values, stride, stop - key, count)
+        key = stop
+
+
+@inner
+def add_run(
+    sums: int, width: int, weights: int, values: int, stride: int, keys: int, count: int
+) -> None:
+    """Add ``keys`` weighted values, ``stride`` bytes apart, to ``count`` rows."""
     column = 0
     while column + 4 * WIDE <= width:
         if count > 1:
-            values_4_wide(
-                sums + column, width, weights, 4 * KEYS, values + column, width, end - begin
-            )
+            values_4_wide(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
         else:
-            values_1_wide(
-                sums + column, width, weights, 4 * KEYS, values + column, width, end - begin
-            )
+            values_1_wide(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
         column += 4 * WIDE
     while column < width:
         if count > 1:
-            values_4(sums + column, width, weights, 4 * KEYS, values + column, width, end - begin)
+            values_4(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
         else:
-            values_1(sums + column, width, weights, 4 * KEYS, values + column, width, end - begin)
+            values_1(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
         column += 4 * LANES
 
 
 @inner
-def finish_rows(layer: Any, scratch: Scratch, unit: Unit) -> None:
-    """Divide by the softmax sums, sinks included, and write the output.
+def finish_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -> None:
+    """Divide one KV head's rows by their softmax sums, sinks included, and write the output.
 
     A row that saw no key (only a wrong lookup makes one) becomes zeros.
     """
-    group = layer.num_q_heads // layer.num_kv_heads
-    for row in range(unit.tokens * group):
-        head = unit.head * group + row % group
-        largest = load_float(scratch.states + 8 * row)
-        total = load_float(scratch.states + 8 * row + 4)
+    group = group_size(layer)
+    width = 4 * layer.head_dim
+    for i in range(unit.tokens * group):
+        q_head = head * group + i % group
+        largest = load_float(scratch.states + 8 * (row + i))
+        total = load_float(scratch.states + 8 * (row + i) + 4)
         factor = np.float32(0)
         if total != 0:
             shrink = np.float32(1)
             if layer.sinks != 0:
-                sink = load_float(layer.sinks + 4 * head) * LOG2E
+                sink = load_float(layer.sinks + 4 * q_head) * LOG2E
                 top = max(largest, sink)
                 shrink = exp2_scalar(largest - top)
                 total = total * shrink + exp2_scalar(sink - top)
             factor = shrink / total
-        position = (unit.token + row // group) * layer.num_q_heads + head
-        out = layer.out + 4 * layer.head_dim * position
-        sums = scratch.sums + 4 * layer.head_dim * row
-        scale_row(out, sums, layer.head_dim // LANES, factor)
+        position = (unit.token + i // group) * layer.num_q_heads + q_head
+        sums = scratch.sums + width * (row + i)
+        scale_row(layer.out + width * position, sums, layer.head_dim // LANES, factor)
 
 
 @cache
 def attend_rows() -> int:
     """Return the address of ``attend`` in C's calling convention, compiled or from cache.
 
-    int64 (layer: LAYER *, memory, sequence, head, token, tokens, high); ``memory`` is the
-    address of the worker's ``scratch_bytes``, zeros before its first use.
+    int64 (layer: LAYER *, memory, sequence, head, heads, token, tokens, high); ``memory``
+    is the address of the worker's ``scratch_bytes``, zeros before its first use.
     """
     layers = types.CPointer(from_dtype(LAYER))
-    signature = types.int64(layers, *[types.int64] * 6)
+    signature = types.int64(layers, *[types.int64] * 7)
     compiled = cfunc(signature, cache=True, error_model="numpy")(_attend_rows)
     return int(compiled.address)
 
 
 def _attend_rows(
-    layers: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
+    layers: Any,
+    memory: int,
+    sequence: int,
+    head: int,
+    heads: int,
+    token: int,
+    tokens: int,
+    high: int,
 ) -> int:
     layer = carray(layers, 1)[0]
-    group = layer.num_q_heads // layer.num_kv_heads
-    scratch = carve(memory, tokens * group, layer.head_dim)
-    return attend(layer, scratch, Unit(sequence, head, token, tokens, high))
+    rows = tokens * (layer.num_q_heads // layer.num_kv_heads)
+    height = (rows + ROWS - 1) // ROWS * ROWS
+    scratch = carve(memory, heads * height, layer.head_dim)
+    return attend(layer, scratch, Unit(sequence, head, heads, token, tokens, high, height))

@@ -67,12 +67,6 @@ class Emitter:
         """Store a vector or a scalar at ``address + offset``."""
         self.builder.store(value, self._pointer(address, offset), align=4)
 
-    def prefetch(self, address: Any) -> None:
-        """Ask for the cache line at ``address``; any address is harmless."""
-        kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
-        function = self._declared("llvm.prefetch.p0", kind)
-        self.builder.call(function, [self._pointer(address, 0), I32(0), I32(3), I32(1)])
-
     def constant(self, value: float) -> Any:
         """Return a vector of one constant."""
         return ir.Constant(VECTOR, [value] * LANES)

@@ -82,25 +82,20 @@ values_1 = _product(1, 1, accumulate=True)
 
 
 @intrinsic
-def transpose_strip(
-    typing_context: Any, rows: Any, target: Any, stride: Any, vectors: Any, ahead: Any
-) -> Any:
-    """Write ``LANES`` rows as ``LANES`` columns, and prefetch as many rows of the next tile.
+def transpose_strip(typing_context: Any, rows: Any, target: Any, stride: Any, vectors: Any) -> Any:
+    """Write ``LANES`` rows as ``LANES`` columns.
 
-    ``rows`` and ``ahead`` are addresses of ``LANES`` int64 row addresses; a row has
-    ``vectors`` vectors; element ``d`` of the rows goes to ``target + d * stride``.
+    ``rows`` is the address of ``LANES`` int64 row addresses; a row has ``vectors``
+    vectors; element ``d`` of the rows goes to ``target + d * stride``.
     """
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
-        rows, target, stride, vectors, ahead = arguments
+        rows, target, stride, vectors = arguments
         sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
-        following = [code.load(ahead, 8 * lane, I64) for lane in range(LANES)]
 
         def turn(index: Any, carried: list[Any]) -> list[Any]:
             offset = builder.mul(index, I64(BYTES))
-            for row in following:
-                code.prefetch(builder.add(row, offset))
             block = code.transpose([code.load(builder.add(row, offset)) for row in sources])
             base = builder.add(target, builder.mul(stride, builder.mul(index, I64(LANES))))
             for lane, column in enumerate(block):
@@ -110,7 +105,29 @@ def transpose_strip(
         code.loop(vectors, turn, [])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), emit
+    return types.void(*[types.int64] * 4), emit
+
+
+@intrinsic
+def touch(typing_context: Any, source: Any, vectors: Any, sink: Any) -> Any:
+    """Read ``vectors`` vectors in the order of their addresses, into the caches.
+
+    Streams in this order are what hardware prefetchers follow. The sum, which makes the
+    loads happen, goes to ``sink``.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        source, vectors, sink = arguments
+
+        def turn(index: Any, total: list[Any]) -> list[Any]:
+            address = builder.add(source, builder.mul(index, I64(BYTES)))
+            return [builder.fadd(total[0], code.load(address))]
+
+        code.store(code.loop(vectors, turn, [code.constant(0.0)])[0], sink)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
 
 
 @intrinsic
@@ -197,26 +214,6 @@ def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, facto
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32), emit
-
-
-@intrinsic
-def copy_row(typing_context: Any, target: Any, source: Any, vectors: Any, ahead: Any) -> Any:
-    """Copy the ``vectors`` vectors of ``source``, and prefetch as many from ``ahead``."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        target, source, vectors, ahead = arguments
-
-        def turn(index: Any, carried: list[Any]) -> list[Any]:
-            offset = builder.mul(index, I64(BYTES))
-            code.prefetch(builder.add(ahead, offset))
-            code.store(code.load(builder.add(source, offset)), builder.add(target, offset))
-            return []
-
-        code.loop(vectors, turn, [])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), emit
 
 
 @intrinsic
@@ -311,15 +308,16 @@ def call_unit(
     memory: Any,
     sequence: Any,
     head: Any,
+    heads: Any,
     token: Any,
     tokens: Any,
     high: Any,
 ) -> Any:
-    """Call the C function at address ``function`` with seven int64 and return its int64."""
+    """Call the C function at address ``function`` with eight int64 and return its int64."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(I64, [I64] * 7)
+        kind = ir.FunctionType(I64, [I64] * 8)
         pointer = builder.inttoptr(arguments[0], kind.as_pointer())
         return builder.call(pointer, arguments[1:])
 
-    return types.int64(*[types.int64] * 8), emit
+    return types.int64(*[types.int64] * 9), emit
