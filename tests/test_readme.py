@@ -1,0 +1,36 @@
+"""The README shows what was recorded, and its files exist."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "outputs" / "reference" / "seq_map"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_table_is_that_of_the_committed_records(tmp_path):
+    import shutil
+
+    from labkit import analysis
+
+    (recorded,) = (REFERENCE / "tables").glob("*.md")
+    assert recorded.read_text(encoding="utf-8").strip() in README
+    study = shutil.copytree(REFERENCE, tmp_path / "seq_map")
+    for table in (study / "tables").iterdir():
+        table.unlink()
+    analysis.write_study(study, plots=False)
+    rebuilt = study / "tables" / recorded.name
+    assert rebuilt.read_text(encoding="utf-8") == recorded.read_text(encoding="utf-8")
+
+
+def test_its_links_lead_somewhere():
+    links = re.findall(r"\]\((?!http)([^)#]+)", README)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_nothing_recorded_names_a_machine_path():
+    texts = [p for p in REFERENCE.rglob("*") if p.suffix in (".json", ".md", ".html", ".csv")]
+    assert texts
+    paths = re.compile(r"(?<![\w.])/(home|tmp|root|Users)/")
+    assert [p.name for p in texts if paths.search(p.read_text(encoding="utf-8"))] == []
