@@ -694,8 +694,7 @@ class Experiment:
         )
         require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
         require(
-            self.design.isolation is Isolation.process
-            or self.workload.kind is WorkloadKind.kernel,
+            self.design.isolation is Isolation.process or self.workload.kind is WorkloadKind.kernel,
             f"design.isolation=in_process: alternates kernel dispatches, and "
             f"workload={self.workload.name} serves requests; set design.isolation=process",
         )
