@@ -120,6 +120,7 @@ class CpuBackend:
             meta.block_tables.shape[1],
             q.shape[1],
             num_kv_heads,
+            q.shape[1] // num_kv_heads,
             head_dim,
             meta.block_size,
             _NO_WINDOW if window is None else window,

@@ -20,9 +20,10 @@ from numba import carray, cfunc, from_dtype, types
 
 from labkit.engine.attention import validate
 from labkit.engine.attention.cpu.jit import inner
-from labkit.engine.attention.cpu.simd import LANES
+from labkit.engine.attention.cpu.simd import LANES, LINE
 from labkit.engine.attention.cpu.tiles import (
     KEYS,
+    LINES_AHEAD,
     ROWS,
     WIDE,
     clear,
@@ -30,6 +31,7 @@ from labkit.engine.attention.cpu.tiles import (
     exp2_scalar,
     load_float,
     load_int32,
+    load_int64,
     scale_row,
     scores_1,
     scores_4,
@@ -60,6 +62,7 @@ LAYER = np.dtype(
         ("max_blocks", np.int64),
         ("num_q_heads", np.int64),
         ("num_kv_heads", np.int64),
+        ("group", np.int64),  # query heads that share a KV head
         ("head_dim", np.int64),
         ("block_size", np.int64),
         ("window", np.int64),
@@ -85,6 +88,15 @@ class Unit(NamedTuple):
     height: int
 
 
+class Ahead(NamedTuple):
+    """What to prefetch while a tile is folded: addresses, ``last`` of both pools."""
+
+    keys: int
+    last_key: int
+    values: int
+    last_value: int
+
+
 class Scratch(NamedTuple):
     """One worker's memory: addresses (bytes) of its parts, float32 but for ``sources``."""
 
@@ -96,6 +108,7 @@ class Scratch(NamedTuple):
     zeros: int  # [MAX_HEAD_DIM]
     states: int  # [heads * height, 2], running maximum and sum
     sources: int  # int64 [KEYS], addresses of a tile's keys
+    bounds: int  # int64 [height, 2], first and last + 1 key that each row sees
 
 
 def whole_tiles(rows: int) -> int:
@@ -105,9 +118,10 @@ def whole_tiles(rows: int) -> int:
 
 def scratch_bytes(rows: int, heads: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for ``rows`` rows of each of ``heads`` KV heads."""
-    height = heads * whole_tiles(rows)
-    floats = (2 * height + 2 * KEYS) * head_dim + ROWS * KEYS + 2 * height + MAX_HEAD_DIM
-    return -(-(4 * floats + 8 * KEYS) // 64) * 64
+    height = whole_tiles(rows)
+    floats = (2 * heads * height + 2 * KEYS) * head_dim + ROWS * KEYS
+    floats += 2 * heads * height + MAX_HEAD_DIM
+    return -(-(4 * floats + 8 * KEYS + 16 * height) // 64) * 64
 
 
 @inner
@@ -120,12 +134,14 @@ def carve(memory: int, rows: int, head_dim: int) -> Scratch:
     keys = scores + 4 * ROWS * KEYS
     values = keys + 4 * head_dim * KEYS
     states = values + 4 * head_dim * KEYS
-    return Scratch(queries, sums, scores, keys, values, memory, states, sources)
+    bounds = states + 8 * rows
+    return Scratch(queries, sums, scores, keys, values, memory, states, sources, bounds)
 
 
 @inner
 def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     """Attend from one unit's rows, write their output, return the KV blocks walked."""
+    bound_rows(layer, scratch, unit)
     for i in range(unit.heads):
         start_rows(layer, scratch, unit, unit.head + i, i * unit.height)
     low = max(0, unit.high - layer.window)
@@ -135,32 +151,61 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
         blocks = (high - 1) // layer.block_size - low // layer.block_size + 1
         for base in range(low // KEYS * KEYS, high, KEYS):
             begin, end = max(base, low), min(base + KEYS, high)
-            stream_tile(layer, scratch, unit, begin, end)
+            if not is_packed(layer, unit):
+                stream_tile(layer, scratch, unit, begin, end)
             for i in range(unit.heads):
-                pack_tile(layer, scratch, unit, unit.head + i, base, begin, end)
-                fold_tile(layer, scratch, unit, unit.head + i, i * unit.height, base)
+                head, row = unit.head + i, i * unit.height
+                pack_tile(layer, scratch, unit, head, base, begin, end)
+                ahead = look_ahead(layer, scratch, unit, i, base + KEYS, high)
+                fold_tile(layer, scratch, unit, ahead, head, row, base)
     for i in range(unit.heads):
         finish_rows(layer, scratch, unit, unit.head + i, i * unit.height)
     return blocks * unit.heads
 
 
 @inner
-def group_size(layer: Any) -> int:
-    """Return how many query heads share a KV head."""
-    group: int = layer.num_q_heads // layer.num_kv_heads
-    return group
+def bound_rows(layer: Any, scratch: Scratch, unit: Unit) -> None:
+    """Write which keys each row sees; the same for every KV head."""
+    bound = scratch.bounds
+    for token in range(unit.tokens):
+        high = unit.high + token
+        for _ in range(layer.group):
+            store_int64(bound, max(0, high - layer.window))
+            store_int64(bound + 8, high)
+            bound += 16
+
+
+@inner
+def look_ahead(layer: Any, scratch: Scratch, unit: Unit, i: int, base: int, high: int) -> Ahead:
+    """Choose what to prefetch of the tile at ``base`` while head ``i`` of the unit is folded.
+
+    Each of the unit's KV heads takes its share of the tile's keys, all heads of them, as
+    far as they lie side by side. Nothing where the tile does not exist or the unit has
+    only some of the heads: ``nothing`` is a line that is near anyway.
+    """
+    key = base + i * KEYS // unit.heads
+    nothing = scratch.scores
+    if key >= high or unit.heads < layer.num_kv_heads:
+        return Ahead(nothing, nothing, nothing, nothing)
+    stride = 4 * layer.num_kv_heads * layer.head_dim
+    offset = slot_of(layer, unit, key) * stride
+    end = offset + (run_end(layer, key, high) - key) * stride - LINE
+    return Ahead(
+        layer.k_pool + offset, layer.k_pool + end, layer.v_pool + offset, layer.v_pool + end
+    )
 
 
 @inner
 def is_packed(layer: Any, unit: Unit) -> bool:
     """Tell whether values are copied side by side: where several register tiles reuse them."""
-    return unit.tokens * group_size(layer) > ROWS
+    packed: bool = unit.tokens * layer.group > ROWS
+    return packed
 
 
 @inner
 def start_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -> None:
     """Load one KV head's scaled queries to ``row`` on and clear the running state."""
-    group = group_size(layer)
+    group = layer.group
     width = 4 * layer.head_dim
     vectors = layer.head_dim // LANES
     for token in range(unit.tokens):
@@ -238,37 +283,44 @@ def pack_tile(
 
 
 @inner
-def seen(layer: Any, unit: Unit, i: int, base: int) -> tuple[int, int]:
+def seen(scratch: Scratch, i: int, base: int) -> tuple[int, int]:
     """Return the keys, counted from ``base``, that row ``i`` of a head sees of a tile."""
-    high = unit.high + i // group_size(layer)
-    return max(0, max(0, high - layer.window) - base), min(KEYS, high - base)
+    bound = scratch.bounds + 16 * i
+    return max(0, load_int64(bound) - base), min(KEYS, load_int64(bound + 8) - base)
 
 
 @inner
-def fold_tile(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int, base: int) -> None:
+def fold_tile(
+    layer: Any, scratch: Scratch, unit: Unit, ahead: Ahead, head: int, row: int, base: int
+) -> None:
     """Fold the packed keys from ``base`` on into the rows of one KV head."""
-    rows = unit.tokens * group_size(layer)
+    rows = unit.tokens * layer.group
     for i in range(0, rows, ROWS):
         count = min(ROWS, rows - i)
-        low, _ = seen(layer, unit, i, base)
-        _, high = seen(layer, unit, i + count - 1, base)
+        low, _ = seen(scratch, i, base)
+        _, high = seen(scratch, i + count - 1, base)
         if low < high:
-            score_rows(layer, scratch, row + i, count, low, high)
-            fold_rows(layer, scratch, unit, head, row, i, count, base)
+            score_rows(layer, scratch, ahead, row + i, count, low, high)
+            fold_rows(layer, scratch, unit, ahead, head, row, i, count, base)
 
 
 @inner
-def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
+def score_rows(
+    layer: Any, scratch: Scratch, ahead: Ahead, row: int, count: int, low: int, high: int
+) -> None:
     """Multiply up to ``ROWS`` rows with the packed keys from ``low`` to ``high``."""
     width = 4 * layer.head_dim
     queries = scratch.queries + width * row
+    depth, stride = layer.head_dim, 4 * KEYS
+    following, last = ahead.keys, ahead.last_key
     for key in range(low // WIDE * WIDE, high, WIDE):
         scores = scratch.scores + 4 * key
         keys = scratch.keys + 4 * key
         if count > 1:
-            scores_4(scores, 4 * KEYS, queries, width, keys, 4 * KEYS, layer.head_dim)
+            scores_4(scores, stride, queries, width, keys, stride, depth, following, last)
         else:
-            scores_1(scores, 4 * KEYS, queries, width, keys, 4 * KEYS, layer.head_dim)
+            scores_1(scores, stride, queries, width, keys, stride, depth, following, last)
+        following += LINE * LINES_AHEAD * depth
     if layer.softcap > 0:
         for i in range(count):
             softcap_tile(scratch.scores + 4 * KEYS * i, layer.softcap)
@@ -279,6 +331,7 @@ def fold_rows(
     layer: Any,
     scratch: Scratch,
     unit: Unit,
+    ahead: Ahead,
     head: int,
     row: int,
     i: int,
@@ -294,7 +347,7 @@ def fold_rows(
     sums = scratch.sums + width * (row + i)
     common_low, common_high = 0, KEYS
     for j in range(count):
-        low, high = seen(layer, unit, i + j, base)
+        low, high = seen(scratch, i + j, base)
         common_low, common_high = max(common_low, low), min(common_high, high)
         if low < high:
             states = scratch.states + 8 * (row + i + j)
@@ -304,13 +357,18 @@ def fold_rows(
     if common_low >= common_high:
         common_low, common_high = KEYS, KEYS
     for j in range(count):
-        low, high = seen(layer, unit, i + j, base)
-        high = min(high, common_low)
-        add_values(layer, scratch, unit, head, sums + width * j, j, 1, base, low, high)
-    add_values(layer, scratch, unit, head, sums, 0, count, base, common_low, common_high)
+        low, high = seen(scratch, i + j, base)
+        if low < min(high, common_low):
+            high = min(high, common_low)
+            add_values(layer, scratch, unit, ahead, head, sums + width * j, j, 1, base, low, high)
+    if common_low < common_high:
+        low, high = common_low, common_high
+        add_values(layer, scratch, unit, ahead, head, sums, 0, count, base, low, high)
     for j in range(count):
-        _, high = seen(layer, unit, i + j, base)
-        add_values(layer, scratch, unit, head, sums + width * j, j, 1, base, common_high, high)
+        _, high = seen(scratch, i + j, base)
+        if common_high < high:
+            low = common_high
+            add_values(layer, scratch, unit, ahead, head, sums + width * j, j, 1, base, low, high)
 
 
 @inner
@@ -318,6 +376,7 @@ def add_values(
     layer: Any,
     scratch: Scratch,
     unit: Unit,
+    ahead: Ahead,
     head: int,
     sums: int,
     j: int,
@@ -333,36 +392,54 @@ def add_values(
     width = 4 * layer.head_dim
     weights = scratch.scores + 4 * KEYS * j
     if is_packed(layer, unit):
-        if begin < end:
-            values = scratch.values + width * begin
-            add_run(sums, width, weights + 4 * begin, values, width, end - begin, count)
+        values = scratch.values + width * begin
+        add_run(sums, width, weights + 4 * begin, values, width, end - begin, count, ahead, 0)
         return
     stride = width * layer.num_kv_heads
     key = base + begin
     while key < base + end:
         stop = run_end(layer, key, base + end)
         values = layer.v_pool + slot_of(layer, unit, key) * stride + head * width
-        add_run(sums, width, weights + 4 * (key - base), values, stride, stop - key, count)
+        weight = weights + 4 * (key - base)
+        add_run(sums, width, weight, values, stride, stop - key, count, ahead, key - base)
         key = stop
 
 
 @inner
 def add_run(
-    sums: int, width: int, weights: int, values: int, stride: int, keys: int, count: int
+    sums: int,
+    width: int,
+    weights: int,
+    values: int,
+    stride: int,
+    keys: int,
+    count: int,
+    ahead: Ahead,
+    done: int,
 ) -> None:
-    """Add ``keys`` weighted values, ``stride`` bytes apart, to ``count`` rows."""
+    """Add ``keys`` weighted values, ``stride`` bytes apart, to ``count`` rows.
+
+    ``done`` keys of the tile came before: so far is the prefetching.
+    """
+    wide = 4 * WIDE
+    following = ahead.values + LINE * LINES_AHEAD * done * (width // wide)
+    last = ahead.last_value
+    pitch = 4 * KEYS
     column = 0
-    while column + 4 * WIDE <= width:
+    while column + wide <= width:
+        target, source = sums + column, values + column
         if count > 1:
-            values_4_wide(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
+            values_4_wide(target, width, weights, pitch, source, stride, keys, following, last)
         else:
-            values_1_wide(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
-        column += 4 * WIDE
+            values_1_wide(target, width, weights, pitch, source, stride, keys, following, last)
+        following += LINE * LINES_AHEAD * keys
+        column += wide
     while column < width:
+        target, source = sums + column, values + column
         if count > 1:
-            values_4(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
+            values_4(target, width, weights, pitch, source, stride, keys, last, last)
         else:
-            values_1(sums + column, width, weights, 4 * KEYS, values + column, stride, keys)
+            values_1(target, width, weights, pitch, source, stride, keys, last, last)
         column += 4 * LANES
 
 
@@ -372,7 +449,7 @@ def finish_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -
 
     A row that saw no key (only a wrong lookup makes one) becomes zeros.
     """
-    group = group_size(layer)
+    group = layer.group
     width = 4 * layer.head_dim
     for i in range(unit.tokens * group):
         q_head = head * group + i % group
@@ -416,7 +493,7 @@ def _attend_rows(
     high: int,
 ) -> int:
     layer = carray(layers, 1)[0]
-    rows = tokens * (layer.num_q_heads // layer.num_kv_heads)
+    rows = tokens * layer.group
     height = (rows + ROWS - 1) // ROWS * ROWS
     scratch = carve(memory, heads * height, layer.head_dim)
     return attend(layer, scratch, Unit(sequence, head, heads, token, tokens, high, height))

@@ -37,6 +37,7 @@ LANES, VECTORS = _vector_shape()
 VECTOR = ir.VectorType(F32, LANES)
 INTEGERS = ir.VectorType(I32, LANES)
 BYTES = 4 * LANES  # of a vector
+LINE = 64  # bytes of a cache line
 
 # 2**f for f in [-0.5, 0.5], highest power first: least squares of the relative error over
 # Chebyshev nodes, which stays below 3e-9.
@@ -66,6 +67,12 @@ class Emitter:
     def store(self, value: Any, address: Any, offset: int = 0) -> None:
         """Store a vector or a scalar at ``address + offset``."""
         self.builder.store(value, self._pointer(address, offset), align=4)
+
+    def prefetch(self, address: Any) -> None:
+        """Ask for the cache line at ``address``."""
+        kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        function = self._declared("llvm.prefetch.p0", kind)
+        self.builder.call(function, [self._pointer(address, 0), I32(0), I32(3), I32(1)])
 
     def constant(self, value: float) -> Any:
         """Return a vector of one constant."""

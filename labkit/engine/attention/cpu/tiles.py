@@ -18,6 +18,7 @@ from labkit.engine.attention.cpu.simd import (
     I64,
     INTEGERS,
     LANES,
+    LINE,
     POINTER,
     VECTORS,
     Emitter,
@@ -25,6 +26,7 @@ from labkit.engine.attention.cpu.simd import (
 
 KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
 ROWS = 4  # query rows of a register tile
+LINES_AHEAD = 2  # measured: half of what a step of decode reads is best
 WIDE = LANES * VECTORS  # columns of a wide tile
 
 
@@ -33,16 +35,26 @@ def _product(rows: int, vectors: int, accumulate: bool) -> Any:
 
     C is [rows, vectors * LANES], A [rows, depth] read one element at a time, B [depth,
     vectors * LANES]. Each element is one chain of fused multiply-adds in the order of
-    the depth, whatever the shape of the tile.
+    the depth, whatever the shape of the tile. Meanwhile ``LINES_AHEAD`` cache lines per
+    step of the depth are prefetched from ``ahead`` on, none past ``last``.
     """
 
     @intrinsic
     def product(
-        typing_context: Any, c: Any, ldc: Any, a: Any, lda: Any, b: Any, ldb: Any, depth: Any
+        typing_context: Any,
+        c: Any,
+        ldc: Any,
+        a: Any,
+        lda: Any,
+        b: Any,
+        ldb: Any,
+        depth: Any,
+        ahead: Any,
+        last: Any,
     ) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             code = Emitter(builder)
-            c, ldc, a, lda, b, ldb, depth = arguments
+            c, ldc, a, lda, b, ldb, depth, ahead, last = arguments
             c_rows = [builder.add(c, builder.mul(ldc, I64(row))) for row in range(rows)]
             a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in range(rows)]
             start = [
@@ -52,6 +64,11 @@ def _product(rows: int, vectors: int, accumulate: bool) -> Any:
             ]
 
             def turn(index: Any, sums: list[Any]) -> list[Any]:
+                line = builder.add(ahead, builder.mul(index, I64(LINE * LINES_AHEAD)))
+                for i in range(LINES_AHEAD):
+                    there = builder.add(line, I64(LINE * i))
+                    past = builder.icmp_signed(">", there, last)
+                    code.prefetch(builder.select(past, last, there))
                 b_row = builder.add(b, builder.mul(ldb, index))
                 step = builder.mul(index, I64(4))
                 columns = [code.load(b_row, BYTES * v) for v in range(vectors)]
@@ -68,7 +85,7 @@ def _product(rows: int, vectors: int, accumulate: bool) -> Any:
                     code.store(sums[row * vectors + v], c_rows[row], BYTES * v)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), emit
+        return types.void(*[types.int64] * 9), emit
 
     return product
 
