@@ -6,7 +6,7 @@ import pytest
 
 # One pool of threads per test process is enough, and two processes share two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 @pytest.fixture

@@ -172,6 +172,9 @@ def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
 
 
 def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:
+    kinds = [analysis.data.design.get("isolation", "process") for analysis in (one, other)]
+    if kinds[0] != kinds[1]:
+        raise Refused(f"{_name(one)}: other designs: isolation was {kinds[0]}, now {kinds[1]}")
     arms = [{a.name: a for a in analysis.data.arms} for analysis in (one, other)]
     if set(arms[0]) != set(arms[1]):
         alone = sorted(set(arms[0]) ^ set(arms[1]))

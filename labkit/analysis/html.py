@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
-from labkit.analysis.markdown import environment_line
+from labkit.analysis.markdown import cost_lines, environment_line
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
 from labkit.analysis.plots import run_positions
 from labkit.analysis.sensitivity import Second, second_analyses
@@ -42,7 +42,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
     return {
         "json": cell,
         "folder": folder,
-        "machine": environment_line(cell["environment"]),
+        "machine": " ".join([environment_line(cell["environment"]), *cost_lines(data.records)]),
         "weak": weaknesses(analysis),
         "table": cell_table(cell, data.records),
         "secondary": cell_table(cell, data.records, primary=False),

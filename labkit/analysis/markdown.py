@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
@@ -12,6 +13,7 @@ from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.table import Table, cell_table, host_table, published_table
 from labkit.analysis.terminal import gates_line
 from labkit.analysis.weakness import weaknesses
+from labkit.experiment.record import Record
 
 Json = Mapping[str, Any]
 
@@ -58,7 +60,7 @@ def _cell(analysis: CellAnalysis) -> list[str]:
         f"alpha {design['alpha']:g}. Gates: {gates_line(cell)}.",
         "",
     ]
-    parts += [environment_line(cell["environment"]), ""]
+    parts += [environment_line(cell["environment"]), *cost_lines(analysis.data.records), ""]
     weak = weaknesses(analysis)
     if weak:
         parts += ["What weakens this result:", "", *(f"- {line}" for line in weak), ""]
@@ -113,6 +115,17 @@ def environment_line(environment: Json) -> str:
         *(f"{name} {v}" for name, v in (environment.get("versions") or {}).items()),
     ]
     return "Machine: " + ", ".join(str(part) for part in parts if part) + "."
+
+
+def cost_lines(records: Iterable[Record]) -> list[str]:
+    """Say what a run cost beyond its measurement; nothing where it was not recorded."""
+    spent = [s for record in records if record.ok and (s := record.start_up_s) is not None]
+    if not spent:
+        return []
+    cost = statistics.median(spent)
+    return [
+        f"A run cost {cost:.1f} s beyond its measurement (median of {count(len(spent), 'run')})."
+    ]
 
 
 def _spread(cell: Json) -> list[str]:

@@ -41,10 +41,9 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
 def alpha_now(looks: Sequence[Look], blocks: int, alpha: float) -> float:
     """Give the level of a test after ``blocks`` blocks.
 
-    Without looks: ``alpha``. Before the first look, or between two: the level of the
-    latest look reached, 0 before the first (nothing may be claimed).
+    Without looks: ``alpha``. At a look: its part. Anywhere else 0: a claim from an
+    interrupted study, between two looks, would be a look that was not declared.
     """
     if not looks:
         return alpha
-    reached = [look.alpha for look in looks if look.blocks <= blocks]
-    return reached[-1] if reached else 0.0
+    return next((look.alpha for look in looks if look.blocks == blocks), 0.0)

@@ -52,6 +52,11 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if asked < fewest:
         runs = f"{count(asked, 'block')} of {data.levels.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
+    if data.design.get("isolation") == "in_process":
+        yield (
+            "one process per block held all arms (design.isolation=in_process): an arm could "
+            "disturb another, and what differs from process to process is paired away"
+        )
     if not any(arm.role == "control" for arm in data.arms):
         yield "no A/A control: the noise of this machine is not known"
 

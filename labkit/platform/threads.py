@@ -26,10 +26,6 @@ CLEANED_PREFIXES = (
     "NUMBA_",
     "MLX_",
 )
-# How long a waiting thread of numba's pool spins before it sleeps. Beside one busy process
-# on two cores a parallel region took 75 to 98 us with it, 286 to 1,195 with the runtime's
-# own (and longer) wait; alone both take 1.6 to 1.7 us.
-SPINS = "5000"
 CLEANED_NAMES = ("PYTHONDONTWRITEBYTECODE",)
 
 
@@ -79,7 +75,10 @@ def worker_environment(
     Notes
     -----
     BLAS starts with one thread: its spinning workers fight any other pool (a numba
-    kernel after a two-thread product waits a scheduler tick).
+    kernel after a two-thread product waits a scheduler tick). numba's own pool keeps the
+    OpenMP runtime's long spin: on an idle machine it served 1.25 times the tokens per
+    second of ``GOMP_SPINCOUNT=5000`` and 1.7 times of 0; beside one busy process it is
+    the slowest of them, which is why foreign load is a warning above every table.
     """
     removed = sorted(
         name for name in base if name.startswith(CLEANED_PREFIXES) or name in CLEANED_NAMES
@@ -90,7 +89,6 @@ def worker_environment(
         "LABKIT_CACHE": str(folder),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": str(max(threads, cores)),
-        "GOMP_SPINCOUNT": SPINS,
         "NUMBA_CACHE_DIR": str(folder / "numba"),
         "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
         "PYTHONHASHSEED": "0",

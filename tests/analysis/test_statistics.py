@@ -320,7 +320,7 @@ def test_modes_are_found_counted_and_tested():
 
 def test_looks_spend_alpha():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
-    assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0.02, 0.03, 0.03]
+    assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]
     assert alpha_now((), 3, 0.05) == 0.05
     with pytest.raises(ValueError, match="spend more"):
         parse_looks([{"blocks": 4, "alpha": 0.04}, {"blocks": 8, "alpha": 0.03}], 0.05)

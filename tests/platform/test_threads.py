@@ -33,7 +33,6 @@ def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
         "LABKIT_CACHE": str(tmp_path),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "4",
-        "GOMP_SPINCOUNT": threads.SPINS,
         "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
         "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
         "PYTHONHASHSEED": "0",
