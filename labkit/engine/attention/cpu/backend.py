@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention import metadata, resolvers, validate
 from labkit.engine.attention.base import Array
-from labkit.engine.attention.cpu import dispatch, kernels
+from labkit.engine.attention.cpu import decode, dispatch, kernels, tiled
 from labkit.engine.attention.cpu.dispatch import Dispatch
 from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
-from labkit.engine.attention.cpu.rows import LAYER, attend_rows, scratch_bytes
+from labkit.engine.attention.cpu.rows import LAYER, scratch_bytes
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
 from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
 
@@ -128,24 +128,18 @@ class CpuBackend:
             0 if softcap is None else softcap * _LOG2E,
         )
         workers = numba.get_num_threads()
-        chosen = dispatch.choose(meta, num_kv_heads, workers)
-        tiled = chosen.kernel == "tiled"
-        rows = (BQ if tiled else 1) * (q.shape[1] // num_kv_heads)
+        chosen = dispatch.choose(meta, num_kv_heads, head_dim, workers)
+        prefill = chosen.kernel == "tiled"
+        rows = (BQ if prefill else 1) * (q.shape[1] // num_kv_heads)
         self._reserve(workers, scratch_bytes(rows, chosen.heads, head_dim))
         counters = np.zeros((workers + 1, kernels.NUM_COUNTERS), dtype=np.int64)
         nonce = secrets.randbits(32)
-        (kernels.tiled if tiled else kernels.decode)(
-            nonce,
-            meta.lookup,
-            attend_rows(),
-            _address(layer),
-            self._memory,
-            counters,
-            meta.cu_seqlens_q,
-            meta.seq_lens,
-            num_kv_heads,
-            chosen.heads,
-        )
+        batch = (meta.cu_seqlens_q, meta.seq_lens, num_kv_heads)
+        launch = (_address(layer), self._memory, counters)
+        if prefill:
+            kernels.tiled(nonce, meta.lookup, tiled.body(), *launch, *batch)
+        else:
+            kernels.decode(nonce, meta.lookup, decode.body(), *launch, *batch, chosen.heads)
         return out, report(nonce, meta, chosen, q, k_pool, counters[:-1])
 
     def _reserve(self, workers: int, size: int) -> None:

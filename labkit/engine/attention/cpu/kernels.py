@@ -1,8 +1,9 @@
 """The launches: a grid of units, taken from a queue by one worker per thread.
 
 Units cost differently (contexts are ragged, causal rows grow), so a worker takes the next
-one when it is free. What a unit computes does not depend on who takes it. A kernel finds
-out whose unit it has, and leaves the arithmetic to ``rows``.
+one when it is free. What a unit computes does not depend on who takes it. A kernel is
+compiled for each type of lookup: it finds out whose unit it has, and leaves the arithmetic
+to its body, which is compiled once and called by its address.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention.cpu.jit import inner, kernel
 from labkit.engine.attention.cpu.lookups import find_qblock, find_token, resolver_id
-from labkit.engine.attention.cpu.tiles import call_unit, copy_bytes, take_ticket
+from labkit.engine.attention.cpu.tiles import call_body, copy_bytes, take_ticket
 from labkit.engine.attention.metadata import BQ
 from labkit.engine.attention.report import KERNEL_IDS, STAMP_FACTORS, STAMP_MASK
 
@@ -37,7 +38,7 @@ def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
 def decode(
     nonce: int,
     lookup: Any,
-    attend_rows: int,
+    body: int,
     layer: int,
     memory: NDArray[Any],
     counters: NDArray[Any],
@@ -52,8 +53,8 @@ def decode(
     ----------
     nonce, lookup
         This launch's number, and how a token finds its sequence.
-    attend_rows, layer
-        Addresses of the arithmetic and of its ``rows.LAYER``.
+    body, layer
+        Addresses of the kernel's arithmetic and of its ``rows.LAYER``.
     memory
         uint8 [workers, bytes], each worker's scratch.
     heads
@@ -78,7 +79,7 @@ def decode(
             # Clamped for wrong lookups: they may name any sequence, and must stay inside it.
             context = int(seq_lens[sequence]) if end > begin else 0
             high = max(0, min(context, context - end + token + 1))
-            blocks += call_unit(attend_rows, layer, scratch, sequence, head, heads, token, 1, high)
+            blocks += call_body(body, layer, scratch, sequence, head, heads, token, high)
             unit = take_ticket(queue)
         counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup))
         counters[worker, ITERATIONS] = iterations
@@ -90,23 +91,21 @@ def decode(
 def tiled(
     nonce: int,
     lookup: Any,
-    attend_rows: int,
+    body: int,
     layer: int,
     memory: NDArray[Any],
     counters: NDArray[Any],
     cu_seqlens_q: NDArray[Any],
     seq_lens: NDArray[Any],
     num_kv_heads: int,
-    heads: int,
 ) -> None:
-    """Run one unit per (``heads`` KV heads, Q-block of ``BQ`` tokens); surplus units exit.
+    """Run one unit per (KV head, Q-block of ``BQ`` tokens); surplus units exit.
 
     Parameters as in ``decode``. The grid has ``total_q // BQ + num_seqs`` Q-blocks, an
     upper bound that needs no query length.
     """
     workers = len(counters) - 1
-    columns = num_kv_heads // heads
-    units = (cu_seqlens_q[-1] // BQ + len(seq_lens)) * columns
+    units = (cu_seqlens_q[-1] // BQ + len(seq_lens)) * num_kv_heads
     counters[workers, 0] = 0
     for worker in prange(workers):
         scratch = memory[worker].ctypes.data
@@ -114,7 +113,7 @@ def tiled(
         iterations, surplus, blocks = 0, 0, 0
         unit = take_ticket(queue)
         while unit < units:
-            qblock, head = unit // columns, unit % columns * heads
+            qblock, head = unit // num_kv_heads, unit % num_kv_heads
             sequence, steps = find_qblock(lookup, qblock)
             iterations += steps
             begin, start, length = 0, 0, 0
@@ -126,9 +125,7 @@ def tiled(
                 high = seq_lens[sequence] - length + start + 1
                 tokens = min(BQ, length - start)
                 token = begin + start
-                blocks += call_unit(
-                    attend_rows, layer, scratch, sequence, head, heads, token, tokens, high
-                )
+                blocks += call_body(body, layer, scratch, sequence, head, token, tokens, high)
             else:
                 surplus += 1
             unit = take_ticket(queue)

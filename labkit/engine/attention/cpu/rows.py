@@ -1,22 +1,17 @@
-"""The arithmetic that decode and tiled share: some query rows against one KV head.
+"""What the decode and the tiled kernel share: the layer, the scratch and its rows.
 
 Rows are the query heads of a KV head for consecutive tokens of one sequence,
 token-major, so that every load of a key or value serves them all. Keys are walked in
 tiles of ``KEYS``, aligned to position 0 of the sequence, with online softmax in base 2.
 A row's result depends on nothing but its own query and keys: not on the kernel, the
 batch, the rows beside it or the block size.
-
-``attend_rows`` is compiled once, to C's calling convention; the kernels, of which there
-is one per type of lookup, call it by its address.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, from_dtype, types
 
 from labkit.engine.attention import validate
 from labkit.engine.attention.cpu.jit import inner
@@ -27,11 +22,9 @@ from labkit.engine.attention.cpu.tiles import (
     ROWS,
     WIDE,
     clear,
-    copy_bytes,
     exp2_scalar,
     load_float,
     load_int32,
-    load_int64,
     scale_row,
     scores_1,
     scores_4,
@@ -39,7 +32,6 @@ from labkit.engine.attention.cpu.tiles import (
     softmax_tile,
     store_float,
     store_int64,
-    touch,
     transpose_strip,
     values_1,
     values_1_wide,
@@ -72,159 +64,64 @@ LAYER = np.dtype(
 )
 
 
-class Unit(NamedTuple):
-    """``tokens`` query tokens from ``token`` on, for ``heads`` KV heads of one sequence.
+class Scratch(NamedTuple):
+    """One worker's memory: addresses (bytes) of its parts, float32 but for ``sources``.
 
-    Token ``i`` of the unit sees the keys before ``high + i``. Each KV head has its own
-    rows of scratch, ``height`` apart.
+    ``rows`` counts the rows of all the unit's KV heads, each head's rounded up to whole
+    register tiles.
     """
 
-    sequence: int
-    head: int
-    heads: int
-    token: int
-    tokens: int
-    high: int
-    height: int
-
-
-class Ahead(NamedTuple):
-    """What to prefetch while a tile is folded: addresses, ``last`` of both pools."""
-
-    keys: int
-    last_key: int
-    values: int
-    last_value: int
-
-
-class Scratch(NamedTuple):
-    """One worker's memory: addresses (bytes) of its parts, float32 but for ``sources``."""
-
-    queries: int  # [heads * height, head_dim], scaled
-    sums: int  # [heads * height, head_dim], weighted values
-    scores: int  # [ROWS, KEYS]
-    keys: int  # [head_dim, KEYS], a tile transposed
-    values: int  # [KEYS, head_dim]
+    queries: int  # [rows, head_dim], scaled
+    sums: int  # [rows, head_dim], weighted values
+    scores: int  # [rows, KEYS]
+    keys: int  # [heads, head_dim, KEYS], a tile transposed
+    values: int  # [KEYS, head_dim], a tile side by side
+    states: int  # [rows, 2], running maximum and sum
     zeros: int  # [MAX_HEAD_DIM]
-    states: int  # [heads * height, 2], running maximum and sum
     sources: int  # int64 [KEYS], addresses of a tile's keys
-    bounds: int  # int64 [height, 2], first and last + 1 key that each row sees
-
-
-def whole_tiles(rows: int) -> int:
-    """Return ``rows`` rounded up to whole register tiles."""
-    return (rows + ROWS - 1) // ROWS * ROWS
 
 
 def scratch_bytes(rows: int, heads: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for ``rows`` rows of each of ``heads`` KV heads."""
-    height = whole_tiles(rows)
-    floats = (2 * heads * height + 2 * KEYS) * head_dim + ROWS * KEYS
-    floats += 2 * heads * height + MAX_HEAD_DIM
-    return -(-(4 * floats + 8 * KEYS + 16 * height) // 64) * 64
+    rows = -(-rows // ROWS) * ROWS * heads
+    floats = rows * (2 * head_dim + KEYS + 2) + (heads + 1) * head_dim * KEYS + MAX_HEAD_DIM
+    return -(-(4 * floats + 8 * KEYS) // LINE) * LINE
 
 
 @inner
-def carve(memory: int, rows: int, head_dim: int) -> Scratch:
+def carve(memory: int, rows: int, heads: int, head_dim: int) -> Scratch:
     """Divide a worker's memory; the zeros lie first, so that nothing else ever lies there."""
     sources = memory + 4 * MAX_HEAD_DIM
     queries = sources + 8 * KEYS
     sums = queries + 4 * rows * head_dim
     scores = sums + 4 * rows * head_dim
-    keys = scores + 4 * ROWS * KEYS
-    values = keys + 4 * head_dim * KEYS
+    keys = scores + 4 * rows * KEYS
+    values = keys + 4 * heads * head_dim * KEYS
     states = values + 4 * head_dim * KEYS
-    bounds = states + 8 * rows
-    return Scratch(queries, sums, scores, keys, values, memory, states, sources, bounds)
+    return Scratch(queries, sums, scores, keys, values, states, memory, sources)
 
 
 @inner
-def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
-    """Attend from one unit's rows, write their output, return the KV blocks walked."""
-    bound_rows(layer, scratch, unit)
-    for i in range(unit.heads):
-        start_rows(layer, scratch, unit, unit.head + i, i * unit.height)
-    low = max(0, unit.high - layer.window)
-    high = unit.high + unit.tokens - 1
-    blocks = 0
-    if low < high:
-        blocks = (high - 1) // layer.block_size - low // layer.block_size + 1
-        for base in range(low // KEYS * KEYS, high, KEYS):
-            begin, end = max(base, low), min(base + KEYS, high)
-            if not is_packed(layer, unit):
-                stream_tile(layer, scratch, unit, begin, end)
-            for i in range(unit.heads):
-                head, row = unit.head + i, i * unit.height
-                pack_tile(layer, scratch, unit, head, base, begin, end)
-                ahead = look_ahead(layer, scratch, unit, i, base + KEYS, high)
-                fold_tile(layer, scratch, unit, ahead, head, row, base)
-    for i in range(unit.heads):
-        finish_rows(layer, scratch, unit, unit.head + i, i * unit.height)
-    return blocks * unit.heads
+def whole_tiles(rows: int) -> int:
+    """Return ``rows`` rounded up to whole register tiles."""
+    return (rows + ROWS - 1) // ROWS * ROWS
 
 
 @inner
-def bound_rows(layer: Any, scratch: Scratch, unit: Unit) -> None:
-    """Write which keys each row sees; the same for every KV head."""
-    bound = scratch.bounds
-    for token in range(unit.tokens):
-        high = unit.high + token
-        for _ in range(layer.group):
-            store_int64(bound, max(0, high - layer.window))
-            store_int64(bound + 8, high)
-            bound += 16
+def stride_of(layer: Any) -> int:
+    """Return the bytes from one key to the next one of its block."""
+    stride: int = 4 * layer.num_kv_heads * layer.head_dim
+    return stride
 
 
 @inner
-def look_ahead(layer: Any, scratch: Scratch, unit: Unit, i: int, base: int, high: int) -> Ahead:
-    """Choose what to prefetch of the tile at ``base`` while head ``i`` of the unit is folded.
-
-    Each of the unit's KV heads takes its share of the tile's keys, all heads of them, as
-    far as they lie side by side. Nothing where the tile does not exist or the unit has
-    only some of the heads: ``nothing`` is a line that is near anyway.
-    """
-    key = base + i * KEYS // unit.heads
-    nothing = scratch.scores
-    if key >= high or unit.heads < layer.num_kv_heads:
-        return Ahead(nothing, nothing, nothing, nothing)
-    stride = 4 * layer.num_kv_heads * layer.head_dim
-    offset = slot_of(layer, unit, key) * stride
-    end = offset + (run_end(layer, key, high) - key) * stride - LINE
-    return Ahead(
-        layer.k_pool + offset, layer.k_pool + end, layer.v_pool + offset, layer.v_pool + end
-    )
-
-
-@inner
-def is_packed(layer: Any, unit: Unit) -> bool:
-    """Tell whether values are copied side by side: where several register tiles reuse them."""
-    packed: bool = unit.tokens * layer.group > ROWS
-    return packed
-
-
-@inner
-def start_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -> None:
-    """Load one KV head's scaled queries to ``row`` on and clear the running state."""
-    group = layer.group
-    width = 4 * layer.head_dim
-    vectors = layer.head_dim // LANES
-    for token in range(unit.tokens):
-        first = (unit.token + token) * layer.num_q_heads + head * group
-        queries = scratch.queries + (row + token * group) * width
-        scale_row(queries, layer.q + first * width, group * vectors, layer.query_scale)
-    clear(scratch.sums + row * width, unit.tokens * group * vectors)
-    for state in range(row, row + unit.tokens * group):
-        store_float(scratch.states + 8 * state, np.float32(-np.inf))
-        store_float(scratch.states + 8 * state + 4, np.float32(0))
-
-
-@inner
-def slot_of(layer: Any, unit: Unit, key: int) -> int:
-    """Return where the key at a position lies: its block's first slot plus its offset."""
-    table = layer.block_tables + 4 * unit.sequence * layer.max_blocks
+def offset_of(layer: Any, sequence: int, key: int) -> int:
+    """Return the bytes from a pool's start to the key at a position of a sequence."""
+    table = layer.block_tables + 4 * sequence * layer.max_blocks
     block = key // layer.block_size
-    slot: int = load_int32(table + 4 * block) * layer.block_size + key % layer.block_size
-    return slot
+    slot = load_int32(table + 4 * block) * layer.block_size + key - block * layer.block_size
+    offset: int = slot * stride_of(layer)
+    return offset
 
 
 @inner
@@ -235,35 +132,36 @@ def run_end(layer: Any, key: int, end: int) -> int:
 
 
 @inner
-def stream_tile(layer: Any, scratch: Scratch, unit: Unit, begin: int, end: int) -> None:
-    """Bring keys and values from ``begin`` to ``end`` near, in the order of memory."""
+def start_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, tokens: int) -> None:
+    """Load one KV head's scaled queries to ``row`` on and clear the running state."""
     width = 4 * layer.head_dim
-    stride = width * layer.num_kv_heads
-    vectors = unit.heads * layer.head_dim // LANES
-    for pool in (layer.k_pool, layer.v_pool):
-        key = begin
-        while key < end:
-            stop = run_end(layer, key, end)
-            source = pool + slot_of(layer, unit, key) * stride + unit.head * width
-            if unit.heads == layer.num_kv_heads:
-                touch(source, (stop - key) * vectors, scratch.scores)
-            else:
-                for i in range(stop - key):
-                    touch(source + i * stride, vectors, scratch.scores)
-            key = stop
+    vectors = layer.head_dim // LANES
+    for i in range(tokens):
+        first = (token + i) * layer.num_q_heads + head * layer.group
+        queries = scratch.queries + (row + i * layer.group) * width
+        scale_row(queries, layer.q + first * width, layer.group * vectors, layer.query_scale)
+    clear(scratch.sums + row * width, tokens * layer.group * vectors)
+    for state in range(row, row + tokens * layer.group):
+        store_float(scratch.states + 8 * state, np.float32(-np.inf))
+        store_float(scratch.states + 8 * state + 4, np.float32(0))
 
 
 @inner
-def pack_tile(
-    layer: Any, scratch: Scratch, unit: Unit, head: int, base: int, begin: int, end: int
+def pack_keys(
+    layer: Any,
+    scratch: Scratch,
+    head: int,
+    keys: int,
+    sequence: int,
+    base: int,
+    begin: int,
+    end: int,
 ) -> None:
-    """Transpose one KV head's keys from ``begin`` to ``end`` and copy its values.
+    """Transpose one KV head's keys from ``begin`` to ``end`` to their columns of a tile.
 
-    Rows of the last and first strip that are out of the range read zeros.
+    ``keys`` is the tile's address, ``base`` its first key. Columns of the first and last
+    strip that are out of the range become zeros.
     """
-    width = 4 * layer.head_dim
-    stride = width * layer.num_kv_heads
-    vectors = layer.head_dim // LANES
     first = (begin - base) // LANES * LANES
     last = (end - base + LANES - 1) // LANES * LANES
     for i in range(first, last):
@@ -271,169 +169,88 @@ def pack_tile(
     key = begin
     while key < end:
         stop = run_end(layer, key, end)
-        offset = slot_of(layer, unit, key) * stride + head * width
+        source = layer.k_pool + offset_of(layer, sequence, key) + 4 * head * layer.head_dim
         for i in range(key - base, stop - base):
-            store_int64(scratch.sources + 8 * i, layer.k_pool + offset)
-            if is_packed(layer, unit):
-                copy_bytes(scratch.values + width * i, layer.v_pool + offset, width)
-            offset += stride
+            store_int64(scratch.sources + 8 * i, source)
+            source += stride_of(layer)
         key = stop
+    vectors = layer.head_dim // LANES
     for i in range(first, last, LANES):
-        transpose_strip(scratch.sources + 8 * i, scratch.keys + 4 * i, 4 * KEYS, vectors)
-
-
-@inner
-def seen(scratch: Scratch, i: int, base: int) -> tuple[int, int]:
-    """Return the keys, counted from ``base``, that row ``i`` of a head sees of a tile."""
-    bound = scratch.bounds + 16 * i
-    return max(0, load_int64(bound) - base), min(KEYS, load_int64(bound + 8) - base)
-
-
-@inner
-def fold_tile(
-    layer: Any, scratch: Scratch, unit: Unit, ahead: Ahead, head: int, row: int, base: int
-) -> None:
-    """Fold the packed keys from ``base`` on into the rows of one KV head."""
-    rows = unit.tokens * layer.group
-    for i in range(0, rows, ROWS):
-        count = min(ROWS, rows - i)
-        low, _ = seen(scratch, i, base)
-        _, high = seen(scratch, i + count - 1, base)
-        if low < high:
-            score_rows(layer, scratch, ahead, row + i, count, low, high)
-            fold_rows(layer, scratch, unit, ahead, head, row, i, count, base)
+        transpose_strip(scratch.sources + 8 * i, keys + 4 * i, 4 * KEYS, vectors)
 
 
 @inner
 def score_rows(
-    layer: Any, scratch: Scratch, ahead: Ahead, row: int, count: int, low: int, high: int
+    layer: Any,
+    scratch: Scratch,
+    keys: int,
+    row: int,
+    count: int,
+    low: int,
+    high: int,
+    ahead: int,
+    last: int,
 ) -> None:
-    """Multiply up to ``ROWS`` rows with the packed keys from ``low`` to ``high``."""
+    """Multiply up to ``ROWS`` rows with a tile's keys from ``low`` to ``high``.
+
+    Meanwhile memory from ``ahead`` to ``last`` is prefetched.
+    """
     width = 4 * layer.head_dim
     queries = scratch.queries + width * row
-    depth, stride = layer.head_dim, 4 * KEYS
-    following, last = ahead.keys, ahead.last_key
+    depth, pitch = layer.head_dim, 4 * KEYS
     for key in range(low // WIDE * WIDE, high, WIDE):
-        scores = scratch.scores + 4 * key
-        keys = scratch.keys + 4 * key
+        scores = scratch.scores + pitch * row + 4 * key
+        columns = keys + 4 * key
         if count > 1:
-            scores_4(scores, stride, queries, width, keys, stride, depth, following, last)
+            scores_4(scores, pitch, queries, width, columns, pitch, depth, ahead, last)
         else:
-            scores_1(scores, stride, queries, width, keys, stride, depth, following, last)
-        following += LINE * LINES_AHEAD * depth
+            scores_1(scores, pitch, queries, width, columns, pitch, depth, ahead, last)
+        ahead += LINE * LINES_AHEAD * depth
     if layer.softcap > 0:
-        for i in range(count):
-            softcap_tile(scratch.scores + 4 * KEYS * i, layer.softcap)
+        for i in range(row, row + count):
+            softcap_tile(scratch.scores + pitch * i, layer.softcap)
 
 
 @inner
-def fold_rows(
-    layer: Any,
-    scratch: Scratch,
-    unit: Unit,
-    ahead: Ahead,
-    head: int,
-    row: int,
-    i: int,
-    count: int,
-    base: int,
-) -> None:
-    """Turn ``count`` rows' scores into weights and add their weighted values.
-
-    Each row takes exactly the keys that it sees, in ascending order: those that all rows
-    see go through one register tile. A row that sees none of the tile is left alone.
-    """
-    width = 4 * layer.head_dim
-    sums = scratch.sums + width * (row + i)
-    common_low, common_high = 0, KEYS
-    for j in range(count):
-        low, high = seen(scratch, i + j, base)
-        common_low, common_high = max(common_low, low), min(common_high, high)
-        if low < high:
-            states = scratch.states + 8 * (row + i + j)
-            shrink = softmax_tile(scratch.scores + 4 * KEYS * j, low, high, states)
-            if shrink != 1:
-                scale_row(sums + width * j, sums + width * j, layer.head_dim // LANES, shrink)
-    if common_low >= common_high:
-        common_low, common_high = KEYS, KEYS
-    for j in range(count):
-        low, high = seen(scratch, i + j, base)
-        if low < min(high, common_low):
-            high = min(high, common_low)
-            add_values(layer, scratch, unit, ahead, head, sums + width * j, j, 1, base, low, high)
-    if common_low < common_high:
-        low, high = common_low, common_high
-        add_values(layer, scratch, unit, ahead, head, sums, 0, count, base, low, high)
-    for j in range(count):
-        _, high = seen(scratch, i + j, base)
-        if common_high < high:
-            low = common_high
-            add_values(layer, scratch, unit, ahead, head, sums + width * j, j, 1, base, low, high)
+def weigh_row(layer: Any, scratch: Scratch, row: int, low: int, high: int) -> None:
+    """Turn a row's scores from ``low`` to ``high`` (at least one) into weights."""
+    shrink = softmax_tile(scratch.scores + 4 * KEYS * row, low, high, scratch.states + 8 * row)
+    if shrink != 1:
+        sums = scratch.sums + 4 * layer.head_dim * row
+        scale_row(sums, sums, layer.head_dim // LANES, shrink)
 
 
 @inner
 def add_values(
     layer: Any,
     scratch: Scratch,
-    unit: Unit,
-    ahead: Ahead,
-    head: int,
-    sums: int,
-    j: int,
+    row: int,
     count: int,
-    base: int,
-    begin: int,
-    end: int,
-) -> None:
-    """Add the weighted values from ``base + begin`` to ``base + end`` to ``count`` rows.
-
-    ``sums`` is the address of the first row, ``j`` its place among the scores.
-    """
-    width = 4 * layer.head_dim
-    weights = scratch.scores + 4 * KEYS * j
-    if is_packed(layer, unit):
-        values = scratch.values + width * begin
-        add_run(sums, width, weights + 4 * begin, values, width, end - begin, count, ahead, 0)
-        return
-    stride = width * layer.num_kv_heads
-    key = base + begin
-    while key < base + end:
-        stop = run_end(layer, key, base + end)
-        values = layer.v_pool + slot_of(layer, unit, key) * stride + head * width
-        weight = weights + 4 * (key - base)
-        add_run(sums, width, weight, values, stride, stop - key, count, ahead, key - base)
-        key = stop
-
-
-@inner
-def add_run(
-    sums: int,
-    width: int,
-    weights: int,
+    first: int,
+    keys: int,
     values: int,
     stride: int,
-    keys: int,
-    count: int,
-    ahead: Ahead,
-    done: int,
-) -> None:
-    """Add ``keys`` weighted values, ``stride`` bytes apart, to ``count`` rows.
+    ahead: int,
+    last: int,
+) -> int:
+    """Add a tile's weighted values from key ``first`` on to ``count`` rows.
 
-    ``done`` keys of the tile came before: so far is the prefetching.
+    ``values`` is the address of the first, the others follow ``stride`` bytes apart.
+    Meanwhile memory from ``ahead`` to ``last`` is prefetched; returns how far it came.
     """
-    wide = 4 * WIDE
-    following = ahead.values + LINE * LINES_AHEAD * done * (width // wide)
-    last = ahead.last_value
+    width = 4 * layer.head_dim
+    sums = scratch.sums + width * row
+    weights = scratch.scores + 4 * KEYS * row + 4 * first
     pitch = 4 * KEYS
     column = 0
-    while column + wide <= width:
+    while column + 4 * WIDE <= width:
         target, source = sums + column, values + column
         if count > 1:
-            values_4_wide(target, width, weights, pitch, source, stride, keys, following, last)
+            values_4_wide(target, width, weights, pitch, source, stride, keys, ahead, last)
         else:
-            values_1_wide(target, width, weights, pitch, source, stride, keys, following, last)
-        following += LINE * LINES_AHEAD * keys
-        column += wide
+            values_1_wide(target, width, weights, pitch, source, stride, keys, ahead, last)
+        ahead += LINE * LINES_AHEAD * keys
+        column += 4 * WIDE
     while column < width:
         target, source = sums + column, values + column
         if count > 1:
@@ -441,18 +258,18 @@ def add_run(
         else:
             values_1(target, width, weights, pitch, source, stride, keys, last, last)
         column += 4 * LANES
+    return ahead
 
 
 @inner
-def finish_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -> None:
+def finish_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, tokens: int) -> None:
     """Divide one KV head's rows by their softmax sums, sinks included, and write the output.
 
     A row that saw no key (only a wrong lookup makes one) becomes zeros.
     """
-    group = layer.group
     width = 4 * layer.head_dim
-    for i in range(unit.tokens * group):
-        q_head = head * group + i % group
+    for i in range(tokens * layer.group):
+        q_head = head * layer.group + i % layer.group
         largest = load_float(scratch.states + 8 * (row + i))
         total = load_float(scratch.states + 8 * (row + i) + 4)
         factor = np.float32(0)
@@ -464,36 +281,6 @@ def finish_rows(layer: Any, scratch: Scratch, unit: Unit, head: int, row: int) -
                 shrink = exp2_scalar(largest - top)
                 total = total * shrink + exp2_scalar(sink - top)
             factor = shrink / total
-        position = (unit.token + i // group) * layer.num_q_heads + q_head
+        position = (token + i // layer.group) * layer.num_q_heads + q_head
         sums = scratch.sums + width * (row + i)
         scale_row(layer.out + width * position, sums, layer.head_dim // LANES, factor)
-
-
-@cache
-def attend_rows() -> int:
-    """Return the address of ``attend`` in C's calling convention, compiled or from cache.
-
-    int64 (layer: LAYER *, memory, sequence, head, heads, token, tokens, high); ``memory``
-    is the address of the worker's ``scratch_bytes``, zeros before its first use.
-    """
-    layers = types.CPointer(from_dtype(LAYER))
-    signature = types.int64(layers, *[types.int64] * 7)
-    compiled = cfunc(signature, cache=True, error_model="numpy")(_attend_rows)
-    return int(compiled.address)
-
-
-def _attend_rows(
-    layers: Any,
-    memory: int,
-    sequence: int,
-    head: int,
-    heads: int,
-    token: int,
-    tokens: int,
-    high: int,
-) -> int:
-    layer = carray(layers, 1)[0]
-    rows = tokens * layer.group
-    height = (rows + ROWS - 1) // ROWS * ROWS
-    scratch = carve(memory, heads * height, layer.head_dim)
-    return attend(layer, scratch, Unit(sequence, head, heads, token, tokens, high, height))

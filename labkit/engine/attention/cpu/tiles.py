@@ -318,23 +318,14 @@ def _integers(builder: Any, scalar: Any) -> Any:
 
 
 @intrinsic
-def call_unit(
-    typing_context: Any,
-    function: Any,
-    layer: Any,
-    memory: Any,
-    sequence: Any,
-    head: Any,
-    heads: Any,
-    token: Any,
-    tokens: Any,
-    high: Any,
+def call_body(
+    typing_context: Any, body: Any, layer: Any, memory: Any, a: Any, b: Any, c: Any, d: Any, e: Any
 ) -> Any:
-    """Call the C function at address ``function`` with eight int64 and return its int64."""
+    """Call the C function at address ``body`` with seven int64 and return its int64."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(I64, [I64] * 8)
+        kind = ir.FunctionType(I64, [I64] * 7)
         pointer = builder.inttoptr(arguments[0], kind.as_pointer())
         return builder.call(pointer, arguments[1:])
 
-    return types.int64(*[types.int64] * 9), emit
+    return types.int64(*[types.int64] * 8), emit
