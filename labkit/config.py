@@ -32,11 +32,24 @@ def require(condition: bool, message: str) -> None:
 
 # --------------------------------------------------------------------------- engine
 
+# Named by one of these words, or by ``package.module:Class`` for a user's own.
+ENGINES = ("paged",)
+ATTENTION_BACKENDS = ("fused", "reference")
+RESOLVERS = ("binary_search", "seq_map", "identity")
 
-class EngineName(Enum):
-    """Which engine serves: ``paged`` is labkit's own."""
 
-    paged = "paged"
+def is_class_path(text: str) -> bool:
+    """Tell whether ``text`` looks like ``package.module:Class``."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and name.isidentifier() and all(p.isidentifier() for p in module.split("."))
+
+
+def require_strategy(key: str, value: str, words: tuple[str, ...]) -> None:
+    """Check that a strategy is one of ``words`` or looks like a user's own class."""
+    require(
+        value in words or is_class_path(value),
+        f"{key}={value}: allowed are {', '.join(words)} or package.module:Class",
+    )
 
 
 class Blas(Enum):
@@ -74,13 +87,6 @@ class KVLayout(Enum):
     """How keys and values lie in memory."""
 
     paged = "paged"
-
-
-class AttentionBackendName(Enum):
-    """The read path of attention."""
-
-    fused = "fused"
-    reference = "reference"
 
 
 class Device(Enum):
@@ -163,35 +169,24 @@ class KV:
 class Attention:
     """The attention operation: backend, device, resolver, KV split.
 
+    ``backend``: fused, reference or ``package.module:Class``.
     ``resolver``: binary_search, seq_map, identity or ``package.module:Class``.
     ``split_kv``: off, auto or a number of partitions.
     """
 
-    backend: AttentionBackendName = AttentionBackendName.fused
+    backend: str = "fused"
     device: Device = Device.cpu
     resolver: str = "binary_search"
     split_kv: str = "off"
 
     def __post_init__(self) -> None:
         """Check the words; a class path is checked by importing it in the worker."""
-        require(
-            self.resolver in RESOLVERS or is_class_path(self.resolver),
-            f"engine.attention.resolver={self.resolver}: allowed are "
-            f"{', '.join(RESOLVERS)} or package.module:Class",
-        )
+        require_strategy("engine.attention.backend", self.backend, ATTENTION_BACKENDS)
+        require_strategy("engine.attention.resolver", self.resolver, RESOLVERS)
         require(
             self.split_kv == "off",
             f"engine.attention.split_kv={self.split_kv}: allowed is off",
         )
-
-
-RESOLVERS = ("binary_search", "seq_map", "identity")
-
-
-def is_class_path(text: str) -> bool:
-    """Tell whether ``text`` looks like ``package.module:Class``."""
-    module, colon, name = text.partition(":")
-    return bool(colon) and name.isidentifier() and all(p.isidentifier() for p in module.split("."))
 
 
 @dataclass
@@ -280,12 +275,13 @@ class Budget:
 
 @dataclass
 class Engine:
-    """An inference engine: a preset's name and every design choice as one switch.
+    """An inference engine: its name and every design choice as one switch.
 
+    ``name``: paged, or ``package.module:Class``; a user's own engine is given the rest.
     ``threads``: the CPU budget of the arm, in threads; null: all cores.
     """
 
-    name: EngineName = EngineName.paged
+    name: str = "paged"
     blas: Blas = Blas.openblas
     threads: int | None = None
     decode_shape: DecodeShape = DecodeShape.exact
@@ -300,6 +296,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         """Check the ranges and the pairs."""
+        require_strategy("engine.name", self.name, ENGINES)
         require(
             self.threads is None or 1 <= self.threads <= 1024,
             f"engine.threads={self.threads}: allowed are 1 to 1024, or null for all cores",
@@ -308,12 +305,22 @@ class Engine:
             not self.batch_invariant,
             "engine.batch_invariant=true: this engine cannot promise it; leave it false",
         )
-        if self.attention.backend is AttentionBackendName.reference:
+        if self.attention.backend == "reference":
             require(
                 self.attention.resolver == "binary_search",
                 f"engine.attention.resolver={self.attention.resolver}: only "
                 "engine.attention.backend=fused has resolvers; leave it binary_search",
             )
+
+
+def own_classes(engine: Engine) -> dict[str, str]:
+    """Map option to ``package.module:Class`` for every strategy of the user's own."""
+    strategies = {
+        "engine.name": engine.name,
+        "engine.attention.backend": engine.attention.backend,
+        "engine.attention.resolver": engine.attention.resolver,
+    }
+    return {key: value for key, value in strategies.items() if is_class_path(value)}
 
 
 # --------------------------------------------------------------------------- model
@@ -691,6 +698,11 @@ class Experiment:
         require(
             self.model.shape is not None or self.model.path is not None,
             f"model={self.model.name}: set model.path=DIR to a directory that mlx_lm can load",
+        )
+        require(
+            not is_class_path(self.engine.name) or self.workload.kind is not WorkloadKind.kernel,
+            f"engine.name={self.engine.name}: a user's own engine serves requests, and "
+            f"workload={self.workload.name} times labkit's attention; set workload=chat",
         )
         require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
         require(

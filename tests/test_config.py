@@ -63,6 +63,8 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: KV(block_size=0), "engine.kv.block_size=0"),
         (lambda: KV(block_size=24), "engine.kv.block_size=24"),
         (lambda: Engine(threads=0), "engine.threads=0"),
+        (lambda: Engine(name="nope"), "engine.name=nope"),
+        (lambda: Engine(attention=Attention(backend="a:"), name="a.b:C"), "attention.backend=a:"),
         (lambda: Engine(attention=Attention(resolver="nope")), "engine.attention.resolver=nope"),
         (lambda: Scheduler(max_num_seqs=0), "engine.scheduler.max_num_seqs=0"),
         (lambda: Scheduler(max_num_seqs=64, max_num_batched_tokens=8), "max_num_batched_tokens=8"),
@@ -92,6 +94,13 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Design(alpha=0), "design.alpha=0"),
         (lambda: Design(timeout_s=0), "design.timeout_s=0"),
         (lambda: experiment(seed=-1), "seed=-1"),
+        (
+            lambda: experiment(
+                engine=Engine(name="a.b:C"),
+                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+            ),
+            "engine.name=a.b:C",
+        ),
         (lambda: experiment(ablation=Ablation()), "there is no arm"),
         (lambda: experiment(model=Model()), "set model.path=DIR"),
     ],

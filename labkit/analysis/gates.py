@@ -78,17 +78,11 @@ def _swap(environment: Mapping[str, Any]) -> int:
     return int(swap.get("used_bytes", 0)) if isinstance(swap, Mapping) else 0
 
 
-def engine_counter(arm: Arm) -> str | None:
-    """Name the counter that every arm implicitly claims: that of its engine."""
-    engine = arm.config.get("engine")
-    return f"engine.{engine['name']}" if isinstance(engine, Mapping) and "name" in engine else None
-
-
 def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
     """Fail where a claimed counter is 0 in a run that measured something."""
     gate = Gate("pass")
     for arm in arms:
-        implicit = engine_counter(arm)
+        implicit = arm.engine_counter
         claims = list(dict.fromkeys([*([implicit] if implicit else []), *arm.engaged]))
         if all(claim == implicit for claim in claims) and gate.status == "pass":
             gate.status = "unclaimed"

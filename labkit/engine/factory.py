@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from labkit import config
-from labkit.engine import self_test
+from labkit.engine import self_test, user_class
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget.profiling import activation_bytes
@@ -20,9 +20,13 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.stats import Counters
 from labkit.platform import memory_machine
 
+_METHODS = ("submit", "abort", "step", "has_work", "counters", "reset_counters", "close")
+
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     """Load a model and build the engine that ``options`` describe.
+
+    A user's own class (``options.name`` is a path) is made with ``(options, model_dir)``.
 
     Parameters
     ----------
@@ -38,13 +42,15 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     """
     from labkit.engine import attention
 
+    if config.is_class_path(options.name):
+        return _own(options, Path(model_dir))
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
             "requests need a prefill; set binary_search or seq_map"
         )
     backend = attention.create(
-        backend=options.attention.backend.value,
+        backend=options.attention.backend,
         device=options.attention.device.value,
         resolver=options.attention.resolver,
         split_kv=options.attention.split_kv,
@@ -85,3 +91,13 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
         },
         policy=pool.policy,
     )
+
+
+def _own(options: config.Engine, model_dir: Path) -> InferenceEngine:
+    try:
+        own: InferenceEngine = user_class.make(
+            "engine.name", options.name, _METHODS, options, model_dir
+        )
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    return own

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.config import CONTROL, ConfigError, Experiment, from_plain, is_class_path, require
+from labkit.config import CONTROL, ConfigError, Experiment, from_plain, own_classes, require
 from labkit.experiment.mistakes import one_line
 
 UNNAMED = ("out", "plan", "redo", "design.blocks", "design.peek")
@@ -144,13 +144,11 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key} is the cell's and the same for every arm; "
             "an arm may change engine, model and workload",
         )
-    resolver = arm.engine.attention.resolver
-    if is_class_path(resolver):
-        module = resolver.partition(":")[0]
+    for key, path in own_classes(arm.engine).items():
+        module = path.partition(":")[0]
         require(
             _importable(module),
-            f"arm {name}: engine.attention.resolver={resolver}: no module {module!r} "
-            "on the Python path",
+            f"arm {name}: {key}={path}: no module {module!r} on the Python path",
         )
     if arm.model.path is not None:
         from labkit.model import resolve

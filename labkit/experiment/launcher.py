@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from labkit.config import is_class_path
+from labkit.config import Engine, from_plain, own_classes
 from labkit.experiment import environment, environment_git, process
 from labkit.experiment.cell import Cell, Paths
 from labkit.experiment.design import Run
@@ -241,6 +241,5 @@ def _cpu() -> str:
 
 def _mark(marker: Path, arm: Arm) -> None:
     """Remember that an arm is prepared; not where its code is the user's and may change."""
-    resolver = arm.config.get("engine", {}).get("attention", {}).get("resolver", "")
-    if not is_class_path(str(resolver)):
+    if not own_classes(from_plain(Engine, arm.config.get("engine", {}))):
         cache.atomic_write(marker, f"{time.time():.0f}\n".encode())

@@ -160,6 +160,14 @@ class Arm:
         require(self.role in ROLES, f"role {self.role!r}: known are {', '.join(ROLES)}")
         parse_run_name(run_name(0, 0, self.name))
 
+    @property
+    def engine_counter(self) -> str | None:
+        """The counter that every arm claims: its engine's word, or the name of its class."""
+        engine = self.config.get("engine")
+        if not isinstance(engine, Mapping) or "name" not in engine:
+            return None
+        return f"engine.{engine['name'].rpartition(':')[2]}"
+
     def to_json(self) -> dict[str, Any]:
         """Give the arm as JSON types."""
         return {

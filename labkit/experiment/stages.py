@@ -192,8 +192,7 @@ def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
         draft.fail(Failure("invalid_output", f"counter {name} is {counters.pop(name)}"))
     draft.record = replace(draft.record, cases=tuple(cases), counters=counters)
     draft.note(**measurement.notes)
-    engine = arm.config["engine"]["name"]
-    for name in dict.fromkeys([f"engine.{engine}", *arm.engaged]):
+    for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
         if not counters.get(name, 0) > 0:
             said = "stayed 0" if name in counters else "is missing"
             draft.fail(Failure("vacuous", f"the claimed counter {name} {said}"))

@@ -233,14 +233,14 @@ class KernelKind:
 
         engine = experiment.engine
         backend = attention.create(
-            backend=engine.attention.backend.value,
+            backend=engine.attention.backend,
             device=engine.attention.device.value,
             resolver=engine.attention.resolver,
             split_kv=engine.attention.split_kv,
         )
         return KernelSession(
             backend,
-            engine=engine.name.value,
+            engine=engine.name,
             workload=experiment.workload,
             block_size=engine.kv.block_size,
             seed=seed,

@@ -133,18 +133,12 @@ def test_the_window_matters_in_the_fixture(model_dir, plain_greedy, tmp_path):
 
 @pytest.mark.parametrize("backend", [{"resolver": "seq_map"}, {"backend": "reference"}])
 def test_every_backend_and_resolver_gives_the_same_tokens(backend, model_dir, plain_greedy):
-    engine = create(
-        options(**{k: getattr_enum(k, v) for k, v in backend.items()}), model_dir("qwen3")
-    )
+    engine = create(options(**backend), model_dir("qwen3"))
     params = SamplingParams(max_tokens=6, ignore_eos=True)
     tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts()[:4])])
     for i, prompt in enumerate(prompts()[:4]):
         assert tokens[str(i)] == plain_greedy("qwen3", prompt, 6)
     assert engine.counters()["steps.mixed"] > 0
-
-
-def getattr_enum(key, value):
-    return config.AttentionBackendName(value) if key == "backend" else value
 
 
 def test_margins_are_the_lead_of_the_greedy_token(engine_for):
@@ -260,7 +254,7 @@ def test_an_architecture_whose_logits_differ_is_refused(model_dir, monkeypatch):
 
     monkeypatch.setattr(ReferenceBackend, "attend", wrong)
     with pytest.raises(EngineError, match="logits differ from plain mlx_lm's"):
-        create(options(backend=config.AttentionBackendName.reference), model_dir("qwen3"))
+        create(options(backend="reference"), model_dir("qwen3"))
 
 
 def test_a_stale_stamp_stops_the_step(model_dir, monkeypatch):
@@ -269,7 +263,7 @@ def test_a_stale_stamp_stops_the_step(model_dir, monkeypatch):
     from labkit.engine.attention.reference import ReferenceBackend
     from labkit.engine.base import StaleLaunchError
 
-    engine = create(options(backend=config.AttentionBackendName.reference), model_dir("qwen3"))
+    engine = create(options(backend="reference"), model_dir("qwen3"))
     real = ReferenceBackend.attend
 
     def stale(self, *args, **kwargs):

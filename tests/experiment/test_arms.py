@@ -126,6 +126,8 @@ def test_arms_can_be_added_and_dropped_and_may_change_a_group():
         (["+ablation.arms.x={seed:7}"], r"arm x: seed is the cell's"),
         (["+engine.foo=1"], r"engine\.foo: no such option"),
         (["engine.attention.resolver=no_such_pkg.mod:Thing"], r"no module 'no_such_pkg\.mod'"),
+        (["engine.attention.backend=no_such_pkg:Thing"], r"backend=no_such_pkg:Thing: no module"),
+        (["engine.name=no_such_pkg:Thing"], r"engine\.name=no_such_pkg:Thing: no module"),
         (["model=local", "model.path=/nowhere"], r"model\.path=/nowhere"),
     ],
 )

@@ -219,3 +219,16 @@ def test_run_names_come_back(block, position, arm):
 def test_other_names_are_refused(name):
     with pytest.raises(RecordError):
         parse_run_name(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "counter"),
+    [
+        ({"engine": {"name": "paged"}}, "engine.paged"),
+        ({"engine": {"name": "my.package:Engine"}}, "engine.Engine"),
+        ({"engine": {}}, None),
+        ({}, None),
+    ],
+)
+def test_an_arm_claims_its_engine_by_word_or_class(config, counter):
+    assert Arm("base", "baseline", {}, config).engine_counter == counter

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from labkit.engine import user_class
+
 if TYPE_CHECKING:
     from labkit.engine.attention.base import AttentionBackend
     from labkit.engine.attention.operation import paged_attention
@@ -18,6 +20,7 @@ __all__ = ["create", "paged_attention"]
 # Where each backend lives: the fused ones by device, and the oracle. Loaded on use.
 _FUSED = {"cpu": "labkit.engine.attention.cpu.backend:CpuBackend"}
 _REFERENCE = "labkit.engine.attention.reference:ReferenceBackend"
+_METHODS = ("plan", "write", "attend")
 
 
 def create(
@@ -32,7 +35,8 @@ def create(
     Parameters
     ----------
     backend
-        ``fused`` (kernels of ``device``) or ``reference`` (the float64 oracle in NumPy).
+        ``fused`` (kernels of ``device``), ``reference`` (the float64 oracle in NumPy) or
+        ``package.module:Class``, a user's own, made with ``resolver``.
     device
         Where the fused kernels run.
     resolver
@@ -43,14 +47,19 @@ def create(
     Raises
     ------
     ValueError
-        A word is unknown or a resolver cannot be loaded; one line that says which.
+        A word is unknown or a class cannot be loaded; one line that says which.
     """
     if split_kv != "off":
         raise ValueError(f"split_kv={split_kv}: allowed is off")
+    if ":" in backend:
+        own: AttentionBackend = user_class.make(
+            "engine.attention.backend", backend, _METHODS, resolver=resolver
+        )
+        return own
     if backend == "reference":
         path = _REFERENCE
     elif backend != "fused":
-        raise ValueError(f"backend={backend}: allowed are fused and reference")
+        raise ValueError(f"backend={backend}: allowed are fused, reference or package.module:Class")
     elif device not in _FUSED:
         raise ValueError(f"device={device}: allowed are {', '.join(_FUSED)}")
     else:

@@ -21,7 +21,7 @@ TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per to
 
 def options(**budget):
     return config.Engine(
-        attention=config.Attention(backend=config.AttentionBackendName.reference),
+        attention=config.Attention(backend="reference"),
         scheduler=config.Scheduler(max_num_seqs=4, max_num_batched_tokens=64),
         budget=config.Budget(**budget),
     )

@@ -1,0 +1,153 @@
+"""A strategy of one's own: named as package.module:Class, made, checked, refused in one line."""
+
+import itertools
+
+import pytest
+
+from labkit import config
+from labkit.engine import attention, create
+from labkit.engine.base import EngineError
+from labkit.engine.request import Request, SamplingParams
+
+MODULE = """
+from labkit.engine.attention.reference import ReferenceBackend
+from labkit.engine.base import TokenEvent
+
+
+class Counting(ReferenceBackend):
+    name = "counting"
+    calls = 0
+
+    def attend(self, *args, **options):
+        Counting.calls += 1
+        return super().attend(*args, **options)
+
+
+class Echo:
+    name = "echo"
+
+    def __init__(self, options, model_dir):
+        self.options, self.model_dir, self.queue, self.steps = options, model_dir, [], 0
+
+    def submit(self, request):
+        self.queue.append(request)
+
+    def abort(self, request_id):
+        self.queue = [r for r in self.queue if r.request_id != request_id]
+
+    def step(self):
+        self.steps += 1
+        done, self.queue = self.queue, []
+        return [TokenEvent(r.request_id, r.prompt_token_ids[-1], "length") for r in done]
+
+    def has_work(self):
+        return bool(self.queue)
+
+    def counters(self):
+        return {"engine.Echo": self.steps}
+
+    def reset_counters(self):
+        self.steps = 0
+
+    def close(self):
+        self.queue = []
+
+
+class Nameless:
+    def __init__(self, *args, **options):
+        pass
+
+
+class Mute:
+    name = "mute"
+
+    def __init__(self, *args, **options):
+        pass
+
+
+class Failing:
+    def __init__(self, *args, **options):
+        raise RuntimeError("no luck\\ntoday")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The name of a module that holds the classes above, new for each test."""
+    name = f"own_{next(NUMBERS)}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+NUMBERS = itertools.count()
+
+
+def serve(engine, prompts, max_tokens):
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(str(i), tuple(prompt), params))
+    tokens = {}
+    while engine.has_work():
+        for event in engine.step():
+            tokens.setdefault(event.request_id, []).append(event.token)
+    return tokens
+
+
+def test_an_attention_backend_of_ones_own_serves(own, model_dir, plain_greedy):
+    backend = f"{own}:Counting"
+    options = config.Engine(
+        attention=config.Attention(backend=backend), budget=config.Budget(blocks=40)
+    )
+    engine = create(options, model_dir("qwen3"))
+    from importlib import import_module
+
+    counting = import_module(own).Counting
+    before = counting.calls
+    prompts = [[5, 6, 7, 8], [9, 10]]
+    tokens = serve(engine, prompts, 4)
+    assert counting.calls > before
+    assert tokens == {str(i): plain_greedy("qwen3", p, 4) for i, p in enumerate(prompts)}
+
+
+def test_an_engine_of_ones_own_is_given_the_options_and_the_model(own, tmp_path):
+    options = config.Engine(name=f"{own}:Echo", kv=config.KV(block_size=32))
+    engine = create(options, tmp_path)
+    assert (engine.options, engine.model_dir) == (options, tmp_path)
+    assert serve(engine, [[3, 4], [5]], 1) == {"0": [4], "1": [5]}
+    assert engine.counters()["engine.Echo"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Nothing", "AttributeError"),
+        ("Nameless", "the class has no `name`"),
+        ("Mute", "the class has no method"),
+        ("Failing", "RuntimeError: no luck today"),
+    ],
+)
+def test_a_class_that_cannot_play_its_part_is_refused_in_one_line(own, name, reason, tmp_path):
+    path = f"{own}:{name}"
+    with pytest.raises(ValueError, match=r"^engine\.attention\.backend=") as backend:
+        attention.create(backend=path)
+    with pytest.raises(EngineError, match=r"^engine\.name=") as engine:
+        create(config.Engine(name=path), tmp_path)
+    for caught in (backend, engine):
+        assert path in str(caught.value) and reason in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(EngineError, match=r"engine\.name=no_such_mod:X: ModuleNotFoundError"):
+        create(config.Engine(name="no_such_mod:X"), tmp_path)
+
+
+def test_the_options_that_name_a_class_are_known():
+    engine = config.Engine(
+        name="a.b:C", attention=config.Attention(backend="d:E", resolver="seq_map")
+    )
+    assert config.own_classes(engine) == {
+        "engine.name": "a.b:C",
+        "engine.attention.backend": "d:E",
+    }
