@@ -14,6 +14,7 @@ from typing import Any
 
 from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
+from labkit.analysis.divergence import Values
 from labkit.analysis.sequential import Look, alpha_now, parse_looks
 from labkit.analysis.values import Row, build_rows, probe_values, summary
 from labkit.analysis.verdict import Verdict, judge
@@ -166,7 +167,8 @@ def analyse(cell_dir: Path) -> CellAnalysis:
         )
         for arm in data.arms[1:]
     }
-    report = identity.compare_outputs(data.records, [arm.name for arm in data.arms])
+    values = Values(cell_dir)
+    report = identity.compare_outputs(data.records, [arm.name for arm in data.arms], values)
     found = {
         "healthy": gates.healthy(data.records),
         "engaged": gates.engaged(data.records, data.arms),

@@ -14,7 +14,13 @@ from labkit.analysis.plots import run_positions
 from labkit.analysis.sensitivity import Second, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.svg import mark_svg
-from labkit.analysis.table import cell_table, host_table, published_table
+from labkit.analysis.table import (
+    agreement_table,
+    cell_table,
+    host_table,
+    output_unit,
+    published_table,
+)
 from labkit.analysis.weakness import weaknesses
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -57,8 +63,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "runs": list(_runs(cell, folder)),
         "drift": drift(analysis),
         "seconds": [_second(second, cell) for second in second_analyses(analysis)],
-        "agreement": [a for a in analysis.identity.agreement if a.total],
-        "reference": analysis.identity.reference,
+        "agreement": agreement_table(analysis.identity, output_unit(cell)),
     }
 
 

@@ -2,24 +2,27 @@
 
 Every run is compared with one reference, the first good run of the baseline, so that an
 arm that does not repeat itself is caught too. Digests decide; the finer fingerprints are
-only opened to say where: for an array the first token row and head (from their CRC-32
-lists), for requests the request, the position, both tokens and the reference's logit
-margin there.
+only opened to say where (:mod:`labkit.analysis.divergence`).
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from labkit.analysis.divergence import (
+    Outputs,
+    Values,
+    array_difference,
+    checksums,
+    first_difference,
+    token_difference,
+)
 from labkit.analysis.modes import fisher_p
-from labkit.experiment.record import Record
+from labkit.experiment.record import CaseRecord, Record
 
-Outputs = Mapping[str, Any]
 CLAIMS = {
     "bitwise": "outputs bit-identical",
     "tokens": "outputs token-identical",
@@ -59,8 +62,14 @@ class IdentityReport:
     differences: tuple[Difference, ...]
     agreement: tuple[Agreement, ...]
 
+    def first(self, arm: str) -> Difference | None:
+        """Give an arm's first difference, in run order; None if it never differs."""
+        return next((d for d in self.differences if d.arm == arm), None)
 
-def compare_outputs(records: Sequence[Record], arms: Sequence[str]) -> IdentityReport:
+
+def compare_outputs(
+    records: Sequence[Record], arms: Sequence[str], values: Values
+) -> IdentityReport:
     """Compare every good run's outputs with the first good run of the first of ``arms``."""
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
@@ -68,6 +77,7 @@ def compare_outputs(records: Sequence[Record], arms: Sequence[str]) -> IdentityR
     expected = {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[Difference] = []
+    said: dict[tuple[str, str], str] = {}  # many runs have the same other outputs
     # Only units that ever differ are kept: the share that agrees, the worst of all runs.
     shares: dict[str, dict[tuple[str, str], float]] = {}
     for record in records:
@@ -77,7 +87,7 @@ def compare_outputs(records: Sequence[Record], arms: Sequence[str]) -> IdentityR
         worst = shares.setdefault(record.arm, {})
         for name, case in expected.items():
             other = given.get(name)
-            where = _case_difference(case.skipped, case.outputs, other)
+            where = _difference(case, other, values, said)
             if where is None:
                 continue
             differences.append(Difference(record.arm, record.run, name, where))
@@ -98,65 +108,26 @@ def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> 
     return Agreement(arm, total - len(lost), total, 1.0 - sum(lost) / total if total else 1.0)
 
 
-def _case_difference(skipped: str | None, expected: Outputs | None, other: Any) -> str | None:
-    if skipped is not None:
+def _difference(
+    mine: CaseRecord, other: CaseRecord | None, values: Values, said: dict[tuple[str, str], str]
+) -> str | None:
+    """Say how a case's outputs differ from the reference's; None if they do not."""
+    if mine.skipped is not None:
         return None
     if other is None or other.skipped is not None:
         return "the case was not run"
-    if expected is None or other.outputs is None:
+    a, b = mine.outputs, other.outputs
+    if a is None or b is None:
         return "no outputs were recorded"
-    if expected["digest"] == other.outputs["digest"]:
+    if a["digest"] == b["digest"]:
         return None
-    if expected["kind"] != other.outputs["kind"]:
-        return f"{expected['kind']} and {other.outputs['kind']} outputs"
-    if expected["kind"] == "array":
-        return _array_difference(expected, other.outputs)
-    return _token_difference(expected, other.outputs)
-
-
-def _crc(text: str) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    return np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.uint32)
-
-
-def _array_difference(a: Outputs, b: Outputs) -> str:
-    if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
-        return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"
-    rows = np.flatnonzero(_crc(a["rows"]) != _crc(b["rows"]))
-    heads = np.flatnonzero(_crc(a["heads"]) != _crc(b["heads"]))
-    if not len(rows) or not len(heads):
-        return "bytes differ, but no row's or head's checksum does"
-    tokens, total = len(rows), a["shape"][0]
-    return (
-        f"first at token {rows[0]}, head {heads[0]} "
-        f"({tokens} of {total} token rows, {len(heads)} of {a['shape'][1]} heads)"
-    )
-
-
-def _token_difference(a: Outputs, b: Outputs) -> str:
-    others = {r["id"]: r for r in b["requests"]}
-    differing = [r for r in a["requests"] if r["tokens"] != _tokens(others, r["id"])]
-    if not differing:
-        return "digests differ, but no request's tokens do"
-    first = differing[0]
-    count = f"({len(differing)} of {len(a['requests'])} requests)"
-    if first["id"] not in others:
-        return f"request {first['id']} is missing {count}"
-    mine, theirs = first["tokens"], others[first["id"]]["tokens"]
-    at = _first_difference(mine, theirs)
-    tokens = " and ".join(str(t[at]) if at < len(t) else "the end" for t in (mine, theirs))
-    margins = first.get("margins")
-    margin = f", logit margin {margins[at]:.3g}" if margins and at < len(margins) else ""
-    return f"first in request {first['id']} at position {at}: {tokens}{margin} {count}"
-
-
-def _tokens(requests: Mapping[str, Any], request_id: str) -> Any:
-    return requests[request_id]["tokens"] if request_id in requests else None
-
-
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
+    if a["kind"] != b["kind"]:
+        return f"{a['kind']} and {b['kind']} outputs"
+    key = (a["digest"], b["digest"])
+    if key not in said:
+        array = a["kind"] == "array"
+        said[key] = array_difference(a, b, values) if array else token_difference(a, b)
+    return said[key]
 
 
 def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
@@ -165,7 +136,7 @@ def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
         names = range(_size(a)) if a["kind"] == "array" else (r["id"] for r in a["requests"])
         return {str(name): 0.0 for name in names}
     if a["kind"] == "array":
-        rows, others = _crc(a["rows"]), _crc(b["rows"])
+        rows, others = checksums(a["rows"]), checksums(b["rows"])
         same = rows == others if len(rows) == len(others) else np.zeros(len(rows), bool)
         return {str(i): float(ok) for i, ok in enumerate(same)}
     theirs = {r["id"]: r["tokens"] for r in b["requests"]}
@@ -174,7 +145,7 @@ def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
         mine, other = request["tokens"], theirs.get(request["id"], [])
         # A prefix of a longer output is not an agreement.
         longest = max(len(mine), len(other), 1)
-        shares[request["id"]] = 1.0 if mine == other else _first_difference(mine, other) / longest
+        shares[request["id"]] = 1.0 if mine == other else first_difference(mine, other) / longest
     return shares
 
 

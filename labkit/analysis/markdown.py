@@ -10,7 +10,14 @@ from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
 from labkit.analysis.sensitivity import second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
-from labkit.analysis.table import Table, cell_table, host_table, published_table
+from labkit.analysis.table import (
+    Table,
+    agreement_table,
+    cell_table,
+    host_table,
+    output_unit,
+    published_table,
+)
 from labkit.analysis.terminal import gates_line
 from labkit.analysis.weakness import weaknesses
 from labkit.experiment.record import Record
@@ -83,12 +90,12 @@ def _details(analysis: CellAnalysis) -> list[str]:
     for title, table in (
         ("Published by others", published_table(cell)),
         ("Host time to build the maps", host_table(cell, analysis.data.records)),
+        ("Outputs", agreement_table(analysis.identity, output_unit(cell))),
     ):
         if table is not None:
             parts += [f"### {title}", "", markdown_table(table), "", *table.notes, ""]
     parts += _spread(cell)
     parts += _seconds(analysis)
-    parts += _agreement(analysis)
     stem = slug(cell["cell"])
     parts += ["### Runs in order", ""]
     for case in dict.fromkeys(row["case"] for row in cell["rows"] if row["skipped"] is None):
@@ -163,13 +170,3 @@ def _seconds(analysis: CellAnalysis) -> list[str]:
             f"| {interval_text(low, high)} | {p_text(second.p)} | {second.blocks} |"
         )
     return [*parts, "", "The verdicts above do not use these numbers.", ""]
-
-
-def _agreement(analysis: CellAnalysis) -> list[str]:
-    found = [a for a in analysis.identity.agreement if a.total]
-    if not found:
-        return []
-    parts = ["### Outputs", "", f"Compared with run `{analysis.identity.reference}`.", ""]
-    parts += ["| arm | agree in every run | agreeing prefix |", "| --- | ---: | ---: |"]
-    parts += [f"| {a.arm} | {a.agree:,} of {a.total:,} | {a.prefix:.1%} |" for a in found]
-    return [*parts, ""]

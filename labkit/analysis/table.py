@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from labkit.analysis.identity import IdentityReport
 from labkit.analysis.numbers import (
     interval_text,
     p_text,
@@ -204,6 +205,34 @@ def host_table(cell: Json, records: Sequence[Record]) -> Table | None:
     ]  # fmt: skip
     note = "Once per step, before the first dispatch; not part of the dispatch times above."
     return Table(columns, tuple(lines), (note,))
+
+
+def output_unit(cell: Json) -> str:
+    """Name what agreement is counted in: requests, or token rows of kernel cases."""
+    return "requests" if all(row["case"] == "all" for row in cell["rows"]) else "token rows"
+
+
+def agreement_table(report: IdentityReport, unit: str) -> Table | None:
+    """Lay out how much of every arm's outputs agrees with the reference run's.
+
+    ``unit``: what is counted, in the plural. None where nothing was compared.
+    """
+    found = [a for a in report.agreement if a.total]
+    if not found:
+        return None
+    columns = (
+        Column("arm", number=False),
+        Column(f"{unit} that agree in every run"),
+        Column("agreeing prefix"),
+        Column("first difference", number=False),
+    )
+    lines = []
+    for index, a in enumerate(found):
+        first = report.first(a.arm)
+        said = "none" if first is None else f"{first.case}: {first.where}; {first.run}"
+        cells = (a.arm, f"{a.agree:,} of {a.total:,}", f"{a.prefix:.1%}", said)
+        lines.append(Line(cells, index, a.arm, None))
+    return Table(columns, tuple(lines), (f"Compared with run {report.reference}.",))
 
 
 def published_line(cell: Json) -> str | None:

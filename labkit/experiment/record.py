@@ -52,6 +52,7 @@ __all__ = [
     "read_json",
     "read_runs",
     "run_name",
+    "values_path",
     "write",
     "write_json",
 ]
@@ -127,6 +128,11 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RecordError(f"{path}: not a valid cell: {error}") from None
     return data
+
+
+def values_path(cell_dir: Path, digest: str) -> Path:
+    """Give the file of an output's values; there is one only where outputs differ."""
+    return cell_dir / "outputs" / f"{digest}.npy"
 
 
 # --------------------------------------------------------------------------- writing

@@ -31,6 +31,14 @@ class Tokenizer:
         """Turn token ids into text; special tokens are written out."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def piece(self, token: int) -> str:
+        """Return the text of one id inside a text, with the space that it begins with.
+
+        Some tokenizers drop the first space of a text, so the id is decoded twice in a row
+        and its first time taken off. Empty for an id that there is not.
+        """
+        return self.decode([token, token])[len(self.decode([token])) :]
+
     def token_id(self, token: str) -> int | None:
         """Return the id of a token given by its name, such as ``<|eos|>``."""
         found = self._tokenizer.token_to_id(token)

@@ -50,6 +50,7 @@ class RequestKind:
     def load(self, experiment: Experiment, *, seed: int) -> Session:
         """Create the engine on the cached model and prompts."""
         from labkit.engine import create
+        from labkit.workload.pieces import Pieces
         from labkit.workload.serving import ServingSession
 
         model = resolve(experiment.model)
@@ -60,6 +61,7 @@ class RequestKind:
             experiment.workload,
             seed=seed,
             vocab_size=model.vocab_size,
+            pieces=Pieces(model.path),
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:

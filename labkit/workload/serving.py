@@ -13,6 +13,7 @@ from labkit.config import Workload
 from labkit.workload.digest import token_digest
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, StaleOutput
 from labkit.workload.metrics import Served, request_notes, serving_metrics
+from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class ServingSession:
         Of the warm-up's token ids and of every request's own random stream.
     vocab_size
         Warm-up token ids are below it.
+    pieces
+        Spells the tokens for the record; None: the record has ids only.
     clock
         Seconds; a parameter so that tests can know the answers.
     """
@@ -50,6 +53,7 @@ class ServingSession:
         *,
         seed: int,
         vocab_size: int,
+        pieces: Pieces | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._engine = engine
@@ -57,6 +61,7 @@ class ServingSession:
         self._workload = workload
         self._seed = seed
         self._vocab_size = vocab_size
+        self._pieces = pieces
         self._clock = clock
 
     def warm_up(self) -> None:
@@ -81,7 +86,7 @@ class ServingSession:
         case = CaseResult(
             case="all",
             metrics=serving_metrics(served, counters.get(PEAK_KV_BYTES)),
-            outputs=token_outputs(served),
+            outputs=token_outputs(served, self._pieces),
             notes={"requests": request_notes(served)},
         )
         return Measurement(cases=(case,), counters=counters)
@@ -204,8 +209,12 @@ def _check_complete(request: Request, got: Served) -> None:
         )
 
 
-def token_outputs(served: Sequence[Served]) -> dict[str, Any]:
-    """Give every request's tokens with their logit margins (5 significant digits)."""
+def token_outputs(served: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:
+    """Give every request's tokens with their logit margins (5 significant digits).
+
+    ``pieces`` adds the text of the ids, which the digest leaves out.
+    """
+    spelled = {} if pieces is None else pieces.of(t for r in served for t in r.tokens)
     return {
         "kind": "tokens",
         "digest": token_digest((r.request_id, r.tokens) for r in served),
@@ -218,6 +227,7 @@ def token_outputs(served: Sequence[Served]) -> dict[str, Any]:
             }
             for r in served
         ],
+        **({"pieces": spelled} if spelled else {}),
     }
 
 

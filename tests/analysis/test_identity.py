@@ -2,8 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from labkit.analysis import analyse_cell
 from labkit.analysis.cell import analyse
+from labkit.analysis.divergence import ulp_distance
+from labkit.experiment.record import values_path
+from labkit.workload.digest import array_outputs
 
 ROWS, HEADS = list(range(64)), list(range(16))
 
@@ -50,6 +55,45 @@ def test_one_wrong_token_fails_and_names_case_token_and_head(make_cell, make_arr
     assert cell["rows"][1]["arms"]["seq_map"]["median"] is not None
 
 
+def test_ulp_distances_are_counted_across_zero():
+    a = np.array([1.0, -1.0, 0.0, -0.0, 1e-45, 2.0], np.float32)
+    b = np.array([np.nextafter(np.float32(1), 2), -1.0, -0.0, 1e-45, -1e-45, 1.0], np.float32)
+    assert ulp_distance(a, b).tolist() == [1, 0, 0, 1, 2, 1 << 23]
+
+
+def kept_values(cell, change):
+    """Give every record real outputs, keep the values, and change those of ``seq_map``."""
+    one = np.random.default_rng(0).standard_normal((6, 4, 8)).astype(np.float32)
+    arrays = {False: one, True: change(one.copy())}
+    for array in arrays.values():
+        path = values_path(cell, array_outputs(array)["digest"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, array)
+
+    def apply(record):
+        outputs = array_outputs(arrays[record.arm == "seq_map"])
+        cases = [replace(record.cases[0], outputs=outputs), *record.cases[1:]]
+        return replace(record, cases=tuple(cases))
+
+    return apply
+
+
+def test_kept_values_give_the_ulp_distance_and_where_it_is_largest(make_cell, tmp_path):
+    def change(x):
+        x[2, 3, 1] = np.nextafter(x[2, 3, 1], np.float32(np.inf))
+        x.view(np.int32)[4, 0, 7] += 9
+        return x
+
+    cell = tmp_path / "a/x"
+    path = make_cell("a/x", change=kept_values(cell, change))
+    reason = gate(path)["reasons"][0]
+    assert "first at token 2, head 3: 1 ULP apart, at most 9 ULP at token 4, head 0 [" in reason
+    assert "(2 of 6 token rows, 2 of 4 heads)" in reason
+    for file in (cell / "outputs").iterdir():  # damaged: not the bytes that the name says
+        np.save(file, np.zeros((6, 4, 8), np.float32))
+    assert "ULP distance unknown, the values were not kept" in gate(path)["reasons"][0]
+
+
 def test_an_arm_that_does_not_repeat_itself_fails_bitwise(make_cell, make_array):
     path = make_cell("a/x", change=change_outputs("seq_map", 1, wrong_row(make_array), block=2))
     assert gate(path)["status"] == "fail"
@@ -83,11 +127,25 @@ def test_requests_name_request_position_tokens_and_margin(make_cell, make_tokens
             change=change_outputs("seq_map", 0, make_tokens(tokens(1), 0.25)),
         )
         (reason, *_) = gate(path)["reasons"]
-        assert "request r000 at position 2: 2 and 50, logit margin 0.5 (1 of 8 requests)" in reason
+        said = "request r000 at position 2: 2 against 50, logit margin 0.5 (1 of 8 requests)"
+        assert said in reason
     agreement = {a.arm: a for a in analyse(path).identity.agreement}
     assert (agreement["seq_map"].agree, agreement["seq_map"].total) == (7, 8)
     assert agreement["seq_map"].prefix == (7 + 0.5) / 8
     assert agreement["control"].agree == 8
+
+
+def test_tokens_are_shown_with_their_text_where_the_record_has_it(make_cell, make_tokens):
+    def spelled(record):
+        changed = tokens(record.arm == "seq_map")
+        outputs = {**make_tokens(changed), "pieces": {"2": " the", "50": ' "a\n'}}
+        return replace(record, cases=(replace(record.cases[0], outputs=outputs),))
+
+    path = make_cell(requests=True, identity="tokens", change=spelled)
+    (reason, *_) = gate(path)["reasons"]
+    assert 'at position 2: 2 " the" against 50 " \\"a\\n", logit margin 0.5' in reason
+    first = analyse(path).identity.first("seq_map")
+    assert first.where in reason and analyse(path).identity.first("control") is None
 
 
 def test_a_shorter_output_differs_at_its_end(make_cell, make_tokens):
@@ -95,7 +153,7 @@ def test_a_shorter_output_differs_at_its_end(make_cell, make_tokens):
     path = make_cell(
         requests=True, identity="tokens", change=change_outputs("seq_map", 0, make_tokens(short))
     )
-    assert "request r003 at position 2: 5 and the end" in gate(path)["reasons"][0]
+    assert "request r003 at position 2: 5 against the end" in gate(path)["reasons"][0]
 
 
 def test_noise_floor_compares_with_the_control(make_cell, make_tokens):

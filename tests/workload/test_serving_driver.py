@@ -5,6 +5,7 @@ import pytest
 from labkit.config import Workload, WorkloadKind
 from labkit.engine.base import StaleLaunchError, TokenEvent
 from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
 from labkit.workload.serving import ServingSession
 
@@ -140,6 +141,24 @@ def test_outputs_are_tokens_with_rounded_margins_and_a_digest_of_the_tokens():
     other = measure(fault=flip)[0].cases[0].outputs
     assert other["digest"] != first["digest"]
     assert other["requests"][1]["margins"] is None  # the engine gave none
+
+
+def test_outputs_spell_their_tokens_where_a_tokenizer_is_given(tmp_path):
+    import tokenizers
+
+    words = {" a": 101, "b": 102, "": 103}
+    model = tokenizers.models.WordLevel({**words, "?": 0}, unk_token="?")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    clock = Clock()
+    spelling = ServingSession(
+        StubEngine(clock), PROMPTS,
+        Workload(name="test", kind=WorkloadKind.chat, concurrency=2),
+        seed=5, vocab_size=50, pieces=Pieces(tmp_path), clock=clock,
+    )  # fmt: skip
+    outputs = spelling.measure(lambda what: None).cases[0].outputs
+    assert outputs["pieces"]["102"].endswith("b") and "203" not in outputs["pieces"]
+    plain = measure()[0].cases[0].outputs
+    assert "pieces" not in plain and plain["digest"] == outputs["digest"]
 
 
 def test_warm_up_serves_the_first_shapes_with_other_ids_and_forgets_the_counts():
