@@ -128,12 +128,12 @@ class PagedEngine:
         )
 
     def counters(self) -> dict[str, float]:
-        """Return the counters of design section 5: steps, tokens, blocks, requests, time.
+        """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.
 
         ``host_ms`` is the time of all steps outside the model's forward, ``device_ms``
         inside; ``peak_kv_bytes`` the bytes of the most blocks held at once.
         """
-        pool, counts = self._cache.pool, self._scheduler.counts
+        blocks, counts = self._cache.counters(), self._scheduler.counts
         values = {
             name: 0.0
             for name in ("engine.paged", "steps.total", "steps.mixed", "step_ms", "device_ms")
@@ -146,19 +146,16 @@ class PagedEngine:
             "requests.submitted": counts.submitted,
             "requests.finished": counts.finished,
             "requests.aborted": counts.aborted,
-            "blocks.allocated": pool.allocated,
-            "blocks.freed": pool.freed,
-            "blocks.peak": pool.peak_used,
             f"budget.{self._policy}": 1,
-            "blocks.total": pool.capacity,
+            **blocks,
             "kv_block_bytes": self._block_bytes,
-            "peak_kv_bytes": pool.peak_used * self._block_bytes,
+            "peak_kv_bytes": blocks["blocks.peak"] * self._block_bytes,
         }
 
     def reset_counters(self) -> None:
         """Start counting anew; the peak of blocks restarts from those held."""
         self._counters.reset()
-        self._cache.pool.reset_counters()
+        self._cache.reset_counters()
         self._scheduler.counts = RequestCounts()
 
     def close(self) -> None:

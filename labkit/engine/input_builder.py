@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import SchedulerOutput
 
@@ -47,13 +47,12 @@ class Batch:
 class InputBuilder:
     """Turns scheduled chunks into a ``Batch``.
 
-    Block tables are stacked again only when the requests of the step change: a running
-    request's table never does.
+    Block tables are stacked again only when one of the step's tables is another object.
     """
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
-        self._stacked_for: list[RequestState] = []
+        self._stacked_for: list[BlockTable] = []
         self._stacked: Ints = np.zeros((0, 0), np.int32)
 
     def build(self, output: SchedulerOutput) -> Batch:
@@ -83,10 +82,10 @@ class InputBuilder:
         )
 
     def _block_tables(self, states: list[RequestState]) -> Ints:
-        if states != self._stacked_for:
-            tables = [self._cache.table(state.request_id).block_ids for state in states]
+        tables = [self._cache.table(state.request_id) for state in states]
+        if tables != self._stacked_for:
             stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
             for row, table in zip(stacked, tables, strict=True):
-                row[: len(table)] = table
-            self._stacked_for, self._stacked = states, stacked
+                row[: len(table)] = table.block_ids
+            self._stacked_for, self._stacked = tables, stacked
         return self._stacked

@@ -8,11 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.prefix_cache import NoPrefixCache, PrefixCache
+from labkit.engine.request import RequestState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BlockTable:
-    """A request's blocks in the order of its tokens: int32 [blocks]."""
+    """A request's blocks in the order of its tokens: int32 [blocks].
+
+    A change makes a new table, so a table that is the same object holds the same blocks.
+    """
 
     block_ids: NDArray[np.int32]
 
@@ -22,7 +27,7 @@ class BlockTable:
 
 
 class KVCacheManager:
-    """Reserves blocks for requests and takes them back.
+    """Reserves blocks for requests, lets them share computed prefixes, takes them back.
 
     Parameters
     ----------
@@ -30,12 +35,26 @@ class KVCacheManager:
         The blocks.
     block_size
         Tokens in a block.
+    prefix_cache
+        Over the same pool; None: nothing is reused.
+    reuse_blocks
+        Prefixes are reused in multiples of this many blocks.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        prefix_cache: PrefixCache | None = None,
+        reuse_blocks: int = 1,
+    ) -> None:
         self.pool = pool
         self.block_size = block_size
+        self._prefixes: PrefixCache = prefix_cache or NoPrefixCache()
+        self._reuse_blocks = reuse_blocks
         self._tables: dict[str, BlockTable] = {}
+        self._published: dict[str, int] = {}
+        self._hit_tokens = self._queried_tokens = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens`` tokens."""
@@ -45,34 +64,108 @@ class KVCacheManager:
         """Tell whether ``num_tokens`` tokens would fit if nothing else were held."""
         return self.blocks_for(num_tokens) <= self.pool.capacity
 
-    def reserve(self, request_id: str, num_tokens: int) -> bool:
-        """Hold blocks for ``num_tokens`` tokens; False, and nothing held, if too few are free.
+    def reserve(self, state: RequestState, num_tokens: int) -> int | None:
+        """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
+
+        Returns
+        -------
+        int or None
+            How many of its tokens are computed already: whole blocks, and never the last
+            token known, which must be computed to sample the next. None, and nothing
+            changed, if too few blocks can be had.
 
         Raises
         ------
         ValueError
             The request holds blocks already.
         """
+        request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} holds blocks already")
-        count = self.blocks_for(num_tokens)
+        shared = self._match(state)
+        missing = self.blocks_for(num_tokens) - len(shared)
+        if missing > self.pool.num_free + self.pool.num_idle - self.pool.idle_among(shared):
+            return None
+        self.pool.share(shared)
+        self._prefixes.lock(request_id, state.token_ids, len(shared))
+        blocks = [*shared, *self._allocate(missing)]
+        self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
+        self._published[request_id] = len(shared)
+        self._queried_tokens += state.num_tokens
+        self._hit_tokens += len(shared) * self.block_size
+        return len(shared) * self.block_size
+
+    def _match(self, state: RequestState) -> list[int]:
+        most = (state.num_tokens - 1) // self.block_size
+        found = self._prefixes.match(state.token_ids, most)
+        return found[: len(found) - len(found) % self._reuse_blocks]
+
+    def _allocate(self, count: int) -> list[int]:
+        """Take ``count`` blocks that can be had, evicting only what is needed."""
         if count > self.pool.num_free:
-            return False
-        self._tables[request_id] = BlockTable(np.asarray(self.pool.allocate(count), np.int32))
-        return True
+            self._prefixes.evict(count - self.pool.num_free)
+        return self.pool.allocate(count)
+
+    def publish(self, state: RequestState) -> None:
+        """Offer a running request's full, computed blocks for reuse.
+
+        To be called after ``num_computed_tokens`` has advanced over tokens that are final:
+        a drafted token that may yet be rejected must not be among them.
+        """
+        request_id = state.request_id
+        full = state.num_computed_tokens // self.block_size
+        if full <= self._published[request_id]:
+            return
+        self._published[request_id] = full
+        blocks = self._tables[request_id].block_ids
+        remap = self._prefixes.publish(request_id, state.token_ids, blocks[:full].tolist())
+        if remap:
+            changed = blocks.copy()
+            for index, block in remap.items():
+                changed[index] = block
+            self.pool.share(remap.values())
+            self.pool.free([int(blocks[index]) for index in remap])
+            self._tables[request_id] = BlockTable(changed)
 
     def table(self, request_id: str) -> BlockTable:
         """Return the blocks that a request holds."""
         return self._tables[request_id]
 
     def release(self, request_id: str) -> None:
-        """Free what a request holds; one that holds nothing is ignored."""
+        """Let go of what a request holds; one that holds nothing is ignored."""
         table = self._tables.pop(request_id, None)
         if table is not None:
+            del self._published[request_id]
             self.pool.free(table.block_ids.tolist())
+            self._prefixes.unlock(request_id)
+
+    def clear(self) -> None:
+        """Forget every cached prefix that no request holds."""
+        self._prefixes.clear()
+
+    def counters(self) -> dict[str, float]:
+        """Return what blocks and prefixes did since the last reset."""
+        return {
+            "blocks.allocated": self.pool.allocated,
+            "blocks.freed": self.pool.freed,
+            "blocks.peak": self.pool.peak_used,
+            "blocks.total": self.pool.capacity,
+            "prefix.queried_tokens": self._queried_tokens,
+            "prefix.hit_tokens": self._hit_tokens,
+            "prefix.evicted_blocks": self._prefixes.evicted,
+            "prefix.cached_blocks": self.pool.num_kept,
+        }
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held."""
+        self.pool.reset_counters()
+        self._prefixes.evicted = 0
+        self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests own blocks."""
         if set(self._tables) != running:
             raise AssertionError(f"blocks are held by {set(self._tables)}, running are {running}")
-        self.pool.check(table.block_ids.tolist() for table in self._tables.values())
+        tables = [table.block_ids.tolist() for table in self._tables.values()]
+        self.pool.check([*tables, *self._prefixes.shares()], self._prefixes.kept())
+        self._prefixes.check()

@@ -147,15 +147,17 @@ class Scheduler:
         if not self._waiting or len(self._running) >= self._options.max_num_seqs:
             return False
         state = self._waiting[0]
-        if not self._cache.reserve(state.request_id, state.max_cached_tokens):
+        cached = self._cache.reserve(state, state.max_cached_tokens)
+        if cached is None:
             return False
         self._waiting.popleft()
+        state.num_computed_tokens = cached
         state.status = RequestStatus.running
         self._running.append(state)
         return True
 
     def update(self, output: SchedulerOutput, sampled: Mapping[str, Sampled]) -> list[TokenEvent]:
-        """Record a step's results: advance, append, stop, free.
+        """Record a step's results: advance, publish, append, stop, free.
 
         Parameters
         ----------
@@ -170,6 +172,7 @@ class Scheduler:
             if state.status is not RequestStatus.running:
                 continue
             state.num_computed_tokens = chunk.start + chunk.num_tokens
+            self._cache.publish(state)
             if not chunk.samples:
                 continue
             result = sampled[state.request_id]

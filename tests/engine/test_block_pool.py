@@ -2,6 +2,11 @@ import pytest
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.request import Request, RequestState
+
+
+def state(request_id):
+    return RequestState(Request(request_id, (1, 2, 3)))
 
 
 def test_the_null_block_is_never_handed_out():
@@ -46,7 +51,7 @@ def test_check_finds_a_lost_and_a_shared_block():
     pool.check([blocks])
     with pytest.raises(AssertionError, match="lost or shared"):
         pool.check([blocks[:2]])
-    with pytest.raises(AssertionError, match="lost or shared"):
+    with pytest.raises(AssertionError, match="record of owners"):
         pool.check([blocks, blocks[:1]])
 
 
@@ -54,16 +59,60 @@ def test_check_finds_a_lost_and_a_shared_block():
 def test_blocks_for_tokens(tokens, blocks):
     cache = KVCacheManager(BlockPool(4), 8)
     assert cache.blocks_for(tokens) == blocks
-    assert cache.reserve("a", tokens)
+    assert cache.reserve(state("a"), tokens) == 0
     assert len(cache.table("a")) == blocks
 
 
 def test_release_is_idempotent_and_reserve_is_all_or_nothing():
     cache = KVCacheManager(BlockPool(4), 8)
-    assert cache.reserve("a", 16)
-    assert not cache.reserve("b", 16)
+    assert cache.reserve(state("a"), 16) == 0
+    assert cache.reserve(state("b"), 16) is None
     cache.check({"a"})
     cache.release("a")
     cache.release("a")
     cache.check(set())
-    assert cache.reserve("b", 24)
+    assert cache.reserve(state("b"), 24) == 0
+
+
+def test_a_shared_block_is_free_when_its_last_owner_lets_go():
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool.share(blocks[:1])
+    pool.free(blocks)
+    assert (pool.num_used, pool.num_free) == (1, 2)
+    pool.check([blocks[:1]])
+    pool.free(blocks[:1])
+    assert pool.num_free == 3
+    with pytest.raises(ValueError, match="shared but free"):
+        pool.share(blocks)
+
+
+def test_a_kept_block_is_idle_without_owners_until_it_is_dropped():
+    pool = BlockPool(4)
+    blocks = pool.allocate(3)
+    pool.keep(blocks[:2])
+    pool.free(blocks)
+    assert (pool.num_used, pool.num_idle, pool.num_free) == (0, 2, 1)
+    assert pool.idle_among(blocks) == 2
+    pool.check([], blocks[:2])
+    pool.share(blocks[:1])
+    assert (pool.num_used, pool.num_idle) == (1, 1)
+    pool.drop(blocks[:2])  # one is held on, one is free at once
+    assert (pool.num_used, pool.num_idle, pool.num_free) == (1, 0, 2)
+    pool.check([blocks[:1]])
+    with pytest.raises(ValueError, match="not kept"):
+        pool.drop(blocks[:1])
+    with pytest.raises(ValueError, match="cannot be kept"):
+        pool.keep(blocks[2:])
+
+
+def test_check_finds_a_wrong_count_of_owners_and_a_forgotten_block():
+    pool = BlockPool(4)
+    blocks = pool.allocate(3)
+    pool.share(blocks[:1])
+    with pytest.raises(AssertionError, match="record of owners"):
+        pool.check([blocks])
+    pool.keep(blocks[:1])
+    pool.free(blocks)
+    with pytest.raises(AssertionError, match="record of kept"):
+        pool.check([blocks[:1]])
