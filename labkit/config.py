@@ -96,21 +96,24 @@ class Device(Enum):
 
 
 class Admission(Enum):
-    """When waiting requests may join."""
+    """When waiting requests may join: at any step, or only when none runs."""
 
     continuous = "continuous"
+    static = "static"
 
 
 class Order(Enum):
     """Whose tokens come first in a step's budget."""
 
     decode_first = "decode_first"
+    prefill_first = "prefill_first"
 
 
 class Composition(Enum):
     """Whether prefill and decode share a step."""
 
     mixed = "mixed"
+    split = "split"
 
 
 class Reservation(Enum):
@@ -221,6 +224,11 @@ class Scheduler:
             self.chunk is None or 1 <= self.chunk <= self.max_num_batched_tokens,
             f"engine.scheduler.chunk={self.chunk}: allowed are 1 to "
             f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}, or null",
+        )
+        require(
+            self.admission is not Admission.static or self.order is Order.prefill_first,
+            "engine.scheduler.admission=static: a batch begins with its prompts, so that "
+            "engine.scheduler.order=decode_first has nothing to order; set prefill_first",
         )
 
 

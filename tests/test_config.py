@@ -7,6 +7,7 @@ import pytest
 from labkit.config import (
     KV,
     Ablation,
+    Admission,
     Attention,
     Budget,
     Case,
@@ -69,6 +70,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Scheduler(max_num_seqs=0), "engine.scheduler.max_num_seqs=0"),
         (lambda: Scheduler(max_num_seqs=64, max_num_batched_tokens=8), "max_num_batched_tokens=8"),
         (lambda: Scheduler(chunk=0), "engine.scheduler.chunk=0"),
+        (lambda: Scheduler(admission=Admission.static), "engine.scheduler.admission=static"),
         (lambda: Budget(blocks=1), "engine.budget.blocks=1"),
         (lambda: Budget(fraction=0.5), "engine.budget.fraction=0.5"),
         (lambda: ModelShape(num_heads=6, num_kv_heads=4), "model.shape.num_heads=6"),

@@ -11,10 +11,23 @@ from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
-from labkit.engine.scheduler import RequestCounts, Scheduler
+from labkit.engine.scheduler import Scheduler
 from labkit.engine.stats import Counters
 
 RunModel = Callable[[Batch], Logits]
+
+# Counters that are shown even where nothing happened.
+COUNTED = (
+    "engine.paged",
+    "steps.total",
+    "steps.mixed",
+    "step_ms",
+    "device_ms",
+    "preemptions",
+    "requests.submitted",
+    "requests.finished",
+    "requests.aborted",
+)
 
 
 class PagedEngine:
@@ -133,19 +146,12 @@ class PagedEngine:
         ``host_ms`` is the time of all steps outside the model's forward, ``device_ms``
         inside; ``peak_kv_bytes`` the bytes of the most blocks held at once.
         """
-        blocks, counts = self._cache.counters(), self._scheduler.counts
-        values = {
-            name: 0.0
-            for name in ("engine.paged", "steps.total", "steps.mixed", "step_ms", "device_ms")
-        }
-        values |= self._counters.as_dict()
+        blocks = self._cache.counters()
+        values = dict.fromkeys(COUNTED, 0.0)
+        values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],
             "tokens.padded": 0,
-            "preemptions": 0,
-            "requests.submitted": counts.submitted,
-            "requests.finished": counts.finished,
-            "requests.aborted": counts.aborted,
             f"budget.{self._policy}": 1,
             **blocks,
             "kv_block_bytes": self._block_bytes,
@@ -156,7 +162,7 @@ class PagedEngine:
         """Start counting anew; the peak of blocks restarts from those held."""
         self._counters.reset()
         self._cache.reset_counters()
-        self._scheduler.counts = RequestCounts()
+        self._scheduler.counts.reset()
 
     def close(self) -> None:
         """End every request and drop the model and the KV memory."""

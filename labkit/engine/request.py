@@ -123,6 +123,16 @@ class RequestState:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def num_caught_up(self) -> int:
+        """Computed tokens from which on only the newest output token is pending: a decode."""
+        return max(self.num_prompt_tokens, self.num_tokens - 1)
+
+    @property
+    def catching_up(self) -> bool:
+        """Whether the prompt, or what a preemption undid, is not yet computed."""
+        return self.num_computed_tokens < self.num_caught_up
+
+    @property
     def max_cached_tokens(self) -> int:
         """KV slots needed to the end; the last token sampled is never computed."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1

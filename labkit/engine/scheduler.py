@@ -14,32 +14,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from labkit import config
+from labkit.engine import admission, batching
 from labkit.engine.base import EngineError, FinishReason, TokenEvent
+from labkit.engine.batching import Phase
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """How many requests went which way since the last reset."""
-
-    submitted: int = 0
-    finished: int = 0
-    aborted: int = 0
+from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.stats import Counters
+from labkit.engine.step_plan import StepPlan
 
 
 class Scheduler:
-    """First come, first served; tokens of running requests come before new requests.
+    """First come, first served; order, composition and admission are strategies.
 
     Parameters
     ----------
     options
-        Caps: requests at once, tokens per step, prompt tokens per request and step.
+        The strategies, and caps: requests at once, tokens per step and per chunk.
     cache
         Where blocks are reserved and released.
     eos_token_ids
@@ -55,7 +50,11 @@ class Scheduler:
         self._live: dict[str, RequestState] = {}
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []
-        self.counts = RequestCounts()
+        self._admission = admission.create(options.admission)
+        self._order = batching.create_order(options.order)
+        self._composition = batching.create_composition(options.composition)
+        self._last: Phase | None = None
+        self.counts = Counters()
 
     @property
     def num_waiting(self) -> int:
@@ -90,7 +89,7 @@ class Scheduler:
             raise EngineError(self._too_large(state))
         self._live[request.request_id] = state
         self._waiting.append(state)
-        self.counts.submitted += 1
+        self.counts.add("requests.submitted")
 
     def _too_large(self, state: RequestState) -> str:
         needed = self._cache.blocks_for(state.max_cached_tokens)
@@ -105,7 +104,7 @@ class Scheduler:
         state = self._live.get(request_id)
         if state is not None:
             self._release(state)
-            self.counts.aborted += 1
+            self.counts.add("requests.aborted")
 
     def _release(self, state: RequestState) -> None:
         """Take a live request out of every list: the only way a request ends."""
@@ -118,29 +117,25 @@ class Scheduler:
         self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose this step's chunks: decodes, then prompts begun, then new requests."""
-        budget = self._options.max_num_batched_tokens
-        chunks: list[ScheduledChunk] = []
-        begun: list[RequestState] = []
-        for state in self._running:
-            if state.num_pending_tokens == 1:
-                chunks.append(ScheduledChunk(state, state.num_computed_tokens, 1))
-            else:
-                begun.append(state)
-        budget -= len(chunks)
-        for state in begun:
-            budget -= self._take(state, budget, chunks)
-        while budget > 0 and self._admit():
-            budget -= self._take(self._running[-1], budget, chunks)
-        return SchedulerOutput(tuple(chunks))
+        """Choose this step's chunks: phase by phase, as order and composition say."""
+        plan = StepPlan(self._options.max_num_batched_tokens, self._running)
+        self._composition.compose(self._order, self._last, partial(self._fill, plan))
+        self._last = plan.only_phase
+        if plan.contended:
+            self.counts.add(f"order.{self._order.name}")
+            self.counts.add(f"composition.{self._composition.name}")
+        return plan.output()
 
-    def _take(self, state: RequestState, budget: int, chunks: list[ScheduledChunk]) -> int:
-        """Schedule as much of a prompt as budget and chunk cap allow; return the tokens."""
-        cap = budget if self._options.chunk is None else min(budget, self._options.chunk)
-        count = min(state.num_pending_tokens, cap)
-        if count > 0:
-            chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
-        return count
+    def _fill(self, plan: StepPlan, phase: Phase) -> int:
+        """Schedule all of a phase that the step has room for; return the tokens."""
+        before = plan.budget
+        for state in plan.work[phase]:
+            plan.take(state, phase, self._options.chunk)
+        if phase is Phase.prefill:
+            while self._admission.open(plan.num_running, plan.budget) and self._admit():
+                plan.work[phase].append(self._running[-1])
+                plan.take(self._running[-1], phase, self._options.chunk)
+        return before - plan.budget
 
     def _admit(self) -> bool:
         """Let the first waiting request run if a place and all its blocks are free."""
@@ -154,6 +149,7 @@ class Scheduler:
         state.num_computed_tokens = cached
         state.status = RequestStatus.running
         self._running.append(state)
+        self.counts.add(f"admission.{self._admission.name}")
         return True
 
     def update(self, output: SchedulerOutput, sampled: Mapping[str, Sampled]) -> list[TokenEvent]:
@@ -180,7 +176,7 @@ class Scheduler:
             reason = self._finish_reason(state)
             if reason is not None:
                 self._release(state)
-                self.counts.finished += 1
+                self.counts.add("requests.finished")
             events.append(TokenEvent(state.request_id, result.token, reason, result.margin))
         return events
 

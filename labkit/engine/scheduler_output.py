@@ -34,8 +34,8 @@ class ScheduledChunk:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether prompt tokens are computed (a shape, not a state)."""
-        return self.start < self.state.num_prompt_tokens
+        """Whether the request still catches up with its tokens (a shape, not a state)."""
+        return self.start < self.state.num_caught_up
 
 
 @dataclass(frozen=True, slots=True)

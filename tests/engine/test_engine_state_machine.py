@@ -110,6 +110,24 @@ def request(request_id, prompt, max_tokens, ignore_eos=True, **params):
     )
 
 
+def legal(options):
+    """Tell whether the config allows these strategies together."""
+    try:
+        config.Scheduler(**options)
+    except config.ConfigError:
+        return False
+    return True
+
+
+STRATEGIES = st.fixed_dictionaries(
+    {
+        "admission": st.sampled_from(config.Admission),
+        "order": st.sampled_from(config.Order),
+        "composition": st.sampled_from(config.Composition),
+    }
+).filter(legal)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Add, step, abort and finish in any order; the books must balance after each."""
 
@@ -118,11 +136,13 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 4),
         extra=st.integers(0, 8),
         chunk=st.none() | st.integers(1, 4),
+        strategies=STRATEGIES,
     )
-    def start(self, num_blocks, max_num_seqs, extra, chunk):
+    def start(self, num_blocks, max_num_seqs, extra, chunk, strategies):
         budget = max_num_seqs + extra
         self.engine, self.model = make_engine(
             num_blocks,
+            **strategies,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
             chunk=None if chunk is None else min(chunk, budget),

@@ -1,0 +1,54 @@
+"""A step while it is being filled: the budget left and the chunks chosen so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from labkit.engine.batching import Phase
+from labkit.engine.request import RequestState
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+
+
+class StepPlan:
+    """What the running requests could compute, and what of it fits into the step.
+
+    Parameters
+    ----------
+    budget
+        Tokens that the step may compute.
+    running
+        The running requests, in the order in which they are served.
+    """
+
+    __slots__ = ("budget", "chunks", "num_running", "work")
+
+    def __init__(self, budget: int, running: Iterable[RequestState]) -> None:
+        self.budget = budget
+        self.work: dict[Phase, list[RequestState]] = {Phase.decode: [], Phase.prefill: []}
+        self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
+        for state in running:
+            self.work[Phase.prefill if state.catching_up else Phase.decode].append(state)
+        self.num_running = sum(map(len, self.work.values()))
+
+    @property
+    def contended(self) -> bool:
+        """Whether both phases have something to compute, so that order and composition count."""
+        return all(self.work.values())
+
+    @property
+    def only_phase(self) -> Phase | None:
+        """The phase that has the step to itself; None: both, or the step is empty."""
+        filled = [phase for phase, chunks in self.chunks.items() if chunks]
+        return filled[0] if len(filled) == 1 else None
+
+    def take(self, state: RequestState, phase: Phase, cap: int | None) -> None:
+        """Schedule as many of a request's tokens as the budget and ``cap`` (None: no cap) allow."""
+        allowed = self.budget if cap is None else min(self.budget, cap)
+        count = min(state.num_pending_tokens, allowed)
+        if count > 0:
+            self.chunks[phase].append(ScheduledChunk(state, state.num_computed_tokens, count))
+            self.budget -= count
+
+    def output(self) -> SchedulerOutput:
+        """Return the chunks, decodes first."""
+        return SchedulerOutput((*self.chunks[Phase.decode], *self.chunks[Phase.prefill]))
