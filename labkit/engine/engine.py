@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from labkit.engine.base import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.forward import Logits
 from labkit.engine.input_builder import Batch, InputBuilder
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
@@ -21,6 +21,7 @@ COUNTED = (
     "engine.paged",
     "steps.total",
     "steps.mixed",
+    "tokens.padded",
     "step_ms",
     "device_ms",
     "preemptions",
@@ -39,8 +40,6 @@ class PagedEngine:
         The parts; ``run_model`` returns logits for the batch's ``logit_rows``.
     vocab_size
         Ids a prompt may hold are below it.
-    block_bytes
-        Bytes of one KV block over all layers.
     notes
         What was decided at load, for the record.
     policy
@@ -53,11 +52,10 @@ class PagedEngine:
         self,
         *,
         scheduler: Scheduler,
-        cache: KVCacheManager,
+        cache: KVCache,
         run_model: RunModel,
         counters: Counters,
         vocab_size: int,
-        block_bytes: int,
         notes: Mapping[str, str | float | None],
         policy: str = "fixed",
     ) -> None:
@@ -67,7 +65,6 @@ class PagedEngine:
         self._run_model = run_model
         self._counters = counters
         self._vocab_size = vocab_size
-        self._block_bytes = block_bytes
         self._policy = policy
         self._builder = InputBuilder(cache)
         self._sampler = Sampler()
@@ -102,7 +99,7 @@ class PagedEngine:
             )
 
     def abort(self, request_id: str) -> None:
-        """End a request now and free its blocks; unknown or finished ids are ignored."""
+        """End a request now and free its memory; unknown or finished ids are ignored."""
         self._scheduler.abort(request_id)
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
@@ -144,22 +141,18 @@ class PagedEngine:
         """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.
 
         ``host_ms`` is the time of all steps outside the model's forward, ``device_ms``
-        inside; ``peak_kv_bytes`` the bytes of the most blocks held at once.
+        inside; the layout's own are in ``KVCache.counters``.
         """
-        blocks = self._cache.counters()
         values = dict.fromkeys(COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],
-            "tokens.padded": 0,
             f"budget.{self._policy}": 1,
-            **blocks,
-            "kv_block_bytes": self._block_bytes,
-            "peak_kv_bytes": blocks["blocks.peak"] * self._block_bytes,
+            **self._cache.counters(),
         }
 
     def reset_counters(self) -> None:
-        """Start counting anew; the peak of blocks restarts from those held."""
+        """Start counting anew; peaks of memory restart from what is held."""
         self._counters.reset()
         self._cache.reset_counters()
         self._scheduler.counts.reset()

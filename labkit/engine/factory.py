@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from labkit import config
-from labkit.engine import self_test, user_class
+from labkit.engine import kv_layout, self_test, user_class
 from labkit.engine.base import EngineError, InferenceEngine
-from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget.profiling import activation_bytes
 from labkit.engine.budget.sizing import refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.forward import choose_forward
-from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.kv_pools import KVPools
 from labkit.engine.model_loader import load
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.scheduler import Scheduler
@@ -40,8 +37,6 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     EngineError
         The model or the budget cannot be served, in one line with the reason.
     """
-    from labkit.engine import attention
-
     if config.is_class_path(options.name):
         return _own(options, Path(model_dir))
     if options.attention.resolver == "identity":
@@ -49,39 +44,30 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
             "requests need a prefill; set binary_search or seq_map"
         )
-    backend = attention.create(
-        backend=options.attention.backend,
-        device=options.attention.device.value,
-        resolver=options.attention.resolver,
-        split_kv=options.attention.split_kv,
-    )
+    kind = kv_layout.choose(options)
     machine = memory_machine.find(options.budget.machine)
     refuse_early(options, Path(model_dir), machine)
     loaded = load(Path(model_dir))
-    block_size = options.kv.block_size
-    expected = self_test.expect(loaded, block_size)
+    expected = self_test.expect(loaded, options.kv.block_size)
     choice = choose_forward(loaded)
-    difference = self_test.verify(loaded, choice.forward, backend, expected, block_size)
+    small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
+    difference = self_test.verify(loaded, choice.forward, small, expected)
 
     pool = size_pool(
         options,
         Path(model_dir),
         machine,
         expected.shapes,
-        lambda: activation_bytes(
-            choice.forward, backend, expected.shapes, options.scheduler, block_size
-        ),
+        lambda: activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
     )
-    pools = KVPools(expected.shapes, pool.blocks, block_size)
-    cache = KVCacheManager(BlockPool(pool.blocks), block_size)
+    layout = kind.create(expected.shapes, pool.blocks)
     counters = Counters()
     return PagedEngine(
-        scheduler=Scheduler(options.scheduler, cache, loaded.eos_token_ids),
-        cache=cache,
-        run_model=ModelRunner(choice.forward, backend, pools, counters),
+        scheduler=Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids),
+        cache=layout.cache,
+        run_model=ModelRunner(choice.forward, layout.memory, counters),
         counters=counters,
         vocab_size=expected.logits[0].shape[-1],
-        block_bytes=pools.block_bytes,
         notes={
             "model_type": loaded.model_type,
             "forward": choice.forward.name,

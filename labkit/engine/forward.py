@@ -10,31 +10,22 @@ from numpy.typing import NDArray
 
 from labkit.engine.base import EngineError
 from labkit.engine.input_builder import Batch
-from labkit.engine.kv_pools import KVPools
 from labkit.engine.layer_cache import ArrayBridge, LayerCache, Step
 from labkit.engine.model_loader import LoadedModel
 from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
-    from labkit.engine.attention.metadata import AttentionMetadata
+    from labkit.engine.kv_layout.base import StepAttention
 
 Logits = NDArray[np.float32]
 
 
 class Forward(Protocol):
-    """Computes logits; writes the batch's keys and values into the pools on the way."""
+    """Computes logits; writes the batch's keys and values into the KV memory on the way."""
 
     name: str
 
-    def __call__(
-        self,
-        batch: Batch,
-        meta: AttentionMetadata,
-        pools: KVPools,
-        backend: AttentionBackend,
-        counters: Counters,
-    ) -> Logits:
+    def __call__(self, batch: Batch, attention: StepAttention, counters: Counters) -> Logits:
         """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary], writable."""
 
 
@@ -78,16 +69,9 @@ class PackedForward:
         ]
         self._selector = select_rows(loaded.model)
 
-    def __call__(
-        self,
-        batch: Batch,
-        meta: AttentionMetadata,
-        pools: KVPools,
-        backend: AttentionBackend,
-        counters: Counters,
-    ) -> Logits:
+    def __call__(self, batch: Batch, attention: StepAttention, counters: Counters) -> Logits:
         """Run the model once; see ``Forward``."""
-        step = Step(backend, meta, pools, counters, self._bridge.from_numpy(batch.positions))
+        step = Step(attention, counters, self._bridge.from_numpy(batch.positions))
         for cache in self._caches:
             cache.step = step
         if self._selector is not None:

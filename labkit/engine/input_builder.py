@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.kv_cache_manager import BlockTable, KVCacheManager
+from labkit.engine.kv_layout.base import BlockTable, KVCache
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import SchedulerOutput
 
@@ -50,7 +50,7 @@ class InputBuilder:
     Block tables are stacked again only when one of the step's tables is another object.
     """
 
-    def __init__(self, cache: KVCacheManager) -> None:
+    def __init__(self, cache: KVCache) -> None:
         self._cache = cache
         self._stacked_for: list[BlockTable] = []
         self._stacked: Ints = np.zeros((0, 0), np.int32)

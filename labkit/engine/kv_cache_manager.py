@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.kv_layout.base import BlockTable
 from labkit.engine.prefix_cache import NoPrefixCache, PrefixCache
 from labkit.engine.request import RequestState
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockTable:
-    """A request's blocks in the order of its tokens: int32 [blocks].
-
-    A change makes a new table, so a table that is the same object holds the same blocks.
-    """
-
-    block_ids: NDArray[np.int32]
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-        return len(self.block_ids)
-
-
 class KVCacheManager:
     """Reserves blocks for requests, lets them share computed prefixes, takes them back.
+
+    This is the ``KVCache`` of the paged layout.
 
     Parameters
     ----------
@@ -39,6 +25,8 @@ class KVCacheManager:
         Over the same pool; None: nothing is reused.
     reuse_blocks
         Prefixes are reused in multiples of this many blocks.
+    block_bytes
+        Bytes of a block over all layers.
     """
 
     def __init__(
@@ -47,9 +35,11 @@ class KVCacheManager:
         block_size: int,
         prefix_cache: PrefixCache | None = None,
         reuse_blocks: int = 1,
+        block_bytes: int = 0,
     ) -> None:
         self.pool = pool
         self.block_size = block_size
+        self.block_bytes = block_bytes
         self._prefixes: PrefixCache = prefix_cache or NoPrefixCache()
         self._reuse_blocks = reuse_blocks
         self._tables: dict[str, BlockTable] = {}
@@ -60,9 +50,12 @@ class KVCacheManager:
         """Return how many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
-    def fits_empty_pool(self, num_tokens: int) -> bool:
-        """Tell whether ``num_tokens`` tokens would fit if nothing else were held."""
-        return self.blocks_for(num_tokens) <= self.pool.capacity
+    def refusal(self, num_tokens: int) -> str | None:
+        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
+        needed = self.blocks_for(num_tokens)
+        if needed <= self.pool.capacity:
+            return None
+        return f"need {needed} KV blocks, the pool has {self.pool.capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int) -> int | None:
         """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
@@ -150,6 +143,8 @@ class KVCacheManager:
             "blocks.freed": self.pool.freed,
             "blocks.peak": self.pool.peak_used,
             "blocks.total": self.pool.capacity,
+            "kv_block_bytes": self.block_bytes,
+            "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefixes.evicted,

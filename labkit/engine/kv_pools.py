@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.kv_layout.base import LayerShape
+
 Pool = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What one layer caches per token."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    def block_bytes(self, block_size: int) -> int:
-        """Return the bytes of a block of keys and values in float32."""
-        return 4 * block_size * self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 class KVPools:

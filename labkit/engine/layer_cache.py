@@ -1,4 +1,4 @@
-"""How an unedited mlx_lm model reaches the paged cache: one duck-typed cache per layer.
+"""How an unedited mlx_lm model reaches the KV cache: one duck-typed cache per layer.
 
 The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
 a position per token.  ``update_and_fetch`` returns a ``Handle`` with the new keys and
@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import EngineError, StaleLaunchError
-from labkit.engine.kv_pools import KVPools, LayerShape
+from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
-    from labkit.engine.attention.metadata import AttentionMetadata
+    from labkit.engine.kv_layout.base import StepAttention
 
 Array = NDArray[np.float32]
 
@@ -37,11 +36,9 @@ class ArrayBridge(Protocol):
 
 @dataclass(slots=True)
 class Step:
-    """What the layers of one forward share: the batch's metadata, positions and counters."""
+    """What the layers of one forward share: the batch's attention, positions and counters."""
 
-    backend: AttentionBackend
-    meta: AttentionMetadata
-    pools: KVPools
+    attention: StepAttention
     counters: Counters
     positions: Any
 
@@ -81,7 +78,7 @@ class LayerCache:
 
 
 class Handle:
-    """New keys and values on their way to the pool; written by the first attention."""
+    """New keys and values on their way to the KV memory; written by the first attention."""
 
     __slots__ = ("_written", "cache", "keys", "values")
 
@@ -103,23 +100,18 @@ class Handle:
         step, bridge, layer = self.cache.current(), self.cache.bridge, self.cache.layer
         extra = () if sinks is None else (sinks,)
         q, k, v, *rest = bridge.to_numpy(queries, self.keys, self.values, *extra)
-        k_pool, v_pool = step.pools.keys[layer], step.pools.values[layer]
         if not self._written:
-            step.backend.write(k[:, :, 0], v[:, :, 0], k_pool, v_pool, step.meta)
+            step.attention.write(layer, k[:, :, 0], v[:, :, 0])
             self._written = True
-        out, report = step.backend.attend(
+        out, report = step.attention.attend(
+            layer,
             q[:, :, 0],
-            k_pool,
-            v_pool,
-            step.meta,
             scale=float(scale),
             window=self.cache.window,
             sinks=rest[0] if rest else None,
         )
         if report.stale:
-            raise StaleLaunchError(
-                f"layer {layer}: the launch stamped {report.stamp}, not {report.expected_stamp}"
-            )
+            raise StaleLaunchError(f"layer {layer}: the launch left another's stamp: {report}")
         step.counters.add_all(report.counters())
         return bridge.from_numpy(out[:, :, None])
 

@@ -20,7 +20,7 @@ from labkit import config
 from labkit.engine import admission, batching
 from labkit.engine.base import EngineError, FinishReason, TokenEvent
 from labkit.engine.batching import Phase
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import SchedulerOutput
@@ -36,13 +36,13 @@ class Scheduler:
     options
         The strategies, and caps: requests at once, tokens per step and per chunk.
     cache
-        Where blocks are reserved and released.
+        Where KV memory is reserved and released.
     eos_token_ids
         Ids that end a request which does not ignore them.
     """
 
     def __init__(
-        self, options: config.Scheduler, cache: KVCacheManager, eos_token_ids: frozenset[int]
+        self, options: config.Scheduler, cache: KVCache, eos_token_ids: frozenset[int]
     ) -> None:
         self._options = options
         self._cache = cache
@@ -80,24 +80,21 @@ class Scheduler:
         Raises
         ------
         EngineError
-            The id is live already, or the blocks it needs exceed the whole pool.
+            The id is live already, or it needs more KV memory than there is.
         """
         state = RequestState(request)
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is live already")
-        if not self._cache.fits_empty_pool(state.max_cached_tokens):
-            raise EngineError(self._too_large(state))
+        reason = self._cache.refusal(state.max_cached_tokens)
+        if reason is not None:
+            raise EngineError(
+                f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
+                f"max_tokens={state.request.params.max_tokens} {reason}; raise the budget "
+                "(engine.budget)"
+            )
         self._live[request.request_id] = state
         self._waiting.append(state)
         self.counts.add("requests.submitted")
-
-    def _too_large(self, state: RequestState) -> str:
-        needed = self._cache.blocks_for(state.max_cached_tokens)
-        return (
-            f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
-            f"max_tokens={state.request.params.max_tokens} need {needed} KV blocks, the pool has "
-            f"{self._cache.pool.capacity}; raise the budget (engine.budget)"
-        )
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds; unknown ids are ignored."""

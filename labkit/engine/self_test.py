@@ -1,29 +1,28 @@
 """The check at load: does this architecture, paged and packed, compute what mlx_lm computes?
 
 Two sequences are computed by the plain model with its own caches, and by labkit's
-forward in uneven chunks over shuffled blocks, mixed with decodes; every token's logits
+forward in uneven chunks over shuffled memory, mixed with decodes; every token's logits
 must agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import EngineError
 from labkit.engine.forward import Forward
-from labkit.engine.input_builder import Batch
-from labkit.engine.kv_pools import KVPools, LayerShape
+from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.kv_layout.base import KVCache, KVLayout, LayerShape
 from labkit.engine.layer_cache import ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, plain_caches
+from labkit.engine.request import Request, RequestState
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.engine.stats import Counters
-
-if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
 
 # Of the range of the logits. Float32 in another order of summation stays far below it.
 TOLERANCE = 1e-4
@@ -33,13 +32,18 @@ TOLERANCE = 1e-4
 class Expected:
     """What the plain model gives: the shapes it caches, and logits per sequence and token.
 
-    ``steps`` says how many tokens of each sequence the paged forward computes together.
+    ``steps`` says how many tokens of each sequence labkit's forward computes together.
     """
 
     shapes: tuple[LayerShape, ...]
     sequences: tuple[NDArray[np.int32], ...]
     logits: tuple[NDArray[np.float32], ...]
     steps: tuple[tuple[int, int], ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(map(len, self.sequences))
 
 
 def expect(loaded: LoadedModel, block_size: int) -> Expected:
@@ -83,14 +87,10 @@ def _logits(model: Any, ids: NDArray[np.int32], caches: Any) -> NDArray[np.float
     return np.array(logits, np.float32)
 
 
-def verify(
-    loaded: LoadedModel,
-    forward: Forward,
-    backend: AttentionBackend,
-    expected: Expected,
-    block_size: int,
-) -> float:
+def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Expected) -> float:
     """Compare; return the largest difference as a fraction of the range of the logits.
+
+    ``layout`` has room for one request of ``expected.longest`` tokens per sequence.
 
     Raises
     ------
@@ -98,18 +98,11 @@ def verify(
         The architecture cannot be served this way, with the reason.
     """
     where = f"model_type={loaded.model_type} ({forward.name} forward)"
-    pools = KVPools(expected.shapes, 2 * len(expected.sequences) + 1, block_size)
     worst = 0.0
-    for batch, reference in _steps(expected):
+    for batch, reference in _steps(expected, layout.cache):
         try:
-            meta = backend.plan(
-                block_tables=batch.block_tables,
-                seq_lens=batch.seq_lens,
-                cu_seqlens_q=batch.cu_seqlens_q,
-                block_size=block_size,
-                total_q=batch.total_q,
-            )
-            logits = forward(batch, meta, pools, backend, Counters())
+            computed, attention = layout.memory.plan(batch)
+            logits = forward(computed, attention, Counters())
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise EngineError(f"{where}: refused by the self-test: {reason}") from error
@@ -122,26 +115,37 @@ def verify(
     return worst
 
 
-def _steps(expected: Expected) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     """Yield the batches of the test with the logits that each must give."""
-    done = [0] * len(expected.sequences)
-    tables = np.array([[3, 1], [2, 4]], np.int32)
+    states = [
+        RequestState(Request(f"self-test {i}", tuple(ids.tolist())))
+        for i, ids in enumerate(expected.sequences)
+    ]
+    _shuffle(cache, len(states))
+    for state in states:
+        cache.reserve(state, state.num_tokens)
+    builder = InputBuilder(cache)
     for counts in expected.steps:
-        active = [i for i, count in enumerate(counts) if count]
-        spans = [(i, done[i], done[i] + counts[i]) for i in active]
-        cu_seqlens_q = np.cumsum([0, *(stop - start for _, start, stop in spans)], dtype=np.int32)
-        yield (
-            Batch(
-                tokens=np.concatenate([expected.sequences[i][a:b] for i, a, b in spans]),
-                positions=np.concatenate([np.arange(a, b, dtype=np.int32) for _, a, b in spans]),
-                cu_seqlens_q=cu_seqlens_q,
-                seq_lens=np.array([b for _, _, b in spans], np.int32),
-                block_tables=tables[active],
-                logit_rows=np.arange(cu_seqlens_q[-1], dtype=np.int32),
-                sampling=(),
-                prefill_tokens=0,
-            ),
-            np.concatenate([expected.logits[i][a:b] for i, a, b in spans]),
-        )
-        for i, _, stop in spans:
-            done[i] = stop
+        chunks = [
+            ScheduledChunk(state, state.num_computed_tokens, count)
+            for state, count in zip(states, counts, strict=True)
+            if count
+        ]
+        batch = builder.build(SchedulerOutput(tuple(chunks)))
+        spans = [
+            logits[state.num_computed_tokens :][:count]
+            for state, logits, count in zip(states, expected.logits, counts, strict=True)
+        ]
+        rows = np.arange(batch.total_q, dtype=np.int32)
+        yield replace(batch, logit_rows=rows), np.concatenate(spans)
+        for chunk in chunks:
+            chunk.state.num_computed_tokens += chunk.num_tokens
+
+
+def _shuffle(cache: KVCache, requests: int) -> None:
+    """Make free memory lie out of order, as it does in use."""
+    decoys = [RequestState(Request(f"decoy {i}", (0,))) for i in range(2 * requests)]
+    for decoy in decoys:
+        cache.reserve(decoy, 1)
+    for decoy in decoys[::2] + decoys[-1::-2]:
+        cache.release(decoy.request_id)

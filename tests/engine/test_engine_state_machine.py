@@ -71,7 +71,7 @@ class StubModel:
 
 
 def make_engine(num_blocks=9, block_size=4, **options):
-    cache = KVCacheManager(BlockPool(num_blocks), block_size)
+    cache = KVCacheManager(BlockPool(num_blocks), block_size, block_bytes=100)
     scheduler = Scheduler(config.Scheduler(**options), cache, frozenset({EOS}))
     model = StubModel(num_blocks, block_size)
     engine = PagedEngine(
@@ -80,7 +80,6 @@ def make_engine(num_blocks=9, block_size=4, **options):
         run_model=model,
         counters=Counters(),
         vocab_size=VOCAB,
-        block_bytes=100,
         notes={},
     )
     return engine, model

@@ -12,8 +12,10 @@ from budget_questions import GIB, MIB
 
 from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
+from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import facts, profiling, sizing
-from labkit.engine.kv_pools import LayerShape
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.base import LayerShape
 from labkit.platform import memory_machine
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
@@ -72,16 +74,16 @@ def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_activations_are_what_was_estimated(tiny_dir, rows):
-    from labkit.engine import attention, self_test
+    from labkit.engine import kv_layout, self_test
     from labkit.engine.forward import choose_forward
     from labkit.engine.model_loader import load
 
     loaded = load(tiny_dir)
-    backend = attention.create(backend="fused")
     shapes = self_test.cached_shapes(loaded)
     forward = choose_forward(loaded).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
-    measured = profiling.activation_bytes(forward, backend, shapes, scheduler, 16)
+    kind = kv_layout.choose(config.Engine())
+    measured = profiling.activation_bytes(forward, kind, shapes, scheduler)
     estimated = facts.of_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
     assert estimated - MIB // 4 < measured < 1.1 * estimated + MIB
@@ -90,11 +92,14 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
 def test_the_largest_step_is_the_largest(tokens, rows):
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
-    batch, num_blocks = profiling.largest_step(scheduler, 16)
+    lengths = profiling.prompt_lengths(scheduler)
+    num_blocks = sum(-(-n // 16) for n in lengths) + 1
+    cache = KVCacheManager(BlockPool(num_blocks), 16)
+    batch = profiling.largest_step(lengths, cache)
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
     assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
-    assert batch.block_tables.min() == 1 and batch.block_tables.max() == num_blocks - 1
-    assert len(np.unique(batch.block_tables)) == batch.block_tables.size
+    assert batch.block_tables.max() == num_blocks - 1
+    assert len(np.unique(batch.block_tables[batch.block_tables > 0])) == num_blocks - 1
     assert batch.block_tables.shape[1] * 16 >= batch.seq_lens.max()
 
 
@@ -170,7 +175,7 @@ FILL = """
 import sys
 import psutil
 from labkit.engine.kv_pools import KVPools
-from labkit.engine.kv_pools import LayerShape
+from labkit.engine.kv_layout.base import LayerShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
 process = psutil.Process()
 before = process.memory_info().rss

@@ -1,0 +1,32 @@
+"""How keys and values lie in memory: one file per layout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.engine.kv_layout.base import KVLayout, LayerShape, LayoutKind
+
+if TYPE_CHECKING:
+    from labkit import config
+
+__all__ = ["KVLayout", "LayerShape", "LayoutKind", "choose"]
+
+
+def choose(options: config.Engine) -> LayoutKind:
+    """Return the layout, with its attention, that ``options`` name.
+
+    Raises
+    ------
+    ValueError
+        The attention cannot be made; one line that says why.
+    """
+    from labkit.engine import attention
+    from labkit.engine.kv_layout.paged import Paged
+
+    backend = attention.create(
+        backend=options.attention.backend,
+        device=options.attention.device.value,
+        resolver=options.attention.resolver,
+        split_kv=options.attention.split_kv,
+    )
+    return Paged(backend, options.kv.block_size)

@@ -1,0 +1,189 @@
+"""What every KV layout offers: who holds which memory, and how a step writes and reads it.
+
+A layout is two parts.  ``KVCache`` is bookkeeping on the host, which the scheduler and the
+input builder ask; ``KVMemory`` is the arrays, which the model runner asks once per step
+and the model's layers through ``StepAttention``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from labkit.engine.input_builder import Batch
+    from labkit.engine.request import RequestState
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer caches per token."""
+
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's key and value in float32."""
+        return 4 * self.num_kv_heads * (self.key_dim + self.value_dim)
+
+    def block_bytes(self, block_size: int) -> int:
+        """Return the bytes of a block of keys and values in float32."""
+        return block_size * self.token_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockTable:
+    """A request's memory in the order of its tokens: int32 [blocks].
+
+    Blocks of the pool; in a layout without blocks one id, which names the request's row.
+    A change makes a new table, so a table that is the same object holds the same blocks.
+    """
+
+    block_ids: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self.block_ids)
+
+
+class KVCache(Protocol):
+    """Who holds which KV memory."""
+
+    def refusal(self, num_tokens: int) -> str | None:
+        """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
+
+    def reserve(self, state: RequestState, num_tokens: int) -> int | None:
+        """Hold memory for a request's first ``num_tokens`` tokens.
+
+        Returns
+        -------
+        int or None
+            How many of its tokens are computed already, never the last one known, which
+            must be computed to sample the next; None, and nothing is held, if too little
+            memory is free.
+
+        Raises
+        ------
+        ValueError
+            The request holds memory already.
+        """
+
+    def publish(self, state: RequestState) -> None:
+        """Offer a running request's computed tokens for reuse, where the layout can share.
+
+        To be called after ``num_computed_tokens`` has advanced over tokens that are final.
+        """
+
+    def table(self, request_id: str) -> BlockTable:
+        """Return where the request's tokens lie."""
+
+    def release(self, request_id: str) -> None:
+        """Give back what a request holds; one that holds nothing is ignored."""
+
+    def check(self, running: set[str]) -> None:
+        """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
+
+    def counters(self) -> dict[str, float]:
+        """Return what was counted since the last reset.
+
+        Every layout counts ``peak_kv_bytes``, the most bytes that were held at once, and
+        ``kv_used_bytes``, the most that held a computed key or value.
+        """
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held now."""
+
+
+class Report(Protocol):
+    """What one attention launch says about itself."""
+
+    @property
+    def stale(self) -> bool:
+        """Tell whether the output is another launch's."""
+
+    def counters(self) -> dict[str, float]:
+        """Return the launch as counters that may be summed over launches."""
+
+
+class StepAttention(Protocol):
+    """One step's write and read path, for all layers."""
+
+    def counters(self) -> Mapping[str, float]:
+        """Return the step as counters; ``layout.<name>`` is one of them."""
+
+    def write(self, layer: int, k: Array, v: Array) -> None:
+        """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Array,
+        *,
+        scale: float,
+        window: int | None,
+        sinks: Array | None,
+    ) -> tuple[Array, Report]:
+        """Attend from ``q`` [total_q, num_q_heads, head_dim], causally, to the cached keys.
+
+        Parameters
+        ----------
+        layer
+            Whose keys and values.
+        q
+            The packed queries of the batch that ``KVMemory.plan`` returned.
+        scale
+            Factor of the logits.
+        window
+            Only the last so many keys, the query's own included; None: all.
+        sinks
+            [num_q_heads], one more logit per head in the softmax denominator, unscaled.
+        """
+
+
+class KVMemory(Protocol):
+    """The arrays that hold keys and values."""
+
+    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Prepare a step; memory may grow or move.
+
+        Returns
+        -------
+        tuple
+            The batch as the model computes it, which may have inert rows more than the
+            one given (same ``logit_rows`` in the same order), and its attention.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """A layout's two parts."""
+
+    cache: KVCache
+    memory: KVMemory
+
+
+class LayoutKind(Protocol):
+    """Makes layouts of one kind: for the engine, for the self-test, for profiling."""
+
+    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
+        """Make a layout of so much memory.
+
+        Parameters
+        ----------
+        shapes
+            What each layer caches per token.
+        num_blocks
+            The memory, in blocks of ``engine.kv.block_size`` tokens; one of them is the
+            paged pool's null block.
+        """
+
+    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
+        """Make a layout just large enough for so many requests of so many tokens each."""
