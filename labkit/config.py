@@ -66,9 +66,32 @@ class DecodeShape(Enum):
 
 
 class PrefixCache(Enum):
-    """Whether computed KV blocks are reused between requests."""
+    """How computed KV blocks are found for reuse between requests."""
 
     none = "none"
+    hash = "hash"
+    radix = "radix"
+
+
+class PrefixAlign(Enum):
+    """Where reuse of a cached prefix may end: after any block, or where a chunk ends too.
+
+    With chunk, a prompt that is chunked by ``engine.scheduler.chunk`` alone is computed in
+    the same chunks with and without a cache.
+    """
+
+    block = "block"
+    chunk = "chunk"
+
+
+class CacheState(Enum):
+    """What the prefix cache holds when measuring begins.
+
+    cold: nothing. warm: what it keeps after all requests were served once, unmeasured.
+    """
+
+    cold = "cold"
+    warm = "warm"
 
 
 class Speculation(Enum):
@@ -294,6 +317,7 @@ class Engine:
     threads: int | None = None
     decode_shape: DecodeShape = DecodeShape.exact
     prefix_cache: PrefixCache = PrefixCache.none
+    prefix_align: PrefixAlign = PrefixAlign.block
     speculation: Speculation = Speculation.none
     pipeline: Pipeline = Pipeline.sync
     batch_invariant: bool = False
@@ -319,6 +343,21 @@ class Engine:
                 f"engine.attention.resolver={self.attention.resolver}: only "
                 "engine.attention.backend=fused has resolvers; leave it binary_search",
             )
+        if self.prefix_align is PrefixAlign.chunk:
+            self._check_chunk_alignment()
+
+    def _check_chunk_alignment(self) -> None:
+        require(
+            self.prefix_cache is not PrefixCache.none,
+            "engine.prefix_align=chunk: there is no prefix to align; set engine.prefix_cache to "
+            "hash or radix, or leave prefix_align=block",
+        )
+        chunk, size = self.scheduler.chunk, self.kv.block_size
+        require(
+            chunk is not None and chunk % size == 0,
+            f"engine.prefix_align=chunk: set engine.scheduler.chunk (now {chunk}) to a multiple of "
+            f"engine.kv.block_size={size}",
+        )
 
 
 def own_classes(engine: Engine) -> dict[str, str]:
@@ -435,7 +474,8 @@ class Workload:
 
     Kernel workloads: ``cases``, the head counts, ``max_pool_bytes``.
     Request workloads: ``num_requests``, ``concurrency`` (requests in flight, closed
-    loop), ``ignore_eos`` (fixed output lengths), and the sampling parameters.
+    loop), ``ignore_eos`` (fixed output lengths), ``cache_state`` (of the prefix cache)
+    and the sampling parameters.
     ``warmup`` and ``repeats`` are counts of kernel dispatches per case; request
     workloads warm up with ``warmup`` requests and are measured once.
     """
@@ -448,6 +488,7 @@ class Workload:
     num_requests: int | None = None
     concurrency: int = 16
     ignore_eos: bool = True
+    cache_state: CacheState = CacheState.cold
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -488,7 +529,14 @@ class Workload:
             f"workload.max_pool_bytes={self.max_pool_bytes}: allowed are 1048576 or more",
         )
         self._unread(
-            "kernel", "num_requests", "concurrency", "ignore_eos", "temperature", "top_k", "top_p"
+            "kernel",
+            "num_requests",
+            "concurrency",
+            "ignore_eos",
+            "cache_state",
+            "temperature",
+            "top_k",
+            "top_p",
         )
 
     def _check_requests(self) -> None:

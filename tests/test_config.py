@@ -10,6 +10,7 @@ from labkit.config import (
     Admission,
     Attention,
     Budget,
+    CacheState,
     Case,
     ConfigError,
     Design,
@@ -17,6 +18,8 @@ from labkit.config import (
     Experiment,
     Model,
     ModelShape,
+    PrefixAlign,
+    PrefixCache,
     Scheduler,
     Workload,
     WorkloadKind,
@@ -67,6 +70,30 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Engine(name="nope"), "engine.name=nope"),
         (lambda: Engine(attention=Attention(backend="a:"), name="a.b:C"), "attention.backend=a:"),
         (lambda: Engine(attention=Attention(resolver="nope")), "engine.attention.resolver=nope"),
+        (
+            lambda: Engine(prefix_align=PrefixAlign.chunk, scheduler=Scheduler(chunk=32)),
+            "engine.prefix_align=chunk: there is no prefix",
+        ),
+        (
+            lambda: Engine(prefix_align=PrefixAlign.chunk, prefix_cache=PrefixCache.hash),
+            "engine.scheduler.chunk (now None)",
+        ),
+        (
+            lambda: Engine(
+                prefix_align=PrefixAlign.chunk,
+                prefix_cache=PrefixCache.radix,
+                scheduler=Scheduler(chunk=24),
+            ),
+            "multiple of engine.kv.block_size=16",
+        ),
+        (
+            lambda: Workload(
+                kind=WorkloadKind.kernel,
+                cache_state=CacheState.warm,
+                cases=[Case("c", decode=1, context=1)],
+            ),
+            "workload.cache_state",
+        ),
         (lambda: Scheduler(max_num_seqs=0), "engine.scheduler.max_num_seqs=0"),
         (lambda: Scheduler(max_num_seqs=64, max_num_batched_tokens=8), "max_num_batched_tokens=8"),
         (lambda: Scheduler(chunk=0), "engine.scheduler.chunk=0"),

@@ -69,5 +69,8 @@ class InferenceEngine(Protocol):
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held now."""
 
+    def clear_cache(self) -> None:
+        """Forget what is kept of finished requests, so that the next ones find nothing."""
+
     def close(self) -> None:
         """Release the memory held."""

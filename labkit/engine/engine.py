@@ -157,6 +157,10 @@ class PagedEngine:
         self._cache.reset_counters()
         self._scheduler.counts.reset()
 
+    def clear_cache(self) -> None:
+        """Forget the prefixes that no live request holds."""
+        self._cache.clear()
+
     def close(self) -> None:
         """End every request and drop the model and the KV memory."""
         self._scheduler.close()

@@ -17,7 +17,16 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.stats import Counters
 from labkit.platform import memory_machine
 
-_METHODS = ("submit", "abort", "step", "has_work", "counters", "reset_counters", "close")
+_METHODS = (
+    "submit",
+    "abort",
+    "step",
+    "has_work",
+    "counters",
+    "reset_counters",
+    "clear_cache",
+    "close",
+)
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from labkit.config import BudgetPolicy, Experiment, require
+from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
 from labkit.model import ModelDir, resolve
 from labkit.workload.base import START_SECONDS
@@ -71,7 +71,8 @@ class RequestKind:
         weights, kv_per_token = _model_facts(experiment)
         flops = 2 * weights * (prompt + output)
         steps = output / min(experiment.workload.concurrency, len(lengths))
-        seconds = START_SECONDS + flops / FLOPS + steps * STEP_SECONDS
+        times = 2 if experiment.workload.cache_state is CacheState.warm else 1
+        seconds = START_SECONDS + times * (flops / FLOPS + steps * STEP_SECONDS)
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         kv = kv_per_token * sum(in_flight[: experiment.workload.concurrency])
         return Estimate(seconds=seconds, bytes=PROCESS_BYTES + 4 * weights + kv)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.config import Workload
+from labkit.config import CacheState, Workload
 from labkit.workload.digest import token_digest
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, StaleOutput
 from labkit.workload.metrics import Served, request_notes, serving_metrics
@@ -65,7 +65,10 @@ class ServingSession:
         self._clock = clock
 
     def warm_up(self) -> None:
-        """Serve the shapes of the first requests, with other token ids, then forget the counts."""
+        """Serve the shapes of the first requests, with other token ids, and forget all of it.
+
+        In the warm state all requests are served too, so that their prefixes are cached.
+        """
         rng = np.random.default_rng([self._seed, 2])
         shapes = self._prompts[: self._workload.warmup]
         prompts = [
@@ -77,6 +80,9 @@ class ServingSession:
             for index, shape in enumerate(shapes)
         ]
         self._serve(prompts, lambda text: None)
+        self._engine.clear_cache()
+        if self._workload.cache_state is CacheState.warm:
+            self._serve(self._prompts, lambda text: None)
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
@@ -89,7 +95,8 @@ class ServingSession:
             outputs=token_outputs(served, self._pieces),
             notes={"requests": request_notes(served)},
         )
-        return Measurement(cases=(case,), counters=counters)
+        notes = {"cache_state": self._workload.cache_state.value}
+        return Measurement(cases=(case,), counters=counters, notes=notes)
 
     def close(self) -> None:
         """Close the engine."""

@@ -49,6 +49,9 @@ class Echo:
     def reset_counters(self):
         self.steps = 0
 
+    def clear_cache(self):
+        pass
+
     def close(self):
         self.queue = []
 

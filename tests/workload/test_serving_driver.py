@@ -2,7 +2,7 @@ from collections import deque
 
 import pytest
 
-from labkit.config import Workload, WorkloadKind
+from labkit.config import CacheState, Workload, WorkloadKind
 from labkit.engine.base import StaleLaunchError, TokenEvent
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.pieces import Pieces
@@ -29,6 +29,7 @@ class StubEngine:
         self.clock, self.per_step, self.fault, self.capacity = clock, per_step, fault, capacity
         self.live, self.waiting, self.submitted = {}, deque(), []
         self.most_in_flight, self.resets, self.closed, self.steps = 0, 0, False, 0
+        self.calls = []
 
     def submit(self, request):
         self.submitted.append(request)
@@ -65,8 +66,12 @@ class StubEngine:
         return {"engine.stub": self.steps, "peak_kv_bytes": 640}
 
     def reset_counters(self):
+        self.calls.append("reset")
         self.resets += 1
         self.steps = 0
+
+    def clear_cache(self):
+        self.calls.append("clear")
 
     def close(self):
         self.closed = True
@@ -172,6 +177,20 @@ def test_warm_up_serves_the_first_shapes_with_other_ids_and_forgets_the_counts()
     )
     assert all(0 <= t < 50 for r in engine.submitted for t in r.prompt_token_ids)
     assert engine.resets == 1 and engine.steps == 0
+
+
+def test_cold_clears_the_cache_and_warm_serves_everything_once_before():
+    served = {}
+    for state in CacheState:
+        clock = Clock()
+        engine = StubEngine(clock)
+        run = session(engine, clock, warmup=1, cache_state=state)
+        run.warm_up()
+        assert engine.calls == ["clear", "reset"]
+        served[state] = [r.prompt_token_ids for r in engine.submitted[1:]]
+        assert run.measure(lambda text: None).notes == {"cache_state": state.value}
+    assert served[CacheState.cold] == []
+    assert served[CacheState.warm] == [p.token_ids for p in PROMPTS]
 
 
 def test_sampling_parameters_reach_the_engine_and_every_request_has_its_own_stream():

@@ -29,4 +29,12 @@ def choose(options: config.Engine) -> LayoutKind:
         resolver=options.attention.resolver,
         split_kv=options.attention.split_kv,
     )
-    return Paged(backend, options.kv.block_size)
+    return Paged(backend, options.kv.block_size, options.prefix_cache.value, _reuse_blocks(options))
+
+
+def _reuse_blocks(options: config.Engine) -> int:
+    """Return how many blocks a cached prefix is a multiple of."""
+    chunk = options.scheduler.chunk
+    if options.prefix_align.value == "block" or chunk is None:
+        return 1
+    return chunk // options.kv.block_size

@@ -88,6 +88,9 @@ class KVCache(Protocol):
     def release(self, request_id: str) -> None:
         """Give back what a request holds; one that holds nothing is ignored."""
 
+    def clear(self) -> None:
+        """Forget what is kept of requests that ended, where the layout can share."""
+
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
 

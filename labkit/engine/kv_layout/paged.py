@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.base import Array, KVLayout, LayerShape
@@ -17,17 +18,43 @@ if TYPE_CHECKING:
 
 
 class Paged:
-    """Makes paged layouts; see ``LayoutKind``."""
+    """Makes paged layouts; see ``LayoutKind``.
 
-    def __init__(self, backend: AttentionBackend, block_size: int) -> None:
+    Parameters
+    ----------
+    backend
+        Writes and reads the pools.
+    block_size
+        Tokens in a block.
+    prefixes
+        The prefix cache: none, hash or radix.
+    reuse_blocks
+        Prefixes are reused in multiples of this many blocks.
+    """
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        block_size: int,
+        prefixes: str = "none",
+        reuse_blocks: int = 1,
+    ) -> None:
         self._backend = backend
         self._block_size = block_size
+        self._prefixes = prefixes
+        self._reuse_blocks = reuse_blocks
 
     def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
         """Make a pool of so many blocks, the null block included."""
         pools = KVPools(shapes, num_blocks, self._block_size)
         blocks = BlockPool(num_blocks)
-        cache = KVCacheManager(blocks, self._block_size, block_bytes=pools.block_bytes)
+        cache = KVCacheManager(
+            blocks,
+            self._block_size,
+            prefix_cache.create(self._prefixes, blocks, self._block_size),
+            self._reuse_blocks,
+            block_bytes=pools.block_bytes,
+        )
         return KVLayout(cache, PagedMemory(pools, self._backend))
 
     def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache.base import PrefixCache
+from labkit.engine.prefix_cache.hash import HashPrefixCache
 from labkit.engine.prefix_cache.none import NoPrefixCache
+from labkit.engine.prefix_cache.radix import RadixPrefixCache
 
-__all__ = ["NoPrefixCache", "PrefixCache"]
+__all__ = ["HashPrefixCache", "NoPrefixCache", "PrefixCache", "RadixPrefixCache", "create"]
+
+
+def create(name: str, pool: BlockPool, block_size: int) -> PrefixCache:
+    """Make the prefix cache of that name over a pool."""
+    if name == "none":
+        return NoPrefixCache()
+    if name == "hash":
+        return HashPrefixCache(pool, block_size)
+    return RadixPrefixCache(pool, block_size)
