@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from labkit.config import Engine, from_plain, own_classes
-from labkit.experiment import environment, environment_git, process
+from labkit.experiment import environment, environment_git, kept, process
 from labkit.experiment.cell import Cell, Paths
 from labkit.experiment.design import Run
 from labkit.experiment.errors import StudyError
@@ -118,6 +118,7 @@ class ProcessLauncher:
         environ, removed = _environment(arms[0])
         pending = [paths.pending / f"{run.name}.json" for run in runs]
         pairs = zip((paths.arm(arm.name) for arm in arms), pending, strict=True)
+        keep = ["--keep", str(cell.dir)] if runs[0].block == kept.BLOCK else []
         observer = Observer()
 
         def tick(pid: int) -> None:
@@ -126,7 +127,7 @@ class ProcessLauncher:
 
         started = environment.utc_now()
         ending = process.run(
-            [*self.command, *(str(path) for pair in pairs for path in pair)],
+            [*self.command, *(str(path) for pair in pairs for path in pair), *keep],
             environment=environ,
             log=paths.log(runs[0]),
             timeout_s=cell.design.timeout_s * len(runs),

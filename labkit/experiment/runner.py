@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from labkit.config import Isolation
-from labkit.experiment import looks
+from labkit.experiment import kept, looks
 from labkit.experiment.cell import Cell, Paths, refuse_changes, write_facts
 from labkit.experiment.design import Run
 from labkit.experiment.errors import Interrupted, StudyError
@@ -92,6 +92,8 @@ def run_cell(
         paths = Paths(cell.dir)
         todo, records = _tidy(cell, paths, progress, redo_failed)
         found = len(records)
+        kept.settle(cell.dir, records)
+        last_kept = [r.name for r in cell.schedule() if r.block == kept.BLOCK][-1]
         progress.begin(cell, len(todo) + found, found)
         try:
             for stop in cell.stops:
@@ -100,6 +102,8 @@ def run_cell(
                 todo = todo[len(here) :]
                 for record in _carry_out(here, cell, launcher, progress, signals):
                     records.append(record)
+                    if record.run == last_kept:
+                        kept.settle(cell.dir, records)
                 if looks.ends(cell, stop, records):
                     progress.note(f"all is decided at the look after {stop} blocks")
                     break

@@ -20,6 +20,9 @@ from labkit.experiment import canary, environment
 from labkit.experiment.record import Arm, CaseRecord, Metric, Record
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from labkit.workload.measurement import CaseResult, Measurement, Session
 
 
@@ -63,6 +66,7 @@ class Draft:
     record: Record
     watch: Stopwatch
     compiles: dict[str, int] = field(default_factory=dict)
+    values: dict[str, NDArray[np.float32]] = field(default_factory=dict)  # by digest
 
     def note(self, **items: Any) -> None:
         """Add to the record's notes."""
@@ -186,6 +190,8 @@ def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
             what = f"metric {metric.name} of case {result.case!r} is not a finite number"
             draft.fail(Failure("invalid_output", what))
         cases.append(_case(result, {metric.name for metric in bad}))
+        if result.values is not None and result.outputs is not None:
+            draft.values[result.outputs["digest"]] = result.values
     counters = {name: float(value) for name, value in measurement.counters.items()}
     broken = [name for name, value in counters.items() if not math.isfinite(value)]
     for name in broken:

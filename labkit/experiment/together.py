@@ -15,12 +15,17 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from labkit.config import Case, Experiment
 from labkit.experiment import canary, stages
 from labkit.experiment.record import Arm, Record
 from labkit.experiment.stages import Draft, Failure, Stopwatch
 from labkit.workload.measurement import CaseResult, Measurement, Session
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass
@@ -94,8 +99,10 @@ class Block:
         finally:
             for seat in seats:
                 seat.session.close()
-        for seat in seats:
-            seat.member.cases.append(merged(seat.turns, seat.places))
+        results = [merged(seat.turns, seat.places) for seat in seats]
+        agree = len({r.outputs["digest"] for r in results if r.outputs is not None}) < 2
+        for seat, result in zip(seats, results, strict=True):
+            seat.member.cases.append(replace(result, values=None) if agree else result)
 
     def _seat(self, member: Member, case: Case) -> list[Seat]:
         """Load one arm with one case and one repeat, which is one turn."""
@@ -126,6 +133,11 @@ class Block:
                 seat.member.counters.update(measurement.counters)
                 seat.turns += measurement.cases
                 seat.places.append(place)
+
+    @property
+    def values(self) -> dict[str, NDArray[np.float32]]:
+        """The outputs that arms do not agree on, by digest."""
+        return {d: v for member in self.members for d, v in member.draft.values.items()}
 
     @contextmanager
     def _turn(self, member: Member, stage: str) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. Several pairs are a block whose arms take turns
-(:mod:`labkit.experiment.together`). ``--prepare ARM`` loads and warms up an arm
+(:mod:`labkit.experiment.together`). ``--keep CELL`` keeps array outputs in that cell's
+folder (:mod:`labkit.experiment.kept`). ``--prepare ARM`` loads and warms up an arm
 without measuring, so that no compilation falls inside a measured run. The stages are in
 :mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
 parent is gone.
@@ -20,9 +21,10 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import environment, stages, watchdog
+from labkit.experiment import environment, kept, stages, watchdog
 from labkit.experiment.record import (
     Arm,
     Record,
@@ -33,11 +35,21 @@ from labkit.experiment.record import (
 )
 from labkit.experiment.stages import Draft, Stopwatch, one_line
 
+if TYPE_CHECKING:
+    from labkit.experiment.kept import Values
+
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
 
-def perform(arm_paths: Sequence[Path], run_paths: Sequence[Path], spawned_ns: int) -> list[Record]:
+def perform(
+    arm_paths: Sequence[Path],
+    run_paths: Sequence[Path],
+    spawned_ns: int,
+    keep: Path | None = None,
+) -> list[Record]:
     """Do one run, or a block's runs side by side; give their records, whatever the outcome.
+
+    ``keep``: the cell's folder, if the values of array outputs are to be kept there.
 
     Raises
     ------
@@ -51,11 +63,20 @@ def perform(arm_paths: Sequence[Path], run_paths: Sequence[Path], spawned_ns: in
     if len(arms) > 1:
         from labkit.experiment.together import Block
 
-        return Block(records, arms, watch).run()
+        block = Block(records, arms, watch)
+        records = block.run()
+        _keep(keep, block.values)
+        return records
     draft = Draft(records[0], watch)
     stages.run(draft, arms[0])
     draft.note(compiles=draft.compiles)
+    _keep(keep, draft.values)
     return [replace(draft.record, seconds={**watch.seconds, "total": watch.since_spawn()})]
+
+
+def _keep(cell_dir: Path | None, values: Values) -> None:
+    if cell_dir is not None and values:
+        kept.save(cell_dir, values)
 
 
 def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
@@ -88,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
+    parser.add_argument("--keep", metavar="CELL", type=Path, default=None)
     parser.add_argument("--parent", type=int, default=None)
     parser.add_argument("--lifeline", type=int, default=None)
     parser.add_argument("--spawned", type=int, default=None)
@@ -104,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.prepare:
             prepare(paths[0])
             return 0
-        records = perform(paths[::2], paths[1::2], spawned_ns)
+        records = perform(paths[::2], paths[1::2], spawned_ns, options.keep)
     except (RecordError, ConfigError) as error:
         print(one_line(error), file=sys.stderr)
         return os.EX_DATAERR

@@ -134,6 +134,7 @@ class KernelSession:
             case=size.case.name,
             metrics=(Metric("dispatch_us", "us", "lower", True, tuple(times)),),
             outputs=array_outputs(ready.expected),
+            values=ready.expected,
             notes={
                 "kernel": report.kernel,
                 "reason": report.reason,

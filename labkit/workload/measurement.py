@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Better = Literal["higher", "lower"]
 
@@ -33,7 +37,8 @@ class CaseResult:
     """What one case gave, or why it was skipped.
 
     ``outputs`` is ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}`` as
-    ``labkit.workload.digest`` and ``labkit.workload.serving`` build them.
+    ``labkit.workload.digest`` and ``labkit.workload.serving`` build them. ``values`` is
+    the array whose digest they hold; the record has no room for it.
     """
 
     case: str
@@ -41,6 +46,7 @@ class CaseResult:
     metrics: tuple[Metric, ...] = ()
     outputs: dict[str, Any] | None = None
     notes: dict[str, Any] = field(default_factory=dict)
+    values: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,12 @@ import sys
 import time
 import types
 
+import numpy as np
+
 from labkit.experiment import record, stages, worker
 from labkit.workload import cases as cases  # so that it outlives its package, replaced below
+from labkit.workload.digest import array_outputs
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput
-
-OUTPUTS = {
-    "kind": "array",
-    "digest": "00",
-    "shape": [1],
-    "dtype": "float32",
-    "rows": "AAAAAA==",
-    "heads": "AAAAAA==",
-}
 
 
 class StubProbe:
@@ -96,7 +90,8 @@ class StubSession:
         metric = Metric("dispatch_us", "us", "lower", True, (value, 101.0, 102.0))
         engaged = 0.0 if kind == "vacuous" else 3.0
         counters = {"engine.paged": 1.0, "resolver.seq_map": engaged}
-        case = CaseResult("one", None, (metric,), OUTPUTS)
+        values = np.full((3, 2, 4), 1.5 if kind == "differ" else 1.0, np.float32)
+        case = CaseResult("one", None, (metric,), array_outputs(values), values=values)
         return Measurement((case,), counters, {"workload": "stub"})
 
     def close(self) -> None:

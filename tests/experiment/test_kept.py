@@ -1,0 +1,69 @@
+"""The values of outputs that differ: kept once, for the first block, and only these."""
+
+import json
+
+import numpy as np
+import pytest
+
+from labkit.analysis import analyse_cell
+from labkit.config import Isolation
+from labkit.experiment import kept
+from labkit.experiment.record import read_runs, values_path
+from labkit.experiment.runner import run_cell
+
+
+def digests(cell):
+    return {r.cases[0].outputs["digest"] for r in read_runs(cell.dir)}
+
+
+def test_arms_that_agree_leave_no_values(make_cell, launcher):
+    cell = make_cell(blocks=2)
+    run_cell(cell, launcher)
+    assert len(digests(cell)) == 1 and not (cell.dir / "outputs").exists()
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_what_differs_is_kept_once_and_its_distance_told(
+    make_cell, launcher, monkeypatch, isolation
+):
+    arm = "seq_map"
+    monkeypatch.setenv("LABKIT_TEST_FAULT", f"measure:differ:{arm}")
+    cell = make_cell(blocks=2, isolation=isolation)
+    run_cell(cell, launcher)
+    files = {path.stem for path in (cell.dir / "outputs").iterdir()}
+    assert files == digests(cell) and len(files) == 2
+    reason = analyse_cell(cell.dir)["gates"]["identical"]["reasons"][0]
+    assert "first at token 0, head 0: 4,194,304 ULP apart [1 against 1.5]" in reason
+
+
+def test_a_block_that_is_run_again_keeps_only_its_own(make_cell, launcher, monkeypatch):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:differ:seq_map")
+    run_cell(make_cell(), launcher)
+    cell = make_cell()
+    next((cell.dir / "runs").glob("*-control.json")).unlink()
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+    run_cell(cell, launcher)
+    assert len(digests(cell)) == 1 and not (cell.dir / "outputs").exists()
+
+
+def test_only_the_first_block_is_kept_and_only_so_much(make_cell, launcher, monkeypatch, tmp_path):
+    run_cell(make_cell(), launcher)
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:differ:seq_map")
+    cell = make_cell(blocks=2)
+    run_cell(cell, launcher)
+    assert len(digests(cell)) == 2 and not (cell.dir / "outputs").exists()
+    assert "the values were not kept" in json.dumps(analyse_cell(cell.dir)["gates"])
+    monkeypatch.setattr(kept, "MOST_BYTES", 100)
+    kept.save(tmp_path, {"a": np.ones(20, np.float32), "b": np.ones(20, np.float32)})
+    assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["a.npy"]
+
+
+def test_a_full_disk_leaves_a_line_and_no_half_a_file(tmp_path, capsys, monkeypatch):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    kept.save(tmp_path, {"a": np.ones(4, np.float32)})
+    assert "No space left on device; the values are not kept" in capsys.readouterr().err
+    assert not any((tmp_path / "outputs").iterdir())
+    assert values_path(tmp_path, "a").name == "a.npy"
