@@ -24,13 +24,25 @@ class InvalidLogitsError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural log probabilities at one position: of the token, and of the likeliest ids.
+
+    ``top`` holds (id, log probability), the likeliest first.
+    """
+
+    token: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """One sampled token, or the end of a request that yields no more.
 
     ``token`` is ``NO_TOKEN`` for an event that carries none (``finish_reason="error"``).
     ``margin`` is the logit gap between the greedy token and the next best one; None when
     the token was drawn at random. A request's last event, and only that, has a
-    ``finish_reason``; an aborted request has no event after its abort.
+    ``finish_reason``; an aborted request has no event after its abort. ``logprobs`` is
+    None unless the request asked for them.
     """
 
     request_id: str
@@ -38,6 +50,7 @@ class TokenEvent:
     finish_reason: FinishReason | None
     margin: float | None = None
     error: str | None = None
+    logprobs: Logprobs | None = None
 
 
 class InferenceEngine(Protocol):

@@ -82,20 +82,30 @@ class PagedEngine:
         if self._scheduler.is_live(request_id):
             raise EngineError(f"request {request_id}: this id is live already")
         try:
-            self._check_prompt(request)
+            self._check(request)
             self._scheduler.add(request)
         except EngineError as error:
             self._counters.add("requests.refused")
             event = TokenEvent(request_id, NO_TOKEN, "error", error=str(error))
             self._refused.append(event)
 
-    def _check_prompt(self, request: Request) -> None:
-        prompt = request.prompt_token_ids
+    def _check(self, request: Request) -> None:
+        prompt, params = request.prompt_token_ids, request.params
         if not prompt:
             raise EngineError(f"request {request.request_id}: the prompt is empty")
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             raise EngineError(
                 f"request {request.request_id}: token ids must be 0 to {self._vocab_size - 1}"
+            )
+        if max(params.logit_bias, default=0) >= self._vocab_size:
+            raise EngineError(
+                f"request {request.request_id}: logit_bias names token {max(params.logit_bias)}; "
+                f"ids are 0 to {self._vocab_size - 1}"
+            )
+        if params.stop:
+            raise EngineError(
+                f"request {request.request_id}: stop texts need a tokenizer; use LLM, or "
+                "stop_token_ids"
             )
 
     def abort(self, request_id: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +21,23 @@ class SamplingParams:
     top_k, top_p
         Keep the ``top_k`` likeliest tokens (0: all), then the smallest set of them whose
         probability reaches ``top_p``.
+    min_p
+        Of these, keep the tokens at least this fraction as likely as the likeliest.
+    repetition_penalty
+        Positive logits of tokens in prompt or output are divided by it, negative ones
+        multiplied (CTRL; Keskar et al. 2019); 1: off.
+    presence_penalty, frequency_penalty
+        Taken from the logits of tokens in the output: once, and per occurrence.
+    logit_bias
+        What is added to the logit of a token id.
+    logprobs
+        Tell the log probability of each token and of the so many likeliest (0 to 20);
+        None: no. They are the model's own, before all of the above.
     max_tokens
         At most this many tokens are generated.
+    stop
+        A text or several that end the request, and are left out of its text. They need a
+        tokenizer: ``LLM`` looks for them, an engine alone refuses them.
     stop_token_ids
         Token ids that end the request, besides the model's end-of-text ids.
     ignore_eos
@@ -36,10 +55,20 @@ class SamplingParams:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    logprobs: int | None = None
     max_tokens: int = 128
+    stop: Sequence[str] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    # Derived once, since they are asked for every token.
+    adjusts: bool = field(init=False, repr=False, compare=False)
+    plain: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -49,15 +78,45 @@ class SamplingParams:
             raise ValueError(f"top_k={self.top_k}: allowed are 0 (off) or more")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: allowed are above 0, at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p}: allowed are 0 (off) to 1")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty}: must be above 0")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise ValueError(f"{name}={getattr(self, name)}: allowed are -2 to 2")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise ValueError(f"logprobs={self.logprobs}: allowed are 0 to {MAX_LOGPROBS}, or None")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens={self.max_tokens}: allowed are 1 or more")
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
             raise ValueError(f"seed={self.seed}: allowed are 0 to 2**64 - 1")
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Copy what the caller could still change, and derive the rest."""
+        bias = {int(token): float(value) for token, value in dict(self.logit_bias).items()}
+        for token, value in bias.items():
+            if token < 0 or not math.isfinite(value):
+                raise ValueError(f"logit_bias: {token}: {value}: ids are 0 or more, biases finite")
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if "" in stop:
+            raise ValueError("stop: a stop text is empty")
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
+        adjusts = bool(bias) or any(penalties)
+        plain = self.temperature == 0 and not adjusts and self.logprobs is None
+        for name, item in {
+            "logit_bias": bias,
+            "stop": stop,
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "adjusts": adjusts,
+            "plain": plain,
+        }.items():
+            object.__setattr__(self, name, item)
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
+        """Whether the likeliest token is always taken, after bias and penalties."""
         return self.temperature == 0
 
 

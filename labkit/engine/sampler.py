@@ -1,4 +1,9 @@
-"""From logits to tokens, each request by its own parameters and its own random stream."""
+"""From logits to tokens, each request by its own parameters and its own random stream.
+
+In this order, as vLLM and mlx_lm have it: bias, penalties (repetition, frequency,
+presence); then greedy takes the best, or temperature, top-k, top-p and min-p leave
+candidates, of which one uniform number picks one.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.base import InvalidLogitsError
+from labkit.engine.base import InvalidLogitsError, Logprobs
 from labkit.engine.request import RequestState
+from labkit.engine.sampling.candidates import candidates, draw
+from labkit.engine.sampling.logprobs import logprobs
+from labkit.engine.sampling.penalties import adjust
 
 Logits = NDArray[np.float32]
 
@@ -21,13 +29,14 @@ class Sampled:
 
     token: int
     margin: float | None
+    logprobs: Logprobs | None = None
 
 
 class Sampler:
-    """Greedy, or temperature, then top-k, then top-p, then one uniform number per token.
+    """Chooses a token per row. A plain greedy row costs its part of one argmax.
 
-    The uniform number is a function of the request's seed and the token's position, so a
-    request draws the same whatever it is batched with.
+    What a request gets is a function of its row, its parameters and its own tokens, so it
+    is the same whatever the request is batched with.
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> dict[str, Sampled]:
@@ -42,21 +51,12 @@ class Sampler:
         if np.isnan(margins).any():
             broken = [states[int(row)].request_id for row in np.flatnonzero(np.isnan(margins))]
             raise InvalidLogitsError(f"logits are not numbers for request {', '.join(broken)}")
-        sampled = {}
-        for row, state in enumerate(states):
-            params = state.request.params
-            if params.greedy:
-                result = Sampled(int(tokens[row]), float(margins[row]))
-            else:
-                uniform = draw(request_seed(state), state.num_tokens)
-                result = Sampled(
-                    sample_row(
-                        logits[row], params.temperature, params.top_k, params.top_p, uniform
-                    ),
-                    None,
-                )
-            sampled[state.request_id] = result
-        return sampled
+        return {
+            state.request_id: Sampled(int(tokens[row]), float(margins[row]))
+            if state.request.params.plain
+            else choose(logits[row], state)
+            for row, state in enumerate(states)
+        }
 
 
 def greedy(logits: Logits) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
@@ -75,6 +75,20 @@ def greedy(logits: Logits) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     return best, margins
 
 
+def choose(logits: Logits, state: RequestState) -> Sampled:
+    """Choose the token after a request's last one from its row [vocabulary]."""
+    params = state.request.params
+    adjusted = adjust(logits, params, state.token_ids, state.num_prompt_tokens)
+    if params.greedy:
+        (best,), (lead,) = greedy(adjusted[None])
+        token, margin = int(best), float(lead)
+    else:
+        uniform = draw(request_seed(state), state.num_tokens)
+        token, margin = candidates(adjusted, params).pick(uniform), None
+    told = None if params.logprobs is None else logprobs(logits, token, params.logprobs)
+    return Sampled(token, margin, told)
+
+
 def request_seed(state: RequestState) -> int:
     """Return the request's seed: its own, else one derived from its id."""
     seed = state.request.params.seed
@@ -82,29 +96,3 @@ def request_seed(state: RequestState) -> int:
         return seed
     digest = hashlib.blake2b(state.request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def draw(seed: int, position: int) -> float:
-    """Return the uniform number in [0, 1) of a position in a seed's stream.
-
-    Counter-based (Philox; Salmon et al. 2011): any position without the ones before it.
-    """
-    generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
-    return float(generator.random())
-
-
-def sample_row(logits: Logits, temperature: float, top_k: int, top_p: float, uniform: float) -> int:
-    """Choose a token of one row [vocabulary] by inverting the kept tokens' distribution.
-
-    Equal logits are ordered by token id, so the result does not depend on the sort.
-    """
-    order = np.argsort(-logits, kind="stable")
-    if top_k:
-        order = order[:top_k]
-    lead = logits[order].astype(np.float64) - float(logits[order[0]])
-    cumulative = np.cumsum(np.exp(lead / temperature))
-    if top_p < 1:
-        kept = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
-        order, cumulative = order[:kept], cumulative[:kept]
-    index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return int(order[min(index, len(order) - 1)])

@@ -174,7 +174,11 @@ class Scheduler:
             if reason is not None:
                 self._release(state)
                 self.counts.add("requests.finished")
-            events.append(TokenEvent(state.request_id, result.token, reason, result.margin))
+            events.append(
+                TokenEvent(
+                    state.request_id, result.token, reason, result.margin, logprobs=result.logprobs
+                )
+            )
         return events
 
     def _finish_reason(self, state: RequestState) -> FinishReason | None:

@@ -1,9 +1,11 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from labkit.engine.base import InvalidLogitsError
 from labkit.engine.request import Request, RequestState, SamplingParams
-from labkit.engine.sampler import Sampler, draw, sample_row
+from labkit.engine.sampler import Sampled, Sampler
 
 
 def state(request_id, **params):
@@ -26,64 +28,120 @@ def test_logits_that_are_not_numbers_name_their_request():
         Sampler()(logits, [state("good"), state("bad")])
 
 
-def test_a_draw_depends_on_seed_and_position_only():
-    assert draw(7, 3) == draw(7, 3)
-    assert len({draw(seed, position) for seed in range(20) for position in range(20)}) == 400
+def test_greedy_is_over_the_adjusted_logits_and_so_is_its_lead():
+    logits = np.array([[0.0, 3.0, 2.5]], np.float32)
+    biased = state("a", logit_bias={0: 4.5})
+    assert Sampler()(logits, [biased])["a"] == Sampled(0, 1.5)
+    penalised = state("a", frequency_penalty=1)
+    penalised.token_ids.append(1)
+    assert Sampler()(logits, [penalised])["a"] == Sampled(2, 0.5)
+    np.testing.assert_array_equal(logits, np.array([[0.0, 3.0, 2.5]], np.float32))
 
 
-def test_a_row_is_sampled_the_same_in_any_batch():
-    rng = np.random.default_rng(0)
-    logits = rng.standard_normal((6, 50)).astype(np.float32)
-    params = [
-        {},
-        {"temperature": 0.7, "seed": 5},
-        {"temperature": 1.0, "top_k": 4, "seed": 6},
-        {"temperature": 2.0, "top_p": 0.6, "seed": 7},
-        {"temperature": 1.0},
-        {"temperature": 1e-4, "seed": 8},
-    ]
-    states = [state(f"r{i}", **p) for i, p in enumerate(params)]
-    together = Sampler()(logits.copy(), states)
-    for i in reversed(range(6)):
-        alone = Sampler()(logits[i : i + 1].copy(), [states[i]])
-        assert alone[f"r{i}"] == together[f"r{i}"]
+def test_logprobs_are_of_the_logits_before_bias_and_temperature():
+    logits = np.log(np.array([[0.1, 0.6, 0.3]], np.float32))
+    for params in ({"logit_bias": {0: 50}}, {"logit_bias": {0: 50}, "temperature": 3.0}):
+        out = Sampler()(logits, [state("a", logprobs=2, **params)])["a"]
+        assert out.token == 0
+        np.testing.assert_allclose(np.exp(out.logprobs.token), 0.1, rtol=1e-5)
+        assert [token for token, _ in out.logprobs.top] == [1, 2]
 
 
-def sample_many(logits, count=4000, **params):
-    options = {"temperature": 1.0, "top_k": 0, "top_p": 1.0} | params
-    picks = [sample_row(logits, uniform=draw(1, i), **options) for i in range(count)]
-    return np.bincount(picks, minlength=len(logits)) / count
+def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
+    def fail(*_args):
+        raise AssertionError("a plain greedy row was looked at twice")
+
+    monkeypatch.setattr("labkit.engine.sampler.choose", fail)
+    Sampler()(np.zeros((2, 9), np.float32), [state("a"), state("b", max_tokens=3, seed=1)])
+    for params in ({"logprobs": 0}, {"min_p": 0.1, "temperature": 1}, {"presence_penalty": 1}):
+        with pytest.raises(AssertionError, match="looked at twice"):
+            Sampler()(np.zeros((1, 9), np.float32), [state("a", **params)])
 
 
-def test_frequencies_match_the_softmax_at_a_temperature():
-    logits = np.array([1.0, 0.0, 2.0, -1.0], np.float32)
-    for temperature in (0.5, 1.0, 2.0):
-        expected = np.exp(logits / temperature)
-        expected /= expected.sum()
-        found = sample_many(logits, temperature=temperature)
-        np.testing.assert_allclose(found, expected, atol=0.03)
+HETEROGENEOUS = [
+    {},
+    {"temperature": 0.7, "seed": 5},
+    {"temperature": 1.0, "top_k": 4, "seed": 6, "logprobs": 3},
+    {"temperature": 2.0, "top_p": 0.6, "seed": 7, "repetition_penalty": 1.5},
+    {"repetition_penalty": 1.3, "logprobs": 1},
+    {"temperature": 1.5, "min_p": 0.2, "frequency_penalty": 0.8},
+    {"temperature": 1.0, "presence_penalty": -0.5, "logit_bias": {3: 2.0, 7: -4.0}},
+    {"logit_bias": {11: 30.0}, "frequency_penalty": 1.9, "logprobs": 20},
+    {"temperature": 1e-4, "seed": 8},
+]
 
 
-def test_top_k_and_top_p_keep_the_likeliest():
-    logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
-    np.testing.assert_allclose(sample_many(logits, top_k=2), [0, 4 / 7, 0, 3 / 7], atol=0.03)
-    # 0.4 + 0.3 reaches 0.6; the third would be beyond.
-    np.testing.assert_allclose(sample_many(logits, top_p=0.6), [0, 4 / 7, 0, 3 / 7], atol=0.03)
-    np.testing.assert_allclose(sample_many(logits, top_p=0.39), [0, 1, 0, 0])
-    np.testing.assert_allclose(sample_many(logits, top_k=1), [0, 1, 0, 0])
+def history_logits(states):
+    """Logits that depend on a request's own tokens only."""
+    rows = [np.random.default_rng(s.token_ids).standard_normal(50) for s in states]
+    return 3 * np.array(rows, np.float32)
 
 
-@pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
-def test_extreme_draws_stay_within_the_kept_tokens(uniform):
-    logits = np.array([5.0, -200.0, 5.0], np.float32)
-    for temperature in (1e-30, 1.0):
-        assert sample_row(logits, temperature, 2, 1.0, uniform) in (0, 2)
+def run(arrivals, length=12):
+    """Serve requests, number ``i`` from step ``arrivals[i]`` on; return what each got."""
+    sampler, results, step = Sampler(), {}, 0
+    states = {i: state(f"r{i}", **HETEROGENEOUS[i]) for i in arrivals}
+    while len(results) < len(states) or any(len(got) < length for got in results.values()):
+        live = [
+            s
+            for i, s in states.items()
+            if arrivals[i] <= step and len(results.get(s.request_id, ())) < length
+        ]
+        step += 1
+        if not live:
+            continue
+        for request_id, sampled in sampler(history_logits(live), live).items():
+            results.setdefault(request_id, []).append(sampled)
+        for s in live:
+            s.token_ids.append(results[s.request_id][-1].token)
+    return results
+
+
+def test_unlike_requests_that_come_and_go_get_what_they_get_alone():
+    everyone = range(len(HETEROGENEOUS))
+    together = run({i: 5 * i % 7 for i in everyone})
+    backwards = run({i: 2 * i for i in reversed(everyone)})
+    for i in everyone:
+        alone = run({i: 0})[f"r{i}"]
+        assert alone == together[f"r{i}"] == backwards[f"r{i}"]
+    assert len({tuple(s.token for s in got) for got in together.values()}) > 5
 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"temperature": -1}, {"top_k": -1}, {"top_p": 0}, {"top_p": 1.1}, {"max_tokens": 0}],
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": float("nan")},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": -2.5},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {1: float("inf")}},
+        {"logprobs": -1},
+        {"logprobs": 21},
+        {"stop": ["a", ""]},
+        {"stop": ""},
+        {"max_tokens": 0},
+        {"seed": -1},
+    ],
 )
-def test_illegal_parameters_raise_at_construction(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
+def test_illegal_parameters_raise_at_construction_in_one_line(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))) as caught:
         SamplingParams(**bad)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_are_frozen_copies_that_compare_and_hash():
+    bias, stop = {3: 1}, ["a"]
+    params = SamplingParams(logit_bias=bias, stop=stop)
+    bias[3], stop[0] = 9, "b"
+    assert (params.logit_bias, params.stop) == ({3: 1.0}, ("a",))
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert len({params, SamplingParams(logit_bias={3: 1}, stop=("a",))}) == 1
+    assert dataclasses.replace(params, temperature=1.0).logit_bias == {3: 1.0}

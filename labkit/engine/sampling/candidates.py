@@ -1,0 +1,66 @@
+"""The tokens that a request's parameters leave to chance, and the draw among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.request import SamplingParams
+
+Logits = NDArray[np.float32]
+Ids = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Token ids and their weights above 0: probabilities times a common factor."""
+
+    ids: Ids
+    weights: NDArray[np.float64]
+
+    def pick(self, uniform: float) -> int:
+        """Return the token at ``uniform`` in [0, 1) of the cumulative distribution."""
+        cumulative = np.cumsum(self.weights)
+        index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+        return int(self.ids[min(index, len(self.ids) - 1)])
+
+    def probability(self, token: int) -> float:
+        """Return the probability of a token, 0 if it was not kept."""
+        return float(self.weights[self.ids == token].sum() / self.weights.sum())
+
+
+def candidates(logits: Logits, params: SamplingParams) -> Candidates:
+    """Apply temperature, top-k, top-p and min-p, in this order, to one row [vocabulary].
+
+    Equal logits are ordered by token id, so that the result does not depend on a sort.
+    """
+    ids = largest(logits, params.top_k) if params.top_k else np.arange(len(logits))
+    lead = logits[ids].astype(np.float64) - float(logits.max())
+    with np.errstate(over="ignore"):
+        weights = np.exp(lead / params.temperature)
+    if params.top_p < 1:
+        order = np.argsort(-lead, kind="stable")
+        cumulative = np.cumsum(weights[order])
+        count = int(np.searchsorted(cumulative, params.top_p * cumulative[-1])) + 1
+        ids, weights = ids[order[:count]], weights[order[:count]]
+    kept = weights >= params.min_p if params.min_p else weights > 0
+    return Candidates(ids[kept], weights[kept])
+
+
+def largest(logits: Logits, count: int) -> Ids:
+    """Return the ids of the ``count`` largest of a row, largest first, equals by id."""
+    count = min(count, len(logits))
+    bound = np.partition(logits, -count)[-count]
+    ids = np.flatnonzero(logits >= bound)
+    return ids[np.argsort(-logits[ids], kind="stable")[:count]]
+
+
+def draw(seed: int, position: int) -> float:
+    """Return the uniform number in [0, 1) of a position in a seed's stream.
+
+    Counter-based (Philox; Salmon et al. 2011): any position without the ones before it.
+    """
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
+    return float(generator.random())

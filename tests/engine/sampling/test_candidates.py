@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from labkit.engine.request import SamplingParams
+from labkit.engine.sampling.candidates import candidates, draw, largest
+
+
+def kept(logits, **params):
+    return candidates(logits, SamplingParams(**{"temperature": 1.0} | params))
+
+
+def frequencies(logits, count=4000, **params):
+    chosen = kept(logits, **params)
+    picks = [chosen.pick(draw(1, i)) for i in range(count)]
+    return np.bincount(picks, minlength=len(logits)) / count
+
+
+def test_a_draw_depends_on_seed_and_position_only():
+    assert draw(7, 3) == draw(7, 3)
+    assert len({draw(seed, position) for seed in range(20) for position in range(20)}) == 400
+
+
+def test_frequencies_match_the_softmax_at_a_temperature():
+    logits = np.array([1.0, 0.0, 2.0, -1.0], np.float32)
+    for temperature in (0.5, 1.0, 2.0):
+        expected = np.exp(logits / temperature)
+        expected /= expected.sum()
+        found = frequencies(logits, temperature=temperature)
+        np.testing.assert_allclose(found, expected, atol=0.03)
+
+
+LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, [0.1, 0.4, 0.2, 0.3]),
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_k": 1}, [0, 1, 0, 0]),
+        ({"top_k": 9}, [0.1, 0.4, 0.2, 0.3]),
+        # 0.4 + 0.3 reaches 0.6; the third would be beyond.
+        ({"top_p": 0.6}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.39}, [0, 1, 0, 0]),
+        # A share of what top-k left: 0.4 of 0.7 is below 0.6.
+        ({"top_k": 2, "top_p": 0.6}, [0, 4 / 7, 0, 3 / 7]),
+        ({"min_p": 0.6}, [0, 4 / 7, 0, 3 / 7]),
+        ({"min_p": 0.3}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"min_p": 1.0}, [0, 1, 0, 0]),
+        # At temperature 2 the ratio to the likeliest is its square root: 0.25 -> 0.5.
+        ({"min_p": 0.49, "temperature": 2.0}, None),
+    ],
+)
+def test_what_is_kept_and_how_likely_it_is(params, expected):
+    if expected is None:
+        assert kept(LOGITS, **params).ids.tolist() == [0, 1, 2, 3]
+        assert kept(LOGITS, **params | {"temperature": 1.0}).ids.tolist() == [1, 2, 3]
+        return
+    chosen = kept(LOGITS, **params)
+    found = [chosen.probability(token) for token in range(4)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(frequencies(LOGITS, **params), expected, atol=0.03)
+
+
+def test_equals_are_kept_by_id():
+    logits = np.array([1.0, 3.0, 3.0, 0.0, 3.0], np.float32)
+    assert largest(logits, 2).tolist() == [1, 2]
+    assert largest(logits, 4).tolist() == [1, 2, 4, 0]
+    assert largest(logits, 9).tolist() == [1, 2, 4, 0, 3]
+    assert sorted(kept(logits, top_k=2).ids.tolist()) == [1, 2]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(1.0, 0.0)])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1.0])
+@pytest.mark.parametrize("top_k", [0, 2, 3])
+def test_extreme_draws_stay_within_the_likely_tokens(uniform, temperature, top_k):
+    logits = np.array([5.0, 5.0, -2000.0, 5.0, -np.inf], np.float32)
+    chosen = kept(logits, temperature=temperature, top_k=top_k)
+    assert chosen.pick(uniform) in (0, 1, 3)
+    assert not {2, 4} & set(chosen.ids.tolist())
