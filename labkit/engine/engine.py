@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from labkit.engine.base import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.forward import Logits
 from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.pipeline.base import Pipeline, Results, RunModel
+from labkit.engine.pipeline.sync import Sync
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
+from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.speculation.base import Speculation
+from labkit.engine.speculation.none import NoSpeculation
 from labkit.engine.stats import Counters
-
-RunModel = Callable[[Batch], Logits]
 
 # Counters that are shown even where nothing happened.
 COUNTED = (
@@ -62,12 +65,13 @@ class PagedEngine:
         self.notes = dict(notes)
         self._scheduler = scheduler
         self._cache = cache
-        self._run_model = run_model
         self._counters = counters
         self._vocab_size = vocab_size
         self._policy = policy
         self._builder = InputBuilder(cache)
         self._sampler = Sampler()
+        self._speculation: Speculation = NoSpeculation()
+        self._pipeline: Pipeline = Sync(run_model, self._sample)
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
@@ -121,25 +125,29 @@ class PagedEngine:
         """Run one batch; return the refusals since the last step, then the batch's tokens."""
         start = time.perf_counter()
         events, self._refused = self._refused, []
-        output = self._scheduler.schedule()
-        if not output:
-            return events
-        batch = self._builder.build(output)
-        logits = self._run_model(batch)
-        sampled = self._sampler(logits, batch.sampling)
-        events += self._scheduler.update(output, sampled)
-        self._count(batch, (time.perf_counter() - start) * 1e3)
+        scheduled = self._speculation.draft(self._scheduler.schedule())
+        if scheduled:
+            batch = self._builder.build(scheduled)
+            done = self._pipeline.submit(scheduled, batch)
+            self._count(batch)
+        else:
+            done = self._pipeline.drain()
+        if done is not None:
+            events += self._scheduler.update(done.scheduled, done.sampled)
+        self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         return events
 
-    def _count(self, batch: Batch, step_ms: float) -> None:
-        decode_tokens = batch.total_q - batch.prefill_tokens
+    def _sample(self, scheduled: SchedulerOutput, batch: Batch, logits: Logits) -> Results:
+        return self._speculation.accept(scheduled, self._sampler(logits, batch.sampling))
+
+    def _count(self, batch: Batch) -> None:
+        decode_tokens = batch.num_tokens - batch.prefill_tokens
         shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
         self._counters.add_all(
             {
                 "engine.paged": 1,
                 "steps.total": 1,
                 f"steps.{shape}": 1,
-                "step_ms": step_ms,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decode_tokens,
                 "tokens.computed": batch.total_q,
@@ -175,7 +183,8 @@ class PagedEngine:
         """End every request and drop the model and the KV memory."""
         self._scheduler.close()
         self._refused = []
-        self._run_model = _closed
+        self._pipeline.close()
+        self._pipeline = Sync(_closed, self._sample)
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless requests and blocks agree."""

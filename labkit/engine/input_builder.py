@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +10,11 @@ from numpy.typing import NDArray
 
 from labkit.engine.kv_layout.base import BlockTable, KVCache
 from labkit.engine.request import RequestState
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 Ints = NDArray[np.int32]
+# In the place of a token that the step in flight will sample.
+UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,8 @@ class Batch:
     [num_seqs + 1]; ``seq_lens`` int32 [num_seqs], contexts with the new tokens;
     ``block_tables`` int32 [num_seqs, max_blocks], padded with 0; ``logit_rows`` int32,
     the packed rows after which a token is sampled, for the requests ``sampling``.
+    ``unknown``: row and request id of every token that the step in flight will sample;
+    ``padding``: how many rows at the end stand for no request.
     """
 
     tokens: Ints
@@ -32,16 +37,45 @@ class Batch:
     logit_rows: Ints
     sampling: tuple[RequestState, ...]
     prefill_tokens: int
+    unknown: tuple[tuple[int, str], ...] = ()
+    padding: int = 0
 
     @property
     def total_q(self) -> int:
-        """Tokens computed."""
+        """Tokens computed, padding included."""
         return len(self.tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed for requests."""
+        return len(self.tokens) - self.padding
 
     @property
     def mixed(self) -> bool:
         """Whether prompt tokens and generated tokens share the step."""
-        return 0 < self.prefill_tokens < self.total_q
+        return 0 < self.prefill_tokens < self.num_tokens
+
+
+# How a chunk's rows become segments of the packed batch: (start, length) of each.
+Cut = Callable[[ScheduledChunk], Iterator[tuple[int, int]]]
+
+
+def window(chunk: ScheduledChunk) -> Iterator[tuple[int, int]]:
+    """Make one segment of a chunk and its drafts, causal within."""
+    yield chunk.start, chunk.num_rows
+
+
+def staircase(chunk: ScheduledChunk) -> Iterator[tuple[int, int]]:
+    """Make each drafted row a segment of one token, its context one token longer each time.
+
+    The rows share a block table and every key is written before any is read, so a row sees
+    the drafts before it.
+    """
+    if not chunk.drafts:
+        yield chunk.start, chunk.num_rows
+        return
+    for offset in range(chunk.num_rows):
+        yield chunk.start + offset, 1
 
 
 class InputBuilder:
@@ -50,35 +84,52 @@ class InputBuilder:
     Block tables are stacked again only when one of the step's tables is another object.
     """
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, cut: Cut = window) -> None:
         self._cache = cache
+        self._cut = cut
         self._stacked_for: list[BlockTable] = []
         self._stacked: Ints = np.zeros((0, 0), np.int32)
 
     def build(self, output: SchedulerOutput) -> Batch:
         """Pack the chunks of a step in their order."""
         chunks = output.chunks
-        lengths = [chunk.num_tokens for chunk in chunks]
-        cu_seqlens_q = np.zeros(len(chunks) + 1, np.int32)
-        np.cumsum(lengths, out=cu_seqlens_q[1:])
-        total = int(cu_seqlens_q[-1])
         tokens: list[int] = []
+        rows: list[int] = []
+        sampling: list[RequestState] = []
+        unknown: list[tuple[int, str]] = []
+        segments: list[tuple[int, int]] = []
+        states: list[RequestState] = []
         for chunk in chunks:
-            tokens += chunk.state.token_ids[chunk.start : chunk.start + chunk.num_tokens]
-        starts = np.fromiter((chunk.start for chunk in chunks), np.int32, len(chunks))
-        # Packed index minus where the chunk begins, plus where its tokens begin.
+            state, stop = chunk.state, chunk.start + chunk.num_tokens
+            tokens += state.token_ids[chunk.start : stop]
+            if stop > state.num_tokens:
+                unknown.append((len(tokens), state.request_id))
+                tokens.append(UNKNOWN)
+            if chunk.samples:
+                rows += range(len(tokens) - 1, len(tokens) + len(chunk.drafts))
+                sampling.append(state)
+                sampling += [
+                    state.followed_by(chunk.drafts[: i + 1]) for i in range(len(chunk.drafts))
+                ]
+            tokens += chunk.drafts
+            own = list(self._cut(chunk))
+            segments += own
+            states += [state] * len(own)
+        starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
+        cu_seqlens_q = np.zeros(len(segments) + 1, np.int32)
+        np.cumsum(lengths, out=cu_seqlens_q[1:])
+        # Packed index minus where the segment begins, plus where its tokens begin.
         shift = starts - cu_seqlens_q[:-1]
-        positions = np.arange(total, dtype=np.int32) + np.repeat(shift, lengths)
-        last = [i for i, chunk in enumerate(chunks) if chunk.samples]
         return Batch(
             tokens=np.asarray(tokens, np.int32),
-            positions=positions,
+            positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(shift, lengths),
             cu_seqlens_q=cu_seqlens_q,
-            seq_lens=starts + np.asarray(lengths, np.int32),
-            block_tables=self._block_tables([chunk.state for chunk in chunks]),
-            logit_rows=cu_seqlens_q[1:][last] - np.int32(1),
-            sampling=tuple(chunks[i].state for i in last),
+            seq_lens=starts + lengths,
+            block_tables=self._block_tables(states),
+            logit_rows=np.asarray(rows, np.int32),
+            sampling=tuple(sampling),
             prefill_tokens=sum(chunk.num_tokens for chunk in chunks if chunk.is_prefill),
+            unknown=tuple(unknown),
         )
 
     def _block_tables(self, states: list[RequestState]) -> Ints:

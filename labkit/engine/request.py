@@ -145,15 +145,26 @@ class RequestStatus(Enum):
 class RequestState:
     """A live request: ``num_computed_tokens`` catches up with the tokens known so far.
 
-    Owned by the scheduler; nothing else writes to it.
+    Owned by the scheduler; nothing else writes to it. While a step is in flight (scheduled,
+    its results not yet recorded) ``num_in_flight_tokens`` are being computed and
+    ``num_unknown_tokens`` sampled; between the steps of a synchronous engine both are 0.
     """
 
-    __slots__ = ("num_computed_tokens", "request", "status", "token_ids")
+    __slots__ = (
+        "num_computed_tokens",
+        "num_in_flight_tokens",
+        "num_unknown_tokens",
+        "request",
+        "status",
+        "token_ids",
+    )
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_unknown_tokens = 0
         self.status = RequestStatus.waiting
 
     @property
@@ -177,9 +188,25 @@ class RequestState:
         return len(self.token_ids) - len(self.request.prompt_token_ids)
 
     @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens computed or being computed: where the next chunk starts."""
+        return self.num_computed_tokens + self.num_in_flight_tokens
+
+    @property
     def num_pending_tokens(self) -> int:
-        """Tokens known whose keys and values are not computed yet."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens that can be scheduled now: known, or known once the step in flight ends.
+
+        The last token that a request may have is never computed.
+        """
+        if self.num_output_tokens + self.num_unknown_tokens >= self.request.params.max_tokens:
+            return 0
+        return len(self.token_ids) + self.num_unknown_tokens - self.num_scheduled_tokens
+
+    def followed_by(self, tokens: Sequence[int]) -> RequestState:
+        """Return a copy that has ``tokens`` too, as the sampling of a drafted row sees it."""
+        twin = RequestState(self.request)
+        twin.token_ids = [*self.token_ids, *tokens]
+        return twin
 
     @property
     def num_caught_up(self) -> int:
@@ -189,7 +216,7 @@ class RequestState:
     @property
     def catching_up(self) -> bool:
         """Whether the prompt, or what a preemption undid, is not yet computed."""
-        return self.num_computed_tokens < self.num_caught_up
+        return self.num_scheduled_tokens < self.num_caught_up
 
     @property
     def max_cached_tokens(self) -> int:

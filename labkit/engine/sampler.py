@@ -39,7 +39,7 @@ class Sampler:
     is the same whatever the request is batched with.
     """
 
-    def __call__(self, logits: Logits, states: Sequence[RequestState]) -> dict[str, Sampled]:
+    def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
         """Choose a token per row of ``logits``, float32 [requests, vocabulary], writable.
 
         Raises
@@ -51,12 +51,12 @@ class Sampler:
         if np.isnan(margins).any():
             broken = [states[int(row)].request_id for row in np.flatnonzero(np.isnan(margins))]
             raise InvalidLogitsError(f"logits are not numbers for request {', '.join(broken)}")
-        return {
-            state.request_id: Sampled(int(tokens[row]), float(margins[row]))
+        return [
+            Sampled(int(tokens[row]), float(margins[row]))
             if state.request.params.plain
             else choose(logits[row], state)
             for row, state in enumerate(states)
-        }
+        ]
 
 
 def greedy(logits: Logits) -> tuple[NDArray[np.intp], NDArray[np.float32]]:

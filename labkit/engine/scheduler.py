@@ -13,7 +13,7 @@ Invariants, each pinned by a test:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from labkit import config
@@ -121,7 +121,14 @@ class Scheduler:
         if plan.contended:
             self.counts.add(f"order.{self._order.name}")
             self.counts.add(f"composition.{self._composition.name}")
-        return plan.output()
+        return self._launch(plan.output())
+
+    def _launch(self, output: SchedulerOutput) -> SchedulerOutput:
+        """Count a step's tokens as in flight until ``update`` records its results."""
+        for chunk in output.chunks:
+            chunk.state.num_in_flight_tokens += chunk.num_tokens
+            chunk.state.num_unknown_tokens += chunk.samples
+        return output
 
     def _fill(self, plan: StepPlan, phase: Phase) -> int:
         """Schedule all of a phase that the step has room for; return the tokens."""
@@ -149,36 +156,50 @@ class Scheduler:
         self.counts.add(f"admission.{self._admission.name}")
         return True
 
-    def update(self, output: SchedulerOutput, sampled: Mapping[str, Sampled]) -> list[TokenEvent]:
+    def update(
+        self, output: SchedulerOutput, sampled: Mapping[str, Sequence[Sampled]]
+    ) -> list[TokenEvent]:
         """Record a step's results: advance, publish, append, stop, free.
 
         Parameters
         ----------
         output
-            What ``schedule`` returned for the step.
+            What ``schedule`` returned for the step, drafts added.
         sampled
-            The token of every request whose chunk samples, by request id.
+            The tokens of every request whose chunk samples, by request id: one, and one
+            more for each draft that was right.
         """
         events = []
         for chunk in output.chunks:
             state = chunk.state
             if state.status is not RequestStatus.running:
                 continue
+            state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
             self._cache.publish(state)
             if not chunk.samples:
                 continue
-            result = sampled[state.request_id]
+            state.num_unknown_tokens -= 1
+            results = sampled[state.request_id]
+            state.num_computed_tokens += len(results) - 1
+            events += self._append(state, results)
+        return events
+
+    def _append(self, state: RequestState, results: Sequence[Sampled]) -> list[TokenEvent]:
+        """Give a request its new tokens up to the one that ends it."""
+        events = []
+        for result in results:
             state.token_ids.append(result.token)
             reason = self._finish_reason(state)
-            if reason is not None:
-                self._release(state)
-                self.counts.add("requests.finished")
             events.append(
                 TokenEvent(
                     state.request_id, result.token, reason, result.margin, logprobs=result.logprobs
                 )
             )
+            if reason is not None:
+                self._release(state)
+                self.counts.add("requests.finished")
+                break
         return events
 
     def _finish_reason(self, state: RequestState) -> FinishReason | None:

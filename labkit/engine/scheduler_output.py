@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labkit.engine.request import RequestState
 
@@ -11,26 +11,32 @@ from labkit.engine.request import RequestState
 class ScheduledChunk:
     """``num_tokens`` further tokens of one request, from ``start`` on.
 
-    ``samples`` says whether the chunk reaches the last known token: only then is there a
-    next token to sample.
+    ``samples`` says whether the chunk reaches the request's last token: only then is there
+    a next one to sample. ``drafts`` are guesses at what comes after the last token; they are
+    computed with it, and kept as far as sampling agrees.
     """
 
     state: RequestState
     start: int
     num_tokens: int
+    drafts: tuple[int, ...] = ()
+    samples: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse an empty chunk and one beyond the tokens known."""
-        if self.num_tokens < 1 or self.start + self.num_tokens > self.state.num_tokens:
+        """Refuse an empty chunk, one beyond the request's tokens, and drafts after a part."""
+        state = self.state
+        stop, last = self.start + self.num_tokens, state.num_tokens + state.num_unknown_tokens
+        if self.num_tokens < 1 or stop > last or (self.drafts and stop < last):
             raise ValueError(
-                f"request {self.state.request_id}: tokens {self.start} to "
-                f"{self.start + self.num_tokens} of {self.state.num_tokens} cannot be scheduled"
+                f"request {state.request_id}: tokens {self.start} to {stop} of {last} and "
+                f"{len(self.drafts)} drafts cannot be scheduled"
             )
+        object.__setattr__(self, "samples", stop == last)
 
     @property
-    def samples(self) -> bool:
-        """Whether a token is sampled after the chunk."""
-        return self.start + self.num_tokens == self.state.num_tokens
+    def num_rows(self) -> int:
+        """Tokens computed, drafts included."""
+        return self.num_tokens + len(self.drafts)
 
     @property
     def is_prefill(self) -> bool:
@@ -47,7 +53,7 @@ class SchedulerOutput:
     @property
     def total_tokens(self) -> int:
         """Tokens computed in the step."""
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        return sum(chunk.num_rows for chunk in self.chunks)
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to compute."""

@@ -46,7 +46,7 @@ class StepPlan:
         allowed = self.budget if cap is None else min(self.budget, cap)
         count = min(state.num_pending_tokens, allowed)
         if count > 0:
-            self.chunks[phase].append(ScheduledChunk(state, state.num_computed_tokens, count))
+            self.chunks[phase].append(ScheduledChunk(state, state.num_scheduled_tokens, count))
             self.budget -= count
 
     def output(self) -> SchedulerOutput:

@@ -16,8 +16,8 @@ def test_greedy_takes_the_best_and_reports_its_lead():
     logits = np.array([[0.0, 3.0, 2.5], [1.0, 1.0, -2.0]], np.float32)
     before = logits.copy()
     out = Sampler()(logits, [state("a"), state("b")])
-    assert (out["a"].token, out["a"].margin) == (1, 0.5)
-    assert (out["b"].token, out["b"].margin) == (0, 0.0)
+    assert (out[0].token, out[0].margin) == (1, 0.5)
+    assert (out[1].token, out[1].margin) == (0, 0.0)
     np.testing.assert_array_equal(logits, before)
 
 
@@ -31,17 +31,17 @@ def test_logits_that_are_not_numbers_name_their_request():
 def test_greedy_is_over_the_adjusted_logits_and_so_is_its_lead():
     logits = np.array([[0.0, 3.0, 2.5]], np.float32)
     biased = state("a", logit_bias={0: 4.5})
-    assert Sampler()(logits, [biased])["a"] == Sampled(0, 1.5)
+    assert Sampler()(logits, [biased])[0] == Sampled(0, 1.5)
     penalised = state("a", frequency_penalty=1)
     penalised.token_ids.append(1)
-    assert Sampler()(logits, [penalised])["a"] == Sampled(2, 0.5)
+    assert Sampler()(logits, [penalised])[0] == Sampled(2, 0.5)
     np.testing.assert_array_equal(logits, np.array([[0.0, 3.0, 2.5]], np.float32))
 
 
 def test_logprobs_are_of_the_logits_before_bias_and_temperature():
     logits = np.log(np.array([[0.1, 0.6, 0.3]], np.float32))
     for params in ({"logit_bias": {0: 50}}, {"logit_bias": {0: 50}, "temperature": 3.0}):
-        out = Sampler()(logits, [state("a", logprobs=2, **params)])["a"]
+        out = Sampler()(logits, [state("a", logprobs=2, **params)])[0]
         assert out.token == 0
         np.testing.assert_allclose(np.exp(out.logprobs.token), 0.1, rtol=1e-5)
         assert [token for token, _ in out.logprobs.top] == [1, 2]
@@ -90,8 +90,8 @@ def run(arrivals, length=12):
         step += 1
         if not live:
             continue
-        for request_id, sampled in sampler(history_logits(live), live).items():
-            results.setdefault(request_id, []).append(sampled)
+        for s, sampled in zip(live, sampler(history_logits(live), live), strict=True):
+            results.setdefault(s.request_id, []).append(sampled)
         for s in live:
             s.token_ids.append(results[s.request_id][-1].token)
     return results

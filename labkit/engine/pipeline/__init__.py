@@ -1,0 +1,1 @@
+"""When a step's results are processed, one file per answer."""
