@@ -214,7 +214,7 @@ def test_blocks_that_are_used_again_do_not_leak_old_keys(model_dir, plain_greedy
     engine = create(tight, model_dir("qwen3"))
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
-    pools = engine._run_model.memory.pools
+    pools = engine._pipeline._run_model.memory.pools
     for pool in [*pools.keys, *pools.values]:
         pool[:] = np.nan
     tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
