@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from labkit.engine.request import Request
 
@@ -51,6 +51,25 @@ class TokenEvent:
     margin: float | None = None
     error: str | None = None
     logprobs: Logprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVBytes:
+    """KV memory at one moment: bytes ``held`` for requests, and ``used`` by computed tokens."""
+
+    held: int
+    used: int
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """What an engine may offer besides: a look between two steps, in a microsecond or two."""
+
+    def is_running(self, request_id: str) -> bool:
+        """Tell whether a request has been admitted and has not ended."""
+
+    def kv_bytes(self) -> KVBytes:
+        """Say how much KV memory requests hold now, and how much of it is computed."""
 
 
 class InferenceEngine(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from labkit.engine.base import NO_TOKEN, EngineError, TokenEvent
+from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
 from labkit.engine.forward import Logits
 from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.kv_layout.base import KVCache
@@ -154,6 +154,19 @@ class PagedEngine:
                 "tokens.sampled": len(batch.sampling),
             }
         )
+
+    def is_running(self, request_id: str) -> bool:
+        """Tell whether a request has been admitted and has not ended."""
+        return self._scheduler.is_running(request_id)
+
+    def kv_bytes(self) -> KVBytes:
+        """Say how much KV memory requests hold now, and how much of it is computed.
+
+        Tokens that requests share count once for each, at most up to what is held.
+        """
+        held = self._cache.held_bytes
+        computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
+        return KVBytes(held=held, used=min(held, computed))
 
     def counters(self) -> dict[str, float]:
         """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.

@@ -46,6 +46,16 @@ class KVCacheManager:
         self._published: dict[str, int] = {}
         self._hit_tokens = self._queried_tokens = 0
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return self.block_bytes // self.block_size
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the blocks that requests hold now."""
+        return self.pool.num_used * self.block_bytes
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)

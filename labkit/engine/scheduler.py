@@ -66,6 +66,16 @@ class Scheduler:
         """Requests that hold blocks."""
         return len(self._running)
 
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of running requests whose keys and values are computed."""
+        return sum(state.num_computed_tokens for state in self._running)
+
+    def is_running(self, request_id: str) -> bool:
+        """Tell whether a request of this id has been admitted and has not ended."""
+        state = self._live.get(request_id)
+        return state is not None and state.status is RequestStatus.running
+
     def has_work(self) -> bool:
         """Tell whether any request is live."""
         return bool(self._live)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from labkit import config
-from labkit.engine.base import NO_TOKEN, EngineError
+from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, Observable
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.kv_cache_manager import KVCacheManager
@@ -296,6 +296,19 @@ def test_a_live_id_is_refused_and_a_finished_one_may_return():
         engine.submit(request("a", [1], 2))
     run(engine, [])
     assert run(engine, [request("a", [1], 2)])[0]["a"] == solo([1], 2, True)
+
+
+def test_a_look_between_steps_tells_kv_bytes_and_who_was_admitted():
+    engine, _ = make_engine(5, max_num_seqs=2, max_num_batched_tokens=4)  # blocks of 4 tokens
+    assert isinstance(engine, Observable)
+    engine.submit(request("a", range(1, 7), 3))  # 8 slots: 2 blocks of 100 bytes
+    engine.submit(request("b", range(1, 10), 4))  # 12 slots: 3 blocks, must wait
+    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
+    engine.step()
+    assert (engine.is_running("a"), engine.is_running("b")) == (True, False)
+    assert engine.kv_bytes() == KVBytes(held=200, used=4 * 25)
+    run(engine, [])
+    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
 
 
 def test_stop_tokens_and_end_of_text():

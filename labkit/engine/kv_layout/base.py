@@ -57,6 +57,14 @@ class BlockTable:
 class KVCache(Protocol):
     """Who holds which KV memory."""
 
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held for requests now, whether or not anything is computed in them."""
+
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
 
