@@ -143,6 +143,21 @@ class Reservation(Enum):
     """How many KV blocks a request must find free to be admitted."""
 
     full = "full"
+    optimistic = "optimistic"
+
+
+class Queue(Enum):
+    """Who is served before whom."""
+
+    fcfs = "fcfs"
+    priority = "priority"
+
+
+class ChunkPolicy(Enum):
+    """Whether the cap on a request's chunk shrinks with the decode load."""
+
+    static = "static"
+    shrinking = "shrinking"
 
 
 class BudgetPolicy(Enum):
@@ -156,6 +171,8 @@ class BudgetPolicy(Enum):
     tiered_reserve = "tiered_reserve"
 
 
+# What engine.scheduler.reservation=optimistic takes where watermark is null, as vLLM does.
+DEFAULT_WATERMARK = 0.01
 # What a policy that reads engine.budget.fraction takes where it is null, as vLLM does.
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
@@ -217,10 +234,11 @@ class Attention:
 
 @dataclass
 class Scheduler:
-    """Who runs in a step: admission, order, budget (tokens) and caps.
+    """Who runs in a step: admission, queue, order, budget (tokens) and caps.
 
     ``chunk``: at most this many prompt tokens of one request per step; null: no cap
-    besides ``max_num_batched_tokens``.
+    besides ``max_num_batched_tokens``. ``watermark``: the share of KV blocks that an
+    optimistic admission leaves free; null: 0.01.
     """
 
     admission: Admission = Admission.continuous
@@ -229,7 +247,10 @@ class Scheduler:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     chunk: int | None = None
+    chunk_policy: ChunkPolicy = ChunkPolicy.static
     reservation: Reservation = Reservation.full
+    watermark: float | None = None
+    queue: Queue = Queue.fcfs
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -252,6 +273,42 @@ class Scheduler:
             self.admission is not Admission.static or self.order is Order.prefill_first,
             "engine.scheduler.admission=static: a batch begins with its prompts, so that "
             "engine.scheduler.order=decode_first has nothing to order; set prefill_first",
+        )
+        self._check_shrinking()
+        self._check_reservation()
+
+    def _check_shrinking(self) -> None:
+        if self.chunk_policy is ChunkPolicy.static:
+            return
+        where = "engine.scheduler.chunk_policy=shrinking"
+        require(
+            self.chunk is not None and self.chunk >= self.max_num_seqs,
+            f"{where}: takes a token of the chunk per decode; set engine.scheduler.chunk to "
+            f"engine.scheduler.max_num_seqs={self.max_num_seqs} or more",
+        )
+        require(
+            self.composition is Composition.mixed,
+            f"{where}: a prefill step of engine.scheduler.composition=split has no decodes to "
+            "shrink for; set mixed, or static",
+        )
+
+    def _check_reservation(self) -> None:
+        if self.reservation is Reservation.full:
+            require(
+                self.watermark is None,
+                f"engine.scheduler.watermark={self.watermark}: engine.scheduler.reservation=full "
+                "never preempts and does not read it; set optimistic, or leave it null",
+            )
+            return
+        require(
+            self.watermark is None or 0 <= self.watermark <= 0.5,
+            f"engine.scheduler.watermark={self.watermark}: allowed are 0 to 0.5 (share of the "
+            "blocks), or null",
+        )
+        require(
+            self.admission is Admission.continuous,
+            "engine.scheduler.reservation=optimistic: a static batch runs whole to its end and "
+            "may lose no request; set engine.scheduler.admission=continuous, or full",
         )
 
 

@@ -28,6 +28,7 @@ COUNTED = (
     "step_ms",
     "device_ms",
     "preemptions",
+    "tokens.recomputed",
     "requests.submitted",
     "requests.finished",
     "requests.aborted",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 
 from labkit.engine.block_pool import BlockPool
@@ -67,8 +69,10 @@ class KVCacheManager:
             return None
         return f"need {needed} KV blocks, the pool has {self.pool.capacity}"
 
-    def reserve(self, state: RequestState, num_tokens: int) -> int | None:
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
+
+        ``spare`` is the share of all blocks that must be left for others.
 
         Returns
         -------
@@ -87,7 +91,8 @@ class KVCacheManager:
             raise ValueError(f"request {request_id} holds blocks already")
         shared = self._match(state)
         missing = self.blocks_for(num_tokens) - len(shared)
-        if missing > self.pool.num_free + self.pool.num_idle - self.pool.idle_among(shared):
+        available = self.pool.num_free + self.pool.num_idle - self.pool.idle_among(shared)
+        if missing + ceil(spare * self.pool.capacity) > available:
             return None
         self.pool.share(shared)
         self._prefixes.lock(request_id, state.token_ids, len(shared))
@@ -108,6 +113,21 @@ class KVCacheManager:
         if count > self.pool.num_free:
             self._prefixes.evict(count - self.pool.num_free)
         return self.pool.allocate(count)
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Hold blocks for a request's first ``num_tokens`` tokens, those it has included.
+
+        False, and nothing changed, if too few blocks can be had.
+        """
+        blocks = self._tables[request_id].block_ids
+        missing = self.blocks_for(num_tokens) - len(blocks)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free + self.pool.num_idle:
+            return False
+        more = np.asarray(self._allocate(missing), np.int32)
+        self._tables[request_id] = BlockTable(np.concatenate([blocks, more]))
+        return True
 
     def publish(self, state: RequestState) -> None:
         """Offer a running request's full, computed blocks for reuse.

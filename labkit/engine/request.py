@@ -122,12 +122,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and its parameters. ``arrival`` is in seconds on the client's clock."""
+    """A prompt and its parameters.
+
+    ``arrival`` is in seconds on the client's clock. ``priority`` counts where the
+    scheduler queues by it: the lower number is served first.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams = field(default_factory=SamplingParams)
     arrival: float = 0.0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         """Freeze the prompt."""
@@ -148,23 +153,31 @@ class RequestState:
     Owned by the scheduler; nothing else writes to it. While a step is in flight (scheduled,
     its results not yet recorded) ``num_in_flight_tokens`` are being computed and
     ``num_unknown_tokens`` sampled; between the steps of a synchronous engine both are 0.
+    ``serial`` counts arrivals, ``num_preemptions`` how often it was sent back to the queue;
+    ``num_once_computed`` is the most that ``num_computed_tokens`` ever was.
     """
 
     __slots__ = (
         "num_computed_tokens",
         "num_in_flight_tokens",
+        "num_once_computed",
+        "num_preemptions",
         "num_unknown_tokens",
         "request",
+        "serial",
         "status",
         "token_ids",
     )
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, serial: int = 0) -> None:
         self.request = request
+        self.serial = serial
         self.token_ids = list(request.prompt_token_ids)
         self.num_computed_tokens = 0
         self.num_in_flight_tokens = 0
         self.num_unknown_tokens = 0
+        self.num_once_computed = 0
+        self.num_preemptions = 0
         self.status = RequestStatus.waiting
 
     @property

@@ -4,32 +4,32 @@ Invariants, each pinned by a test:
 
 - A request has no prefill or decode state: ``num_computed_tokens`` catches up with the
   tokens known, and a chunk samples iff it reaches the last of them.
-- Every running request holds blocks for all the tokens it can ever compute (full
-  reservation), so nothing is preempted and every running request advances.
-- Finish and abort share one idempotent release path; a result for a request that is no
-  longer live is dropped.
+- A request holds blocks for every token that a step computes for it. One that can get none
+  sends the last in line back to the queue, where it waits with its tokens kept.
+- Finish, abort and preempt share one release path; a result for a request that no longer
+  runs is dropped.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from functools import partial
 
 from labkit import config
-from labkit.engine import admission, batching
+from labkit.engine import admission, batching, chunking, queueing, reservation
 from labkit.engine.base import EngineError, FinishReason, TokenEvent
 from labkit.engine.batching import Phase
 from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.engine.stats import Counters
 from labkit.engine.step_plan import StepPlan
 
 
 class Scheduler:
-    """First come, first served; order, composition and admission are strategies.
+    """Moves requests through their one state machine; what to prefer, strategies say.
 
     Parameters
     ----------
@@ -48,12 +48,16 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._waiting: deque[RequestState] = deque()
+        self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
         self._admission = admission.create(options.admission)
         self._order = batching.create_order(options.order)
         self._composition = batching.create_composition(options.composition)
+        self._chunking = chunking.create(options)
+        self._reservation = reservation.create(options)
+        self._queue = queueing.create(options.queue)
         self._last: Phase | None = None
+        self._serial = 0
         self.counts = Counters()
 
     @property
@@ -85,14 +89,14 @@ class Scheduler:
         return request_id in self._live
 
     def add(self, request: Request) -> None:
-        """Queue a request, last.
+        """Queue a request.
 
         Raises
         ------
         EngineError
             The id is live already, or it needs more KV memory than there is.
         """
-        state = RequestState(request)
+        state = RequestState(request, self._serial)
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is live already")
         reason = self._cache.refusal(state.max_cached_tokens)
@@ -103,24 +107,42 @@ class Scheduler:
                 "(engine.budget)"
             )
         self._live[request.request_id] = state
-        self._waiting.append(state)
+        self._serial += 1
+        insort(self._waiting, state, key=self._queue.key)
         self.counts.add("requests.submitted")
 
     def abort(self, request_id: str) -> None:
         """End a request and free what it holds; unknown ids are ignored."""
         state = self._live.get(request_id)
         if state is not None:
-            self._release(state)
+            self._end(state)
             self.counts.add("requests.aborted")
 
-    def _release(self, state: RequestState) -> None:
-        """Take a live request out of every list: the only way a request ends."""
-        del self._live[state.request_id]
-        if state.status is RequestStatus.running:
-            self._running.remove(state)
-        else:
-            self._waiting.remove(state)
+    def preempt(self, request_id: str) -> None:
+        """Send a running request back to the queue; its tokens stay, to be computed again.
+
+        Ids that do not run are ignored.
+        """
+        state = self._live.get(request_id)
+        if state is None or state.status is not RequestStatus.running:
+            return
+        self._release(state)
+        state.status = RequestStatus.waiting
+        state.num_computed_tokens = state.num_in_flight_tokens = state.num_unknown_tokens = 0
+        state.num_preemptions += 1
+        insort(self._waiting, state, key=self._queue.key)
+        self.counts.add("preemptions")
+
+    def _end(self, state: RequestState) -> None:
+        """Finish or abort a live request."""
+        self._release(state)
         state.status = RequestStatus.finished
+        del self._live[state.request_id]
+
+    def _release(self, state: RequestState) -> None:
+        """Take a live request out of its list and free what it holds: the only way to leave."""
+        running = state.status is RequestStatus.running
+        (self._running if running else self._waiting).remove(state)
         self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
@@ -144,26 +166,60 @@ class Scheduler:
         """Schedule all of a phase that the step has room for; return the tokens."""
         before = plan.budget
         for state in plan.work[phase]:
-            plan.take(state, phase, self._options.chunk)
+            if state.status is RequestStatus.running:
+                self._take(plan, phase, state)
         if phase is Phase.prefill:
-            while self._admission.open(plan.num_running, plan.budget) and self._admit():
+            while self._may_admit(plan) and self._admit():
                 plan.work[phase].append(self._running[-1])
-                plan.take(self._running[-1], phase, self._options.chunk)
+                self._take(plan, phase, self._running[-1])
         return before - plan.budget
 
+    def _take(self, plan: StepPlan, phase: Phase, state: RequestState) -> None:
+        """Schedule as many of a request's tokens as budget, chunk cap and blocks allow."""
+        pending = state.num_pending_tokens
+        cap = self._chunking.cap(len(plan.work[Phase.decode]))
+        if cap is not None and pending > cap:
+            pending = cap
+            self.counts.add(f"chunk.{self._chunking.name}")
+        count = min(pending, plan.budget)
+        if count > 0 and self._hold(plan, state, state.num_scheduled_tokens + count):
+            plan.add(state, phase, count)
+
+    def _hold(self, plan: StepPlan, state: RequestState, num_tokens: int) -> bool:
+        """Get blocks for a running request, preempting the last in line until there are enough.
+
+        The first in line is never preempted, and fits the pool alone: it always advances,
+        so steps are bounded.
+        """
+        while not self._cache.grow(state.request_id, num_tokens):
+            victim = max(self._running, key=self._queue.key)
+            self.preempt(victim.request_id)
+            plan.drop(victim)
+            if victim is state:
+                return False
+        return True
+
+    def _may_admit(self, plan: StepPlan) -> bool:
+        """Tell whether the step may take a request in; never one that has just sent one back."""
+        return not plan.preempted and self._admission.open(plan.num_running, plan.budget)
+
     def _admit(self) -> bool:
-        """Let the first waiting request run if a place and all its blocks are free."""
+        """Let the first waiting request run if a place and the blocks asked for are free."""
         if not self._waiting or len(self._running) >= self._options.max_num_seqs:
             return False
         state = self._waiting[0]
-        cached = self._cache.reserve(state, state.max_cached_tokens)
+        spare = self._reservation.spare(len(self._running))
+        cached = self._cache.reserve(state, self._reservation.tokens(state), spare)
         if cached is None:
             return False
-        self._waiting.popleft()
+        del self._waiting[0]
         state.num_computed_tokens = cached
         state.status = RequestStatus.running
         self._running.append(state)
         self.counts.add(f"admission.{self._admission.name}")
+        self.counts.add(f"reservation.{self._reservation.name}")
+        if self._queue.overtakes(state, self._waiting):
+            self.counts.add(f"queue.{self._queue.name}")
         return True
 
     def update(
@@ -182,10 +238,11 @@ class Scheduler:
         events = []
         for chunk in output.chunks:
             state = chunk.state
-            if state.status is not RequestStatus.running:
+            if state.status is not RequestStatus.running or chunk.outdated:
                 continue
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
+            self._count_recomputed(chunk)
             self._cache.publish(state)
             if not chunk.samples:
                 continue
@@ -207,10 +264,17 @@ class Scheduler:
                 )
             )
             if reason is not None:
-                self._release(state)
+                self._end(state)
                 self.counts.add("requests.finished")
                 break
         return events
+
+    def _count_recomputed(self, chunk: ScheduledChunk) -> None:
+        state = chunk.state
+        done, once = state.num_computed_tokens, state.num_once_computed
+        if chunk.start < once:
+            self.counts.add("tokens.recomputed", min(done, once) - chunk.start)
+        state.num_once_computed = max(done, once)
 
     def _finish_reason(self, state: RequestState) -> FinishReason | None:
         params, token = state.request.params, state.token_ids[-1]

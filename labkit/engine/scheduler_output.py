@@ -21,6 +21,7 @@ class ScheduledChunk:
     num_tokens: int
     drafts: tuple[int, ...] = ()
     samples: bool = field(init=False)
+    life: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse an empty chunk, one beyond the request's tokens, and drafts after a part."""
@@ -32,6 +33,12 @@ class ScheduledChunk:
                 f"{len(self.drafts)} drafts cannot be scheduled"
             )
         object.__setattr__(self, "samples", stop == last)
+        object.__setattr__(self, "life", state.num_preemptions)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the request was preempted since: what was computed is lost."""
+        return self.life != self.state.num_preemptions
 
     @property
     def num_rows(self) -> int:

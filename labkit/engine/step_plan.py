@@ -20,10 +20,11 @@ class StepPlan:
         The running requests, in the order in which they are served.
     """
 
-    __slots__ = ("budget", "chunks", "num_running", "work")
+    __slots__ = ("budget", "chunks", "num_running", "preempted", "work")
 
     def __init__(self, budget: int, running: Iterable[RequestState]) -> None:
         self.budget = budget
+        self.preempted = False
         self.work: dict[Phase, list[RequestState]] = {Phase.decode: [], Phase.prefill: []}
         self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
         for state in running:
@@ -41,13 +42,19 @@ class StepPlan:
         filled = [phase for phase, chunks in self.chunks.items() if chunks]
         return filled[0] if len(filled) == 1 else None
 
-    def take(self, state: RequestState, phase: Phase, cap: int | None) -> None:
-        """Schedule as many of a request's tokens as the budget and ``cap`` (None: no cap) allow."""
-        allowed = self.budget if cap is None else min(self.budget, cap)
-        count = min(state.num_pending_tokens, allowed)
-        if count > 0:
-            self.chunks[phase].append(ScheduledChunk(state, state.num_scheduled_tokens, count))
-            self.budget -= count
+    def add(self, state: RequestState, phase: Phase, count: int) -> None:
+        """Schedule ``count`` tokens of a request."""
+        self.chunks[phase].append(ScheduledChunk(state, state.num_scheduled_tokens, count))
+        self.budget -= count
+
+    def drop(self, state: RequestState) -> None:
+        """Forget a preempted request: what it would have computed is free for others."""
+        self.preempted = True
+        for phase in Phase:
+            self.work[phase] = [other for other in self.work[phase] if other is not state]
+            dropped = [chunk for chunk in self.chunks[phase] if chunk.state is state]
+            self.chunks[phase] = [chunk for chunk in self.chunks[phase] if chunk.state is not state]
+            self.budget += sum(chunk.num_tokens for chunk in dropped)
 
     def output(self) -> SchedulerOutput:
         """Return the chunks, decodes first."""

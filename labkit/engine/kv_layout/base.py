@@ -68,8 +68,17 @@ class KVCache(Protocol):
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
 
-    def reserve(self, state: RequestState, num_tokens: int) -> int | None:
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Hold memory for a request's first ``num_tokens`` tokens.
+
+        Parameters
+        ----------
+        state
+            The request.
+        num_tokens
+            Tokens to hold memory for.
+        spare
+            Share of all the memory that must be left free.
 
         Returns
         -------
@@ -82,6 +91,13 @@ class KVCache(Protocol):
         ------
         ValueError
             The request holds memory already.
+        """
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Hold memory for a running request's first ``num_tokens`` tokens, old ones included.
+
+        False, and nothing changed, if too little is free. Always true where as much was
+        reserved.
         """
 
     def publish(self, state: RequestState) -> None:
