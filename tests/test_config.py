@@ -12,14 +12,18 @@ from labkit.config import (
     Budget,
     CacheState,
     Case,
+    ChunkPolicy,
+    Composition,
     ConfigError,
     Design,
     Engine,
     Experiment,
     Model,
     ModelShape,
+    Order,
     PrefixAlign,
     PrefixCache,
+    Reservation,
     Scheduler,
     Workload,
     WorkloadKind,
@@ -98,6 +102,33 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Scheduler(max_num_seqs=64, max_num_batched_tokens=8), "max_num_batched_tokens=8"),
         (lambda: Scheduler(chunk=0), "engine.scheduler.chunk=0"),
         (lambda: Scheduler(admission=Admission.static), "engine.scheduler.admission=static"),
+        (lambda: Scheduler(watermark=0.1), "engine.scheduler.watermark=0.1"),
+        (
+            lambda: Scheduler(reservation=Reservation.optimistic, watermark=0.6),
+            "engine.scheduler.watermark=0.6",
+        ),
+        (
+            lambda: Scheduler(
+                admission=Admission.static,
+                order=Order.prefill_first,
+                reservation=Reservation.optimistic,
+            ),
+            "engine.scheduler.reservation=optimistic",
+        ),
+        (
+            lambda: Scheduler(chunk_policy=ChunkPolicy.shrinking),
+            "engine.scheduler.chunk_policy=shrinking",
+        ),
+        (
+            lambda: Scheduler(chunk_policy=ChunkPolicy.shrinking, chunk=15),
+            "engine.scheduler.max_num_seqs=16",
+        ),
+        (
+            lambda: Scheduler(
+                chunk_policy=ChunkPolicy.shrinking, chunk=64, composition=Composition.split
+            ),
+            "engine.scheduler.composition=split",
+        ),
         (lambda: Budget(blocks=1), "engine.budget.blocks=1"),
         (lambda: Budget(fraction=0.5), "engine.budget.fraction=0.5"),
         (lambda: ModelShape(num_heads=6, num_kv_heads=4), "model.shape.num_heads=6"),

@@ -128,3 +128,25 @@ def test_steps_without_a_choice_are_not_counted():
     bench.add("a", 3, 4)
     bench.steps(4)
     assert not any(name.startswith(("order.", "composition.")) for name in bench.counts())
+
+
+def test_a_static_chunk_cap_holds_for_each_request():
+    bench = Bench(chunk=3)
+    bench.add("a", 6, 3)
+    bench.add("b", 3, 3)
+    assert bench.steps(2) == [{"a": 3, "b": 3}, {"b": 1, "a": 3}]
+    assert bench.counts()["chunk.static"] == 1
+
+
+def test_a_shrinking_chunk_gives_a_token_for_each_decode():
+    bench = Bench(chunk=5, chunk_policy=config.ChunkPolicy.shrinking, max_num_batched_tokens=16)
+    bench.add("a", 2, 9)
+    bench.add("b", 2, 9)
+    bench.step()
+    bench.add("c", 7, 9)
+    assert bench.steps(3) == [
+        {"a": 1, "b": 1, "c": 3},
+        {"a": 1, "b": 1, "c": 3},
+        {"a": 1, "b": 1, "c": 1},
+    ]
+    assert bench.counts()["chunk.shrinking"] == 2

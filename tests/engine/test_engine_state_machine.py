@@ -101,11 +101,12 @@ def run(engine, requests):
     return tokens, last
 
 
-def request(request_id, prompt, max_tokens, ignore_eos=True, **params):
+def request(request_id, prompt, max_tokens, ignore_eos=True, priority=0, **params):
     return Request(
         request_id,
         tuple(prompt),
         SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **params),
+        priority=priority,
     )
 
 
@@ -118,13 +119,29 @@ def legal(options):
     return True
 
 
-STRATEGIES = st.fixed_dictionaries(
-    {
-        "admission": st.sampled_from(config.Admission),
-        "order": st.sampled_from(config.Order),
-        "composition": st.sampled_from(config.Composition),
+@st.composite
+def strategies(draw):
+    """Any legal combination of caps and strategies."""
+    seqs = draw(st.integers(1, 4))
+    budget = seqs + draw(st.integers(0, 8))
+    chunk = draw(st.none() | st.integers(1, budget))
+    reservation = draw(st.sampled_from(config.Reservation))
+    optimistic = reservation is config.Reservation.optimistic
+    return {
+        "max_num_seqs": seqs,
+        "max_num_batched_tokens": budget,
+        "chunk": chunk,
+        "chunk_policy": draw(st.sampled_from(config.ChunkPolicy)),
+        "admission": draw(st.sampled_from(config.Admission)),
+        "order": draw(st.sampled_from(config.Order)),
+        "composition": draw(st.sampled_from(config.Composition)),
+        "reservation": reservation,
+        "watermark": draw(st.sampled_from([None, 0, 0.3])) if optimistic else None,
+        "queue": draw(st.sampled_from(config.Queue)),
     }
-).filter(legal)
+
+
+STRATEGIES = strategies().filter(legal)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -132,30 +149,23 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(2, 14),
-        max_num_seqs=st.integers(1, 4),
-        extra=st.integers(0, 8),
-        chunk=st.none() | st.integers(1, 4),
-        strategies=STRATEGIES,
+        options=STRATEGIES,
+        every=st.sampled_from([0, 0, 1, 2, 3, 5]),
     )
-    def start(self, num_blocks, max_num_seqs, extra, chunk, strategies):
-        budget = max_num_seqs + extra
-        self.engine, self.model = make_engine(
-            num_blocks,
-            **strategies,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            chunk=None if chunk is None else min(chunk, budget),
-        )
-        self.budget = budget
+    def start(self, num_blocks, options, every):
+        self.engine, self.model = make_engine(num_blocks, **options)
+        self.options, self.every = options, every
         self.requests, self.tokens, self.dead = {}, {}, set()
+        self.steps = self.preempted = 0
 
     @rule(
         prompt=st.lists(st.integers(0, VOCAB - 1), max_size=20),
         max_tokens=st.integers(1, 12),
         ignore_eos=st.booleans(),
+        priority=st.integers(-1, 1),
     )
-    def add(self, prompt, max_tokens, ignore_eos):
-        new = request(f"r{len(self.requests)}", prompt, max_tokens, ignore_eos)
+    def add(self, prompt, max_tokens, ignore_eos, priority):
+        new = request(f"r{len(self.requests)}", prompt, max_tokens, ignore_eos, priority)
         self.requests[new.request_id] = new
         self.tokens[new.request_id] = []
         self.engine.submit(new)
@@ -167,8 +177,32 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.abort(request_id)
             self.dead.add(request_id)
 
+    @rule(data=st.data())
+    def preempt(self, data):
+        """Preempt any request, at any time: waiting and dead ones must not notice."""
+        if self.requests:
+            self.force_preemption(data.draw(st.sampled_from(sorted(self.requests))))
+
+    def force_preemption(self, request_id):
+        self.engine._scheduler.preempt(request_id)
+        self.preempted += 1
+
     @rule()
     def step(self):
+        self.steps += 1
+        if self.every and self.steps % self.every == 0 and self.requests:
+            self.force_preemption(f"r{self.steps % len(self.requests)}")
+        self.plain_step()
+
+    def plain_step(self):
+        live, before = self.engine._scheduler.has_work(), self.computed()
+        self.take_events()
+        assert self.computed() > before or not live, "a step with live requests computed nothing"
+
+    def computed(self):
+        return self.engine.counters().get("tokens.computed", 0)
+
+    def take_events(self):
         for event in self.engine.step():
             assert event.request_id not in self.dead, "an event for a dead request"
             if event.token != NO_TOKEN:
@@ -193,19 +227,25 @@ class EngineMachine(RuleBasedStateMachine):
     def books_balance(self):
         if hasattr(self, "engine"):
             self.engine.check()
-            assert self.model.largest <= self.budget
+            assert self.model.largest <= self.options["max_num_batched_tokens"]
 
     def teardown(self):
         if not hasattr(self, "engine"):
             return
-        bound = sum(len(r.prompt_token_ids) + r.params.max_tokens for r in self.requests.values())
-        for _ in range(bound + 1):
-            self.step()
+        tokens = sum(len(r.prompt_token_ids) + r.params.max_tokens for r in self.requests.values())
+        # Each token is computed once, and again for each later request that is in its way.
+        for _ in range((tokens + 1) * (len(self.requests) + 1)):
+            if not self.engine.has_work():
+                break
+            self.plain_step()
             self.engine.check()
         assert not self.engine.has_work(), "steps are not bounded"
         assert self.dead == set(self.requests)
         counters = self.engine.counters()
         assert counters["blocks.allocated"] == counters["blocks.freed"]
+        assert counters.get("tokens.computed", 0) - counters["tokens.recomputed"] <= tokens
+        if self.options["reservation"] is config.Reservation.full:
+            assert counters["preemptions"] <= self.preempted
 
 
 TestEngineMachine = EngineMachine.TestCase
