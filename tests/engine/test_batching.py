@@ -28,7 +28,7 @@ class Bench:
 
     def step(self):
         output = self.scheduler.schedule()
-        sampled = {c.state.request_id: Sampled(1, None) for c in output.chunks if c.samples}
+        sampled = {c.state.request_id: [Sampled(1, None)] for c in output.chunks if c.samples}
         kinds = [chunk.is_prefill for chunk in output.chunks]
         assert kinds == sorted(kinds), "decodes are packed first"
         shown = {chunk.state.request_id: chunk.num_tokens for chunk in output.chunks}

@@ -34,7 +34,7 @@ class Bench:
         output = self.scheduler.schedule()
         # A token is its own position, so that a lost or doubled one shows.
         sampled = {
-            c.state.request_id: Sampled(c.state.num_output_tokens, None)
+            c.state.request_id: [Sampled(c.state.num_output_tokens, None)]
             for c in output.chunks
             if c.samples
         }
@@ -150,9 +150,21 @@ def test_a_result_for_a_request_preempted_in_flight_is_dropped():
     bench.add("a", 4, 3)
     output = bench.scheduler.schedule()
     bench.scheduler.preempt("a")
-    assert bench.scheduler.update(output, {"a": Sampled(0, None)}) == []
+    assert bench.scheduler.update(output, {"a": [Sampled(0, None)]}) == []
     bench.drain()
     assert bench.tokens["a"] == [0, 1, 2]
+
+
+def test_a_result_from_before_a_preemption_is_dropped_though_it_runs_again():
+    bench = Bench(8)
+    bench.add("a", 4, 3)
+    stale = bench.scheduler.schedule()
+    bench.scheduler.preempt("a")
+    again = bench.scheduler.schedule()
+    assert bench.scheduler.update(stale, {"a": [Sampled(7, None)]}) == []
+    events = bench.scheduler.update(again, {"a": [Sampled(0, None)]})
+    assert [event.token for event in events] == [0]
+    bench.scheduler.check()
 
 
 def test_a_victim_that_was_scheduled_already_gives_its_tokens_back():
