@@ -35,7 +35,7 @@ def require(condition: bool, message: str) -> None:
 # Named by one of these words, or by ``package.module:Class`` for a user's own.
 ENGINES = ("paged",)
 ATTENTION_BACKENDS = ("fused", "reference")
-RESOLVERS = ("binary_search", "seq_map", "identity")
+RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 
 
 def is_class_path(text: str) -> bool:
@@ -116,6 +116,8 @@ class Device(Enum):
     """Where the fused attention kernels run."""
 
     cpu = "cpu"
+    emulated = "emulated"
+    metal = "metal"
 
 
 class Admission(Enum):
@@ -210,26 +212,53 @@ class KV:
 
 @dataclass
 class Attention:
-    """The attention operation: backend, device, resolver, KV split.
+    """The attention operation: backend and device, and the fused kernels' switches.
 
     ``backend``: fused, reference or ``package.module:Class``.
-    ``resolver``: binary_search, seq_map, identity or ``package.module:Class``.
-    ``split_kv``: off, auto or a number of partitions.
+    ``resolver``: binary_search, seq_map, identity, padded_grid, work_plan or
+    ``package.module:Class``. ``split_kv``: off, auto or a number of partitions of the keys.
+    ``gqa_sharing``: query heads of one KV head share its loads in the decode kernel.
+    ``window_skip``: KV blocks outside a sliding window are left out, not read and masked.
+    ``tile_threshold``: query tokens of the longest sequence from which a batch goes to the
+    tiled kernel.
     """
 
     backend: str = "fused"
     device: Device = Device.cpu
     resolver: str = "binary_search"
     split_kv: str = "off"
+    gqa_sharing: bool = True
+    window_skip: bool = True
+    tile_threshold: int = 2
 
     def __post_init__(self) -> None:
         """Check the words; a class path is checked by importing it in the worker."""
         require_strategy("engine.attention.backend", self.backend, ATTENTION_BACKENDS)
         require_strategy("engine.attention.resolver", self.resolver, RESOLVERS)
+        number = self.split_kv.isdecimal() and 2 <= int(self.split_kv) <= 1024
         require(
-            self.split_kv == "off",
-            f"engine.attention.split_kv={self.split_kv}: allowed is off",
+            self.split_kv in ("off", "auto") or number,
+            f"engine.attention.split_kv={self.split_kv}: allowed are off, auto or 2 to 1024 "
+            "(partitions)",
         )
+        require(
+            2 <= self.tile_threshold <= 1 << 20,
+            f"engine.attention.tile_threshold={self.tile_threshold}: allowed are 2 to 1048576 "
+            "(query tokens)",
+        )
+        if self.backend != "fused":
+            self._refuse_switches()
+
+    def _refuse_switches(self) -> None:
+        read = {"backend", "resolver"} if is_class_path(self.backend) else {"backend"}
+        for item in dataclasses.fields(self):
+            name, default, value = item.name, item.default, getattr(self, item.name)
+            require(
+                name in read or value == default,
+                f"engine.attention.{name}={getattr(value, 'value', value)}: only "
+                "engine.attention.backend=fused has this switch; leave it "
+                f"{getattr(default, 'value', default)}",
+            )
 
 
 @dataclass
@@ -394,12 +423,6 @@ class Engine:
             not self.batch_invariant,
             "engine.batch_invariant=true: this engine cannot promise it; leave it false",
         )
-        if self.attention.backend == "reference":
-            require(
-                self.attention.resolver == "binary_search",
-                f"engine.attention.resolver={self.attention.resolver}: only "
-                "engine.attention.backend=fused has resolvers; leave it binary_search",
-            )
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
 
@@ -529,7 +552,8 @@ class Case:
 class Workload:
     """What is asked of the engine.
 
-    Kernel workloads: ``cases``, the head counts, ``max_pool_bytes``.
+    Kernel workloads: ``cases``, the head counts, ``window`` (keys that a query sees; null:
+    all), ``max_pool_bytes``.
     Request workloads: ``num_requests``, ``concurrency`` (requests in flight, closed
     loop), ``ignore_eos`` (fixed output lengths), ``cache_state`` (of the prefix cache)
     and the sampling parameters.
@@ -553,6 +577,7 @@ class Workload:
     num_heads: int = 16
     num_kv_heads: int = 4
     head_dim: int = 128
+    window: int | None = None
     max_pool_bytes: int = 1 << 30
     cases: list[Case] = field(default_factory=list)
 
@@ -580,6 +605,10 @@ class Workload:
         require(
             16 <= self.head_dim <= 256 and self.head_dim % 16 == 0,
             f"workload.head_dim={self.head_dim}: allowed are multiples of 16 from 16 to 256",
+        )
+        require(
+            self.window is None or self.window >= 1,
+            f"workload.window={self.window}: allowed are 1 or more (keys), or null",
         )
         require(
             self.max_pool_bytes >= 1 << 20,
@@ -611,7 +640,9 @@ class Workload:
         require(self.top_k >= 0, f"workload.top_k={self.top_k}: allowed are 0 (off) or more")
         require(0 < self.top_p <= 1, f"workload.top_p={self.top_p}: allowed are above 0, at most 1")
         require(self.repeats == 1, f"workload.repeats={self.repeats}: requests are measured once")
-        self._unread("request", "num_heads", "num_kv_heads", "head_dim", "max_pool_bytes", "cases")
+        self._unread(
+            "request", "num_heads", "num_kv_heads", "head_dim", "window", "max_pool_bytes", "cases"
+        )
 
     def _unread(self, kind: str, *names: str) -> None:
         defaults = {item.name: item for item in dataclasses.fields(self)}

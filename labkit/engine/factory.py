@@ -51,7 +51,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
-            "requests need a prefill; set binary_search or seq_map"
+            "requests need a prefill; set another resolver"
         )
     kind = kv_layout.choose(options)
     machine = memory_machine.find(options.budget.machine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
+
 from labkit.metal.call import Executor, on_metal
 
 DEVICES = ("metal", "emulated")
@@ -13,9 +15,12 @@ def executor(device: str) -> Executor:
     Raises
     ------
     ValueError
-        The device is unknown, or ``emulated`` lacks a compiler; one line.
+        The device is unknown, ``metal`` is not there or ``emulated`` lacks a compiler; one
+        line.
     """
     if device == "metal":
+        if not mx.metal.is_available():
+            raise ValueError("device=metal: there is no Metal on this machine; set device=emulated")
         return on_metal
     if device != "emulated":
         raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")

@@ -113,10 +113,16 @@ def choose(
         return Dispatch(
             "tiled", _groups(shape, resolver, shape.num_q_heads, BQ, planned), 128, 1, 1, reason
         )
-    partitions, why = _partitions(shape, split_kv, pure_decode)
+    parts, why = partitions(
+        split_kv,
+        units=shape.num_q_heads * shape.total_q,
+        busy=BUSY_THREADGROUPS,
+        max_seq_len=shape.max_seq_len,
+        pure_decode=pure_decode,
+    )
     heads = _shared_heads(shape) if gqa_sharing else 1
     x, y, z = _groups(shape, resolver, shape.num_q_heads // heads, 1, planned)
-    return Dispatch("decode", (x, y, z * partitions), 256, partitions, heads, reason + why)
+    return Dispatch("decode", (x, y, z * parts), 256, parts, heads, reason + why)
 
 
 def takes(dtype: str, head_dim: int) -> bool:
@@ -141,7 +147,29 @@ def _kernel(shape: Shape, kernel: str) -> tuple[str, str]:
     return "tiled", f"prefill ({work})"
 
 
-def _partitions(shape: Shape, split_kv: str | int, pure_decode: bool) -> tuple[int, str]:
+def partitions(
+    split_kv: str | int, *, units: int, busy: int, max_seq_len: int, pure_decode: bool
+) -> tuple[int, str]:
+    """Return how many partitions of the keys, and the end of the reason; for every device.
+
+    Parameters
+    ----------
+    split_kv
+        ``off``, ``auto`` or a number.
+    units
+        Threadgroups of the grid without splitting.
+    busy
+        With so many, no core is idle.
+    max_seq_len
+        The longest context (keys).
+    pure_decode
+        Whether every sequence has one query token; ``auto`` splits no other batch.
+
+    Raises
+    ------
+    ValueError
+        ``split_kv`` is none of these; one line.
+    """
     if split_kv == "off":
         return 1, ""
     if split_kv != "auto":
@@ -149,11 +177,10 @@ def _partitions(shape: Shape, split_kv: str | int, pure_decode: bool) -> tuple[i
         if not text.isdecimal() or not 1 <= int(text) <= 1024:
             raise ValueError(f"split_kv={split_kv}: allowed are off, auto or 1 to 1024 partitions")
         return int(text), f"; split_kv={text}"
-    threadgroups = shape.num_q_heads * shape.total_q
-    wanted = min(-(-shape.max_seq_len // SPLIT_TOKENS), MOST_PARTITIONS)
-    if not pure_decode or threadgroups >= BUSY_THREADGROUPS or wanted < 2:
+    wanted = min(-(-max_seq_len // SPLIT_TOKENS), MOST_PARTITIONS)
+    if not pure_decode or units >= busy or wanted < 2:
         return 1, "; split_kv=auto: not split"
-    return wanted, f"; split_kv=auto: {threadgroups} threadgroups leave cores idle"
+    return wanted, f"; split_kv=auto: {units} threadgroups leave cores idle"
 
 
 def _shared_heads(shape: Shape) -> int:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import cast
 
 from labkit.config import Experiment
+from labkit.workload import devices
 from labkit.workload.base import Kind
 from labkit.workload.measurement import Estimate, Session
 
@@ -21,7 +22,8 @@ def kind_of(experiment: Experiment) -> Kind:
 
 
 def prepare(experiment: Experiment) -> None:
-    """Check the workload and cache its prompts; see ``Kind.prepare``."""
+    """Check the device and the workload, and cache its prompts; see ``Kind.prepare``."""
+    devices.check(experiment)
     kind_of(experiment).prepare(experiment)
 
 

@@ -178,7 +178,13 @@ class KernelSession:
         out.fill(np.nan)
         start = time.perf_counter()
         result, report = self._backend.attend(
-            q, arrays.k_pool, arrays.v_pool, meta, scale=scale, out=out
+            q,
+            arrays.k_pool,
+            arrays.v_pool,
+            meta,
+            scale=scale,
+            window=self._workload.window,
+            out=out,
         )
         seconds = time.perf_counter() - start
         where = f"{size.case.name}: {which}"
@@ -233,14 +239,8 @@ class KernelKind:
         from labkit.engine import attention
 
         engine = experiment.engine
-        backend = attention.create(
-            backend=engine.attention.backend,
-            device=engine.attention.device.value,
-            resolver=engine.attention.resolver,
-            split_kv=engine.attention.split_kv,
-        )
         return KernelSession(
-            backend,
+            attention.configured(engine.attention),
             engine=engine.name,
             workload=experiment.workload,
             block_size=engine.kv.block_size,

@@ -45,7 +45,7 @@ class StubBackend:
         self.plans.append((block_tables, seq_lens, cu_seqlens_q, block_size))
         return SimpleNamespace(tables=block_tables, map_us=12.5)
 
-    def attend(self, q, k_pool, v_pool, meta, *, scale, out=None):
+    def attend(self, q, k_pool, v_pool, meta, *, scale, window=None, out=None):
         self.launches += 1
         self.poisoned.append(bool(np.isnan(out).all()))
         out[:] = q * np.float32(scale) + np.float32(meta.tables.sum())
@@ -219,6 +219,31 @@ def test_prepare_refuses_what_cannot_run():
     workloads.prepare(experiment(make(DECODE), **identity))
     with pytest.raises(ConfigError, match=r"resolver=identity: .* has prefill"):
         workloads.prepare(experiment(make(DECODE, PREFILL), **identity))
+
+
+def test_a_window_reaches_the_kernel():
+    from labkit.engine import attention
+
+    whole, _ = run(attention.create(backend="reference"), DECODE)
+    narrow, _ = run(attention.create(backend="reference"), DECODE, window=8)
+    assert narrow.cases[0].outputs["digest"] != whole.cases[0].outputs["digest"]
+    blocks = "attention.kv_blocks_visited"
+    assert narrow.counters[blocks] < whole.counters[blocks]
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        ("metal", "engine.attention.device=metal: there is no Metal on this machine; set"),
+        ("emulated", r"engine.attention.device=emulated: no g\+\+ on PATH; install a C\+\+17"),
+    ],
+)
+def test_prepare_refuses_a_device_that_is_not_here(monkeypatch, device, message):
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ConfigError, match=message) as raised:
+        workloads.prepare(experiment(make(DECODE), attention={"device": device}))
+    assert "\n" not in str(raised.value)
 
 
 def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():

@@ -5,21 +5,19 @@ Importing this package imports neither MLX nor numba.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_class
+from labkit.engine.attention.options import FusedOptions
 
 if TYPE_CHECKING:
+    from labkit import config
     from labkit.engine.attention.base import AttentionBackend
     from labkit.engine.attention.operation import paged_attention
 
-__all__ = ["create", "paged_attention"]
+__all__ = ["configured", "create", "paged_attention"]
 
-# Where each backend lives: the fused ones by device, and the oracle. Loaded on use.
-_FUSED = {"cpu": "labkit.engine.attention.cpu.backend:CpuBackend"}
-_REFERENCE = "labkit.engine.attention.reference:ReferenceBackend"
+DEVICES = ("cpu", "emulated", "metal")
 _METHODS = ("plan", "write", "attend")
 
 
@@ -29,6 +27,9 @@ def create(
     device: str = "cpu",
     resolver: str = "binary_search",
     split_kv: str | int = "off",
+    gqa_sharing: bool = True,
+    window_skip: bool = True,
+    tile_threshold: int = 2,
 ) -> AttentionBackend:
     """Return a backend of paged attention.
 
@@ -38,35 +39,53 @@ def create(
         ``fused`` (kernels of ``device``), ``reference`` (the float64 oracle in NumPy) or
         ``package.module:Class``, a user's own, made with ``resolver``.
     device
-        Where the fused kernels run.
-    resolver
-        ``binary_search``, ``seq_map``, ``identity`` or ``package.module:Class``.
-    split_kv
-        ``off``: the keys of a query are walked by one unit.
+        Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
+        on a CPU).
+    resolver, split_kv, gqa_sharing, window_skip, tile_threshold
+        See ``FusedOptions``.
 
     Raises
     ------
     ValueError
-        A word is unknown or a class cannot be loaded; one line that says which.
+        A word is unknown, a number out of range, a resolver cannot be loaded or a device
+        lacks something; one line that says which.
     """
-    if split_kv != "off":
-        raise ValueError(f"split_kv={split_kv}: allowed is off")
     if ":" in backend:
         own: AttentionBackend = user_class.make(
             "engine.attention.backend", backend, _METHODS, resolver=resolver
         )
         return own
+    options = FusedOptions(resolver, split_kv, gqa_sharing, window_skip, tile_threshold)
     if backend == "reference":
-        path = _REFERENCE
-    elif backend != "fused":
+        if split_kv != "off":
+            raise ValueError(f"split_kv={split_kv}: backend reference has no partitions")
+        from labkit.engine.attention.reference import ReferenceBackend
+
+        return ReferenceBackend(resolver)
+    if backend != "fused":
         raise ValueError(f"backend={backend}: allowed are fused, reference or package.module:Class")
-    elif device not in _FUSED:
-        raise ValueError(f"device={device}: allowed are {', '.join(_FUSED)}")
-    else:
-        path = _FUSED[device]
-    module, _, name = path.partition(":")
-    made: Callable[..., AttentionBackend] = getattr(import_module(module), name)
-    return made(resolver=resolver)
+    if device == "cpu":
+        from labkit.engine.attention.cpu.backend import CpuBackend
+
+        return CpuBackend(options)
+    if device in ("emulated", "metal"):
+        from labkit.engine.attention.on_metal import MetalBackend
+
+        return MetalBackend(options, device)
+    raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
+
+
+def configured(options: config.Attention) -> AttentionBackend:
+    """Return the backend that a config describes; ``ValueError`` as ``create``."""
+    return create(
+        backend=options.backend,
+        device=options.device.value,
+        resolver=options.resolver,
+        split_kv=options.split_kv,
+        gqa_sharing=options.gqa_sharing,
+        window_skip=options.window_skip,
+        tile_threshold=options.tile_threshold,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -95,7 +95,7 @@ def build(
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu = np.array(cu_seqlens_q)
     num_tokens = int(cu[-1])
-    lookup, map_us = resolver.lookup(cu, num_tokens, BQ)
+    lookup, map_us = resolver.lookup(cu, np.array(seq_lens), BQ)
     return AttentionMetadata(
         cu_seqlens_q=cu,
         seq_lens=np.array(seq_lens),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
@@ -37,8 +38,8 @@ def paged_attention(
     Parameters
     ----------
     q
-        [total_q, num_q_heads, head_dim], float32; ``reference`` also takes float16 and
-        bfloat16.
+        [total_q, num_q_heads, head_dim], float32, or float16 and bfloat16 where the
+        backend is not ``cpu``.
     k_pool, v_pool
         [num_blocks, block_size, num_kv_heads, head_dim], q's dtype.
     block_tables
@@ -50,7 +51,8 @@ def paged_attention(
     scale
         Factor of the logits.
     resolver
-        ``binary_search``, ``seq_map``, ``identity`` or ``package.module:Class``.
+        ``binary_search``, ``seq_map``, ``identity``, ``padded_grid``, ``work_plan`` or
+        ``package.module:Class``.
     window
         Only the last so many keys, the query's own included; None: all.
     softcap
@@ -58,9 +60,10 @@ def paged_attention(
     sinks
         [num_q_heads], one more logit per head in the softmax denominator, unscaled.
     split_kv
-        ``off``.
+        ``off``, ``auto`` or a number of partitions of the keys.
     backend
-        ``reference`` or the device of the fused kernels: ``cpu``.
+        ``reference`` or the device of the fused kernels: ``cpu``, ``metal`` or
+        ``emulated``.
 
     Returns
     -------
@@ -85,9 +88,15 @@ def paged_attention(
             f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}: "
             "half precision is scalar there"
         )
-    kind = {"backend": "reference"} if backend == "reference" else {"device": backend}
-    made = create(**kind, resolver=resolver, split_kv=split_kv)
-    queries, keys, values = (_numpy(array) for array in (q, k_pool, v_pool))
+    fused = backend != "reference"
+    made = create(
+        backend="fused" if fused else backend,
+        device=backend if fused else "cpu",
+        resolver=resolver,
+        split_kv=split_kv,
+    )
+    read: Callable[[Any], Any] = _mlx if backend in ("emulated", "metal") else _numpy
+    queries, keys, values = (read(array) for array in (q, k_pool, v_pool))
     meta = made.plan(
         block_tables=_numpy(block_tables),
         seq_lens=_numpy(seq_lens),
@@ -105,7 +114,7 @@ def paged_attention(
         softcap=softcap,
         sinks=None if sinks is None else _numpy(sinks),
     )
-    return mx.array(out).astype(dtype), report
+    return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
 
 
 def _mlx_dtype(name: str, array: Any) -> mx.Dtype:
@@ -117,6 +126,10 @@ def _mlx_dtype(name: str, array: Any) -> mx.Dtype:
         kind = getattr(array, "dtype", type(array).__name__)
         raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")
     return dtype
+
+
+def _mlx(array: Any) -> mx.array:
+    return array if isinstance(array, mx.array) else mx.array(np.ascontiguousarray(array))
 
 
 def _numpy(array: Any) -> Any:

@@ -16,6 +16,7 @@ from labkit.engine.attention import metadata, resolvers, validate
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
+from labkit.engine.attention.scatter import scatter
 
 
 class ReferenceBackend:
@@ -55,11 +56,7 @@ class ReferenceBackend:
         self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
     ) -> None:
         """Scatter new keys and values; see ``AttentionBackend.write``."""
-        validate.new_keys(k, v, k_pool, v_pool, meta.slot_mapping)
-        kept = meta.slot_mapping >= 0
-        slots = meta.slot_mapping[kept]
-        for new, pool in ((k, k_pool), (v, v_pool)):
-            pool[slots // meta.block_size, slots % meta.block_size] = new[kept]
+        scatter(k, v, k_pool, v_pool, meta)
 
     def attend(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # What the kernels mix into their stamps.
-KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3}
+KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4}
 STAMP_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 STAMP_MASK = 0xFFFFFFFF
 
@@ -26,8 +26,9 @@ class LaunchReport:
         ``decode`` (one query token per unit), ``tiled`` (``BQ`` query rows per unit) or
         ``reference``.
     grid
-        Units launched along each axis: (KV heads, query tokens) for ``decode``, (KV
-        heads, Q-blocks) for ``tiled``, (query tokens,) for ``reference``.
+        Units launched along each axis: (heads or groups of heads, query tokens) for
+        ``decode``, (heads, Q-blocks) for ``tiled``, (query tokens,) for ``reference``; a
+        padded grid adds the sequences, split-KV the partitions.
     reason
         Why this kernel was chosen, in one line.
     resolver
@@ -44,6 +45,15 @@ class LaunchReport:
         Bytes of K and V in the visited blocks, plus queries and output.
     map_us
         Host time (us) of building the resolver's maps, once per step; 0 without maps.
+    device
+        Where it ran: ``cpu``, ``metal`` or ``emulated``.
+    partitions
+        Units among which the keys of a query were divided; above 1 a reduce kernel ran.
+    sharing_heads
+        Query heads that shared one load of a key or value in the decode kernel; 1: none.
+    skipped_blocks, masked_blocks
+        KV blocks outside a sliding window that were left out, or were walked for nothing:
+        what the kernel visited against what it had to, over all units.
     """
 
     kernel: str
@@ -57,6 +67,11 @@ class LaunchReport:
     kv_blocks_visited: int
     bytes: int
     map_us: float
+    device: str = "cpu"
+    partitions: int = 1
+    sharing_heads: int = 1
+    skipped_blocks: int = 0
+    masked_blocks: int = 0
 
     @property
     def stale(self) -> bool:
@@ -65,11 +80,19 @@ class LaunchReport:
 
     def counters(self) -> dict[str, float]:
         """Return the launch as counters that may be summed over launches."""
-        return {
+        counters: dict[str, float] = {
             f"kernel.{self.kernel}": 1,
             f"resolver.{self.resolver}": 1,
+            f"device.{self.device}": 1,
             "attention.search_iterations": self.search_iterations,
             "attention.surplus_threadgroups": self.surplus_threadgroups,
             "attention.kv_blocks_visited": self.kv_blocks_visited,
             "attention.bytes": self.bytes,
+            "window.skipped_blocks": self.skipped_blocks,
+            "window.masked_blocks": self.masked_blocks,
         }
+        if self.partitions > 1:
+            counters |= {"kernel.reduce": 1, "split_kv.partitions": self.partitions}
+        if self.kernel == "decode":
+            counters["gqa.shared" if self.sharing_heads > 1 else "gqa.unshared"] = 1
+        return counters

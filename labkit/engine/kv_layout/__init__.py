@@ -23,12 +23,7 @@ def choose(options: config.Engine) -> LayoutKind:
     from labkit.engine import attention
     from labkit.engine.kv_layout.paged import Paged
 
-    backend = attention.create(
-        backend=options.attention.backend,
-        device=options.attention.device.value,
-        resolver=options.attention.resolver,
-        split_kv=options.attention.split_kv,
-    )
+    backend = attention.configured(options.attention)
     return Paged(backend, options.kv.block_size, options.prefix_cache.value, _reuse_blocks(options))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.translate import Translation
 from labkit.platform import cache as user_cache
+from labkit.platform import compiler as cpp
 
 RUNTIME = (
     "runtime.h",
@@ -73,12 +73,9 @@ def find_compiler(path: str | None = None) -> Compiler:
     EmulatorUnavailable
         There is none; the message says what to install.
     """
-    found = shutil.which(path or "g++")
+    found = cpp.path(path)
     if found is None:
-        raise EmulatorUnavailable(
-            f"device=emulated: no {path or 'g++'} on PATH; install a C++17 compiler (g++ 12 or "
-            "later) or set device=cpu"
-        )
+        raise EmulatorUnavailable(cpp.missing(path))
     version = subprocess.run(
         [found, "--version"], capture_output=True, text=True, check=False
     ).stdout.split("\n")[0]

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from labkit.engine import attention
+from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.errors import EmulatorUnavailable
 
+SWITCHES = ("device", "resolver", "split_kv", "gqa_sharing", "window_skip", "tile_threshold")
 # (query length, context) of each sequence.
 SHAPES = {
     "decode": [(1, 1), (1, 16), (1, 17), (1, 200), (1, 64), (1, 65)],
@@ -35,9 +38,10 @@ class Batch:
             total_q=len(self.q),
         )
 
-    def attend(self, backend="fused", resolver="binary_search", **options):
+    def attend(self, backend="fused", **options):
         """Return output and report; the output is poisoned beforehand."""
-        made = attention.create(backend=backend, resolver=resolver)
+        switches = {name: options.pop(name) for name in SWITCHES if name in options}
+        made = attention.create(backend=backend, **switches)
         options.setdefault("scale", max(1, self.q.shape[2]) ** -0.5)
         out = np.full_like(self.q, np.nan)
         return made.attend(self.q, self.k_pool, self.v_pool, self.plan(made), out=out, **options)
@@ -91,6 +95,15 @@ def make_batch(
 def lengths(request):
     """Shapes that together reach every branch of both kernels."""
     return SHAPES[request.param]
+
+
+@pytest.fixture
+def compiler():
+    """Skip, with the reason, where the emulator has no compiler."""
+    try:
+        return find_compiler()
+    except EmulatorUnavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,7 @@ def test_half_precision(batch, dtype, error):
 
 def test_bad_arguments(batch):
     made = batch([(3, 20), (1, 40)])
-    with pytest.raises(ValueError, match="device=tpu: allowed are cpu"):
+    with pytest.raises(ValueError, match="device=tpu: allowed are cpu, emulated, metal"):
         call(made, "tpu")
     made.v_pool = made.v_pool.astype(np.float16)
     with pytest.raises(ValueError, match="must have one dtype"):

@@ -185,7 +185,10 @@ def test_maps_that_no_kernel_may_read(batch, resolver, answer, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nope", "allowed are binary_search, seq_map, identity or package.module:Class"),
+        (
+            "nope",
+            "allowed are binary_search, seq_map, identity, padded_grid, work_plan or package",
+        ),
         ("no.such.module:Class", "ModuleNotFoundError"),
         ("labkit.engine.attention.report:Nope", "AttributeError"),
         ("labkit.engine.attention.report:LaunchReport", "TypeError"),

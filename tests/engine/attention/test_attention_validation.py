@@ -5,6 +5,15 @@ import pytest
 
 from labkit.engine import attention
 
+BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
+
+
+@pytest.fixture(params=list(BACKENDS))
+def backend(request):
+    if request.param == "emulated":
+        request.getfixturevalue("compiler")
+    return BACKENDS[request.param]
+
 
 def plan_of(batch, backend, **changes):
     made = batch([(3, 20), (1, 40)])
@@ -17,7 +26,7 @@ def plan_of(batch, backend, **changes):
     }
     for name, change in changes.items():
         arguments[name] = change(arguments[name].copy()) if callable(change) else change
-    return attention.create(backend=backend).plan(**arguments)
+    return attention.create(**backend).plan(**arguments)
 
 
 def put(index, value):
@@ -45,7 +54,6 @@ BATCHES = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["fused", "reference"])
 @pytest.mark.parametrize(("changes", "message"), BATCHES)
 def test_bad_batches(batch, backend, changes, message):
     with pytest.raises(ValueError, match=message) as raised:
@@ -53,14 +61,13 @@ def test_bad_batches(batch, backend, changes, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("backend", ["fused", "reference"])
 def test_unused_blocks_may_hold_anything(batch, backend):
     """Padding, and the table of a sequence without queries, are never read."""
     made = batch([(3, 20), (0, 40), (1, 8)])
-    right, _ = made.attend(backend)
+    right, _ = made.attend(**backend)
     made.block_tables[0, 2] = -7
     made.block_tables[1] = 9999
-    again, _ = made.attend(backend)
+    again, _ = made.attend(**backend)
     assert np.array_equal(right, again)
 
 
@@ -84,11 +91,10 @@ OPERANDS = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["fused", "reference"])
 @pytest.mark.parametrize(("changes", "message"), OPERANDS)
 def test_bad_operands(batch, backend, changes, message):
     made = batch([(3, 20), (1, 40)])
-    backend = attention.create(backend=backend)
+    backend = attention.create(**backend)
     arguments = {"q": made.q, "k_pool": made.k_pool, "v_pool": made.v_pool, "scale": 0.1}
     for name, change in changes.items():
         arguments[name] = change(arguments[name]) if callable(change) else change
@@ -98,10 +104,9 @@ def test_bad_operands(batch, backend, changes, message):
 
 
 @pytest.mark.parametrize("head_dim", [0, 8, 40, 272])
-@pytest.mark.parametrize("backend", ["fused", "reference"])
 def test_bad_head_sizes(batch, backend, head_dim):
     with pytest.raises(ValueError, match=f"head size {head_dim}: allowed are multiples of 16"):
-        batch([(1, 4)], head_dim=head_dim).attend(backend, scale=1.0)
+        batch([(1, 4)], head_dim=head_dim).attend(**backend, scale=1.0)
 
 
 def test_half_precision_is_refused_on_the_cpu(batch):
@@ -129,9 +134,12 @@ def test_bad_writes(batch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"backend": "flash"}, "backend=flash: allowed are fused and reference"),
-        ({"device": "tpu"}, "device=tpu: allowed are cpu"),
-        ({"split_kv": 2}, "split_kv=2: allowed is off"),
+        ({"backend": "flash"}, "backend=flash: allowed are fused, reference or package"),
+        ({"device": "tpu"}, "device=tpu: allowed are cpu, emulated, metal"),
+        ({"split_kv": "some"}, "split_kv=some: allowed are off, auto or 1 to 1024"),
+        ({"split_kv": 0}, "split_kv=0: allowed are off, auto or 1 to 1024"),
+        ({"tile_threshold": 1}, "tile_threshold=1: allowed are 2 or more"),
+        ({"backend": "reference", "split_kv": 2}, "split_kv=2: backend reference has no"),
     ],
 )
 def test_unknown_words(options, message):

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+from dataclasses import dataclass
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import metadata, resolvers, validate
+from labkit.engine.attention import metadata, resolvers, validate, windows
 from labkit.engine.attention.base import Array
-from labkit.engine.attention.cpu import decode, dispatch, kernels, tiled
+from labkit.engine.attention.cpu import decode, dispatch, kernels, layers, tiled
 from labkit.engine.attention.cpu.dispatch import Dispatch
 from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
-from labkit.engine.attention.cpu.rows import LAYER, scratch_bytes
+from labkit.engine.attention.cpu.rows import scratch_bytes
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
+from labkit.engine.attention.options import FusedOptions
 from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
-
-_NO_WINDOW = 1 << 40  # keys: more than any context
-_LOG2E = math.log2(math.e)
 
 
 class CpuBackend:
     """Paged attention in float32 by numba kernels, on numba's thread pool.
 
     A row's result is the same bits in every batch, by both kernels, with every resolver,
-    block size and thread count. Not for two threads at once: a backend owns its scratch.
-
-    Parameters
-    ----------
-    resolver
-        ``binary_search``, ``seq_map``, ``identity`` or ``package.module:Class``.
+    block size, thread count and switch but ``split_kv``, which changes the order of
+    summation. Not for two threads at once: a backend owns its scratch.
     """
 
     name = "cpu"
 
-    def __init__(self, resolver: str = "binary_search") -> None:
-        self._resolver = resolvers.create(resolver)
+    def __init__(self, options: FusedOptions) -> None:
+        self._options = options
+        self._resolver = resolvers.create(options.resolver)
         self._memory = aligned_zeros(1, 0)
 
     def plan(
@@ -68,10 +63,10 @@ class CpuBackend:
         validate.float32(k_pool)
         k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
         kernels.scatter(
-            _address(k),
-            _address(v),
-            _address(k_pool),
-            _address(v_pool),
+            layers.address(k),
+            layers.address(v),
+            layers.address(k_pool),
+            layers.address(v_pool),
             meta.slot_mapping,
             4 * k_pool.shape[2] * k_pool.shape[3],
         )
@@ -108,39 +103,64 @@ class CpuBackend:
         q, k_pool, v_pool = (np.ascontiguousarray(array) for array in (q, k_pool, v_pool))
         out = np.empty(q.shape, dtype=np.float32) if out is None else out
         sinks = None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
-        layer = np.zeros(1, dtype=LAYER)
         num_kv_heads, head_dim = k_pool.shape[2:]
-        layer[0] = (
-            _address(q),
-            _address(k_pool),
-            _address(v_pool),
-            _address(out),
-            0 if sinks is None else _address(sinks),
-            _address(meta.block_tables),
-            meta.block_tables.shape[1],
-            q.shape[1],
-            num_kv_heads,
-            q.shape[1] // num_kv_heads,
-            head_dim,
-            meta.block_size,
-            _NO_WINDOW if window is None else window,
-            scale * _LOG2E if softcap is None else scale / softcap,
-            0 if softcap is None else softcap * _LOG2E,
+        chosen = dispatch.choose(
+            meta,
+            self._options,
+            num_q_heads=q.shape[1],
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            workers=numba.get_num_threads(),
         )
-        workers = numba.get_num_threads()
-        chosen = dispatch.choose(meta, num_kv_heads, head_dim, workers)
-        prefill = chosen.kernel == "tiled"
-        rows = (BQ if prefill else 1) * (q.shape[1] // num_kv_heads)
-        self._reserve(workers, scratch_bytes(rows, chosen.heads, head_dim))
+        layer = layers.pack(
+            q,
+            k_pool,
+            v_pool,
+            out,
+            sinks,
+            meta,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            window_skip=self._options.window_skip,
+        )
+        counters = self._launch(chosen, layer, meta, q, sinks, out, num_kv_heads)
+        return out, report(meta, chosen, q, k_pool, counters, window)
+
+    def _launch(
+        self,
+        chosen: Dispatch,
+        layer: NDArray[Any],
+        meta: AttentionMetadata,
+        q: Array,
+        sinks: Array | None,
+        out: Array,
+        num_kv_heads: int,
+    ) -> Counted:
+        """Run the chosen kernel, and the reduce kernel where the keys are split."""
+        workers, group = numba.get_num_threads(), q.shape[1] // num_kv_heads
+        rows = (BQ if chosen.kernel == "tiled" else 1) * group
+        self._reserve(workers, scratch_bytes(rows, chosen.heads, q.shape[2]))
         counters = np.zeros((workers + 1, kernels.NUM_COUNTERS), dtype=np.int64)
         nonce = secrets.randbits(32)
-        batch = (meta.cu_seqlens_q, meta.seq_lens, num_kv_heads)
-        launch = (_address(layer), self._memory, counters)
-        if prefill:
-            kernels.tiled(nonce, meta.lookup, tiled.body(), *launch, *batch)
-        else:
-            kernels.decode(nonce, meta.lookup, decode.body(), *launch, *batch, chosen.heads)
-        return out, report(nonce, meta, chosen, q, k_pool, counters[:-1])
+        work = (self._memory, counters, meta.cu_seqlens_q, meta.seq_lens, num_kv_heads)
+        skip = self._options.window_skip
+        if chosen.kernel == "tiled":
+            body = tiled.body(skip)
+            kernels.tiled(nonce, meta.lookup, body, layers.address(layer), *work)
+            return Counted(nonce, counters[:-1], None)
+        parts = layers.partials(q, chosen.partitions) if chosen.partitions > 1 else None
+        if chosen.members * chosen.partitions > 1:
+            layer = layers.split(layer, chosen, parts)
+        body = decode.body(parts is None and skip)
+        where = layers.address(layer)
+        kernels.decode(nonce, meta.lookup, body, where, *work, chosen.heads, len(layer))
+        if parts is None:
+            return Counted(nonce, counters[:-1], None)
+        merged = np.zeros_like(counters)
+        resolver = RESOLVER_IDS[type(meta.lookup)]
+        kernels.reduce(nonce, resolver, *parts, layers.base2(sinks), out, merged)
+        return Counted(nonce, counters[:-1], merged[:-1])
 
     def _reserve(self, workers: int, size: int) -> None:
         """Make the scratch at least ``size`` bytes for each worker."""
@@ -149,39 +169,63 @@ class CpuBackend:
 
 
 def report(
-    nonce: int,
     meta: AttentionMetadata,
     chosen: Dispatch,
     q: Array,
     k_pool: Array,
-    counters: NDArray[np.int64],
+    counted: Counted,
+    window: int | None,
 ) -> LaunchReport:
     """Sum what the workers counted; the stamp is theirs if they agree, else 0."""
-    stamps = counters[:, kernels.STAMP]
-    visited = int(counters[:, kernels.BLOCKS].sum())
-    head_block_bytes = 2 * k_pool.itemsize * meta.block_size * k_pool.shape[3]
-    resolver_id = RESOLVER_IDS[type(meta.lookup)]
+    num_kv_heads, head_dim = k_pool.shape[2:]
+    visited = int(counted.main[:, kernels.BLOCKS].sum())
+    rows = BQ if chosen.kernel == "tiled" else 1
+    columns = num_kv_heads * chosen.members
+    skipped, masked = windows.outside(meta, rows, window, columns, visited)
+    expected, written = counted.stamps(chosen.kernel, RESOLVER_IDS[type(meta.lookup)])
     return LaunchReport(
         kernel=chosen.kernel,
         grid=chosen.grid,
         reason=chosen.reason,
         resolver=meta.resolver,
-        stamp=int(stamps[0]) if (stamps == stamps[0]).all() else 0,
-        expected_stamp=launch_stamp(nonce, KERNEL_IDS[chosen.kernel], resolver_id),
-        search_iterations=int(counters[:, kernels.ITERATIONS].sum()),
-        surplus_threadgroups=int(counters[:, kernels.SURPLUS].sum()),
+        stamp=written,
+        expected_stamp=expected,
+        search_iterations=int(counted.main[:, kernels.ITERATIONS].sum()),
+        surplus_threadgroups=int(counted.main[:, kernels.SURPLUS].sum()),
         kv_blocks_visited=visited,
-        bytes=visited * head_block_bytes + 2 * q.nbytes,
+        bytes=visited * 2 * k_pool.itemsize * meta.block_size * head_dim + 2 * q.nbytes,
         map_us=meta.map_us,
+        partitions=chosen.partitions,
+        sharing_heads=q.shape[1] // columns,
+        skipped_blocks=skipped,
+        masked_blocks=masked,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the workers of a launch wrote: int64 [workers, NUM_COUNTERS] of each kernel."""
+
+    nonce: int
+    main: NDArray[np.int64]
+    reduce: NDArray[np.int64] | None
+
+    def stamps(self, kernel: str, resolver: int) -> tuple[int, int]:
+        """Return the main kernel's stamp as it must be, and as all workers left it, or 0.
+
+        It is 0, too, if the reduce kernel did not leave its own.
+        """
+        expected, found = launch_stamp(self.nonce, KERNEL_IDS[kernel], resolver), self.main
+        ok = (found[:, kernels.STAMP] == expected).all()
+        if self.reduce is not None:
+            merged = launch_stamp(self.nonce, KERNEL_IDS["reduce"], resolver)
+            ok = ok and (self.reduce[:, kernels.STAMP] == merged).all()
+        # Another value would show whose stamp it is; 0 is nobody's.
+        return expected, expected if ok else 0
 
 
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
     memory = np.zeros(rows * row_bytes + 64, dtype=np.uint8)
-    start = -_address(memory) % 64
+    start = -layers.address(memory) % 64
     return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -19,6 +19,7 @@ from labkit.engine.attention.cpu.rows import (
     add_values,
     carve,
     finish_rows,
+    keep_rows,
     offset_of,
     pack_keys,
     run_end,
@@ -52,18 +53,77 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     """Attend, write the output, return the KV blocks walked."""
     for i in range(unit.heads):
         start_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+    walk(layer, scratch, unit)
+    for i in range(unit.heads):
+        finish_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+    return blocks_of(layer, unit.low, unit.high) * unit.heads
+
+
+@inner
+def attend_part(layer: Any, scratch: Scratch, unit: Unit) -> int:
+    """Attend to a partition of the keys, or without skipping those before the window.
+
+    The kernel for the ablations of both; ``unit.low`` is where the window begins.
+    """
+    for i in range(unit.heads):
+        start_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+    begin, end = part_of(layer, unit.low if layer.window_skip != 0 else 0, unit.high)
+    seen = Unit(
+        unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end, unit.height
+    )
+    read_masked(layer, scratch, seen, begin, min(end, unit.low))
+    walk(layer, scratch, seen)
+    for i in range(unit.heads):
+        if layer.partitions > 1:
+            keep_rows(layer, scratch, unit.head + i, i * unit.height, unit.token)
+        else:
+            finish_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+    return blocks_of(layer, begin, end) * unit.heads
+
+
+@inner
+def walk(layer: Any, scratch: Scratch, unit: Unit) -> None:
+    """Fold the keys that the unit sees into its rows, tile by tile."""
     for base in range(unit.low // KEYS * KEYS, unit.high, KEYS):
         begin, end = max(base, unit.low), min(base + KEYS, unit.high)
         take_keys(layer, scratch, unit, base, begin, end)
         for i in range(unit.heads):
             weigh_head(layer, scratch, unit, i, base, begin, end)
         take_values(layer, scratch, unit, base, begin, end)
-    for i in range(unit.heads):
-        finish_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
-    if unit.low >= unit.high:
+
+
+@inner
+def read_masked(layer: Any, scratch: Scratch, unit: Unit, begin: int, end: int) -> None:
+    """Read and score the keys and read the values from ``begin`` to ``end``, for nothing."""
+    near = scratch.scores
+    for base in range(begin // KEYS * KEYS, end, KEYS):
+        first, stop = max(base, begin), min(base + KEYS, end)
+        take_keys(layer, scratch, unit, base, first, stop)
+        for i in range(unit.heads):
+            keys = scratch.keys + i * 4 * KEYS * layer.head_dim
+            for row in range(i * unit.height, i * unit.height + layer.group, ROWS):
+                count = min(ROWS, i * unit.height + layer.group - row)
+                score_rows(layer, scratch, keys, row, count, first - base, stop - base, near, near)
+        read_ahead(layer, scratch, unit, layer.v_pool, first, stop)
+
+
+@inner
+def part_of(layer: Any, begin: int, end: int) -> tuple[int, int]:
+    """Return the partition's share of the keys from ``begin`` to ``end``, in whole tiles."""
+    first = begin // KEYS
+    tiles = (end + KEYS - 1) // KEYS - first
+    share = (tiles + layer.partitions - 1) // layer.partitions
+    start = (first + layer.partition * share) * KEYS
+    return max(begin, start), min(end, start + share * KEYS)
+
+
+@inner
+def blocks_of(layer: Any, begin: int, end: int) -> int:
+    """Return how many KV blocks hold the keys from ``begin`` to ``end``."""
+    if begin >= end:
         return 0
-    blocks: int = (unit.high - 1) // layer.block_size - unit.low // layer.block_size + 1
-    return blocks * unit.heads
+    blocks: int = (end - 1) // layer.block_size - begin // layer.block_size + 1
+    return blocks
 
 
 @inner
@@ -155,15 +215,17 @@ def take_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int,
 
 
 @cache
-def body() -> int:
+def body(plain: bool = True) -> int:
     """Return the address of the body in C's calling convention, compiled or from cache.
+
+    ``plain``: all keys of the window by one unit, else what ``attend_part`` does.
 
     int64 (layer: rows.LAYER *, memory, sequence, head, heads, token, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``rows.scratch_bytes``,
     zeros before its first use.
     """
     signature = types.int64(types.CPointer(from_dtype(LAYER)), *[types.int64] * 6)
-    compiled = cfunc(signature, cache=True, error_model="numpy")(_decode)
+    compiled = cfunc(signature, cache=True, error_model="numpy")(_decode if plain else _part)
     return int(compiled.address)
 
 
@@ -175,3 +237,13 @@ def _decode(
     scratch = carve(memory, heads * height, heads, layer.head_dim)
     low = max(0, high - layer.window)
     return attend(layer, scratch, Unit(sequence, head, heads, token, low, high, height))
+
+
+def _part(
+    layers: Any, memory: int, sequence: int, head: int, heads: int, token: int, high: int
+) -> int:
+    layer = carray(layers, 1)[0]
+    height = whole_tiles(layer.group)
+    scratch = carve(memory, heads * height, heads, layer.head_dim)
+    low = max(0, high - layer.window)
+    return attend_part(layer, scratch, Unit(sequence, head, heads, token, low, high, height))

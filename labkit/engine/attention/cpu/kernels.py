@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
 from labkit.engine.attention.cpu.jit import inner, kernel
-from labkit.engine.attention.cpu.lookups import find_qblock, find_token, resolver_id
-from labkit.engine.attention.cpu.tiles import call_body, copy_bytes, take_ticket
+from labkit.engine.attention.cpu.lookups import (
+    find_qblock,
+    find_token,
+    qblock_units,
+    resolver_id,
+    token_units,
+)
+from labkit.engine.attention.cpu.rows import LAYER
+from labkit.engine.attention.cpu.tiles import call_body, copy_bytes, exp2_scalar, take_ticket
 from labkit.engine.attention.metadata import BQ
 from labkit.engine.attention.report import KERNEL_IDS, STAMP_FACTORS, STAMP_MASK
 
@@ -23,6 +31,8 @@ NUM_COUNTERS = 8  # int64 per worker: one cache line
 STAMP, ITERATIONS, SURPLUS, BLOCKS = range(4)
 _DECODE = KERNEL_IDS["decode"]
 _TILED = KERNEL_IDS["tiled"]
+_REDUCE = KERNEL_IDS["reduce"]
+_LAYER_BYTES = LAYER.itemsize
 _NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
 _MASK = STAMP_MASK
 
@@ -46,44 +56,52 @@ def decode(
     seq_lens: NDArray[Any],
     num_kv_heads: int,
     heads: int,
+    splits: int,
 ) -> None:
-    """Run one unit per (``heads`` KV heads, query token); heads vary fastest.
+    """Run ``splits`` units per (``heads`` KV heads, query token); heads vary fastest.
 
     Parameters
     ----------
     nonce, lookup
         This launch's number, and how a token finds its sequence.
     body, layer
-        Addresses of the kernel's arithmetic and of its ``rows.LAYER``.
+        Addresses of the kernel's arithmetic and of its ``rows.LAYER``, one per split.
     memory
         uint8 [workers, bytes], each worker's scratch.
     heads
         KV heads of a unit, a divisor of ``num_kv_heads``.
+    splits
+        Units that share one token's work on these heads, each with a layer of its own: by
+        query head, by partition of the keys, or both.
     counters
         int64 [workers + 1, NUM_COUNTERS]: what each worker counted, then the queue.
     """
     workers = len(counters) - 1
-    columns = num_kv_heads // heads
-    units = cu_seqlens_q[-1] * columns
+    columns = num_kv_heads // heads * splits
+    units = token_units(lookup, cu_seqlens_q) * columns
     counters[workers, 0] = 0
     for worker in prange(workers):
         scratch = memory[worker].ctypes.data
         queue = counters[workers].ctypes.data
-        iterations, blocks = 0, 0
+        iterations, surplus, blocks = 0, 0, 0
         unit = take_ticket(queue)
         while unit < units:
-            token, head = unit // columns, unit % columns * heads
-            sequence, steps = find_token(lookup, token)
+            column = unit % columns
+            sequence, token, steps = find_token(lookup, unit // columns, cu_seqlens_q)
             iterations += steps
-            begin, end = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
-            # Clamped for wrong lookups: they may name any sequence, and must stay inside it.
-            context = int(seq_lens[sequence]) if end > begin else 0
-            high = max(0, min(context, context - end + token + 1))
-            blocks += call_body(body, layer, scratch, sequence, head, heads, token, high)
+            if sequence >= 0:
+                begin, end = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
+                # Clamped for wrong lookups: they may name any sequence, and must stay inside.
+                context = int(seq_lens[sequence]) if end > begin else 0
+                high = max(0, min(context, context - end + token + 1))
+                head, mine = column // splits * heads, layer + column % splits * _LAYER_BYTES
+                blocks += call_body(body, mine, scratch, sequence, head, heads, token, high)
+            else:
+                surplus += 1
             unit = take_ticket(queue)
         counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup))
         counters[worker, ITERATIONS] = iterations
-        counters[worker, SURPLUS] = 0
+        counters[worker, SURPLUS] = surplus
         counters[worker, BLOCKS] = blocks
 
 
@@ -101,11 +119,11 @@ def tiled(
 ) -> None:
     """Run one unit per (KV head, Q-block of ``BQ`` tokens); surplus units exit.
 
-    Parameters as in ``decode``. The grid has ``total_q // BQ + num_seqs`` Q-blocks, an
-    upper bound that needs no query length.
+    Parameters as in ``decode``. The packed grid has ``total_q // BQ + num_seqs`` Q-blocks,
+    an upper bound that needs no query length.
     """
     workers = len(counters) - 1
-    units = (cu_seqlens_q[-1] // BQ + len(seq_lens)) * num_kv_heads
+    units = qblock_units(lookup, cu_seqlens_q) * num_kv_heads
     counters[workers, 0] = 0
     for worker in prange(workers):
         scratch = memory[worker].ctypes.data
@@ -113,14 +131,13 @@ def tiled(
         iterations, surplus, blocks = 0, 0, 0
         unit = take_ticket(queue)
         while unit < units:
-            qblock, head = unit // num_kv_heads, unit % num_kv_heads
-            sequence, steps = find_qblock(lookup, qblock)
+            head = unit % num_kv_heads
+            sequence, start, steps = find_qblock(lookup, unit // num_kv_heads, cu_seqlens_q)
             iterations += steps
-            begin, start, length = 0, 0, 0
+            begin, length = 0, 0
             if sequence >= 0:
                 begin = int(cu_seqlens_q[sequence])
                 length = cu_seqlens_q[sequence + 1] - begin
-                start = (qblock - (begin // BQ + sequence)) * BQ
             if 0 <= start < length:
                 high = seq_lens[sequence] - length + start + 1
                 tokens = min(BQ, length - start)
@@ -133,6 +150,55 @@ def tiled(
         counters[worker, ITERATIONS] = iterations
         counters[worker, SURPLUS] = surplus
         counters[worker, BLOCKS] = blocks
+
+
+@kernel
+def reduce(
+    nonce: int,
+    resolver: int,
+    sums: NDArray[Any],
+    states: NDArray[Any],
+    sinks: NDArray[Any],
+    out: NDArray[Any],
+    counters: NDArray[Any],
+) -> None:
+    """Merge the partitions of every query token and head: split-KV's second step.
+
+    Parameters
+    ----------
+    nonce, resolver, counters
+        As in ``decode``; ``resolver`` is its number.
+    sums, states
+        float32 [tokens, heads, partitions, head_dim] and [..., 2]: weighted values,
+        running maximum (base 2) and softmax sum of each partition.
+    sinks
+        float32 [heads], in base 2, or [0]: none. They count once per query, so here.
+    out
+        float32 [tokens, heads, head_dim].
+    """
+    workers = len(counters) - 1
+    tokens, heads, partitions, head_dim = sums.shape
+    for worker in prange(workers):
+        for row in range(worker, tokens * heads, workers):
+            token, head = row // heads, row % heads
+            top = states[token, head, :, 0].max()
+            if len(sinks):
+                top = max(top, sinks[head])
+            total = exp2_scalar(sinks[head] - top) if len(sinks) else np.float32(0)
+            merged = out[token, head]
+            merged[:] = 0
+            for p in range(partitions):
+                weight = states[token, head, p, 1]
+                if weight != 0:
+                    factor = exp2_scalar(states[token, head, p, 0] - top)
+                    total += weight * factor
+                    part = sums[token, head, p]
+                    for d in range(head_dim):
+                        merged[d] += factor * part[d]
+            if total != 0:
+                for d in range(head_dim):
+                    merged[d] /= total
+        counters[worker, STAMP] = stamp(nonce, _REDUCE, resolver)
 
 
 @kernel

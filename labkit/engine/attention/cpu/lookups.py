@@ -1,7 +1,8 @@
 """The resolvers inside the CPU kernels: one compiled variant per type of lookup.
 
-``find_token`` and ``find_qblock`` return (sequence, search iterations); a sequence of -1
-marks a surplus Q-block.
+A unit of the grid is a query token (decode) or a Q-block (tiled). ``find_token`` returns
+(sequence, token, search iterations), ``find_qblock`` (sequence, first row, search
+iterations); a sequence of -1 marks a surplus unit.
 """
 
 from __future__ import annotations
@@ -14,17 +15,33 @@ from labkit.engine.attention.cpu.jit import inner, variants_of
 from labkit.engine.attention.metadata import BQ
 from labkit.engine.attention.resolvers.binary_search import BinarySearch
 from labkit.engine.attention.resolvers.identity import Identity
+from labkit.engine.attention.resolvers.padded_grid import PaddedGrid
 from labkit.engine.attention.resolvers.seq_map import SeqMap
+from labkit.engine.attention.resolvers.work_plan import WorkPlan
 
-RESOLVER_IDS = {BinarySearch: 1, SeqMap: 2, Identity: 3}
+RESOLVER_IDS: dict[type[Any], int] = {
+    BinarySearch: 1,
+    SeqMap: 2,
+    Identity: 3,
+    PaddedGrid: 4,
+    WorkPlan: 5,
+}
 
 
-def find_token(lookup: Any, token: int) -> Any:
-    """Name the sequence that owns a packed query token."""
+def token_units(lookup: Any, cu: Any) -> Any:
+    """Return how many units of one token the grid has."""
 
 
-def find_qblock(lookup: Any, qblock: int) -> Any:
-    """Name the sequence that owns a Q-block."""
+def qblock_units(lookup: Any, cu: Any) -> Any:
+    """Return how many Q-blocks the grid has."""
+
+
+def find_token(lookup: Any, unit: int, cu: Any) -> Any:
+    """Name the sequence and the packed query token of a unit."""
+
+
+def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
+    """Name the sequence of a Q-block, and the row of the sequence that it begins with."""
 
 
 def resolver_id(lookup: Any) -> Any:
@@ -63,23 +80,88 @@ def search_qblocks(cu: Any, qblock: int) -> Any:
     return low, iterations
 
 
+@inner
+def first_row(cu: Any, sequence: int, qblock: int) -> int:
+    """Return the row of its sequence with which a Q-block of the packed grid begins."""
+    row: int = (qblock - (cu[sequence] // BQ + sequence)) * BQ
+    return row
+
+
+@inner
+def searched_qblock(cu: Any, qblock: int) -> Any:
+    """Find a Q-block's sequence by search."""
+    sequence, iterations = search_qblocks(cu, qblock)
+    return sequence, first_row(cu, sequence, qblock), iterations
+
+
+@inner
+def mapped_qblock(qblock_map: Any, cu: Any, qblock: int) -> Any:
+    """Look a Q-block's sequence up."""
+    sequence = int(qblock_map[qblock])
+    return sequence, first_row(cu, max(sequence, 0), qblock), 0
+
+
+@inner
+def padded_token(cu: Any, unit: int, tokens: int) -> Any:
+    """Name the unit's token, or say that its sequence is shorter."""
+    sequence, row = unit // tokens, unit % tokens
+    token = cu[sequence] + row
+    return (sequence if token < cu[sequence + 1] else -1), token, 0
+
+
+@variants_of(token_units)
+def _token_units(lookup: Any, cu: Any) -> Any:
+    if _is(lookup, PaddedGrid):
+        return lambda lookup, cu: lookup.tokens * (len(cu) - 1)
+    if _is(lookup, WorkPlan):
+        return lambda lookup, cu: len(lookup.tokens)
+    return lambda lookup, cu: int(cu[-1])
+
+
+@variants_of(qblock_units)
+def _qblock_units(lookup: Any, cu: Any) -> Any:
+    if _is(lookup, PaddedGrid):
+        return lambda lookup, cu: lookup.qblocks * (len(cu) - 1)
+    if _is(lookup, WorkPlan):
+        return lambda lookup, cu: len(lookup.qblocks)
+    return lambda lookup, cu: cu[-1] // BQ + len(cu) - 1
+
+
 @variants_of(find_token)
-def _find_token(lookup: Any, token: Any) -> Any:
+def _find_token(lookup: Any, unit: Any, cu: Any) -> Any:
     if _is(lookup, BinarySearch):
-        return lambda lookup, token: search_tokens(lookup.cu_seqlens_q, token)
+
+        def searched(lookup: Any, unit: Any, cu: Any) -> Any:
+            sequence, iterations = search_tokens(lookup.cu_seqlens_q, unit)
+            return sequence, unit, iterations
+
+        return searched
     if _is(lookup, SeqMap):
-        return lambda lookup, token: (lookup.token_map[token], 0)
+        return lambda lookup, unit, cu: (int(lookup.token_map[unit]), unit, 0)
     if _is(lookup, Identity):
-        return lambda lookup, token: (token, 0)
+        return lambda lookup, unit, cu: (unit, unit, 0)
+    if _is(lookup, PaddedGrid):
+        return lambda lookup, unit, cu: padded_token(cu, unit, lookup.tokens)
+    if _is(lookup, WorkPlan):
+
+        def planned(lookup: Any, unit: Any, cu: Any) -> Any:
+            sequence = int(lookup.tokens[unit, 0])
+            return sequence, cu[sequence] + lookup.tokens[unit, 1], 0
+
+        return planned
     return None
 
 
 @variants_of(find_qblock)
-def _find_qblock(lookup: Any, qblock: Any) -> Any:
+def _find_qblock(lookup: Any, unit: Any, cu: Any) -> Any:
     if _is(lookup, BinarySearch):
-        return lambda lookup, qblock: search_qblocks(lookup.cu_seqlens_q, qblock)
+        return lambda lookup, unit, cu: searched_qblock(lookup.cu_seqlens_q, unit)
     if _is(lookup, SeqMap):
-        return lambda lookup, qblock: (lookup.qblock_map[qblock], 0)
+        return lambda lookup, unit, cu: mapped_qblock(lookup.qblock_map, cu, unit)
+    if _is(lookup, PaddedGrid):
+        return lambda lookup, unit, cu: (unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0)
+    if _is(lookup, WorkPlan):
+        return lambda lookup, unit, cu: (lookup.qblocks[unit, 0], lookup.qblocks[unit, 1], 0)
     return None
 
 

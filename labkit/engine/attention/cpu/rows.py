@@ -22,6 +22,7 @@ from labkit.engine.attention.cpu.tiles import (
     ROWS,
     WIDE,
     clear,
+    copy_bytes,
     exp2_scalar,
     load_float,
     load_int32,
@@ -54,12 +55,18 @@ LAYER = np.dtype(
         ("max_blocks", np.int64),
         ("num_q_heads", np.int64),
         ("num_kv_heads", np.int64),
-        ("group", np.int64),  # query heads that share a KV head
+        ("pitch", np.int64),  # query heads from one KV head to the next
+        ("group", np.int64),  # how many of them a unit serves
         ("head_dim", np.int64),
         ("block_size", np.int64),
         ("window", np.int64),
         ("query_scale", np.float32),
         ("softcap", np.float32),  # in base 2; 0: off
+        ("window_skip", np.int64),  # 0: keys before the window are read and masked
+        ("partition", np.int64),  # this unit's share of the keys
+        ("partitions", np.int64),
+        ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
+        ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
     ]
 )
 
@@ -137,7 +144,7 @@ def start_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, to
     width = 4 * layer.head_dim
     vectors = layer.head_dim // LANES
     for i in range(tokens):
-        first = (token + i) * layer.num_q_heads + head * layer.group
+        first = (token + i) * layer.num_q_heads + head * layer.pitch
         queries = scratch.queries + (row + i * layer.group) * width
         scale_row(queries, layer.q + first * width, layer.group * vectors, layer.query_scale)
     clear(scratch.sums + row * width, tokens * layer.group * vectors)
@@ -269,7 +276,7 @@ def finish_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, t
     """
     width = 4 * layer.head_dim
     for i in range(tokens * layer.group):
-        q_head = head * layer.group + i % layer.group
+        q_head = head * layer.pitch + i % layer.group
         largest = load_float(scratch.states + 8 * (row + i))
         total = load_float(scratch.states + 8 * (row + i) + 4)
         factor = np.float32(0)
@@ -284,3 +291,14 @@ def finish_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, t
         position = (token + i // layer.group) * layer.num_q_heads + q_head
         sums = scratch.sums + width * (row + i)
         scale_row(layer.out + width * position, sums, layer.head_dim // LANES, factor)
+
+
+@inner
+def keep_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int) -> None:
+    """Leave one KV head's rows of one token, unfinished, to the kernel that merges partitions."""
+    width = 4 * layer.head_dim
+    first = token * layer.num_q_heads + head * layer.pitch
+    for i in range(layer.group):
+        part = (first + i) * layer.partitions + layer.partition
+        copy_bytes(layer.partial_sums + width * part, scratch.sums + width * (row + i), width)
+        copy_bytes(layer.partial_states + 8 * part, scratch.states + 8 * (row + i), 8)

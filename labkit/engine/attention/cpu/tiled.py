@@ -62,6 +62,23 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
 
 
 @inner
+def attend_masked(layer: Any, scratch: Scratch, unit: Unit) -> int:
+    """Attend without skipping: keys before the window are packed and scored, for nothing."""
+    start_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
+    low, near = max(0, unit.high - layer.window), scratch.scores
+    rows = unit.tokens * layer.group
+    for base in range(0, low, KEYS):
+        end = min(base + KEYS, low)
+        pack_keys(layer, scratch, unit.head, scratch.keys, unit.sequence, base, base, end)
+        pack_values(layer, scratch, unit, base, base, end)
+        for row in range(0, rows, ROWS):
+            count = min(ROWS, rows - row)
+            score_rows(layer, scratch, scratch.keys, row, count, 0, end - base, near, near)
+    blocks: int = attend(layer, scratch, unit) + low // layer.block_size
+    return blocks
+
+
+@inner
 def pack_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
     """Copy one KV head's values from ``begin`` to ``end`` side by side."""
     width = 4 * layer.head_dim
@@ -123,15 +140,18 @@ def add_packed(layer: Any, scratch: Scratch, row: int, count: int, begin: int, e
 
 
 @cache
-def body() -> int:
+def body(window_skip: bool = True) -> int:
     """Return the address of the body in C's calling convention, compiled or from cache.
+
+    ``window_skip``: whether keys before the window are left out.
 
     int64 (layer: rows.LAYER *, memory, sequence, head, token, tokens, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``rows.scratch_bytes``,
     zeros before its first use.
     """
     signature = types.int64(types.CPointer(from_dtype(LAYER)), *[types.int64] * 6)
-    compiled = cfunc(signature, cache=True, error_model="numpy")(_tiled)
+    kind = _tiled if window_skip else _masked
+    compiled = cfunc(signature, cache=True, error_model="numpy")(kind)
     return int(compiled.address)
 
 
@@ -141,3 +161,11 @@ def _tiled(
     layer = carray(layers, 1)[0]
     scratch = carve(memory, whole_tiles(tokens * layer.group), 1, layer.head_dim)
     return attend(layer, scratch, Unit(sequence, head, token, tokens, high))
+
+
+def _masked(
+    layers: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
+) -> int:
+    layer = carray(layers, 1)[0]
+    scratch = carve(memory, whole_tiles(tokens * layer.group), 1, layer.head_dim)
+    return attend_masked(layer, scratch, Unit(sequence, head, token, tokens, high))

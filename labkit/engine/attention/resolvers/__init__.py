@@ -12,9 +12,29 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.resolvers import binary_search, identity, seq_map
+from labkit.engine.attention.resolvers import (
+    binary_search,
+    identity,
+    padded_grid,
+    seq_map,
+    work_plan,
+)
 
-Lookup = binary_search.BinarySearch | seq_map.SeqMap | identity.Identity
+Lookup = (
+    binary_search.BinarySearch
+    | seq_map.SeqMap
+    | identity.Identity
+    | padded_grid.PaddedGrid
+    | work_plan.WorkPlan
+)
+# What a kernel of each kind of lookup calls itself; a user's maps are a seq_map.
+KINDS: dict[type[Lookup], str] = {
+    binary_search.BinarySearch: "binary_search",
+    seq_map.SeqMap: "seq_map",
+    identity.Identity: "identity",
+    padded_grid.PaddedGrid: "padded_grid",
+    work_plan.WorkPlan: "work_plan",
+}
 
 
 class Resolver(Protocol):
@@ -23,15 +43,17 @@ class Resolver(Protocol):
     name: str
 
     def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
     ) -> tuple[Lookup, float]:
-        """Return the lookup and the time (us) spent on building maps."""
+        """Return the lookup for units of one and of ``bq`` tokens, and the time (us) of maps."""
 
 
 _NAMED: dict[str, type[Resolver]] = {
     "binary_search": binary_search.BinarySearchResolver,
     "seq_map": seq_map.SeqMapResolver,
     "identity": identity.IdentityResolver,
+    "padded_grid": padded_grid.PaddedGridResolver,
+    "work_plan": work_plan.WorkPlanResolver,
 }
 
 

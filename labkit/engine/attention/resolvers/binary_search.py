@@ -30,7 +30,7 @@ class BinarySearchResolver:
     name = "binary_search"
 
     def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
     ) -> tuple[BinarySearch, float]:
         """Return the lookup; no map is built, so its time is 0 us."""
         return BinarySearch(cu_seqlens_q), 0.0

@@ -24,7 +24,7 @@ class IdentityResolver:
     name = "identity"
 
     def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
     ) -> tuple[Identity, float]:
         """Return the lookup.
 

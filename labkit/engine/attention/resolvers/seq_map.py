@@ -56,10 +56,11 @@ class SeqMapResolver:
     name = "seq_map"
 
     def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
     ) -> tuple[SeqMap, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
+        total_q = int(cu_seqlens_q[-1])
         maps = SeqMap(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, bq))
         return maps, (time.perf_counter() - start) * 1e6
 
@@ -95,7 +96,7 @@ class UserResolver:
         self.name = name
 
     def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int
+        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
     ) -> tuple[SeqMap, float]:
         """Return the user's maps, checked for type, shape and range, and their time (us).
 
@@ -104,7 +105,7 @@ class UserResolver:
         ValueError
             ``maps`` failed, or returned something that a kernel must not read.
         """
-        start = time.perf_counter()
+        start, total_q = time.perf_counter(), int(cu_seqlens_q[-1])
         try:
             maps = self._user.maps(cu_seqlens_q.copy(), total_q, bq)
         except Exception as error:

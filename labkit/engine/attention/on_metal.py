@@ -1,0 +1,180 @@
+"""The fused backend of devices ``metal`` and ``emulated``: the Metal kernels, launched."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.attention import metadata, resolvers, validate, windows
+from labkit.engine.attention.base import Array
+from labkit.engine.attention.metadata import BQ, AttentionMetadata
+from labkit.engine.attention.options import FusedOptions
+from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention.resolvers.seq_map import SeqMap
+from labkit.engine.attention.resolvers.work_plan import WorkPlan
+from labkit.engine.attention.scatter import scatter
+from labkit.metal import device
+from labkit.metal.dispatch import Dispatch, choose
+from labkit.metal.evidence import Evidence
+from labkit.metal.launch import BLOCK_SIZES, Operands, Options, launch
+
+
+class MetalBackend:
+    """Paged attention by the Metal kernels, on a Mac or on the emulator.
+
+    Arrays may be NumPy's, or MLX's in float32, float16 or bfloat16; the output is of the
+    same kind as ``q``.
+
+    Raises
+    ------
+    ValueError
+        ``emulated`` has no C++ compiler; one line that names what is missing.
+    """
+
+    def __init__(self, options: FusedOptions, name: str) -> None:
+        self.name = name
+        self._options = options
+        self._resolver = resolvers.create(options.resolver)
+        self._executor = device.executor(name)
+
+    def plan(
+        self,
+        *,
+        block_tables: NDArray[np.int32],
+        seq_lens: NDArray[np.int32],
+        cu_seqlens_q: NDArray[np.int32],
+        block_size: int,
+        total_q: int | None = None,
+    ) -> AttentionMetadata:
+        """Check a step's batch; see ``AttentionBackend.plan``."""
+        return metadata.build(
+            self._resolver,
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+            cu_seqlens_q=cu_seqlens_q,
+            block_size=block_size,
+            total_q=total_q,
+        )
+
+    def write(
+        self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
+    ) -> None:
+        """Scatter new keys and values; see ``AttentionBackend.write``."""
+        scatter(k, v, k_pool, v_pool, meta)
+
+    def attend(
+        self,
+        q: Any,
+        k_pool: Any,
+        v_pool: Any,
+        meta: AttentionMetadata,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+        out: Array | None = None,
+    ) -> tuple[Any, LaunchReport]:
+        """Launch the decode or the tiled kernel; see ``AttentionBackend.attend``."""
+        validate.operands(
+            q,
+            k_pool,
+            v_pool,
+            total_q=meta.total_q,
+            block_size=meta.block_size,
+            max_block_id=meta.max_block_id,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+            out=out,
+        )
+        if meta.block_size not in BLOCK_SIZES:
+            raise ValueError(
+                f"block size {meta.block_size}: device {self.name} takes "
+                f"{', '.join(map(str, BLOCK_SIZES))}"
+            )
+        if not meta.total_q:
+            raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
+        operands = Operands(
+            _mlx(q), _mlx(k_pool), _mlx(v_pool), meta.block_tables, meta.seq_lens, meta.cu_seqlens_q
+        )
+        chosen, operands = self._choose(operands, meta)
+        options = Options(
+            scale=scale,
+            resolver=resolvers.KINDS[type(meta.lookup)],
+            window=window,
+            softcap=softcap,
+            sinks=None if sinks is None else _mlx(sinks),
+            window_skip=self._options.window_skip,
+        )
+        launched = launch(operands, options, chosen, self._executor, nonce=secrets.randbits(32))
+        mx.eval(launched.out)
+        made = self._report(launched.evidence(), chosen, meta, operands, window)
+        if out is not None:
+            np.copyto(out, np.asarray(launched.out))
+            return out, made
+        return (launched.out if isinstance(q, mx.array) else np.array(launched.out)), made
+
+    def _choose(self, operands: Operands, meta: AttentionMetadata) -> tuple[Dispatch, Operands]:
+        """Return the dispatch, and the operands with what the resolver reads in its kernel."""
+        shape, options = operands.shape(), self._options
+        wanted = "auto" if meta.max_query_len >= options.tile_threshold else "decode"
+        tiled = choose(shape, kernel=wanted).kernel == "tiled"
+        lookup: Any = None
+        if isinstance(meta.lookup, SeqMap):
+            lookup = meta.lookup.qblock_map if tiled else meta.lookup.token_map
+        elif isinstance(meta.lookup, WorkPlan):
+            lookup = meta.lookup.qblocks if tiled else meta.lookup.tokens
+        chosen = choose(
+            shape,
+            resolver=resolvers.KINDS[type(meta.lookup)],
+            split_kv=options.split_kv,
+            gqa_sharing=options.gqa_sharing,
+            kernel=wanted,
+            planned=None if lookup is None else len(lookup),
+        )
+        arrays = (operands.q, operands.k_pool, operands.v_pool)
+        return chosen, Operands(
+            *arrays, meta.block_tables, meta.seq_lens, meta.cu_seqlens_q, lookup
+        )
+
+    def _report(
+        self,
+        evidence: Evidence,
+        chosen: Dispatch,
+        meta: AttentionMetadata,
+        operands: Operands,
+        window: int | None,
+    ) -> LaunchReport:
+        rows = BQ if chosen.kernel == "tiled" else 1
+        columns = operands.q.shape[1] // chosen.heads
+        visited = evidence.kv_blocks_visited
+        skipped, masked = windows.outside(meta, rows, window, columns, visited)
+        itemsize, head_dim = operands.q.itemsize, operands.q.shape[2]
+        return LaunchReport(
+            kernel=chosen.kernel,
+            grid=chosen.groups,
+            reason=chosen.reason,
+            resolver=meta.resolver,
+            stamp=evidence.stamp,
+            expected_stamp=evidence.expected_stamp,
+            search_iterations=evidence.search_iterations,
+            surplus_threadgroups=evidence.surplus_threadgroups,
+            kv_blocks_visited=visited,
+            bytes=visited * 2 * itemsize * meta.block_size * head_dim + 2 * operands.q.nbytes,
+            map_us=meta.map_us,
+            device=self.name,
+            partitions=chosen.partitions,
+            sharing_heads=chosen.heads,
+            skipped_blocks=skipped,
+            masked_blocks=masked,
+        )
+
+
+def _mlx(array: Any) -> mx.array:
+    return array if isinstance(array, mx.array) else mx.array(np.ascontiguousarray(array))

@@ -1,0 +1,22 @@
+"""Whether this machine has the device of the fused kernels, known before a run starts."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+from labkit.config import Device, Experiment, require
+from labkit.platform import compiler
+
+
+def check(experiment: Experiment) -> None:
+    """Refuse a device that is not here; ``ConfigError`` says in one line what is missing."""
+    device = experiment.engine.attention.device
+    if device is Device.metal:
+        require(
+            sys.platform == "darwin" and platform.machine() == "arm64",
+            "engine.attention.device=metal: there is no Metal on this machine; "
+            "set engine.attention.device=emulated or cpu",
+        )
+    if device is Device.emulated:
+        require(compiler.path() is not None, f"engine.attention.{compiler.missing()}")
