@@ -1,0 +1,160 @@
+"""Any history of requests, against an oracle that knows what every slot holds.
+
+The oracle writes, for every token computed, the whole prefix up to it into the slot that
+the request's block table names. A cached block is right if its slots hold the prefixes of
+the request that is given it; that is all that attention needs.
+"""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from labkit.engine import prefix_cache
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.prefix_cache.hash import HashPrefixCache
+from labkit.engine.request import Request, RequestState
+
+SIZE = 2
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+CACHES = {
+    "none": lambda pool: prefix_cache.create("none", pool, SIZE),
+    "hash": lambda pool: prefix_cache.create("hash", pool, SIZE),
+    "radix": lambda pool: prefix_cache.create("radix", pool, SIZE),
+    "2-bit hash": lambda pool: HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % 4),
+}
+
+
+class PrefixMachine(RuleBasedStateMachine):
+    """Admit, compute, sample, end, preempt and clear, in a pool of any size."""
+
+    @initialize(
+        name=st.sampled_from(sorted(CACHES)),
+        blocks=st.integers(3, 16) | st.just(300),
+        reuse=st.sampled_from([1, 1, 2]),
+    )
+    def start(self, name, blocks, reuse):
+        self.pool = BlockPool(blocks + 1)
+        self.manager = KVCacheManager(self.pool, SIZE, CACHES[name](self.pool), reuse)
+        self.name, self.reuse, self.roomy = name, reuse, blocks == 300
+        self.slots, self.running, self.waiting, self.ended = {}, {}, [], 0
+        self.known = set()  # prefixes of full blocks ever published and not cleared
+        self.admitted = 0
+
+    @rule(tokens=TOKENS)
+    def submit(self, tokens):
+        self.waiting.append(RequestState(Request(f"r{self.ended}", tuple(tokens))))
+        self.ended += 1
+
+    @precondition(lambda self: self.waiting)
+    @rule(room=st.integers(0, 5))
+    def admit(self, room):
+        """Reserve for the request's tokens and ``room`` more, as a reservation would."""
+        state = self.waiting.pop(0)
+        wanted = state.num_tokens + room
+        can_be_had = self.pool.num_free + self.pool.num_idle
+        found = self.manager.reserve(state, wanted)
+        if found is None:
+            assert self.manager.blocks_for(wanted) > can_be_had - self.idle_prefix(state)
+            return
+        assert found % (SIZE * self.reuse) == 0 and found < state.num_tokens
+        self.check_contents(state, found)
+        if self.name == "none":
+            assert found == 0
+        elif self.roomy:
+            assert found == self.longest_known(state)
+        state.num_computed_tokens = found
+        self.running[state.request_id] = (state, wanted)
+        self.admitted += 1
+
+    def idle_prefix(self, state):
+        """Blocks that the request could have found: they cost nothing if they are held."""
+        return state.num_tokens // SIZE
+
+    def longest_known(self, state):
+        unit, found = SIZE * self.reuse, 0
+        for stop in range(unit, state.num_tokens, unit):
+            if tuple(state.token_ids[:stop]) in self.known:
+                found = stop
+        return found
+
+    def slot(self, state, position):
+        table = self.manager.table(state.request_id).block_ids
+        return int(table[position // SIZE]), position % SIZE
+
+    def check_contents(self, state, count):
+        for position in range(count):
+            got = self.slots.get(self.slot(state, position))
+            assert got == tuple(state.token_ids[: position + 1]), "another prefix is read"
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), count=st.integers(1, 12))
+    def compute(self, data, count):
+        """Write and publish; a request that has caught up gets another token first."""
+        state, room = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+        if state.num_computed_tokens == state.num_tokens:
+            if state.num_tokens == room:
+                return
+            state.token_ids.append(data.draw(st.integers(0, 1)))
+        start = state.num_computed_tokens
+        stop = min(state.num_tokens, start + count)
+        for position in range(start, stop):
+            block, offset = self.slot(state, position)
+            assert self.pool._owners[block] == 1 and not self.pool._kept[block], (
+                "a block is written that others may read"
+            )
+            self.slots[block, offset] = tuple(state.token_ids[: position + 1])
+        state.num_computed_tokens = stop
+        self.manager.publish(state)
+        for end in range(SIZE, stop + 1, SIZE):
+            self.known.add(tuple(state.token_ids[:end]))
+        self.check_contents(state, stop)
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), again=st.booleans())
+    def end(self, data, again):
+        """Finish, abort or preempt: the same release."""
+        request_id = data.draw(st.sampled_from(sorted(self.running)))
+        state, _ = self.running.pop(request_id)
+        self.manager.release(request_id)
+        if again:
+            state.num_computed_tokens = 0
+            self.waiting.append(state)
+
+    @rule()
+    def clear(self):
+        self.manager.clear()
+        self.known = {
+            tuple(state.token_ids[:end])
+            for state, _ in self.running.values()
+            for end in range(SIZE, state.num_computed_tokens + 1, SIZE)
+        }
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "manager"):
+            return
+        self.manager.check(set(self.running))
+        for state, _ in self.running.values():
+            self.check_contents(state, state.num_computed_tokens)
+
+    def teardown(self):
+        if not hasattr(self, "manager"):
+            return
+        for request_id in list(self.running):
+            self.running.pop(request_id)
+            self.manager.release(request_id)
+        self.books_balance()
+        assert self.pool.num_used == 0
+        self.manager.clear()
+        assert self.pool.num_free == self.pool.capacity
+        self.books_balance()
+
+
+TestPrefixMachine = PrefixMachine.TestCase
+TestPrefixMachine.settings = settings(
+    max_examples=200,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

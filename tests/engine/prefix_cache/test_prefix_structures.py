@@ -1,0 +1,289 @@
+"""What each structure keeps, splits, gives back and evicts, block by block."""
+
+import pytest
+
+from labkit.engine import prefix_cache
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.prefix_cache.hash import HashPrefixCache
+from labkit.engine.request import Request, RequestState
+
+BOTH = pytest.mark.parametrize("name", ["hash", "radix"])
+SIZE = 2  # tokens in a block
+
+
+class Bench:
+    """A manager with a prefix cache; requests are named by their tokens' letters."""
+
+    def __init__(self, name, blocks=20, make=None, reuse_blocks=1):
+        self.pool = BlockPool(blocks + 1)
+        self.cache = make(self.pool) if make else prefix_cache.create(name, self.pool, SIZE)
+        self.manager = KVCacheManager(self.pool, SIZE, self.cache, reuse_blocks)
+        self.live = {}
+
+    def admit(self, text, name=None):
+        """Reserve for all of ``text``; return the tokens found, None if there is no room."""
+        name = name or text
+        state = RequestState(Request(name, tuple(map(ord, text))))
+        found = self.manager.reserve(state, len(text))
+        if found is not None:
+            state.num_computed_tokens = found
+            self.live[name] = state
+        self.check()
+        return found
+
+    def compute(self, name, count=None):
+        """Compute up to ``count`` tokens in all and publish them."""
+        state = self.live[name]
+        state.num_computed_tokens = state.num_tokens if count is None else count
+        self.manager.publish(state)
+        self.check()
+
+    def end(self, name):
+        self.manager.release(self.live.pop(name).request_id)
+        self.check()
+
+    def serve(self, text):
+        found = self.admit(text)
+        self.compute(text)
+        self.end(text)
+        return found
+
+    def found(self, text):
+        """How many tokens of ``text`` are cached."""
+        return SIZE * len(self.cache.match(tuple(map(ord, text)), len(text) // SIZE))
+
+    def blocks(self, name):
+        return self.manager.table(name).block_ids.tolist()
+
+    def check(self):
+        self.manager.check(set(self.live))
+
+
+@BOTH
+def test_what_was_computed_is_found_and_nothing_else(name):
+    bench = Bench(name)
+    assert bench.serve("abcdef") == 0
+    assert bench.found("abcdef") == bench.found("abcdefgh") == 6
+    assert bench.found("abcdXX") == bench.found("abcdeX") == 4
+    assert bench.found("cdef") == bench.found("Xbcdef") == 0, "found in the wrong place"
+    assert bench.serve("abcdXXYY") == 4
+    assert bench.found("abcdef") == 6 and bench.found("abcdXXYY") == 8
+
+
+@BOTH
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_trap_a_fully_cached_prompt_still_computes_its_last_token(name, length):
+    bench = Bench(name)
+    text = "abcdefgh"[:length]
+    assert bench.serve(text) == 0
+    assert bench.serve(text) == (length - 1) // SIZE * SIZE < length
+
+
+@BOTH
+def test_blocks_are_shared_while_both_requests_run(name):
+    bench = Bench(name)
+    bench.admit("abcdef")
+    bench.compute("abcdef", 4)
+    assert bench.admit("abcdXY") == 4
+    assert bench.blocks("abcdXY")[:2] == bench.blocks("abcdef")[:2]
+    assert bench.pool.num_used == 4
+    bench.end("abcdef")
+    assert bench.pool.num_used == 3, "what the other request reads was given back"
+    bench.end("abcdXY")
+    assert (bench.pool.num_used, bench.pool.num_idle) == (0, 2)
+
+
+@BOTH
+def test_only_computed_full_blocks_are_published(name):
+    bench = Bench(name)
+    bench.admit("abcdef")
+    assert bench.found("abcdef") == 0
+    bench.compute("abcdef", 3)
+    assert bench.found("abcdef") == 2
+    bench.end("abcdef")
+    assert bench.found("abcdef") == 2 and bench.pool.num_kept == 1
+
+
+@BOTH
+def test_the_least_recently_used_goes_first_and_its_tail_before_its_head(name):
+    bench = Bench(name, blocks=6)
+    bench.serve("aabbcc")
+    bench.serve("xxyyzz")
+    bench.serve("aabb!!")  # uses the older one again; its third block must be bought
+    assert (bench.found("xxyyzz"), bench.found("aabbcc"), bench.found("aabb!!")) == (6, 4, 6)
+    bench.admit("1122")
+    assert (bench.found("xxyyzz"), bench.found("aabb!!")) == (2, 6)
+    bench.end("1122")
+    bench.admit("334455")
+    assert (bench.found("xxyyzz"), bench.found("aabb!!")) == (0, 6)
+    assert bench.cache.evicted == 3 + 1
+
+
+@BOTH
+def test_what_a_request_holds_is_never_evicted(name):
+    bench = Bench(name, blocks=4)
+    bench.admit("aabbcc")
+    bench.compute("aabbcc")
+    assert bench.admit("wwxx") is None
+    assert bench.admit("aabb!!") == 4, "the blocks of a running request are shared"
+    assert bench.admit("aabb??") is None
+    bench.end("aabbcc")
+    assert bench.found("aabbcc") == 6
+    assert bench.admit("aabb??") == 4  # the tail of the first is what gives way
+    assert bench.found("aabbcc") == 4
+    with pytest.raises(ValueError, match=r"evict\(1\): 0 blocks are idle"):
+        bench.cache.evict(1)
+
+
+@BOTH
+def test_a_refused_admission_changes_nothing(name):
+    bench = Bench(name, blocks=4)
+    bench.serve("aabb")
+    bench.admit("ww")
+    # One block is free and two are idle, but those two are what would be found.
+    before = (bench.pool.num_free, bench.pool.num_idle, bench.manager.counters())
+    assert bench.admit("aabbccdd") is None
+    assert (bench.pool.num_free, bench.pool.num_idle, bench.manager.counters()) == before
+
+
+@BOTH
+def test_clear_forgets_what_nobody_holds(name):
+    bench = Bench(name)
+    bench.admit("aabbcc")
+    bench.compute("aabbcc", 4)
+    bench.serve("aaxxyy")
+    bench.manager.clear()
+    bench.check()
+    assert (bench.found("aabbcc"), bench.found("aaxxyy")) == (4, 2)
+    bench.end("aabbcc")
+    bench.manager.clear()
+    bench.check()
+    assert bench.pool.num_free == bench.pool.capacity and bench.cache.evicted == 0
+
+
+@BOTH
+def test_reuse_in_multiples_of_a_chunk(name):
+    bench = Bench(name, reuse_blocks=2)
+    bench.serve("aabbccddee")
+    assert bench.admit("aabbccddee") == 8
+    assert bench.admit("aabbccXX") == 4
+    assert bench.admit("aaXX") == 0
+
+
+@BOTH
+def test_counters_say_what_was_asked_found_kept_and_evicted(name):
+    bench = Bench(name, blocks=4)
+    bench.serve("aabbcc")
+    bench.serve("aabb!")
+    bench.serve("wwxxyyzz")
+    counters = bench.manager.counters()
+    assert {k: v for k, v in counters.items() if k.startswith("prefix.")} == {
+        "prefix.queried_tokens": 6 + 5 + 8,
+        "prefix.hit_tokens": 4,
+        "prefix.evicted_blocks": 3,
+        "prefix.cached_blocks": 4,
+    }
+    bench.manager.reset_counters()
+    counters = bench.manager.counters()
+    assert counters["prefix.cached_blocks"] == 4
+    assert not counters["prefix.hit_tokens"] + counters["prefix.evicted_blocks"]
+
+
+def test_hash_keeps_tables_as_they_are_and_the_first_copy():
+    bench = Bench("hash")
+    for name in ("a", "b"):
+        bench.admit("aabbcc", name)
+    before = bench.manager.table("b")
+    bench.compute("a", 4)
+    first = bench.blocks("a")
+    bench.compute("b")
+    assert bench.manager.table("b") is before
+    assert bench.pool.num_kept == 3
+    bench.end("a")
+    assert bench.cache.match(tuple(map(ord, "aabb")), 2) == first[:2]
+    bench.end("b")
+    assert bench.pool.num_idle == 3 and bench.found("aabbcc") == 6
+
+
+def test_radix_remaps_duplicates_and_gives_them_back():
+    bench = Bench("radix")
+    for name in ("a", "b"):
+        bench.admit("aabbcc", name)
+    bench.compute("a", 4)
+    assert bench.pool.num_used == 6
+    bench.compute("b")
+    assert bench.blocks("b")[:2] == bench.blocks("a")[:2]
+    assert bench.pool.num_used == 4
+    bench.compute("a")
+    assert bench.blocks("a") == bench.blocks("b")
+    assert bench.pool.num_used == 3
+
+
+def test_radix_grows_a_leaf_splits_a_node_and_cuts_a_leaf_from_its_end():
+    bench = Bench("radix", blocks=6)
+
+    def spans():
+        return sorted("".join(chr(t[0]) for t in node.tokens) for node in bench.cache._nodes())
+
+    bench.admit("aabbccdd")
+    for count in (2, 4, 8):
+        bench.compute("aabbccdd", count)
+        assert len(spans()) == 1, "a leaf of one request grows"
+    bench.end("aabbccdd")
+    assert bench.found("aabbXX") == 4 and spans() == ["abcd"], "a match splits nothing"
+    bench.serve("aabbXX")
+    assert spans() == ["X", "ab", "cd"]
+    bench.serve("112233")  # one block is free, two must be bought
+    assert spans() == ["123", "X", "ab"]
+    bench.serve("4455")
+    assert spans() == ["123", "45", "a"]
+
+
+def collide(bits):
+    return lambda pool: HashPrefixCache(pool, SIZE, digest=lambda key: hash(key) % (1 << bits))
+
+
+@pytest.mark.parametrize("bits", [0, 2])
+def test_trap_hash_collision(bits):
+    bench = Bench("hash", make=collide(bits))
+    texts = ["aabbcc", "aabbdd", "ccbbaa", "bbaa", "aaaaaa"]
+    for text in texts:
+        bench.serve(text)
+    assert [bench.found(text) for text in texts] == [len(text) for text in texts]
+    assert bench.found("ccdd") == 2 and bench.found("ddcc") == 0
+
+
+@BOTH
+def test_trap_evicting_parents_first_would_strand_children(name):
+    """A copy's child hangs under a parent that its own request does not read."""
+    bench = Bench(name, blocks=7)
+    bench.admit("aabb", "first")
+    bench.admit("aaXXYY", "second")
+    bench.compute("first")
+    bench.end("first")
+    bench.compute("second")  # "aa" is the first's
+    bench.admit("1122")
+    assert bench.found("aaXXYY") == 6, "the parent of a block in use is in use"
+    bench.end("second")
+    bench.end("1122")
+    for text, left in (("334455", 6), ("66778899", 4), ("!!", 2)):
+        bench.admit(text)
+        assert bench.found("aaXXYY") <= left
+        bench.check()
+
+
+@BOTH
+def test_the_invariants_can_fail(name):
+    bench = Bench(name)
+    bench.serve("aabbcc")
+    bench.serve("aaxx")
+    idle = bench.cache._idle
+    idle.move_to_end(next(iter(idle)))
+    with pytest.raises(AssertionError, match="would be evicted before"):
+        bench.cache.check()
+    bench = Bench(name)
+    bench.serve("aabbcc")
+    bench.pool.drop([next(bench.cache.kept())])
+    with pytest.raises(AssertionError, match=r"lost or shared|record of kept"):
+        bench.check()
