@@ -107,8 +107,9 @@ def begin(draft: Draft) -> Any:
     """Take the fingerprint and the first probe; give the probe."""
     with draft.watch.time("fingerprint"):
         draft.record = replace(draft.record, environment=environment.fingerprint())
-    with draft.watch.time("probe"):
+    with draft.watch.time("numba"):
         probe = start_probe(draft)
+    with draft.watch.time("probe"):
         draft.record = replace(draft.record, probe={"before": probe.time()})
     return probe
 
@@ -126,11 +127,11 @@ def finish(draft: Draft) -> None:
 
 
 def start_probe(draft: Draft) -> Any:
-    """Import numba and the arm-blind kernels, and count compilations from now on."""
+    """Start numba, load the arm-blind kernels, and count compilations from now on."""
     from numba.core import event
 
     from labkit.experiment.probe import Probe
-    from labkit.platform.threads import core_count
+    from labkit.platform.threads import core_count, numba_without_scipy
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
@@ -141,7 +142,10 @@ def start_probe(draft: Draft) -> Any:
             """Nothing to count."""
 
     event.register("numba:compile", Listener())
-    return Probe(threads=core_count())
+    probe = Probe(threads=core_count())
+    with numba_without_scipy():
+        probe.load()
+    return probe
 
 
 def load(experiment: Experiment, draft: Draft) -> Session:

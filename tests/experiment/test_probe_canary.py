@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 
@@ -99,3 +100,20 @@ def test_compilations_are_counted_by_stage():
         add(3, 4)
         add(1.0, 2.0)
     assert draft.compiles == {"measure": 2}
+
+
+def test_numba_starts_without_scipy_and_finds_it_later():
+    script = """
+import sys
+from labkit.experiment import stages
+from labkit.experiment.record import Record
+record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+probe = stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))
+assert not any(name.startswith("scipy.linalg") for name in sys.modules)
+assert all(v > 0 for v in probe.time().values())
+import numba, numpy as np
+product = numba.njit(lambda a, b: np.dot(a, b))
+assert (product(np.eye(3), np.ones((3, 3))) == 1).all()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
