@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
-from labkit.analysis.markdown import cost_lines, environment_line
+from labkit.analysis.markdown import cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
 from labkit.analysis.plots import run_positions
 from labkit.analysis.sensitivity import Second, second_analyses
@@ -62,6 +62,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "cdfs": list(latency_cdfs(analysis)),
         "runs": list(_runs(cell, folder)),
         "drift": drift(analysis),
+        "noise": noise_lines(analysis),
         "seconds": [_second(second, cell) for second in second_analyses(analysis)],
         "agreement": agreement_table(analysis.identity, output_unit(cell)),
     }

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
-from labkit.analysis.sensitivity import second_analyses
+from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.table import (
     Table,
@@ -155,11 +156,33 @@ def _spread(cell: Json) -> list[str]:
     return [*parts, ""]
 
 
+def noise_lines(analysis: CellAnalysis) -> list[str]:
+    """Say how the metric correlates with the probe, and which blocks were disturbed by what."""
+    lines = []
+    found = probe_correlations(analysis)
+    if found:
+        low, high = min(v for _, v in found), max(v for _, v in found)
+        span = (
+            f"{low:.2f}" if len(found) == 1 else f"{low:.2f} to {high:.2f} over {len(found)} rows"
+        )
+        lines.append(
+            f"The metric's noise correlates with the arm-blind probe by {span}; "
+            f"from {CORRELATES} on the probe's part is also taken out."
+        )
+    for block, reasons in sorted(disturbed_blocks(analysis.data.records).items()):
+        more = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
+        lines.append(f"Block {block} was disturbed ({'; '.join(reasons[:2])}{more}).")
+    if len(lines) > 1:
+        lines.append(f"A block is disturbed if in one of its runs {RULES}.")
+    return lines
+
+
 def _seconds(analysis: CellAnalysis) -> list[str]:
-    found = second_analyses(analysis)
+    lines, found = noise_lines(analysis), second_analyses(analysis)
     if not found:
-        return []
+        return ["### The machine's noise", "", *lines, ""] if lines else []
     parts = ["### The same with the machine's noise taken out", ""]
+    parts += [*lines, ""]
     parts += ["| row | arm | analysis | delta | CI (%) | p | blocks |"]
     parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for second in found:

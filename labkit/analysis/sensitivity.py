@@ -4,30 +4,26 @@ Both analyses are arm-blind and their rules are fixed here, before any data:
 
 - probe-adjusted: where the probe correlates with what blocks and arms leave over of the
   metric (0.5 or more), its part is taken out;
-- undisturbed: blocks are left out whole where a run's probe is 10 % above the study's
-  median or the hypervisor took over 5 % of its CPU time.
+- undisturbed: blocks are left out whole by the rules of ``labkit.analysis.disturbance``.
 
 They are shown beside the verdict's own numbers and never replace them.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.analysis.cell import CellAnalysis, CellData
+from labkit.analysis.disturbance import disturbed_blocks
 from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
 from labkit.analysis.permutation import Floats, pooled, relabellings, two_sided
 from labkit.analysis.probe import adjust, noise_correlation
 from labkit.analysis.values import Row, complete_blocks, log_values
-from labkit.analysis.weakness import probe_us, steal_share
 
 CORRELATES = 0.5
-SLOW_PROBE = 1.10
-STOLEN = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Second:
 def second_analyses(analysis: CellAnalysis) -> list[Second]:
     """Give every second analysis of the primary rows that has grounds to be made."""
     data = analysis.data
-    disturbed = disturbed_blocks(data)
+    disturbed = frozenset(disturbed_blocks(data.records))
     found: list[Second] = []
     for index, row in enumerate(analysis.rows):
         if not row.primary or row.skipped is not None or not row.positive:
@@ -57,25 +53,25 @@ def second_analyses(analysis: CellAnalysis) -> list[Second]:
     return found
 
 
-def disturbed_blocks(data: CellData) -> frozenset[int]:
-    """Find the blocks that the rules leave out; they do not look at the metric or the arm."""
-    probes = {r.run: p for r in data.records if (p := probe_us(r)) is not None}
-    limit = SLOW_PROBE * statistics.median(probes.values()) if probes else float("inf")
-    return frozenset(
-        r.block
-        for r in data.records
-        if probes.get(r.run, 0.0) > limit or (steal_share(r) or 0.0) > STOLEN
-    )
+def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
+    """Give every primary row's case and how its metric correlates with the probe, -1 to 1."""
+    data = analysis.data
+    rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
+    found = ((row.case, _correlation(row, data)) for row in rows)
+    return [(case, value) for case, value in found if value is not None]
+
+
+def _correlation(row: Row, data: CellData) -> float | None:
+    names = [a.name for a in data.arms]
+    blocks = complete_blocks(row, names, data.levels.runs)
+    if not blocks or any(key not in data.probe for key in _places(row, names, blocks)):
+        return None
+    return noise_correlation(*_tables(row, names, blocks, data.probe))
 
 
 def _adjusted(index: int, row: Row, arm: str, data: CellData) -> Iterator[Second]:
-    names = [a.name for a in data.arms]
-    everywhere = complete_blocks(row, names, data.levels.runs)
-    probe = data.probe
-    if not everywhere or any(key not in probe for key in _places(row, names, everywhere)):
-        return
-    correlation = noise_correlation(*_tables(row, names, everywhere, probe))
-    if abs(correlation) < CORRELATES:
+    probe, correlation = data.probe, _correlation(row, data)
+    if correlation is None or abs(correlation) < CORRELATES:
         return
     pair = (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.levels.runs)

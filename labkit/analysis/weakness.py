@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.disturbance import probe_us, samples, steal_share, throttled
 from labkit.analysis.modes import Modes, find_modes
 from labkit.analysis.numbers import count, p_text
 from labkit.analysis.verdict import NOISE, fewest_blocks
@@ -101,6 +102,7 @@ def machine(records: Iterable[Record]) -> Iterator[str]:
     clocks = [float(r.environment["mhz"]) for r in records if r.environment.get("mhz")]
     if clocks and max(clocks) / min(clocks) - 1 > CLOCK_SPREAD:
         yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
+    yield from _heat_and_power(records)
     probes = [probe_us(r) for r in records]
     known = [p for p in probes if p is not None]
     if len(known) > 2:
@@ -116,30 +118,28 @@ def machine(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _busy(records: Sequence[Record]) -> Iterator[str]:
-    foreign = [x for r in records for x in _samples(r, "foreign_cores")]
+    foreign = [x for r in records for x in samples(r, "foreign_cores")]
     if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
         yield f"other processes used {statistics.fmean(foreign):.1f} cores on average"
     steal = [s for r in records if (s := steal_share(r)) is not None]
     if steal and max(steal) > STEAL_SHARE:
         yield f"the hypervisor took up to {100 * max(steal):.0f} % of the CPU time of a run"
-    pressure = [x for r in records for x in _samples(r, "memory_pressure")]
+    pressure = [x for r in records for x in samples(r, "memory_pressure")]
     if pressure and max(pressure) > MEMORY_PRESSURE_PCT:
         yield f"processes waited for memory (up to {max(pressure):.0f} % of the time)"
 
 
-def _samples(record: Record, name: str) -> list[float]:
-    observer = record.notes.get("observer")
-    samples = observer.get("samples", {}) if isinstance(observer, Mapping) else {}
-    return [float(x) for x in samples.get(name, ()) if isinstance(x, int | float)]
-
-
-def steal_share(record: Record) -> float | None:
-    """Give the share of CPU time that the hypervisor took during a run, 0 to 1."""
-    start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
-    if not start or not end:
-        return None
-    total = sum(end[k] - start.get(k, 0) for k in end)
-    return float(end.get("steal", 0) - start.get("steal", 0)) / total if total > 0 else None
+def _heat_and_power(records: Sequence[Record]) -> Iterator[str]:
+    hot = sum(map(throttled, records))
+    if hot:
+        yield f"heat slowed the CPU in {hot} of {len(records)} runs"
+    if any((r.environment.get("power") or {}).get("source") == "Battery Power" for r in records):
+        yield "the machine ran on battery"
+    if any(r.environment.get("low_power_mode") for r in records):
+        yield "low power mode was on"
+    for name in ("time_machine", "spotlight"):
+        if any((r.environment.get("background") or {}).get(name) for r in records):
+            yield f"{name.replace('_', ' ').title()} was at work during runs"
 
 
 def _changed_settings(records: Sequence[Record]) -> str:
@@ -150,12 +150,6 @@ def _changed_settings(records: Sequence[Record]) -> str:
             if key in first and first[key] != value:
                 changes.setdefault(key, f"{key} {first[key]} to {value} ({record.run})")
     return ", ".join(changes.values())
-
-
-def probe_us(record: Record) -> float | None:
-    """Give the probe before the arm as one number: the geometric mean of its kernels (us)."""
-    times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
-    return statistics.geometric_mean(times) if times else None
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Modes]]:

@@ -1,9 +1,9 @@
 """The machine's fingerprint: what a run's record says about where and when it ran.
 
-``fingerprint()`` is taken in the worker before anything is loaded and at the end; each
-field is best effort (absent when the system does not tell). On Linux the whole takes a few
-milliseconds without starting a process; on macOS ``pmset`` and ``vm_stat`` are asked.
-Fields:
+``fingerprint()`` is taken in the worker before anything is loaded and ``state()`` at the
+end, in a few milliseconds and without starting a process. ``surroundings()`` asks the
+system's tools; the parent does that before and after a run, so that no worker's start
+pays for it. Each field is best effort (absent when the system does not tell). Fields:
 
 - facts: ``os, os_release, architecture, host`` (a hash, never the name), ``cpu_model,
   cores, cores_usable, memory_bytes, accelerator, python, versions, git, hash_seed,
@@ -11,10 +11,11 @@ Fields:
   ``cgroup``, ``settings`` (governor, boost, THP, ASLR, ... or macOS limits);
 - state: ``taken`` (UTC), ``uptime_s, loadavg, swap`` (``used_bytes``, pages in and out),
   ``available_bytes, pressure`` (PSI), ``cpu_ticks`` (user, idle, steal, ...), ``mhz,
-  context_switches, oom_kills, peak_rss_bytes, thermal``, on macOS ``power`` (source, mode,
-  limits) and ``vm`` (pages and events).
-
-The runner adds ``git_changes``: what differs from the commit ``git``, as a hash.
+  context_switches, oom_kills, peak_rss_bytes, thermal``;
+- surroundings: ``git_changes`` (what differs from the commit ``git``, as a hash), on macOS
+  ``power`` (source, mode, limits), ``vm`` (pages and events), ``hid_idle_s, displays,
+  background`` (Time Machine, Spotlight), ``top_foreign, thermal_pressure``, with an NVIDIA
+  driver ``nvidia`` (clocks, power, temperature, throttling, other processes).
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ from importlib import metadata
 from typing import Any
 
 from labkit import __version__
-from labkit.experiment import environment_git, environment_linux, environment_macos
+from labkit.experiment import (
+    environment_git,
+    environment_linux,
+    environment_macos,
+    environment_nvidia,
+)
 from labkit.experiment.readers import Readers, collect
 from labkit.platform import memory, threads
 
@@ -50,6 +56,16 @@ def state() -> dict[str, Any]:
     """Give what changes while a study runs."""
     system = environment_macos.state() if sys.platform == "darwin" else environment_linux.state()
     return {"taken": utc_now(), **collect({"peak_rss_bytes": memory.peak_rss}), **system}
+
+
+def surroundings() -> dict[str, Any]:
+    """Give what the system's tools tell, in some tens of milliseconds."""
+    system = environment_macos.surroundings() if sys.platform == "darwin" else {}
+    asked: Readers = {
+        "git_changes": environment_git.changes,
+        "nvidia": environment_nvidia.state,
+    }
+    return {**system, **collect(asked)}
 
 
 def facts() -> dict[str, Any]:

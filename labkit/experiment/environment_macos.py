@@ -1,7 +1,7 @@
 """What macOS tells about the machine without sudo: ``sysctl``, NSProcessInfo and tools.
 
-``sample()``, taken once a second, goes through the C library and the Objective-C runtime
-and starts no process; ``state()`` also asks ``pmset`` and ``vm_stat``.
+``state()``, taken by workers and once a second by the observer, goes through the C library
+and the Objective-C runtime and starts no process; ``surroundings()`` asks the tools.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import ctypes
 import os
 import re
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
+from labkit.experiment import activity_macos
 from labkit.experiment.readers import collect
+from labkit.experiment.tool import output
 
 FACT_NUMBERS = {
     "iogpu_wired_limit_mb": "iogpu.wired_limit_mb",
@@ -24,7 +25,6 @@ FACT_NUMBERS = {
     "efficiency_cores": "hw.perflevel1.logicalcpu",
     "page_bytes": "hw.pagesize",
 }
-TOOL_S = 2.0  # a tool that takes longer tells nothing
 THERMAL_STATES = ("nominal", "fair", "serious", "critical")
 
 
@@ -42,19 +42,20 @@ def facts() -> dict[str, Any]:
     )
 
 
-def state() -> dict[str, Any]:
-    """Give what :func:`sample` gives, the power's source, mode and limits, and the pages."""
-    return {**sample(), **collect({"power": power, "vm": lambda: vm_stat(_output("vm_stat"))})}
+def surroundings() -> dict[str, Any]:
+    """Give the power's source, mode and limits, the pages, and what else goes on."""
+    pages = collect({"power": power, "vm": lambda: vm_stat(output("vm_stat"))})
+    return {**pages, **activity_macos.state()}
 
 
 def power() -> dict[str, Any] | None:
     """Give what ``pmset`` says: source and battery, settings, custom modes, limits."""
     found = collect(
         {
-            "source": lambda: power_source(_output("pmset", "-g", "batt")),
-            "settings": lambda: pairs(_output("pmset", "-g")),
-            "custom": lambda: sections(_output("pmset", "-g", "custom")),
-            "limits": lambda: pairs(_output("pmset", "-g", "therm")),
+            "source": lambda: power_source(output("pmset", "-g", "batt")),
+            "settings": lambda: pairs(output("pmset", "-g")),
+            "custom": lambda: sections(output("pmset", "-g", "custom")),
+            "limits": lambda: pairs(output("pmset", "-g", "therm")),
         }
     )
     return found or None
@@ -86,18 +87,7 @@ def vm_stat(text: str) -> dict[str, int]:
     return {**({"page_bytes": int(size[1])} if size else {}), **named}
 
 
-def _output(*command: str) -> str:
-    """Run a tool of the system; a failure is an ``OSError``, as for any other reader."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_S, check=True
-        )
-    except subprocess.SubprocessError as error:
-        raise OSError(str(error)) from None
-    return done.stdout.decode(errors="replace")
-
-
-def sample() -> dict[str, Any]:
+def state() -> dict[str, Any]:
     """Give load, memory pressure, swap and the thermal state now."""
     return collect(
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import sys
 import time
@@ -12,13 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from labkit.config import Engine, from_plain, own_classes
-from labkit.experiment import environment, environment_git, kept, process
+from labkit.experiment import environment, kept, process
 from labkit.experiment.cell import Cell, Paths
 from labkit.experiment.design import Run
 from labkit.experiment.errors import StudyError
 from labkit.experiment.observer import Observer
 from labkit.experiment.progress import Progress, Silent
-from labkit.experiment.readers import collect
 from labkit.experiment.record import Arm, Record, RecordError, read
 from labkit.platform import cache, threads
 
@@ -81,6 +81,7 @@ class ProcessLauncher:
     ) -> None:
         self.command = tuple(command)
         self.progress: Progress = Silent() if progress is None else progress
+        self._previous: tuple[str, float] | None = None  # the arm before, and when it ended
 
     def prepare(self, cell: Cell, paths: Paths) -> None:
         """Prepare every distinct arm in a process of its own, once per machine and code."""
@@ -125,7 +126,7 @@ class ProcessLauncher:
             observer.sample(pid)
             self.progress.tick()
 
-        started = environment.utc_now()
+        before, started = environment.surroundings(), environment.utc_now()
         ending = process.run(
             [*self.command, *(str(path) for pair in pairs for path in pair), *keep],
             environment=environ,
@@ -133,17 +134,18 @@ class ProcessLauncher:
             timeout_s=cell.design.timeout_s * len(runs),
             on_tick=tick,
         )
+        after = environment.surroundings()
         notes = {
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
             "removed_environment": removed,
+            **self._order(arms[-1].name, ending.wall_s),
         }
-        code = collect({"git_changes": environment_git.changes})
         shared = {"process": round(ending.wall_s / len(runs), 6)}
         log = paths.log(runs[0])
         records = []
         for run, path in zip(runs, pending, strict=True):
-            extra: dict[str, Any] = {}
+            extra: dict[str, Any] = {"config": config_digest(cell.arm(run.arm))}
             found = _collect(path, log, ending, paths)
             if isinstance(found, Record):
                 if ending.code != 0:
@@ -153,12 +155,27 @@ class ProcessLauncher:
                 found = _without(run, cell, found, started, ending.wall_s / len(runs))
             found = replace(
                 found,
-                environment={**found.environment, **code},
+                environment={**found.environment, **before},
+                environment_end={**found.environment_end, **after},
                 notes={**found.notes, **notes, **extra},
                 seconds={**found.seconds, **shared},
             )
             records.append(found)
         return records
+
+    def _order(self, arm: str, wall_s: float) -> dict[str, Any]:
+        """Say which arm ran before this process, and how long (s) the machine rested since."""
+        ended, previous = time.monotonic(), self._previous
+        self._previous = (arm, ended)
+        if previous is None:
+            return {}
+        return {"predecessor": previous[0], "gap_s": round(ended - wall_s - previous[1], 3)}
+
+
+def config_digest(arm: Arm) -> str:
+    """Give a hash of the arm's resolved config."""
+    text = json.dumps(arm.to_json()["config"], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _without(run: Run, cell: Cell, ended: tuple[str, str], started: str, seconds: float) -> Record:

@@ -9,10 +9,11 @@ import sys
 import time
 from typing import Any
 
-from labkit.experiment import environment_linux, environment_macos
+from labkit.experiment import activity_macos, environment_linux, environment_macos
 from labkit.experiment.readers import Readers, collect
 
 MAX_SAMPLES = 3600
+SYSTEM = environment_linux if sys.platform == "linux" else activity_macos
 
 
 class Observer:
@@ -28,18 +29,20 @@ class Observer:
         """Look at the machine and at the worker ``pid``."""
         if len(self._samples) >= MAX_SAMPLES:
             return
-        readers: Readers = {"t_s": lambda: round(time.monotonic() - self._start, 2)}
+        readers: Readers = {
+            "t_s": lambda: round(time.monotonic() - self._start, 2),
+            "rss_bytes": lambda: SYSTEM.process_rss_bytes(pid),
+            "foreign_cores": lambda: self._foreign(pid),
+        }
         if sys.platform == "linux":
             readers = {
                 **readers,
                 "mhz": environment_linux.mhz,
                 "available_bytes": lambda: environment_linux.meminfo()["MemAvailable"],
-                "rss_bytes": lambda: environment_linux.process_rss_bytes(pid),
-                "foreign_cores": lambda: self._foreign(pid),
                 "memory_pressure": lambda: (environment_linux.pressure() or {})["memory"]["avg10"],
             }
         else:
-            readers = {**readers, "state": environment_macos.sample}
+            readers = {**readers, "state": environment_macos.state}
         self._samples.append(collect(readers))
 
     def _foreign(self, pid: int) -> float | None:
@@ -54,10 +57,10 @@ class Observer:
     def _cpu_times(pid: int | None) -> tuple[float, float, float] | None:
         """Give the clock, all cores' busy seconds, and those of the worker and this process."""
         try:
-            busy = environment_linux.busy_s()
+            busy = SYSTEM.busy_s()
         except (OSError, LookupError, ValueError):
             return None
-        worker = 0.0 if pid is None else environment_linux.process_cpu_s(pid)
+        worker = 0.0 if pid is None else SYSTEM.process_cpu_s(pid)
         return time.monotonic(), busy, worker + time.process_time()
 
     def report(self) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis.cell import analyse
-from labkit.analysis.sensitivity import disturbed_blocks, second_analyses
+from labkit.analysis.disturbance import disturbed_blocks
+from labkit.analysis.markdown import noise_lines
+from labkit.analysis.sensitivity import probe_correlations, second_analyses
 from labkit.analysis.weakness import weaknesses
 
 
@@ -142,11 +144,48 @@ def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     assert narrow < wide
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
     assert second_analyses(blind) == []
+    assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))
+    assert "correlates with the arm-blind probe by" in noise_lines(blind)[0]
 
 
 def test_disturbed_blocks_are_left_out_whole_and_both_are_shown(make_cell):
     analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
-    assert disturbed_blocks(analysis.data) == {1}
+    assert set(disturbed_blocks(analysis.data.records)) == {1}
+    assert any(line.startswith("Block 1 was disturbed (b01-") for line in noise_lines(analysis))
     found = [s for s in second_analyses(analysis) if "without disturbed blocks (1)" in s.how]
     assert {s.blocks for s in found} == {3}
     assert analysis.comparisons[0]["seq_map"].blocks == 4
+
+
+OBSERVED = [
+    ({"foreign_cores": [0.1, 1.4]}, "0.8 cores used by others"),
+    ({"memory_pressure": [0.0, 9.0]}, "memory waited for 9 % of the time"),
+    ({"mhz": [1500.0, 1600.0]}, "clock at 1,550 MHz"),
+]
+
+
+@pytest.mark.parametrize(("samples", "reason"), OBSERVED)
+def test_what_the_observer_saw_disturbs_a_block_by_name(make_cell, samples, reason):
+    def apply(record):
+        seen = samples if record.block == 2 and record.position == 1 else {"mhz": [2000.0]}
+        return replace(record, notes={**record.notes, "observer": {"samples": seen}})
+
+    found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
+    (line,) = found.pop(2)
+    assert not found and line.startswith("b02-p01-") and line.endswith(reason)
+
+
+def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
+    def apply(record):
+        end = {"throttled": 5 + (record.block == 0 and record.position == 0)}
+        if record.block == 3:
+            return replace(record, environment_end={**record.environment_end, "thermal": "serious"})
+        return replace(
+            record,
+            environment={**record.environment, "thermal": {"throttled": 5}},
+            environment_end={**record.environment_end, "thermal": end},
+        )
+
+    path = make_cell(change=apply)
+    assert set(disturbed_blocks(analyse(path).data.records)) == {0, 3}
+    assert "heat slowed the CPU in" in said(path)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-from labkit.experiment import environment, environment_git, environment_macos
+from labkit.experiment import (
+    activity_macos,
+    environment,
+    environment_git,
+    environment_macos,
+    environment_nvidia,
+    tool,
+)
 from labkit.experiment.observer import Observer
 from labkit.experiment.record import read_runs
 from labkit.experiment.runner import run_cell
@@ -104,8 +112,8 @@ ANSWERS = {
 
 
 def test_macos_tools_are_read(monkeypatch):
-    monkeypatch.setattr(environment_macos, "_output", lambda *command: ANSWERS[command])
-    found = environment_macos.state()
+    monkeypatch.setattr(environment_macos, "output", lambda *command: ANSWERS[command])
+    found = environment_macos.surroundings()
     assert found["power"] == {
         "source": "AC Power",
         "settings": {"powermode": "0", "lowpowermode": "1"},
@@ -131,20 +139,20 @@ def test_macos_tools_are_read(monkeypatch):
 
 def test_a_tool_that_is_not_there_leaves_its_field_out(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert "power" not in environment_macos.state()
-    assert "vm" not in environment_macos.state()
+    assert "power" not in environment_macos.surroundings()
+    assert "vm" not in environment_macos.surroundings()
 
 
 def test_a_tool_that_fails_or_hangs_leaves_its_field_out(monkeypatch):
-    monkeypatch.setattr(environment_macos, "TOOL_S", 60.0)
+    monkeypatch.setattr(tool, "TIMEOUT_S", 60.0)
     with pytest.raises(OSError, match="status 3"):
-        environment_macos._output(sys.executable, "-c", "raise SystemExit(3)")
-    monkeypatch.setattr(environment_macos, "TOOL_S", 0.05)
+        tool.output(sys.executable, "-c", "raise SystemExit(3)")
+    monkeypatch.setattr(tool, "TIMEOUT_S", 0.05)
     with pytest.raises(OSError, match="timed out"):
-        environment_macos._output(sys.executable, "-c", "import time; time.sleep(60)")
+        tool.output(sys.executable, "-c", "import time; time.sleep(60)")
 
 
-def test_the_observer_starts_no_process_on_macos(monkeypatch):
+def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("a process was started")
 
@@ -153,5 +161,79 @@ def test_the_observer_starts_no_process_on_macos(monkeypatch):
     observer = Observer()
     observer.sample(1)
     assert "loadavg" in observer.report()["samples"]["state"][0]
+    assert "loadavg" in environment.state()
     with pytest.raises(AssertionError):
-        environment.state()
+        environment.surroundings()
+
+
+IOREG = """
++-o IOHIDSystem  <class IOHIDSystem, id 0x1000003c8, registered, matched, active>
+    {
+      "HIDIdleTime" = 4200000000
+      "HIDParameters" = {"HIDScrollZoomModifierMask"=0}
+    }
+"""
+TMUTIL = """Backup session status:
+{
+    ClientID = "com.apple.backupd";
+    Percent = "0.42";
+    Running = 1;
+}
+"""
+PS = """  0.3 launchd
+ 61.2 mds_stores
+  9,5 mdworker_shared
+"""
+PS_PID = """    1   0.3 launchd
+  400  61.2 mds_stores
+  500  99.0 python3.12
+  600   7,5 Google Chrome He
+"""
+
+
+def test_what_goes_on_on_a_mac_is_read():
+    assert activity_macos.hid_idle_s(IOREG) == 4.2
+    assert activity_macos.hid_idle_s("nothing") is None
+    assert activity_macos.time_machine(TMUTIL)
+    assert not activity_macos.time_machine(TMUTIL.replace("Running = 1", "Running = 0"))
+    assert activity_macos.spotlight(PS)
+    assert not activity_macos.spotlight("  0.3 launchd\n  0.4 mds_stores\n")
+    assert activity_macos.displays('{"DisplayAttributes" = {}}') == 1
+
+
+def test_the_busiest_foreign_processes_are_named_and_ours_are_not():
+    found = activity_macos.top_foreign(PS_PID, frozenset({500}))
+    assert found == [
+        {"name": "mds_stores", "cpu_pct": 61.2},
+        {"name": "Google Chrome He", "cpu_pct": 7.5},
+        {"name": "launchd", "cpu_pct": 0.3},
+    ]
+
+
+def test_processes_are_accounted_for_without_linux_files():
+    me = os.getpid()
+    assert activity_macos.busy_s() > activity_macos.process_cpu_s(me) > 0
+    assert activity_macos.process_rss_bytes(me) > 1 << 20
+    assert activity_macos.process_cpu_s(1 << 30) == 0.0
+    assert activity_macos.process_rss_bytes(1 << 30) is None
+
+
+def test_nvidia_smi_is_read_and_left_alone_without_a_driver(tmp_path, monkeypatch):
+    assert environment_nvidia.state(tmp_path / "none") is None
+    line = "1980, 2619, 700.00, 71.30, 31, 0x0000000000000001, Enabled, [N/A]\n"
+    answers = iter([line, "123\n456\n"])
+    monkeypatch.setattr(environment_nvidia, "output", lambda *command: next(answers))
+    driver = tmp_path / "version"
+    driver.touch()
+    assert environment_nvidia.state(driver) == [
+        {
+            "sm_mhz": 1980.0,
+            "memory_mhz": 2619.0,
+            "power_limit_w": 700.0,
+            "power_w": 71.3,
+            "temperature_c": 31.0,
+            "throttle_reasons": "0x0000000000000001",
+            "persistence": "Enabled",
+            "processes": 2,
+        }
+    ]

@@ -32,6 +32,17 @@ def test_a_cell_leaves_all_its_files(make_cell, launcher):
     assert record.environment["cores"] >= 1
 
 
+def test_every_record_says_what_ran_before_it_and_which_config(make_cell, launcher):
+    cell = make_cell(blocks=1)
+    run_cell(cell, launcher)
+    records = read_runs(cell.dir)
+    assert "predecessor" not in records[0].notes
+    assert [r.notes["predecessor"] for r in records[1:]] == [r.arm for r in records[:-1]]
+    assert all(0 <= r.notes["gap_s"] < 60 for r in records[1:])
+    config = {r.arm: r.notes["config"] for r in records}
+    assert config["base"] == config["control"] != config["seq_map"]
+
+
 def test_inherited_variables_are_removed_and_recorded(make_cell, launcher, monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     cell = make_cell()

@@ -1,0 +1,105 @@
+"""Which runs the machine disturbed: arm-blind rules, fixed here, before any data.
+
+They look at the probe, the observer's samples and the fingerprints, never at the metric
+or the arm. A block with a disturbed run may be left out, always whole
+(``labkit.analysis.sensitivity``); the verdict's own numbers keep all blocks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from labkit.experiment.record import Record
+
+SLOW_PROBE = 1.10  # times the study's median
+STOLEN = 0.05  # share of all CPU time
+FOREIGN_CORES = 0.5
+WAITED_FOR_MEMORY_PCT = 5.0
+SLOW_CLOCK = 0.90  # times the study's median
+RULES = (
+    "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
+    "time, other processes used over half a core, processes waited for memory over 5 % of the "
+    "time, its clock was below 0.9 times the study's median, or the CPU was throttled"
+)
+
+
+def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[str]]:
+    """Give the disturbed blocks, each with what was wrong with which run."""
+    records = list(records)
+    probe = _median(probe_us(r) for r in records)
+    clock = _median(clock_mhz(r) for r in records)
+    found: dict[int, list[str]] = {}
+    for record in records:
+        for reason in _reasons(record, probe, clock):
+            found.setdefault(record.block, []).append(f"{record.run}: {reason}")
+    return found
+
+
+def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[str]:
+    own = probe_us(record)
+    if own is not None and probe is not None and own > SLOW_PROBE * probe:
+        yield f"probe {100 * (own / probe - 1):.0f} % slow"
+    steal = steal_share(record)
+    if steal is not None and steal > STOLEN:
+        yield f"{100 * steal:.0f} % stolen"
+    foreign = samples(record, "foreign_cores")
+    if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
+        yield f"{statistics.fmean(foreign):.1f} cores used by others"
+    waited = samples(record, "memory_pressure")
+    if waited and max(waited) > WAITED_FOR_MEMORY_PCT:
+        yield f"memory waited for {max(waited):.0f} % of the time"
+    mhz = clock_mhz(record)
+    if mhz is not None and clock is not None and mhz < SLOW_CLOCK * clock:
+        yield f"clock at {mhz:,.0f} MHz"
+    if throttled(record):
+        yield "throttled"
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def probe_us(record: Record) -> float | None:
+    """Give the probe before the arm as one number: the geometric mean of its kernels (us)."""
+    times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
+    return statistics.geometric_mean(times) if times else None
+
+
+def samples(record: Record, name: str) -> list[float]:
+    """Give the numbers that the observer sampled under ``name`` during a run."""
+    observer = record.notes.get("observer")
+    columns = observer.get("samples", {}) if isinstance(observer, Mapping) else {}
+    return [float(x) for x in columns.get(name, ()) if isinstance(x, int | float)]
+
+
+def steal_share(record: Record) -> float | None:
+    """Give the share of CPU time that the hypervisor took during a run, 0 to 1."""
+    start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
+    if not start or not end:
+        return None
+    total = sum(end[k] - start.get(k, 0) for k in end)
+    return float(end.get("steal", 0) - start.get("steal", 0)) / total if total > 0 else None
+
+
+def clock_mhz(record: Record) -> float | None:
+    """Give the CPU's clock during a run: the median of its samples, else at its start."""
+    sampled = samples(record, "mhz")
+    if sampled:
+        return statistics.median(sampled)
+    start = record.environment.get("mhz")
+    return float(start) if start else None
+
+
+def throttled(record: Record) -> bool:
+    """Tell whether heat slowed the CPU in a run: new throttle events, or a hot thermal state."""
+    start, end = record.environment.get("thermal"), record.environment_end.get("thermal")
+    return _throttle_count(end) > _throttle_count(start) or any(
+        state in ("serious", "critical") for state in (start, end)
+    )
+
+
+def _throttle_count(thermal: Any) -> int:
+    return int(thermal.get("throttled", 0)) if isinstance(thermal, Mapping) else 0
