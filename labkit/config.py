@@ -33,8 +33,8 @@ def require(condition: bool, message: str) -> None:
 # --------------------------------------------------------------------------- engine
 
 # Named by one of these words, or by ``package.module:Class`` for a user's own.
-ENGINES = ("paged",)
-ATTENTION_BACKENDS = ("fused", "reference")
+ENGINES = ("naive", "padded", "contiguous", "paged")
+ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 
 
@@ -107,8 +107,14 @@ class Pipeline(Enum):
 
 
 class KVLayout(Enum):
-    """How keys and values lie in memory."""
+    """How keys and values lie in memory.
 
+    padded: one rectangle for all requests. contiguous: a growing cache per request.
+    paged: blocks of a pool.
+    """
+
+    padded = "padded"
+    contiguous = "contiguous"
     paged = "paged"
 
 
@@ -214,7 +220,7 @@ class KV:
 class Attention:
     """The attention operation: backend and device, and the fused kernels' switches.
 
-    ``backend``: fused, reference or ``package.module:Class``.
+    ``backend``: fused, gather, sdpa, reference or ``package.module:Class``.
     ``resolver``: binary_search, seq_map, identity, padded_grid, work_plan or
     ``package.module:Class``. ``split_kv``: off, auto or a number of partitions of the keys.
     ``gqa_sharing``: query heads of one KV head share its loads in the decode kernel.
@@ -394,7 +400,8 @@ class Budget:
 class Engine:
     """An inference engine: its name and every design choice as one switch.
 
-    ``name``: paged, or ``package.module:Class``; a user's own engine is given the rest.
+    ``name``: a preset (naive, padded, contiguous, paged), or ``package.module:Class``; a
+    user's own engine is given the rest.
     ``threads``: the CPU budget of the arm, in threads; null: all cores.
     """
 
@@ -423,8 +430,65 @@ class Engine:
             not self.batch_invariant,
             "engine.batch_invariant=true: this engine cannot promise it; leave it false",
         )
+        if self.name in LAYOUT_OF:
+            self._check_preset(LAYOUT_OF[self.name])
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
+
+    def _check_preset(self, layout: KVLayout) -> None:
+        """Check that a preset of labkit's own is what its name says, and what its layout can."""
+        require(
+            self.kv.layout is layout,
+            f"engine.kv.layout={self.kv.layout.value}: engine.name={self.name} is the "
+            f"{layout.value} one; set engine=naive, padded, contiguous or paged",
+        )
+        backend, paged = self.attention.backend, layout is KVLayout.paged
+        require(
+            (backend == "sdpa") is not paged,
+            f"engine.attention.backend={backend}: "
+            + (
+                "it reads whole arrays, and engine.kv.layout=paged has blocks; set gather or fused"
+                if paged
+                else f"it reads blocks, and engine.kv.layout={layout.value} has none; set sdpa"
+            ),
+        )
+        static = self.scheduler.admission is Admission.static
+        require(
+            static or self.name != "naive",
+            "engine.scheduler.admission=continuous: engine.name=naive is padded with static "
+            "batches; set engine=padded",
+        )
+        require(
+            not static or self.name != "padded",
+            "engine.scheduler.admission=static: engine.name=padded is padded with continuous "
+            "admission; set engine=naive",
+        )
+        require(
+            layout is not KVLayout.padded or self.scheduler.composition is Composition.split,
+            "engine.scheduler.composition=mixed: engine.kv.layout=padded would pad every decode "
+            "to the longest prompt chunk of its step; set split",
+        )
+        if not paged:
+            self._check_blockless(layout)
+
+    def _check_blockless(self, layout: KVLayout) -> None:
+        """Refuse what needs blocks that stay where they are."""
+        asked = {
+            "prefix_cache": (self.prefix_cache, "without blocks nothing can be shared; leave none"),
+            "decode_shape": (self.decode_shape, "padding rows need a null block; leave exact"),
+            "speculation": (self.speculation, "drafts are verified over blocks; leave none"),
+            "scheduler.reservation": (
+                self.scheduler.reservation,
+                "memory is promised whole; leave full",
+            ),
+            "pipeline": (self.pipeline, "memory moves between two steps; leave sync"),
+        }
+        plain = ("none", "exact", "full", "sync")
+        for option, (choice, reason) in asked.items():
+            require(
+                choice.value in plain,
+                f"engine.{option}={choice.value}: engine.kv.layout={layout.value}: {reason}",
+            )
 
     def _check_chunk_alignment(self) -> None:
         require(
@@ -438,6 +502,14 @@ class Engine:
             f"engine.prefix_align=chunk: set engine.scheduler.chunk (now {chunk}) to a multiple of "
             f"engine.kv.block_size={size}",
         )
+
+
+LAYOUT_OF = {
+    "naive": KVLayout.padded,
+    "padded": KVLayout.padded,
+    "contiguous": KVLayout.contiguous,
+    "paged": KVLayout.paged,
+}
 
 
 def own_classes(engine: Engine) -> dict[str, str]:
@@ -844,9 +916,9 @@ class Experiment:
             f"model={self.model.name}: set model.path=DIR to a directory that mlx_lm can load",
         )
         require(
-            not is_class_path(self.engine.name) or self.workload.kind is not WorkloadKind.kernel,
-            f"engine.name={self.engine.name}: a user's own engine serves requests, and "
-            f"workload={self.workload.name} times labkit's attention; set workload=chat",
+            self.engine.name == "paged" or self.workload.kind is not WorkloadKind.kernel,
+            f"engine.name={self.engine.name}: it serves requests, and workload="
+            f"{self.workload.name} times labkit's paged attention; set workload=chat",
         )
         require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
         require(

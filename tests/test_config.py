@@ -19,6 +19,7 @@ from labkit.config import (
     Device,
     Engine,
     Experiment,
+    KVLayout,
     Model,
     ModelShape,
     Order,
@@ -182,6 +183,79 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
     ],
 )
 def test_each_rule_names_its_option_in_one_line(make, names):
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert names in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def preset(name, layout="padded", backend="sdpa", scheduler=None, **options):
+    split = {"order": Order.prefill_first, "composition": Composition.split}
+    return Engine(
+        name=name,
+        kv=KV(layout=KVLayout(layout)),
+        attention=Attention(backend=backend),
+        scheduler=Scheduler(**(split if scheduler is None else scheduler)),
+        **options,
+    )
+
+
+def test_every_preset_of_a_layout_can_be_built():
+    static = {"admission": Admission.static, "order": Order.prefill_first}
+    preset("padded")
+    preset("naive", scheduler={**static, "composition": Composition.split})
+    preset("contiguous", "contiguous")
+    preset("contiguous", "contiguous", scheduler=static)
+    preset("paged", "paged", "gather")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: preset("paged", "padded"), "engine.kv.layout=padded: engine.name=paged"),
+        (lambda: preset("padded", "contiguous"), "engine.kv.layout=contiguous"),
+        (lambda: preset("contiguous", "paged"), "set engine=naive, padded, contiguous or paged"),
+        (lambda: preset("paged", "paged", "sdpa"), "engine.attention.backend=sdpa"),
+        (lambda: preset("padded", backend="fused"), "engine.attention.backend=fused"),
+        (lambda: preset("contiguous", "contiguous", "gather"), "backend=gather: it reads blocks"),
+        (lambda: preset("naive"), "engine.scheduler.admission=continuous"),
+        (
+            lambda: preset(
+                "padded",
+                scheduler={
+                    "admission": Admission.static,
+                    "order": Order.prefill_first,
+                    "composition": Composition.split,
+                },
+            ),
+            "engine.scheduler.admission=static: engine.name=padded",
+        ),
+        (lambda: preset("padded", scheduler={}), "engine.scheduler.composition=mixed"),
+        (lambda: preset("padded", prefix_cache=PrefixCache.hash), "engine.prefix_cache=hash"),
+        (
+            lambda: preset(
+                "contiguous", "contiguous", scheduler={"reservation": Reservation.optimistic}
+            ),
+            "engine.scheduler.reservation=optimistic: engine.kv.layout=contiguous",
+        ),
+        (
+            lambda: preset("contiguous", "contiguous", prefix_cache=PrefixCache.radix),
+            "engine.prefix_cache=radix: engine.kv.layout=contiguous",
+        ),
+        (
+            lambda: Engine(attention=Attention(backend="gather", resolver="seq_map")),
+            "engine.attention.resolver=seq_map",
+        ),
+        (
+            lambda: experiment(
+                engine=preset("padded"),
+                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+            ),
+            "engine.name=padded: it serves requests",
+        ),
+    ],
+)
+def test_a_layout_refuses_what_it_cannot_do(make, names):
     with pytest.raises(ConfigError) as caught:
         make()
     assert names in str(caught.value)

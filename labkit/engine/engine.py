@@ -1,4 +1,4 @@
-"""``engine=paged``: continuous batching over a paged, varlen KV cache."""
+"""labkit's own engine: batching over any KV layout; a preset's name says which parts it has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from labkit.engine.stats import Counters
 
 # Counters that are shown even where nothing happened.
 COUNTED = (
-    "engine.paged",
     "steps.total",
     "steps.mixed",
     "tokens.padded",
@@ -48,9 +47,9 @@ class PagedEngine:
         What was decided at load, for the record.
     policy
         The budget policy that sized the pool; counted as ``budget.<policy>``.
+    name
+        The preset's; every step counts as ``engine.<name>``.
     """
-
-    name = "paged"
 
     def __init__(
         self,
@@ -62,7 +61,9 @@ class PagedEngine:
         vocab_size: int,
         notes: Mapping[str, str | float | None],
         policy: str = "fixed",
+        name: str = "paged",
     ) -> None:
+        self.name = name
         self.notes = dict(notes)
         self._scheduler = scheduler
         self._cache = cache
@@ -146,7 +147,7 @@ class PagedEngine:
         shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
         self._counters.add_all(
             {
-                "engine.paged": 1,
+                f"engine.{self.name}": 1,
                 "steps.total": 1,
                 f"steps.{shape}": 1,
                 "tokens.prefill": batch.prefill_tokens,
@@ -175,7 +176,7 @@ class PagedEngine:
         ``host_ms`` is the time of all steps outside the model's forward, ``device_ms``
         inside; the layout's own are in ``KVCache.counters``.
         """
-        values = dict.fromkeys(COUNTED, 0.0)
+        values = dict.fromkeys((f"engine.{self.name}", *COUNTED), 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],

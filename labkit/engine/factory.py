@@ -85,6 +85,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "budget": str(pool),
         },
         policy=pool.policy,
+        name=options.name,
     )
 
 

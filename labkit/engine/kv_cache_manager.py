@@ -8,6 +8,7 @@ import numpy as np
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_layout.base import BlockTable
+from labkit.engine.kv_layout.ledger import UsedTokens
 from labkit.engine.prefix_cache import NoPrefixCache, PrefixCache
 from labkit.engine.request import RequestState
 
@@ -47,6 +48,7 @@ class KVCacheManager:
         self._tables: dict[str, BlockTable] = {}
         self._published: dict[str, int] = {}
         self._hit_tokens = self._queried_tokens = 0
+        self._used = UsedTokens()
 
     @property
     def token_bytes(self) -> int:
@@ -136,6 +138,7 @@ class KVCacheManager:
         a drafted token that may yet be rejected must not be among them.
         """
         request_id = state.request_id
+        self._used.note(request_id, state.num_computed_tokens)
         full = state.num_computed_tokens // self.block_size
         if full <= self._published[request_id]:
             return
@@ -161,6 +164,7 @@ class KVCacheManager:
             del self._published[request_id]
             self.pool.free(table.block_ids.tolist())
             self._prefixes.unlock(request_id)
+            self._used.forget(request_id)
 
     def clear(self) -> None:
         """Forget every cached prefix that no request holds."""
@@ -175,6 +179,7 @@ class KVCacheManager:
             "blocks.total": self.pool.capacity,
             "kv_block_bytes": self.block_bytes,
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
+            "kv_used_bytes": self._used.peak * self.block_bytes / self.block_size,
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefixes.evicted,
@@ -184,6 +189,7 @@ class KVCacheManager:
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held."""
         self.pool.reset_counters()
+        self._used.reset()
         self._prefixes.evicted = 0
         self._hit_tokens = self._queried_tokens = 0
 

@@ -36,8 +36,9 @@ def create(
     Parameters
     ----------
     backend
-        ``fused`` (kernels of ``device``), ``reference`` (the float64 oracle in NumPy) or
-        ``package.module:Class``, a user's own, made with ``resolver``.
+        ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
+        ``reference`` (the float64 oracle in NumPy) or ``package.module:Class``, a user's
+        own, made with ``resolver``.
     device
         Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
         on a CPU).
@@ -62,8 +63,14 @@ def create(
         from labkit.engine.attention.reference import ReferenceBackend
 
         return ReferenceBackend(resolver)
+    if backend == "gather":
+        from labkit.engine.attention.gather import GatherBackend
+
+        return GatherBackend()
     if backend != "fused":
-        raise ValueError(f"backend={backend}: allowed are fused, reference or package.module:Class")
+        raise ValueError(
+            f"backend={backend}: allowed are fused, gather, reference or package.module:Class"
+        )
     if device == "cpu":
         from labkit.engine.attention.cpu.backend import CpuBackend
 

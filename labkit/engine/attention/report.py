@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # What the kernels mix into their stamps.
-KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4}
+KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4, "gather": 5}
 STAMP_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 STAMP_MASK = 0xFFFFFFFF
 

@@ -20,11 +20,23 @@ def choose(options: config.Engine) -> LayoutKind:
     ValueError
         The attention cannot be made; one line that says why.
     """
+    from labkit.config import Admission
+    from labkit.config import KVLayout as Word
+
+    block_size = options.kv.block_size
+    if options.kv.layout is Word.contiguous:
+        from labkit.engine.kv_layout.contiguous import Contiguous
+
+        return Contiguous(block_size)
+    if options.kv.layout is Word.padded:
+        from labkit.engine.kv_layout.padded import Padded
+
+        return Padded(block_size, static=options.scheduler.admission is Admission.static)
     from labkit.engine import attention
     from labkit.engine.kv_layout.paged import Paged
 
     backend = attention.configured(options.attention)
-    return Paged(backend, options.kv.block_size, options.prefix_cache.value, _reuse_blocks(options))
+    return Paged(backend, block_size, options.prefix_cache.value, _reuse_blocks(options))
 
 
 def _reuse_blocks(options: config.Engine) -> int:

@@ -1,0 +1,196 @@
+"""``contiguous``: one cache per request, grown by copying it into a larger one.
+
+As mlx_lm's ``KVCache``: memory comes in steps of 256 tokens, as the request needs it, and
+every growth copies what was there.  Attention is MLX's, one call per request.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.engine.attention import sdpa
+from labkit.engine.attention.sdpa import SdpaReport
+from labkit.engine.kv_layout.base import Array, BlockTable, KVLayout, LayerShape
+from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
+from labkit.engine.kv_layout.rectangle import Rectangle, Span, rounded
+
+if TYPE_CHECKING:
+    from labkit.engine.input_builder import Batch
+    from labkit.engine.request import RequestState
+
+
+class Contiguous:
+    """Makes contiguous layouts; see ``LayoutKind``."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+
+    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
+        """Make a layout that may hold the bytes of so many blocks."""
+        return _layout(shapes, num_blocks * self._block_size)
+
+    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
+        """Make a layout for so many requests of so many tokens each."""
+        return _layout(shapes, requests * rounded(tokens))
+
+
+def _layout(shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
+    cache = ContiguousCache(shapes, capacity)
+    return KVLayout(cache, ContiguousMemory(cache))
+
+
+class ContiguousCache:
+    """Who holds which cache; a request is promised what it may need, in whole steps.
+
+    Parameters
+    ----------
+    shapes
+        What each layer caches per token.
+    capacity
+        Tokens that all requests together may be promised.
+    """
+
+    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int) -> None:
+        self.ledger = Ledger()
+        self._shapes = shapes
+        self._capacity = capacity
+        self._promised: dict[str, int] = {}
+        self._tables: dict[str, BlockTable] = {}
+        self._rows: dict[int, Rectangle] = {}
+        self._next = 0
+        self._used = UsedTokens()
+        self._token_bytes = sum(shape.token_bytes for shape in shapes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return self._token_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes allocated now."""
+        return self.ledger.held
+
+    def refusal(self, num_tokens: int) -> str | None:
+        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
+        if rounded(num_tokens) <= self._capacity:
+            return None
+        return f"need a KV cache of {rounded(num_tokens)} tokens, there is room for " + str(
+            self._capacity
+        )
+
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
+        """Promise memory for ``num_tokens`` tokens; see ``KVCache.reserve``."""
+        request_id = state.request_id
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} holds a cache already")
+        if sum(self._promised.values()) + rounded(num_tokens) > (1 - spare) * self._capacity:
+            return None
+        self._promised[request_id] = rounded(num_tokens)
+        self._tables[request_id] = BlockTable(np.array([self._next], np.int32))
+        self._rows[self._next] = Rectangle(self._shapes, self.ledger)
+        self._next += 1
+        return 0
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Tell whether as much was promised: no promise is made larger."""
+        return num_tokens <= self._promised[request_id]
+
+    def publish(self, state: RequestState) -> None:
+        """Note what is computed: a cache of its own cannot be shared."""
+        self._used.note(state.request_id, state.num_computed_tokens)
+
+    def table(self, request_id: str) -> BlockTable:
+        """Return the number of the request's cache, which never changes."""
+        return self._tables[request_id]
+
+    def row(self, number: int) -> Rectangle:
+        """Return a cache by its number."""
+        return self._rows[number]
+
+    def release(self, request_id: str) -> None:
+        """Let go of a request's cache; one that has none is ignored."""
+        table = self._tables.pop(request_id, None)
+        if table is not None:
+            del self._promised[request_id]
+            self._rows.pop(int(table.block_ids[0])).drop()
+            self._used.forget(request_id)
+
+    def clear(self) -> None:
+        """Nothing is kept of requests that ended."""
+
+    def check(self, running: set[str]) -> None:
+        """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
+        if set(self._tables) != running:
+            raise AssertionError(f"caches are held by {set(self._tables)}, running are {running}")
+        if self.ledger.held != sum(row.nbytes for row in self._rows.values()):
+            raise AssertionError("the record of bytes held disagrees with the caches")
+
+    def counters(self) -> dict[str, float]:
+        """Return bytes held, used and copied since the last reset."""
+        used = self._used.peak * self.token_bytes
+        return {**self.ledger.counters(), "kv_used_bytes": used}
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held."""
+        self.ledger.reset()
+        self._used.reset()
+
+
+class ContiguousMemory:
+    """The caches; see ``KVMemory``."""
+
+    def __init__(self, cache: ContiguousCache) -> None:
+        self._cache = cache
+
+    def plan(self, batch: Batch) -> tuple[Batch, ContiguousStep]:
+        """Grow the caches that the step's tokens would overflow; the batch stays as it is."""
+        spans = []
+        starts = batch.cu_seqlens_q.tolist()
+        for s, context in enumerate(batch.seq_lens.tolist()):
+            row = self._cache.row(int(batch.block_tables[s, 0]))
+            start, stop = starts[s], starts[s + 1]
+            done = context - (stop - start)
+            if context > row.capacity:
+                row.move(1, rounded(context), [Span(0, 0, 0, 0, done)] if done else [])
+            spans.append((row, start, stop, context))
+        return batch, ContiguousStep(spans)
+
+
+class ContiguousStep:
+    """One step over the caches of its requests; see ``StepAttention``."""
+
+    def __init__(self, spans: list[tuple[Rectangle, int, int, int]]) -> None:
+        self._spans = spans
+
+    def counters(self) -> dict[str, float]:
+        """Return the step."""
+        return {"layout.contiguous": 1}
+
+    def write(self, layer: int, k: Array, v: Array) -> None:
+        """Store the new keys and values behind the old ones."""
+        for row, start, stop, context in self._spans:
+            for view, new in zip(row.views(layer), (k, v), strict=True):
+                view[0, :, context - (stop - start) : context] = new[start:stop].transpose(1, 0, 2)
+
+    def attend(
+        self, layer: int, q: Array, *, scale: float, window: int | None, sinks: Array | None
+    ) -> tuple[Array, SdpaReport]:
+        """Attend request by request; all are evaluated together."""
+        results, keys, size = [], 0, 2 * q.nbytes
+        for row, start, stop, context in self._spans:
+            first = 0 if window is None else max(0, context - (stop - start) - window + 1)
+            k, v = (array[:, :, first:context] for array in row.layer(layer))
+            results.append(
+                sdpa.attend_one(q[start:stop], k, v, scale=scale, window=window, sinks=sinks)
+            )
+            keys += context - first
+            size += k.nbytes + v.nbytes
+        mx.eval(results)
+        out = np.empty((*q.shape[:2], results[0].shape[3]), q.dtype)
+        for (_, start, stop, _), one in zip(self._spans, results, strict=True):
+            out[start:stop] = np.asarray(one)[0].transpose(1, 0, 2)
+        return out, SdpaReport(len(results), keys, 0, size)

@@ -1,0 +1,56 @@
+"""What layouts count: bytes held, bytes copied, tokens that the memory was for."""
+
+from __future__ import annotations
+
+
+class UsedTokens:
+    """How many computed tokens are held, now and at most.
+
+    A token shared by several requests counts for each of them.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        self._total = self.peak = 0
+
+    def note(self, request_id: str, tokens: int) -> None:
+        """Say that a request holds so many computed tokens now."""
+        self._total += tokens - self._tokens.get(request_id, 0)
+        self._tokens[request_id] = tokens
+        self.peak = max(self.peak, self._total)
+
+    def forget(self, request_id: str) -> None:
+        """Say that a request holds none any more."""
+        self._total -= self._tokens.pop(request_id, 0)
+
+    def reset(self) -> None:
+        """Start the peak anew, from what is held now."""
+        self.peak = self._total
+
+
+class Ledger:
+    """Bytes of KV memory: allocated now and at most, and copied from one place to another."""
+
+    def __init__(self) -> None:
+        self.held = self.peak = self.copied = self.moves = 0
+
+    def allocate(self, size: int) -> None:
+        """Count memory that was allocated."""
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+    def free(self, size: int) -> None:
+        """Count memory that was let go."""
+        self.held -= size
+
+    def reset(self) -> None:
+        """Start counting anew; the peak restarts from what is held."""
+        self.peak, self.copied, self.moves = self.held, 0, 0
+
+    def counters(self) -> dict[str, float]:
+        """Return what was counted."""
+        return {
+            "peak_kv_bytes": self.peak,
+            "kv.bytes_copied": self.copied,
+            "kv.moves": self.moves,
+        }

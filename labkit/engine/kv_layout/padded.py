@@ -1,0 +1,240 @@
+"""``padded``: all running requests in one rectangle, left-padded to the longest.
+
+As mlx_lm's ``BatchKVCache``: the rows end at one column, so a decode step appends one
+column to all.  A request that joins or leaves makes a new rectangle into which every row
+is copied; so does growth, in steps of 256 tokens.  Attention is MLX's, over the whole
+rectangle with a mask, and the model computes a rectangle too: short chunks are padded to
+the longest of the step with inert rows of token 0, whose results are dropped.
+
+With static admission nothing leaves before the batch ends: the row of a finished request
+stays, and every decode step computes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape
+from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
+from labkit.engine.kv_layout.padded_step import PaddedStep, pad_batch
+from labkit.engine.kv_layout.rectangle import Rectangle, Span, rounded
+
+if TYPE_CHECKING:
+    from labkit.engine.input_builder import Batch
+    from labkit.engine.request import RequestState
+
+
+class Padded:
+    """Makes padded layouts; see ``LayoutKind``.
+
+    Parameters
+    ----------
+    block_size
+        Tokens of a block of the budget.
+    static
+        Whether rows of finished requests stay until all are finished.
+    """
+
+    def __init__(self, block_size: int, *, static: bool) -> None:
+        self._block_size = block_size
+        self._static = static
+
+    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
+        """Make a layout that may hold the bytes of so many blocks."""
+        return self._layout(shapes, num_blocks * self._block_size)
+
+    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
+        """Make a layout for so many requests of so many tokens each."""
+        return self._layout(shapes, requests * rounded(tokens))
+
+    def _layout(self, shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
+        cache = PaddedCache(shapes, capacity, static=self._static)
+        return KVLayout(cache, PaddedMemory(cache))
+
+
+@dataclass(slots=True)
+class Row:
+    """A request's row: its tokens lie in the columns ``pad`` to ``pad + length``.
+
+    ``prompt`` tokens are known when it joins, ``output`` more may come. ``place`` is its
+    index in the rectangle; None: not in it yet.
+    """
+
+    number: int
+    prompt: int
+    output: int
+    place: int | None = None
+    pad: int = 0
+    length: int = 0
+    live: bool = True
+
+    @property
+    def end(self) -> int:
+        """The column after its last token, once its prompt is computed."""
+        return self.pad + max(self.length, self.prompt)
+
+
+class PaddedCache:
+    """Who has which row. A rectangle is promised for the longest prompt and output.
+
+    Parameters
+    ----------
+    shapes
+        What each layer caches per token.
+    capacity
+        Rows times columns of the largest rectangle that may be promised.
+    static
+        Whether rows of finished requests stay until all are finished.
+    """
+
+    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, *, static: bool) -> None:
+        self.ledger = Ledger()
+        self.rectangle = Rectangle(shapes, self.ledger)
+        self.rows: list[Row] = []
+        self.columns = self.empty_columns = 0
+        self._capacity = capacity
+        self._static = static
+        self._held: dict[str, Row] = {}
+        self._tables: dict[str, BlockTable] = {}
+        self._next = 0
+        self._used = UsedTokens()
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all layers."""
+        return self.rectangle.token_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes allocated now."""
+        return self.ledger.held
+
+    def refusal(self, num_tokens: int) -> str | None:
+        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
+        if rounded(num_tokens) <= self._capacity:
+            return None
+        return f"need a row of {rounded(num_tokens)} tokens, there is room for {self._capacity}"
+
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
+        """Promise a row, if the rectangle of all rows would fit; see ``KVCache.reserve``."""
+        request_id = state.request_id
+        if request_id in self._held:
+            raise ValueError(f"request {request_id} holds a row already")
+        row = Row(self._next, state.num_tokens, max(0, num_tokens - state.num_tokens))
+        rows = [*self.rows, row]
+        longest = max(r.prompt for r in rows) + max(r.output for r in rows)
+        if len(rows) * rounded(longest) > (1 - spare) * self._capacity:
+            return None
+        self._next += 1
+        self.rows.append(row)
+        self._held[request_id] = row
+        self._tables[request_id] = BlockTable(np.array([row.number], np.int32))
+        return 0
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Tell whether as much was promised: no promise is made larger."""
+        return num_tokens <= self._held[request_id].prompt + self._held[request_id].output
+
+    def publish(self, state: RequestState) -> None:
+        """Note what is computed: rows of a rectangle cannot be shared."""
+        self._used.note(state.request_id, state.num_computed_tokens)
+
+    def table(self, request_id: str) -> BlockTable:
+        """Return the number of the request's row, which never changes."""
+        return self._tables[request_id]
+
+    def release(self, request_id: str) -> None:
+        """Let go of a request's row; one that has none is ignored."""
+        row = self._held.pop(request_id, None)
+        if row is None:
+            return
+        del self._tables[request_id]
+        self._used.forget(request_id)
+        row.live = False
+        if not self._static or row.place is None:
+            self.rows.remove(row)
+        if not self._held:
+            self.rows.clear()
+            self.rectangle.drop()
+
+    def arrange(self) -> None:
+        """Let rows that wait join and rows that left go: one new rectangle, left-padded."""
+        if len(self.rows) == self.rectangle.rows and all(r.place is not None for r in self.rows):
+            return
+        end = max(row.end for row in self.rows)
+        old = [(row.place, row.pad) for row in self.rows]
+        for place, row in enumerate(self.rows):
+            row.pad, row.place = end - (row.end - row.pad), place
+        least = min(row.pad for row in self.rows)
+        for row in self.rows:
+            row.pad -= least
+        self._move(end - least, old)
+
+    def widen(self) -> None:
+        """Take a rectangle of more columns if a row's tokens end beyond the last."""
+        end = max(row.pad + row.length for row in self.rows)
+        if end > self.rectangle.capacity:
+            self._move(end, [(row.place, row.pad) for row in self.rows])
+
+    def _move(self, columns: int, old: list[tuple[int | None, int]]) -> None:
+        spans = [
+            Span(place, pad, index, row.pad, row.length)
+            for index, ((place, pad), row) in enumerate(zip(old, self.rows, strict=True))
+            if place is not None and row.length
+        ]
+        self.rectangle.move(len(self.rows), rounded(columns), spans)
+
+    def clear(self) -> None:
+        """Nothing is kept of requests that ended."""
+
+    def check(self, running: set[str]) -> None:
+        """Raise ``AssertionError`` unless exactly the ``running`` requests hold live rows."""
+        if set(self._held) != running:
+            raise AssertionError(f"rows are held by {set(self._held)}, running are {running}")
+        live = [row.number for row in self.rows if row.live]
+        if sorted(live) != sorted(row.number for row in self._held.values()):
+            raise AssertionError("a live row belongs to no request")
+        if len(live) < len(self.rows) and not (self._static and live):
+            raise AssertionError("a row is kept although its request has ended")
+        if self.ledger.held != self.rectangle.nbytes:
+            raise AssertionError("the record of bytes held disagrees with the rectangle")
+
+    def counters(self) -> dict[str, float]:
+        """Return bytes held, used and copied, and the padding that attention read over."""
+        waste = 100 * self.empty_columns / self.columns if self.columns else 0.0
+        return {
+            **self.ledger.counters(),
+            "kv_used_bytes": self._used.peak * self.token_bytes,
+            "padding.waste_pct": waste,
+        }
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held."""
+        self.ledger.reset()
+        self._used.reset()
+        self.columns = self.empty_columns = 0
+
+
+class PaddedMemory:
+    """The rectangle; see ``KVMemory``."""
+
+    def __init__(self, cache: PaddedCache) -> None:
+        self._cache = cache
+
+    def plan(self, batch: Batch) -> tuple[Batch, PaddedStep]:
+        """Arrange the rows, pad the step's chunks to the longest, add rows that only stay."""
+        cache = self._cache
+        cache.arrange()
+        rows = {row.number: row for row in cache.rows}
+        taking = [rows[int(number)] for number in batch.block_tables[:, 0]]
+        for row, context in zip(taking, batch.seq_lens.tolist(), strict=True):
+            row.length = context
+        cache.widen()
+        staying = [row for row in cache.rows if not row.live]
+        computed, step = pad_batch(batch, taking, staying, cache.rectangle)
+        cache.columns += step.columns
+        cache.empty_columns += step.empty_columns
+        return computed, step

@@ -1,0 +1,167 @@
+"""One step over the padded rectangle: the packed batch padded, masked and attended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.attention import sdpa
+from labkit.engine.attention.sdpa import SdpaReport
+from labkit.engine.kv_layout.base import Array
+
+if TYPE_CHECKING:
+    from labkit.engine.input_builder import Batch
+    from labkit.engine.kv_layout.padded import Row
+    from labkit.engine.kv_layout.rectangle import Rectangle
+
+Ints = NDArray[np.int64]
+
+
+def pad_batch(
+    batch: Batch, taking: Sequence[Row], staying: Sequence[Row], rectangle: Rectangle
+) -> tuple[Batch, PaddedStep]:
+    """Make a packed, ragged batch a rectangle of tokens.
+
+    Parameters
+    ----------
+    batch
+        The step's chunks.
+    taking
+        The row of each chunk, in the batch's order.
+    staying
+        Rows that only keep their place: all their tokens are padding.
+    rectangle
+        Where the rows' keys and values lie.
+
+    Returns
+    -------
+    tuple
+        A batch of ``width`` tokens for each row, in the order of the rectangle, chunks
+        right-aligned, and its attention.
+    """
+    lengths = np.diff(batch.cu_seqlens_q)
+    width = int(lengths.max())
+    order = sorted([*taking, *staying], key=lambda row: row.place or 0)
+    index = {row.number: i for i, row in enumerate(order)}
+    row_of = np.array([index[row.number] for row in taking])
+    # Where each packed token goes: at the end of its row's stretch of ``width`` tokens.
+    shift = (row_of + 1) * width - batch.cu_seqlens_q[1:]
+    target = np.arange(batch.total_q) + np.repeat(shift, lengths)
+    total = len(order) * width
+    tokens, positions = np.zeros(total, np.int32), np.zeros(total, np.int32)
+    tokens[target], positions[target] = batch.tokens, batch.positions
+    computed = replace(
+        batch,
+        tokens=tokens,
+        positions=positions,
+        cu_seqlens_q=np.arange(0, total + 1, width, dtype=np.int32),
+        seq_lens=np.array([row.length for row in order], np.int32),
+        block_tables=np.array([[row.number] for row in order], np.int32),
+        logit_rows=target[batch.logit_rows].astype(np.int32),
+    )
+    pads = np.array([row.pad for row in order])
+    columns = positions[target] + pads[target // width]
+    return computed, PaddedStep(rectangle, order, width, target, columns)
+
+
+class PaddedStep:
+    """One step; see ``StepAttention``.
+
+    Parameters
+    ----------
+    rectangle
+        The keys and values.
+    rows
+        The rows computed, in the order of the rectangle.
+    width
+        Query tokens per row.
+    target, columns
+        Of every real token: its index among the computed tokens, and its column.
+    """
+
+    def __init__(
+        self,
+        rectangle: Rectangle,
+        rows: Sequence[Row],
+        width: int,
+        target: Ints,
+        columns: Ints,
+    ) -> None:
+        self._rectangle = rectangle
+        self._rows = rows
+        self._width = width
+        self._target = target
+        self._columns = columns
+        self._places = np.array([row.place for row in rows])
+        self._end = int(max(row.pad + row.length for row in rows))
+        self._masks: dict[int | None, mx.array] = {}
+
+    @property
+    def columns(self) -> int:
+        """Keys that attention reads over in each layer."""
+        return len(self._rows) * self._end
+
+    @property
+    def empty_columns(self) -> int:
+        """Those of them that hold no token of a live request."""
+        return self.columns - sum(row.length for row in self._rows if row.live)
+
+    def counters(self) -> dict[str, float]:
+        """Return the step."""
+        return {"layout.padded": 1}
+
+    def write(self, layer: int, k: Array, v: Array) -> None:
+        """Store the real tokens' keys and values; padding is not written."""
+        places = self._places[self._target // self._width]
+        for view, new in zip(self._rectangle.views(layer), (k, v), strict=True):
+            view[places, :, self._columns] = new[self._target]
+
+    def attend(
+        self, layer: int, q: Array, *, scale: float, window: int | None, sinks: Array | None
+    ) -> tuple[Array, SdpaReport]:
+        """Attend over the rectangle with a mask, in one call."""
+        k, v = (self._take(array) for array in self._rectangle.layer(layer))
+        out = mx.fast.scaled_dot_product_attention(
+            sdpa.heads_first(q.reshape(len(self._rows), self._width, *q.shape[1:])),
+            k,
+            v,
+            scale=scale,
+            mask=self._mask(window),
+            sinks=None if sinks is None else mx.array(sinks),
+        )
+        mx.eval(out)
+        tokens = np.asarray(out).transpose(0, 2, 1, 3)
+        size = k.nbytes + v.nbytes + 2 * q.nbytes
+        report = SdpaReport(1, self.columns, self.empty_columns, size)
+        return np.ascontiguousarray(tokens).reshape(len(q), *tokens.shape[2:]), report
+
+    def _take(self, array: mx.array) -> mx.array:
+        """Return the rows computed, up to the last column; copied if they are not neighbours."""
+        first, last = int(self._places[0]), int(self._places[-1])
+        if last - first + 1 == len(self._places):
+            return array[first : last + 1, :, : self._end]
+        return array[mx.array(self._places)][:, :, : self._end]
+
+    def _mask(self, window: int | None) -> mx.array:
+        """Return who sees what, bool [rows, 1, width, columns]; made once per window.
+
+        A padding query sees the first column, whatever that holds: a softmax over nothing
+        is not a number, and its result is dropped.
+        """
+        if window not in self._masks:
+            seen = np.full((len(self._rows), self._width), -1)
+            seen.reshape(-1)[self._target] = self._columns
+            pads = np.array([row.pad for row in self._rows])
+            low = np.broadcast_to(pads[:, None], seen.shape)
+            if window is not None:
+                low = np.maximum(low, seen - window + 1)
+            keys = np.arange(self._end)
+            mask = (keys >= low[..., None]) & (keys <= seen[..., None])
+            mask[seen < 0, 0] = True
+            self._masks[window] = mx.array(mask[:, None])
+        return self._masks[window]
