@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import operator
+from collections import deque
+from collections.abc import Generator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from labkit import config
 from labkit.engine.base import EngineError
+from labkit.engine.detokenizer import Tokenizer
 from labkit.engine.factory import create
-from labkit.engine.output_processor import OutputProcessor, RequestOutput, Tokenizer
+from labkit.engine.interrupts import held_back
+from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
 from labkit.model.tokenizer import load as load_tokenizer
 
 Prompt = str | Sequence[int]
+PROMPT = "a prompt is a text or a list of token ids"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Live:
+    """A request in the engine: what reads its events, and where its outputs wait."""
+
+    processor: OutputProcessor
+    outbox: deque[RequestOutput]
 
 
 class LLM:
-    """A model directory, served.
+    """A model directory, served. Also a context manager that closes it.
+
+    An exception or ctrl-C leaves it usable: a step is finished before it is raised, and
+    the requests of the call that it ends are aborted.
 
     Parameters
     ----------
@@ -44,6 +62,20 @@ class LLM:
         self._tokenizer: Tokenizer = load_tokenizer(Path(path))
         self._engine = create(engine_options, Path(path))
         self._ids = itertools.count()
+        self._live: dict[str, Live] = {}
+
+    def __enter__(self) -> LLM:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
 
     def generate(
         self,
@@ -54,54 +86,92 @@ class LLM:
 
         ``prompts`` are texts or lists of token ids; ``params`` is one for all or one each.
         A request that cannot be served has ``finish_reason="error"``; the others go on.
+
+        Raises
+        ------
+        EngineError
+            A prompt is neither, or there are not as many ``params`` as prompts.
         """
         last: dict[str, RequestOutput] = {}
-        for output in self.stream(prompts, params):
-            last[output.request_id] = output
+        with contextlib.closing(self.stream(prompts, params)) as outputs:
+            for output in outputs:
+                last[output.request_id] = output
         return [last[key] for key in sorted(last, key=int)]
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Yield every request's output after each of its tokens, as they are computed.
 
-        Leaving the loop early aborts what is not finished.
-        """
-        open_requests = self._submit(as_list(prompts), params)
-        try:
-            while open_requests:
-                for event in self._engine.step():
-                    processor = open_requests.get(event.request_id)
-                    if processor is None:
-                        continue
-                    if event.finish_reason is not None:
-                        del open_requests[event.request_id]
-                    yield processor.process(event)
-        finally:
-            for request_id in open_requests:
-                self._engine.abort(request_id)
+        Leaving the loop early aborts what is not finished. Several streams may be read in
+        turns: they share the engine's batches.
 
-    def _submit(
-        self,
-        prompts: list[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> dict[str, OutputProcessor]:
+        Raises
+        ------
+        EngineError
+            As ``generate``, at once.
+        """
+        prompts = as_list(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise EngineError(f"{len(prompts)} prompts but {len(params)} sampling parameters")
-        processors: dict[str, OutputProcessor] = {}
-        for prompt, chosen in zip(prompts, params, strict=True):
-            text = prompt if isinstance(prompt, str) else None
-            ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            request = Request(str(next(self._ids)), tuple(ids), chosen)
-            processors[request.request_id] = OutputProcessor(
-                request.request_id, text, request.prompt_token_ids, self._tokenizer
-            )
-            self._engine.submit(request)
-        return processors
+        asked = [self._request(*pair) for pair in zip(prompts, params, strict=True)]
+        return self._serve(asked)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> tuple[Request, str | None]:
+        if not isinstance(params, SamplingParams):
+            raise EngineError(f"{params!r}: sampling parameters are SamplingParams")
+        text = prompt if isinstance(prompt, str) else None
+        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        return Request(str(next(self._ids)), tuple(ids), params), text
+
+    def _serve(
+        self, asked: list[tuple[Request, str | None]]
+    ) -> Generator[RequestOutput, None, None]:
+        outbox: deque[RequestOutput] = deque()
+        unfinished = {request.request_id for request, _ in asked}
+        try:
+            for request, prompt in asked:
+                processor = OutputProcessor(request, prompt, self._tokenizer)
+                self._live[request.request_id] = Live(processor, outbox)
+                # The engine has no tokenizer: stop texts are looked for here.
+                params = dataclasses.replace(request.params, stop=())
+                self._engine.submit(dataclasses.replace(request, params=params))
+            while unfinished:
+                if not outbox:
+                    self._step(unfinished)
+                    continue
+                output = outbox.popleft()
+                if output.finish_reason is not None:
+                    unfinished.remove(output.request_id)
+                yield output
+        finally:
+            with held_back():
+                for request_id in unfinished & self._live.keys():
+                    self._end(request_id)
+
+    def _step(self, wanted: set[str]) -> None:
+        """Run one batch and hand each output to the stream that waits for it."""
+        if not self._engine.has_work():
+            lost = ", ".join(sorted(wanted, key=int))
+            raise EngineError(f"requests {lost} are lost: the LLM was closed")
+        with held_back():
+            for event in self._engine.step():
+                live = self._live.get(event.request_id)
+                if live is None:
+                    continue
+                output = live.processor.process(event)
+                live.outbox.append(output)
+                if output.finish_reason is not None:
+                    self._end(event.request_id)
+
+    def _end(self, request_id: str) -> None:
+        """Forget a request, and abort it unless the engine has finished it itself."""
+        del self._live[request_id]
+        self._engine.abort(request_id)
 
     def counters(self) -> dict[str, float]:
         """Return the engine's counters."""
@@ -109,6 +179,7 @@ class LLM:
 
     def close(self) -> None:
         """Release the model and the KV memory."""
+        self._live.clear()
         self._engine.close()
 
 
@@ -116,8 +187,22 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts: a text or a list of ids alone is one prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    items: list[Any] = list(prompts)
+    try:
+        items: list[Any] = list(prompts)
+    except TypeError:
+        raise EngineError(f"{prompts!r}: {PROMPT}") from None
     return [items] if items and not hasattr(items[0], "__len__") else items
+
+
+def token_ids(prompt: Sequence[int]) -> list[int]:
+    """Return a prompt's ids as integers; EngineError if it holds something else."""
+    try:
+        ids = [operator.index(token) for token in prompt]
+    except TypeError:
+        raise EngineError(f"{prompt!r}: {PROMPT}") from None
+    if min(ids, default=0) < 0:
+        raise EngineError(f"{min(ids)}: a token id is 0 or more")
+    return ids
 
 
 def engine_config(options: dict[str, Any]) -> config.Engine:

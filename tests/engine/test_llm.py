@@ -1,3 +1,6 @@
+import itertools
+import signal
+
 import pytest
 
 from labkit.config import ConfigError, Model, ModelShape
@@ -94,3 +97,133 @@ def test_what_counts_as_one_prompt():
 def test_as_many_parameters_as_prompts(llm):
     with pytest.raises(EngineError, match="2 prompts but 1 sampling parameters"):
         llm.generate(["a", "b"], [SamplingParams()])
+
+
+def idle(llm):
+    """Whether nothing is left in the engine."""
+    counters = llm.counters()
+    return not llm._engine.has_work() and counters["blocks.allocated"] == counters["blocks.freed"]
+
+
+LONG = SamplingParams(max_tokens=30, ignore_eos=True)
+
+
+def test_a_stop_text_ends_the_request_in_the_engine(llm):
+    whole = llm.generate("Once", LONG)[0]
+    stop = whole.text[8:11]
+    at = whole.text.index(stop)
+    before = llm.counters()["tokens.sampled"]
+    params = SamplingParams(max_tokens=30, ignore_eos=True, stop=stop)
+    outputs = list(llm.stream(["Once", "Twice"], [params, LONG]))
+    stopped = [out for out in outputs if out.prompt == "Once"]
+    assert (stopped[-1].text, stopped[-1].finish_reason) == (whole.text[:at], "stop")
+    assert "".join(out.delta for out in stopped) == whole.text[:at]
+    assert all(whole.text[:at].startswith(out.text) for out in stopped)
+    assert len(stopped) < 30
+    assert llm.counters()["tokens.sampled"] - before == len(outputs) == len(stopped) + 30
+    assert idle(llm)
+
+
+def test_several_tokens_of_a_request_in_one_step(llm, monkeypatch):
+    """As speculation gives them: what comes after a stop text in the same step is dropped."""
+    whole = llm.generate("Once", LONG)[0]
+    at = whole.text.index(whole.text[8:11])
+    stop = SamplingParams(max_tokens=30, ignore_eos=True, stop=[whole.text[8:11]])
+    step = llm._engine.step
+    monkeypatch.setattr(
+        llm._engine, "step", lambda: list(itertools.chain.from_iterable(step() for _ in range(4)))
+    )
+    (out,) = llm.generate("Once", stop)
+    assert (out.text, out.finish_reason) == (whole.text[:at], "stop")
+    assert out.token_ids == whole.token_ids[: len(out.token_ids)]
+    assert llm.generate("Once", LONG)[0].text == whole.text
+    assert idle(llm)
+
+
+def test_streams_read_in_turns_share_the_engine(llm):
+    alone = [llm.generate(prompt, LONG)[0].token_ids for prompt in ("First", "Second")]
+    turns = zip(llm.stream("First", LONG), llm.stream("Second", LONG), strict=True)
+    *_, (first, second) = turns
+    assert [first.token_ids, second.token_ids] == alone
+    outer = llm.stream("First", LONG)
+    next(outer)
+    (inner,) = llm.generate("Second", LONG)
+    *_, out = outer
+    assert [out.token_ids, inner.token_ids] == alone
+    assert idle(llm)
+
+
+def test_ctrl_c_waits_for_the_step_and_leaves_the_engine_usable(llm, monkeypatch):
+    expected = llm.generate("First", LONG)[0].token_ids
+    step, finished = llm._engine.step, []
+
+    def interrupted():
+        if len(finished) == 3:
+            signal.raise_signal(signal.SIGINT)
+        events = step()
+        finished.append(len(events))
+        return events
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["First", "Second"], LONG)
+    assert len(finished) == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert idle(llm)
+    assert llm.generate("First", LONG)[0].token_ids == expected
+
+
+def test_an_exception_in_a_step_leaves_the_engine_usable(llm, monkeypatch):
+    def fail():
+        raise RuntimeError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine, "step", fail)
+        with pytest.raises(RuntimeError, match="no more"):
+            llm.generate(["First", "Second"], LONG)
+    assert idle(llm)
+
+
+def test_log_probabilities_come_with_each_token(llm):
+    params = SamplingParams(max_tokens=5, ignore_eos=True, logprobs=3)
+    told, untold = llm.generate(["First", "First"], [params, LONG])
+    assert untold.logprobs is None and len(told.logprobs) == 5
+    for token, told_of in zip(told.token_ids, told.logprobs, strict=True):
+        assert told_of.top[0] == (token, told_of.token) and len(told_of.top) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "reason"),
+    [
+        (5, None, "5: a prompt is a text or a list of token ids"),
+        (["a", 5], None, "5: a prompt is a text or a list of token ids"),
+        ([1, "a"], None, "a prompt is a text or a list of token ids"),
+        ([1, 2.5], None, "a prompt is a text or a list of token ids"),
+        ([[3, -1]], None, "-1: a token id is 0 or more"),
+        (["a"], {"max_tokens": 3}, "1 prompts but"),
+        ("a", [{"max_tokens": 3}], "sampling parameters are SamplingParams"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_at_once_in_one_line(llm, prompts, params, reason):
+    if isinstance(params, dict):
+        params = [params, params]
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(EngineError, match=reason) as caught:
+            call(prompts, params)
+        assert "\n" not in str(caught.value)
+    assert idle(llm)
+
+
+def test_a_with_block_closes_it(tiny):
+    with LLM(tiny, max_num_seqs=2, max_num_batched_tokens=32, blocks=50) as llm:
+        stream = llm.stream("First", LONG)
+        next(stream)
+    with pytest.raises(EngineError, match="the LLM was closed"):
+        list(stream)
+
+
+def test_a_directory_that_is_no_model_is_one_line(tmp_path):
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        LLM(tmp_path)
+    assert "\n" not in str(caught.value)

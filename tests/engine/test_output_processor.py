@@ -1,90 +1,87 @@
-import random
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from labkit.engine.base import NO_TOKEN, TokenEvent
-from labkit.engine.output_processor import Detokenizer, OutputProcessor
+from labkit.engine.base import NO_TOKEN, Logprobs, TokenEvent
+from labkit.engine.output_processor import OutputProcessor
+from labkit.engine.request import Request, SamplingParams
 
 
 class Bytes:
     """Ids are bytes."""
 
-    def encode(self, text):
-        return list(text.encode())
-
     def decode(self, ids):
         return bytes(ids).decode(errors="replace")
 
 
-class Pieces:
-    """Ids are pieces of bytes of any length, as byte-level BPE has them."""
-
-    def __init__(self, pieces):
-        self.pieces = pieces
-        self.most = 0
-
-    def decode(self, ids):
-        self.most = max(self.most, len(ids))
-        return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+def processor(**params):
+    return OutputProcessor(Request("a", (1,), SamplingParams(**params)), "p", Bytes())
 
 
-def test_a_character_is_held_back_until_it_is_whole():
-    detokenizer = Detokenizer(Bytes())
-    deltas = [detokenizer.add(byte) for byte in "a€b".encode()]
-    assert deltas == ["a", "", "", "€", "b"]
-    assert detokenizer.finish() == ""
-
-
-def test_what_never_becomes_whole_is_shown_at_the_end():
-    detokenizer = Detokenizer(Bytes())
-    assert [detokenizer.add(byte) for byte in "x€".encode()[:3]] == ["x", "", ""]
-    assert detokenizer.finish() == "\N{REPLACEMENT CHARACTER}"
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_deltas_join_to_the_whole_text_for_any_split(seed):
-    rng = random.Random(seed)
-    data = "".join(rng.choice("ab €ñ漢😀\n") for _ in range(40)).encode()
-    cuts = sorted(rng.sample(range(1, len(data)), 30))
-    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
-    tokenizer = Pieces(pieces)
-    detokenizer = Detokenizer(tokenizer)
-    deltas = [detokenizer.add(i) for i in range(len(pieces))]
-    assert "".join(deltas) + detokenizer.finish() == data.decode()
-    assert not any("\N{REPLACEMENT CHARACTER}" in delta for delta in deltas)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_a_flood_of_wrong_bytes_is_shown_in_time_and_in_bounded_work(seed):
-    rng = random.Random(seed)
-    kinds = [bytes([rng.randrange(128, 256)]) for _ in range(30)] + [
-        "€".encode(),
-        b"a",
-        b"\xf0\x9f",
-    ]
-    pieces = [rng.choice(kinds) for _ in range(300)]
-    tokenizer = Pieces(pieces)
-    detokenizer = Detokenizer(tokenizer)
-    text = ""
-    for i in range(len(pieces)):
-        text += detokenizer.add(i)
-        assert len(text) >= len(tokenizer.decode([*range(i + 1)]).rstrip("\ufffd")) - 3
-    assert text + detokenizer.finish() == tokenizer.decode([*range(len(pieces))])
-    tokenizer.most = 0
-    detokenizer = Detokenizer(tokenizer)
-    for i in range(len(pieces)):
-        detokenizer.add(i)
-    assert tokenizer.most <= 40
+def feed(text, reason="length", **params):
+    """The outputs of a text's bytes, one event each, up to the one that ends the request."""
+    reader, data, outputs = processor(**params), text.encode(), []
+    for i, byte in enumerate(data):
+        event = TokenEvent("a", byte, reason if i == len(data) - 1 else None)
+        outputs.append(reader.process(event))
+        if outputs[-1].finish_reason is not None:
+            break
+    return outputs
 
 
 def test_a_stop_token_is_in_the_ids_but_not_in_the_text():
-    processor = OutputProcessor("a", "p", (1,), Bytes())
-    processor.process(TokenEvent("a", ord("h"), None))
-    out = processor.process(TokenEvent("a", ord("!"), "stop"))
+    out = feed("h!", reason="stop")[-1]
     assert (out.text, out.token_ids, out.finish_reason) == ("h", (ord("h"), ord("!")), "stop")
 
 
 def test_an_error_carries_its_reason_and_no_token():
-    processor = OutputProcessor("a", "p", (1,), Bytes())
-    out = processor.process(TokenEvent("a", NO_TOKEN, "error", error="too large"))
+    out = processor().process(TokenEvent("a", NO_TOKEN, "error", error="too large"))
     assert (out.text, out.token_ids, out.error) == ("", (), "too large")
+
+
+def test_a_stop_text_ends_the_request_and_is_left_out_of_its_text():
+    outputs = feed("one STOP two", stop="STOP")
+    assert outputs[-1].text == "one " and outputs[-1].finish_reason == "stop"
+    assert bytes(outputs[-1].token_ids) == b"one STOP"
+    assert [out.delta for out in outputs] == ["o", "n", "e", " ", "", "", "", ""]
+
+
+def test_what_only_looked_like_a_stop_text_is_shown_after_all():
+    outputs = feed("one STORY ST", stop=["STOP"])
+    assert [out.text for out in outputs][4:8] == ["one ", "one ", "one ", "one STOR"]
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("one STORY ST", "length")
+
+
+def test_a_stop_text_completed_by_the_last_token_wins_over_the_length():
+    outputs = feed("one STOP", reason="length", stop=["STOP"])
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("one ", "stop")
+
+
+def test_a_stop_token_that_would_complete_a_stop_text_is_no_text():
+    outputs = feed("one STOP", reason="stop", stop=["STOP"])
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("one STO", "stop")
+
+
+def test_a_stop_text_within_multi_byte_characters():
+    outputs = feed("a€漢b", stop=["€漢"])
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("a", "stop")
+    assert bytes(outputs[-1].token_ids) == "a€漢".encode()
+
+
+@given(st.text("ab€", max_size=12), st.lists(st.text("ab€", min_size=1, max_size=3), max_size=3))
+def test_deltas_join_to_the_text_with_any_stop_texts(text, stops):
+    for out in (outputs := feed(text, stop=stops)):
+        assert not any(stop in out.text for stop in stops)
+    assert "".join(out.delta for out in outputs) == (outputs[-1].text if outputs else "")
+    if outputs and not any(stop in text for stop in stops):
+        assert outputs[-1].text == text
+
+
+@pytest.mark.parametrize("asked", [None, 2])
+def test_log_probabilities_are_kept_per_token_where_asked(asked):
+    reader = processor(logprobs=asked)
+    told = [Logprobs(-0.5, ((3, -0.5), (4, -1.0))), Logprobs(-0.1, ((5, -0.1), (6, -3.0)))]
+    for i, item in enumerate(told):
+        event = TokenEvent("a", 65 + i, None, logprobs=None if asked is None else item)
+        out = reader.process(event)
+        assert out.logprobs == (None if asked is None else tuple(told[: i + 1]))

@@ -58,6 +58,18 @@ def test_a_plain_greedy_row_runs_nothing_but_the_argmax(monkeypatch):
             Sampler()(np.zeros((1, 9), np.float32), [state("a", **params)])
 
 
+def test_every_token_is_drawn_anew():
+    logits, drawn = np.zeros((1, 1000), np.float32), set()
+    asked = state("a", temperature=1.0, seed=3)
+    for _ in range(10):
+        token = Sampler()(logits, [asked])[0].token
+        asked.token_ids.append(token)
+        drawn.add(token)
+    assert len(drawn) > 7
+    fresh = state("b", temperature=1.0, seed=3)
+    assert Sampler()(logits, [fresh])[0].token == asked.token_ids[3]
+
+
 HETEROGENEOUS = [
     {},
     {"temperature": 0.7, "seed": 5},

@@ -1,0 +1,156 @@
+import random
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from labkit.engine.detokenizer import REPLACEMENT, Detokenizer
+
+
+class Bytes:
+    """Ids are bytes."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+
+class Pieces:
+    """Ids are pieces of bytes of any length, as byte-level BPE has them."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+        self.most = 0
+
+    def decode(self, ids):
+        self.most = max(self.most, len(ids))
+        return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
+
+
+def test_a_character_is_held_back_until_it_is_whole():
+    detokenizer = Detokenizer(Bytes())
+    deltas = [detokenizer.add(byte) for byte in "a€b".encode()]
+    assert deltas == ["a", "", "", "€", "b"]
+    assert detokenizer.finish() == ""
+
+
+def test_what_never_becomes_whole_is_shown_at_the_end():
+    detokenizer = Detokenizer(Bytes())
+    assert [detokenizer.add(byte) for byte in "x€".encode()[:3]] == ["x", "", ""]
+    assert detokenizer.finish() == REPLACEMENT
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_deltas_join_to_the_whole_text_for_any_split(seed):
+    rng = random.Random(seed)
+    data = "".join(rng.choice("ab €ñ漢😀\n") for _ in range(40)).encode()
+    cuts = sorted(rng.sample(range(1, len(data)), 30))
+    pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+    tokenizer = Pieces(pieces)
+    detokenizer = Detokenizer(tokenizer)
+    deltas = [detokenizer.add(i) for i in range(len(pieces))]
+    assert "".join(deltas) + detokenizer.finish() == data.decode()
+    assert not any(REPLACEMENT in delta for delta in deltas)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_flood_of_wrong_bytes_is_shown_in_time_and_in_bounded_work(seed):
+    rng = random.Random(seed)
+    kinds = [bytes([rng.randrange(128, 256)]) for _ in range(30)] + [
+        "€".encode(),
+        b"a",
+        b"\xf0\x9f",
+    ]
+    pieces = [rng.choice(kinds) for _ in range(300)]
+    tokenizer = Pieces(pieces)
+    detokenizer = Detokenizer(tokenizer)
+    text = ""
+    for i in range(len(pieces)):
+        text += detokenizer.add(i)
+        assert len(text) >= len(tokenizer.decode([*range(i + 1)]).rstrip("\ufffd")) - 3
+    assert text + detokenizer.finish() == tokenizer.decode([*range(len(pieces))])
+    tokenizer.most = 0
+    detokenizer = Detokenizer(tokenizer)
+    for i in range(len(pieces)):
+        detokenizer.add(i)
+    assert tokenizer.most <= 40
+
+
+def cut(data, cuts):
+    """Cut bytes at the given places, which are taken modulo their number."""
+    places = sorted({c % len(data) for c in cuts} - {0}) if data else []
+    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True)]
+
+
+def streamed(pieces, prompt=0):
+    """The deltas and the rest of all pieces after the first ``prompt`` ones."""
+    tokenizer = Pieces(pieces)
+    detokenizer = Detokenizer(tokenizer, range(prompt))
+    deltas = [detokenizer.add(i) for i in range(prompt, len(pieces))]
+    return deltas, detokenizer.finish()
+
+
+TEXT = st.text(st.sampled_from("ab €ñ漢😀\n\ufffd"), min_size=1, max_size=30)
+CUTS = st.lists(st.integers(0, 200), max_size=25)
+
+
+@given(st.one_of(TEXT.map(str.encode), st.binary(min_size=1, max_size=40)), CUTS)
+def test_any_bytes_cut_anywhere_join_to_what_is_decoded_at_once(data, cuts):
+    deltas, rest = streamed(cut(data, cuts))
+    assert "".join(deltas) + rest == data.decode(errors="replace")
+
+
+@given(TEXT, CUTS)
+def test_a_stream_of_text_never_shows_a_broken_character(text, cuts):
+    text = text.replace(REPLACEMENT, "")
+    deltas, rest = streamed(cut(text.encode(), cuts)) if text else ([], "")
+    assert REPLACEMENT not in "".join(deltas) + rest
+
+
+@given(TEXT, CUTS, st.integers(0, 25))
+@example("a€b", [2], 1)
+@example("😀", [1, 2, 3], 2)
+def test_a_prompt_that_ends_within_a_character_leaves_it_to_the_output(text, cuts, prompt):
+    text = text.replace(REPLACEMENT, "") or "€"
+    pieces = cut(text.encode(), cuts)
+    prompt = min(prompt, len(pieces) - 1)
+    deltas, rest = streamed(pieces, prompt)
+    begun = b"".join(pieces[:prompt]).decode(errors="ignore")
+    assert begun + "".join(deltas) + rest == text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "text"),
+    [
+        (["x\ufffd".encode()], [b"a"], "a"),  # the prompt's own U+FFFD is not ours to show
+        ([b"x\xe2"], [b"a", b"b"], "ab"),  # what the output does not complete, neither
+        ([b"x\xe2"], [b"\x82"], ""),
+        ([b"x\xe2"], ["€".encode()], "€"),
+        ([b"x\xe2"], [b"\x82", b"\xac", b"\xe2\x82"], "€\ufffd"),
+        ([b"\xac", b"\xac"], [b"a"], "a"),
+        ([], [b"\xac"], "\ufffd"),
+    ],
+)
+def test_at_the_border_of_prompt_and_output(prompt, output, text):
+    deltas, rest = streamed(prompt + output, len(prompt))
+    assert "".join(deltas) + rest == text
+
+
+def test_a_flood_of_wrong_bytes_costs_the_same_per_token():
+    class Counting(Pieces):
+        decoded = 0
+
+        def decode(self, ids):
+            self.decoded += len(ids)
+            return super().decode(ids)
+
+    def cost(count):
+        tokenizer = Counting([b"\xf0"] * count)
+        detokenizer = Detokenizer(tokenizer)
+        for i in range(count):
+            detokenizer.add(i)
+        return tokenizer.decoded
+
+    assert cost(4000) <= 2.1 * cost(2000)

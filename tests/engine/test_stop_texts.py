@@ -1,0 +1,91 @@
+"""Stop texts: found however the text is cut, and no part of one is shown."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.engine.stop_texts import StopTexts
+
+
+def run(pieces, stops):
+    """What is shown piece by piece, and whether a stop text was hit."""
+    reader, shown = StopTexts(stops), []
+    for piece in pieces:
+        shown.append(reader.add(piece))
+        if reader.hit:
+            return shown, True
+    return [*shown, reader.finish()], False
+
+
+def expected(text, stops):
+    """The text before the stop text that is complete first, by looking at every prefix."""
+    for end in range(1, len(text) + 1):
+        ended = [stop for stop in stops if text[:end].endswith(stop)]
+        if ended:
+            return text[: end - max(map(len, ended))], True
+    return text, False
+
+
+def cuts(text):
+    """Every way to cut a text into pieces."""
+    for places in itertools.product((False, True), repeat=max(0, len(text) - 1)):
+        pieces, start = [], 0
+        for i, here in enumerate(places, 1):
+            if here:
+                pieces.append(text[start:i])
+                start = i
+        yield [*pieces, text[start:]]
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "shown"),
+    [
+        ("ab<end>cd", ["<end>"], "ab"),
+        ("ab<en<end>", ["<end>"], "ab<en"),
+        ("<end>", ["<end>"], ""),
+        ("ababac!", ["abac"], "ab"),
+        ("aab", ["ab"], "a"),
+        ("abcd", ["bcd", "c"], "ab"),  # "c" is complete before "bcd" is
+        ("abc!", ["c", "bc", "abc"], ""),  # complete together: the longest
+        ("a\n\nb", ["\n\n"], "a"),
+        ("no stop ", ["stop!"], "no stop "),
+    ],
+)
+def test_every_way_to_cut_a_text_gives_the_same(text, stops, shown):
+    for pieces in cuts(text):
+        found, hit = run(pieces, stops)
+        assert "".join(found) == shown
+        assert hit == (shown != text)
+
+
+SMALL = st.text("ab", min_size=1, max_size=4)
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(SMALL, max_size=3))
+def test_the_text_before_the_first_stop_text_is_shown_and_nothing_else(pieces, stops):
+    text = "".join(pieces)
+    found, hit = run(pieces, stops)
+    assert ("".join(found), hit) == expected(text, stops)
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(SMALL, min_size=1, max_size=3))
+def test_at_no_time_is_a_part_of_a_coming_stop_text_shown(pieces, stops):
+    reader, shown, taken = StopTexts(stops), "", ""
+    for piece in pieces:
+        shown, taken = shown + reader.add(piece), taken + piece
+        if reader.hit:
+            return
+        # Whatever comes next: what is shown is a prefix of what will be shown.
+        for stop, keep in itertools.product(stops, range(5)):
+            future, _ = expected(taken + stop[-keep:], stops)
+            assert future.startswith(shown)
+        # And nothing is held back without need.
+        held = taken[len(shown) :]
+        assert held == "" or any(stop.startswith(held) for stop in stops)
+
+
+def test_without_stop_texts_a_piece_is_returned_as_it_is():
+    reader = StopTexts(())
+    assert [reader.add("a"), reader.add(""), reader.finish()] == ["a", "", ""]
