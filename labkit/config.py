@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType, UnionType
@@ -33,7 +34,7 @@ def require(condition: bool, message: str) -> None:
 # --------------------------------------------------------------------------- engine
 
 # Named by one of these words, or by ``package.module:Class`` for a user's own.
-ENGINES = ("naive", "padded", "contiguous", "paged")
+ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm")
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
 
@@ -400,8 +401,8 @@ class Budget:
 class Engine:
     """An inference engine: its name and every design choice as one switch.
 
-    ``name``: a preset (naive, padded, contiguous, paged), or ``package.module:Class``; a
-    user's own engine is given the rest.
+    ``name``: a preset of labkit's own engine (naive, padded, contiguous, paged), mlx_lm (the
+    real BatchGenerator) or ``package.module:Class``; a user's own engine is given the rest.
     ``threads``: the CPU budget of the arm, in threads; null: all cores.
     """
 
@@ -434,6 +435,8 @@ class Engine:
             self._check_preset(LAYOUT_OF[self.name])
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
+        if self.name == "mlx_lm":
+            _has_only(self, MLX_LM_OPTIONS)
 
     def _check_preset(self, layout: KVLayout) -> None:
         """Check that a preset of labkit's own is what its name says, and what its layout can."""
@@ -520,6 +523,38 @@ def own_classes(engine: Engine) -> dict[str, str]:
         "engine.attention.resolver": engine.attention.resolver,
     }
     return {key: value for key, value in strategies.items() if is_class_path(value)}
+
+
+# What engine=mlx_lm reads; every other option is of labkit's own engine.
+MLX_LM_OPTIONS = ("name", "blas", "threads", "scheduler.max_num_seqs", "scheduler.chunk")
+
+
+def _has_only(engine: Engine, options: tuple[str, ...]) -> None:
+    """Refuse what an engine does not have, wherever it is not left at its default."""
+    default = dict(_leaves(Engine(), ""))
+    for key, value in _leaves(engine, ""):
+        require(
+            key in options or value == default[key],
+            f"engine.{key}={_word(value)}: engine={engine.name} does not have it; "
+            f"leave it {_word(default[key])}",
+        )
+
+
+def _leaves(options: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for item in dataclasses.fields(options):
+        value = getattr(options, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from _leaves(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value
+
+
+def _word(value: Any) -> str:
+    """Write an option's value as it is written in an override."""
+    plain = to_plain(value)
+    if plain is None or isinstance(plain, bool):
+        return {None: "null", True: "true", False: "false"}[plain]
+    return str(plain)
 
 
 # --------------------------------------------------------------------------- model

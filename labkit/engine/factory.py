@@ -48,6 +48,14 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     """
     if config.is_class_path(options.name):
         return _own(options, Path(model_dir))
+    if options.name == "mlx_lm":
+        from labkit.engine import mlx_lm
+
+        return mlx_lm.create(options, Path(model_dir))
+    return _create_paged(options, Path(model_dir))
+
+
+def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
@@ -55,8 +63,8 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
         )
     kind = kv_layout.choose(options)
     machine = memory_machine.find(options.budget.machine)
-    refuse_early(options, Path(model_dir), machine)
-    loaded = load(Path(model_dir))
+    refuse_early(options, model_dir, machine)
+    loaded = load(model_dir)
     expected = self_test.expect(loaded, options.kv.block_size)
     choice = choose_forward(loaded)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
@@ -64,7 +72,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
 
     pool = size_pool(
         options,
-        Path(model_dir),
+        model_dir,
         machine,
         expected.shapes,
         lambda: activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),

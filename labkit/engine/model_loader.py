@@ -117,7 +117,9 @@ def load(model_dir: Path) -> LoadedModel:
     install_attention_hook()
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"))
-    return LoadedModel(model, model_type, _windows(model, model_type), _eos(settings, model_dir))
+    return LoadedModel(
+        model, model_type, _windows(model, model_type), end_of_text(settings, model_dir)
+    )
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
@@ -225,7 +227,7 @@ def plain_caches(model: Any) -> Sequence[Any]:
     return caches
 
 
-def _eos(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
+def end_of_text(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
     """Return the end-of-text ids; generation_config.json wins over config.json."""
     generation = model_dir / "generation_config.json"
     sources = [settings, settings.get("text_config") or {}]

@@ -154,20 +154,32 @@ def load(experiment: Experiment, draft: Draft) -> Session:
     from labkit.platform import blas
 
     if uses_mlx(experiment):
-        draft.note(blas=blas.activate(experiment.engine.blas.value))
+        draft.note(blas=blas.activate(experiment.engine.blas.value, blas_threads(experiment)))
     use_threads(experiment)
     session: Session = workload.load(experiment, seed=experiment.seed)
     return session
+
+
+def blas_threads(experiment: Experiment) -> int:
+    """Give the arm's CPU budget to BLAS where MLX does the work; numba's pool has it elsewhere.
+
+    Two pools that spin fight each other, so that only one of them ever gets threads.
+    """
+    return budget_threads(experiment) if experiment.engine.name == "mlx_lm" else 1
+
+
+def budget_threads(experiment: Experiment) -> int:
+    """Return the arm's CPU budget in threads."""
+    from labkit.platform.threads import core_count
+
+    return experiment.engine.threads or core_count()
 
 
 def use_threads(experiment: Experiment) -> None:
     """Give the arm's numba kernels its CPU budget from here on."""
     import numba
 
-    from labkit.platform.threads import core_count
-
-    threads = experiment.engine.threads or core_count()
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(budget_threads(experiment), numba.config.NUMBA_NUM_THREADS))
 
 
 def _measure(session: Session, arm: Arm, draft: Draft) -> None:

@@ -69,8 +69,11 @@ def prepare() -> BlasBuild:
         return BlasBuild(path=None, reason=" ".join(str(error).split()))
 
 
-def activate(kind: str) -> dict[str, Any]:
+def activate(kind: str, threads: int = 1) -> dict[str, Any]:
     """Make MLX use the BLAS ``kind`` ("openblas" or "stock"); call before it is imported.
+
+    ``threads``: how many OpenBLAS multiplies with. The reference BLAS has one, Accelerate
+    chooses for itself.
 
     Returns
     -------
@@ -93,10 +96,10 @@ def activate(kind: str) -> dict[str, Any]:
                 "engine.blas=stock: OpenBLAS is already loaded in this process; start a fresh one"
             )
         return _provenance("reference")
-    return _activate_openblas()
+    return _activate_openblas(threads)
 
 
-def _activate_openblas() -> dict[str, Any]:
+def _activate_openblas(threads: int) -> dict[str, Any]:
     build = prepare()
     if build.path is None:
         raise BlasUnavailable(f"engine.blas=openblas: {build.reason}; set engine.blas=stock")
@@ -114,6 +117,7 @@ def _activate_openblas() -> dict[str, Any]:
         ) from None
     library.openblas_get_config.restype = ctypes.c_char_p
     library.openblas_get_corename.restype = ctypes.c_char_p
+    library.openblas_set_num_threads(threads)
     return _provenance(
         "openblas",
         version=" ".join(library.openblas_get_config().decode().split()[:2]),
@@ -121,6 +125,13 @@ def _activate_openblas() -> dict[str, Any]:
         path_digest=build.digest,
         threads=int(library.openblas_get_num_threads()),
     )
+
+
+def active() -> str:
+    """Name what answers MLX's products in this process: openblas, stock or accelerate."""
+    if sys.platform == "darwin":
+        return "accelerate"
+    return "openblas" if _loaded() else "stock"
 
 
 def _provenance(

@@ -133,6 +133,16 @@ def test_activating_twice_is_the_same():
 
 
 @linux
+def test_openblas_multiplies_with_the_threads_asked_for():
+    code = (
+        "import json; from labkit.platform import blas\n"
+        "before = blas.active(); known = blas.activate('openblas', 2)\n"
+        "print(json.dumps([before, known['threads'], blas.active()]))"
+    )
+    assert in_fresh_process(code) == ["stock", 2, "openblas"]
+
+
+@linux
 def test_preparing_imports_neither_mlx_nor_scipy_nor_numpy():
     code = (
         "import json, sys; from labkit.platform import blas; blas.prepare()\n"

@@ -69,8 +69,8 @@ def plan(
 def check(experiment: config.Experiment) -> Decision | None:
     """Plan an arm's pool before anything runs.
 
-    Returns None where the arm has no pool (a kernel workload) or its model does not tell
-    enough; the worker then decides.
+    Returns None where the arm has no pool (a kernel workload, engine=mlx_lm) or its model
+    does not tell enough; the worker then decides.
 
     Raises
     ------
@@ -78,6 +78,8 @@ def check(experiment: config.Experiment) -> Decision | None:
         The budget is refused: one line that ends in what to set.
     """
     if experiment.workload.kind is config.WorkloadKind.kernel:
+        return None
+    if experiment.engine.name == "mlx_lm":
         return None
     model = facts.of_model(experiment.model)
     if model is None:
