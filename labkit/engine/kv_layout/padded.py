@@ -173,9 +173,8 @@ class PaddedCache:
             row.pad -= least
         self._move(end - least, old)
 
-    def widen(self) -> None:
-        """Take a rectangle of more columns if a row's tokens end beyond the last."""
-        end = max(row.pad + row.length for row in self.rows)
+    def widen(self, end: int) -> None:
+        """Take a rectangle of more columns if it has fewer than ``end``."""
         if end > self.rectangle.capacity:
             self._move(end, [(row.place, row.pad) for row in self.rows])
 
@@ -230,9 +229,10 @@ class PaddedMemory:
         cache.arrange()
         rows = {row.number: row for row in cache.rows}
         taking = [rows[int(number)] for number in batch.block_tables[:, 0]]
-        for row, context in zip(taking, batch.seq_lens.tolist(), strict=True):
+        contexts = list(zip(taking, batch.seq_lens.tolist(), strict=True))
+        cache.widen(max(row.pad + context for row, context in contexts))
+        for row, context in contexts:
             row.length = context
-        cache.widen()
         staying = [row for row in cache.rows if not row.live]
         computed, step = pad_batch(batch, taking, staying, cache.rectangle)
         cache.columns += step.columns

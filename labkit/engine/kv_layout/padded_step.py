@@ -98,13 +98,14 @@ class PaddedStep:
         self._target = target
         self._columns = columns
         self._places = np.array([row.place for row in rows])
-        self._end = int(max(row.pad + row.length for row in rows))
+        self._begin = min(row.pad for row in rows)
+        self._end = max(row.pad + row.length for row in rows)
         self._masks: dict[int | None, mx.array] = {}
 
     @property
     def columns(self) -> int:
         """Keys that attention reads over in each layer."""
-        return len(self._rows) * self._end
+        return len(self._rows) * (self._end - self._begin)
 
     @property
     def empty_columns(self) -> int:
@@ -141,16 +142,16 @@ class PaddedStep:
         return np.ascontiguousarray(tokens).reshape(len(q), *tokens.shape[2:]), report
 
     def _take(self, array: mx.array) -> mx.array:
-        """Return the rows computed, up to the last column; copied if they are not neighbours."""
+        """Return the rows computed, first to last column; copied if they are not neighbours."""
         first, last = int(self._places[0]), int(self._places[-1])
         if last - first + 1 == len(self._places):
-            return array[first : last + 1, :, : self._end]
-        return array[mx.array(self._places)][:, :, : self._end]
+            return array[first : last + 1, :, self._begin : self._end]
+        return array[mx.array(self._places)][:, :, self._begin : self._end]
 
     def _mask(self, window: int | None) -> mx.array:
         """Return who sees what, bool [rows, 1, width, columns]; made once per window.
 
-        A padding query sees the first column, whatever that holds: a softmax over nothing
+        A padding query sees the first column read, whatever that holds: a softmax over nothing
         is not a number, and its result is dropped.
         """
         if window not in self._masks:
@@ -160,7 +161,7 @@ class PaddedStep:
             low = np.broadcast_to(pads[:, None], seen.shape)
             if window is not None:
                 low = np.maximum(low, seen - window + 1)
-            keys = np.arange(self._end)
+            keys = np.arange(self._begin, self._end)
             mask = (keys >= low[..., None]) & (keys <= seen[..., None])
             mask[seen < 0, 0] = True
             self._masks[window] = mx.array(mask[:, None])

@@ -1,0 +1,177 @@
+"""The parts of the KV layouts: what padding wastes, and rows that move keep their tokens."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.engine.input_builder import InputBuilder
+from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.contiguous import Contiguous
+from labkit.engine.kv_layout.ledger import UsedTokens
+from labkit.engine.kv_layout.padded import Padded
+from labkit.engine.kv_layout.rectangle import rounded
+from labkit.engine.kv_layout.waste import padding_waste
+from labkit.engine.request import Request, RequestState
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+
+SHAPES = (LayerShape(2, 4, 6), LayerShape(1, 2, 2))
+TOKEN_BYTES = 4 * (2 * 10 + 4)
+
+
+def test_the_case_study_wastes_61_percent():
+    assert padding_waste([30_000, 5_000, 10]) == pytest.approx(1 - 35_010 / 90_000)
+    assert round(100 * padding_waste([30_000, 5_000, 10])) == 61
+    assert padding_waste([7, 7]) == padding_waste([]) == padding_waste([0]) == 0
+
+
+@pytest.mark.parametrize(("tokens", "memory"), [(1, 256), (256, 256), (257, 512)])
+def test_memory_comes_in_steps(tokens, memory):
+    assert rounded(tokens) == memory
+
+
+def test_used_tokens_remember_their_peak():
+    used = UsedTokens()
+    used.note("a", 5)
+    used.note("b", 3)
+    used.note("a", 6)
+    used.forget("b")
+    used.forget("b")
+    assert used.peak == 9
+    used.reset()
+    assert used.peak == 6
+
+
+class Harness:
+    """Drives a layout without a model: a token's key says whose it is and where it lies."""
+
+    def __init__(self, kind, capacity=1 << 14):
+        self.layout = kind.create(SHAPES, capacity // 16)
+        self.states = {}
+        self.builder = InputBuilder(self.layout.cache)
+
+    def join(self, name, prompt, output):
+        state = RequestState(Request(name, (1,) * prompt))
+        if self.layout.cache.reserve(state, prompt + output) is None:
+            return False
+        self.states[name] = state
+        return True
+
+    def leave(self, name):
+        del self.states[name]
+        self.layout.cache.release(name)
+        self.layout.cache.check(set(self.states))
+
+    def step(self, counts):
+        chunks = []
+        for name, count in counts.items():
+            state = self.states[name]
+            while state.num_tokens < state.num_computed_tokens + count:
+                state.token_ids.append(1)
+            chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
+        batch = self.builder.build(SchedulerOutput(tuple(chunks)))
+        computed, attention = self.layout.memory.plan(batch)
+        owner = np.repeat([float(name) for name in counts], list(counts.values()))
+        rows = getattr(attention, "_target", np.arange(batch.total_q))
+        assert (computed.positions[rows] == batch.positions).all()
+        assert len(computed.logit_rows) == len(batch.logit_rows)
+        assert (computed.positions[computed.logit_rows] == batch.positions[batch.logit_rows]).all()
+        for layer, shape in enumerate(SHAPES):
+            k = np.full((computed.total_q, shape.num_kv_heads, shape.key_dim), 9e9, np.float32)
+            v = np.full((computed.total_q, shape.num_kv_heads, shape.value_dim), 9e9, np.float32)
+            k[rows] = (1000 * owner + batch.positions)[:, None, None]
+            v[rows] = -(1000 * owner + batch.positions)[:, None, None]
+            attention.write(layer, k, v)
+        for chunk in chunks:
+            chunk.state.num_computed_tokens += chunk.num_tokens
+            self.layout.cache.publish(chunk.state)
+        self.check()
+        return computed, attention
+
+    def check(self):
+        self.layout.cache.check(set(self.states))
+        for name, state in self.states.items():
+            length = state.num_computed_tokens
+            if not length:
+                continue
+            expected = 1000 * float(name) + np.arange(length)
+            for layer in range(len(SHAPES)):
+                for sign, view in zip((1, -1), self.rows(name, layer, length), strict=True):
+                    assert np.isfinite(view).all() and abs(view).max() < 9e9
+                    assert (view == sign * expected[None, :, None]).all()
+
+    def rows(self, name, layer, length):
+        cache = self.layout.cache
+        number = int(cache.table(name).block_ids[0])
+        if hasattr(cache, "rectangle"):
+            (row,) = (r for r in cache.rows if r.number == number)
+            views = cache.rectangle.views(layer)
+            return [view[row.place, :, row.pad : row.pad + length] for view in views]
+        return [view[0, :, :length] for view in cache.row(number).views(layer)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(["padded", "static", "contiguous"]))
+def test_tokens_survive_every_join_leave_and_growth(data, kind):
+    kinds = {
+        "padded": Padded(16, static=False),
+        "static": Padded(16, static=True),
+        "contiguous": Contiguous(16),
+    }
+    harness, names = Harness(kinds[kind]), iter(range(1, 100))
+    left = {}
+    for _ in range(data.draw(st.integers(1, 12))):
+        if data.draw(st.booleans()) and len(harness.states) < 4:
+            name, prompt = str(next(names)), data.draw(st.integers(1, 300))
+            output = data.draw(st.integers(0, 300))
+            if harness.join(name, prompt, output):
+                left[name] = prompt + output
+        if not harness.states:
+            continue
+        if data.draw(st.integers(0, 3)) == 0:
+            harness.leave(data.draw(st.sampled_from(sorted(harness.states))))
+        able = [n for n, s in harness.states.items() if s.num_computed_tokens < left[n]]
+        counts = {
+            n: data.draw(st.integers(1, left[n] - harness.states[n].num_computed_tokens))
+            for n in able
+            if data.draw(st.booleans())
+        }
+        if counts:
+            harness.step(counts)
+    for name in list(harness.states):
+        harness.leave(name)
+    assert harness.layout.cache.held_bytes == 0
+
+
+def test_rows_are_left_padded_to_the_longest_and_trimmed_when_it_leaves():
+    harness = Harness(Padded(16, static=False))
+    for name, prompt in (("1", 30), ("2", 5)):
+        assert harness.join(name, prompt, 20)
+    harness.step({"1": 30, "2": 5})
+    assert [(r.pad, r.length) for r in harness.layout.cache.rows] == [(0, 30), (25, 5)]
+    _, step = harness.step({"1": 1, "2": 1})
+    assert (step.columns, step.empty_columns) == (62, 25)
+    harness.join("3", 2, 4)
+    harness.step({"3": 2})
+    assert [r.pad for r in harness.layout.cache.rows] == [0, 25, 29]
+    harness.leave("1")
+    harness.step({"2": 1, "3": 1})
+    assert [(r.pad, r.length) for r in harness.layout.cache.rows] == [(0, 7), (4, 3)]
+    counters = harness.layout.cache.counters()
+    # Joined beside 31 and 6 tokens, then moved 6 and 2.
+    assert counters["kv.bytes_copied"] == (31 + 6 + 6 + 2) * TOKEN_BYTES
+    assert counters["kv.moves"] == 2
+    # The prompt of "3" alone reads no padding.
+    read, empty = 60 + 62 + 2 + 14, 25 + 25 + 0 + 4
+    assert counters["padding.waste_pct"] == pytest.approx(100 * empty / read)
+
+
+def test_a_rectangle_is_promised_for_the_longest_prompt_and_the_longest_output():
+    harness = Harness(Padded(16, static=True), capacity=1024)
+    assert harness.join("1", 250, 6)  # 256 columns
+    assert not harness.join("2", 1, 300)  # 550 columns in two rows would be 1,536
+    assert harness.join("3", 1, 200)  # 512 columns in two rows
+    assert not harness.join("4", 1, 1)
+    contiguous = Harness(Contiguous(16), capacity=1024)
+    assert contiguous.join("1", 250, 6) and contiguous.join("2", 1, 300)
+    assert contiguous.join("4", 1, 1) and not contiguous.join("5", 1, 1)
