@@ -104,7 +104,8 @@ def test_memory_grows_in_steps_and_every_copy_is_counted(model_dir, plain_greedy
         small = 256 * token  # what the other request holds, or the second row
         layer = 256 * rows * token // 3  # a layer's old memory beside its new
         assert counters["peak_kv_bytes"] == 512 * rows * token + layer + small * (2 - rows)
-        assert counters["kv_used_bytes"] == (259 + 12) * token
+        # The long one's memory is given back before the short one's last token counts.
+        assert counters["kv_used_bytes"] == (259 + 11) * token
 
 
 def test_a_static_batch_computes_the_rows_of_finished_requests(model_dir, plain_greedy):
