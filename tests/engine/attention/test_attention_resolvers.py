@@ -95,6 +95,36 @@ def test_resolvers_give_the_same_bits(batch, lengths, resolver):
         assert len({r.stamp for r in (report, mapped_report, mine_report)}) == 3
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"tile_threshold": 1000}, {"split_kv": 3}])
+@pytest.mark.parametrize("resolver", ["padded_grid", "work_plan"])
+def test_the_host_names_the_sequence(batch, lengths, resolver, options):
+    made = batch(lengths)
+    searched, report = made.attend(**options)
+    out, other = made.attend(resolver=resolver, **options)
+    assert np.array_equal(searched, out)
+    assert other.search_iterations == 0 and other.resolver == resolver
+    assert other.kv_blocks_visited == report.kv_blocks_visited
+    assert not other.stale and other.stamp != report.stamp
+    oracle, _ = made.attend("reference", resolver=resolver)
+    assert np.array_equal(oracle, made.attend("reference")[0])
+
+
+def test_grids_of_the_host(batch):
+    """Known answers: units of the padded grid without work exit; the plan has none."""
+    made = batch([(33, 33), (1, 40), (0, 7), (30, 30)], heads=4, kv_heads=2)
+    _, padded = made.attend(resolver="padded_grid")
+    assert padded.grid == (2, 2, 4)
+    assert padded.surplus_threadgroups == 2 * (8 - 4)
+    _, planned = made.attend(resolver="work_plan")
+    assert planned.grid == (2, 4) and planned.surplus_threadgroups == 0
+    assert planned.map_us > 0 and padded.map_us == 0
+    _, tokens = made.attend(resolver="padded_grid", tile_threshold=1000)
+    assert tokens.grid == (1, 33, 4)  # one unit serves both KV heads
+    assert tokens.surplus_threadgroups == 4 * 33 - 64
+    _, tokens = made.attend(resolver="work_plan", tile_threshold=1000)
+    assert tokens.grid == (1, 64) and tokens.surplus_threadgroups == 0
+
+
 def test_identity_takes_pure_decode_only(batch):
     made = batch([(1, 30), (1, 5), (1, 100)])
     out, report = made.attend(resolver="identity")

@@ -103,4 +103,6 @@ def base2(sinks: NDArray[np.float32] | None) -> NDArray[np.float32]:
 
 def address(array: NDArray[Any]) -> int:
     """Return where an array's memory begins."""
+    if array.dtype.fields:  # whose description alone takes 20 us
+        return int(array.ctypes.data)
     return int(array.__array_interface__["data"][0])

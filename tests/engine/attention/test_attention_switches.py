@@ -1,0 +1,127 @@
+"""The CPU kernels' switches: what each changes, and what it must not."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SINKS = np.linspace(-3, 6, 8).astype(np.float32)
+OPTIONS = [{}, {"window": 20}, {"window": 100, "softcap": 5.0, "sinks": SINKS}]
+named = pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+
+
+@named
+@pytest.mark.parametrize("heads", [(8, 2), (5, 1), (4, 4)])
+def test_heads_that_do_not_share_give_the_same_bits_and_read_more(batch, lengths, heads, options):
+    options = {**options, "tile_threshold": 1000}
+    if "sinks" in options:
+        options["sinks"] = SINKS[: heads[0]]
+    made = batch(lengths, heads=heads[0], kv_heads=heads[1])
+    shared, report = made.attend(**options)
+    alone, other = made.attend(gqa_sharing=False, **options)
+    group = heads[0] // heads[1]
+    assert np.array_equal(shared, alone)
+    assert other.kv_blocks_visited == group * report.kv_blocks_visited
+    assert (report.sharing_heads, other.sharing_heads) == (group, 1)
+    assert other.grid[0] == group * report.grid[0]
+    assert not other.stale
+
+
+@pytest.mark.parametrize("window", [1, 20, 100])
+@pytest.mark.parametrize("tile_threshold", [2, 1000])
+@pytest.mark.parametrize("gqa_sharing", [True, False])
+def test_masking_gives_the_same_bits_and_walks_all(
+    batch, lengths, window, tile_threshold, gqa_sharing
+):
+    made = batch(lengths)
+    how = {"window": window, "tile_threshold": tile_threshold, "gqa_sharing": gqa_sharing}
+    skipping, report = made.attend(**how)
+    masking, other = made.attend(window_skip=False, **how)
+    _, whole = made.attend(**{**how, "window": None})
+    assert np.array_equal(skipping, masking)
+    assert other.kv_blocks_visited == whole.kv_blocks_visited
+    assert other.masked_blocks == report.skipped_blocks
+    assert report.masked_blocks == other.skipped_blocks == 0
+    assert report.skipped_blocks == whole.kv_blocks_visited - report.kv_blocks_visited
+    assert whole.skipped_blocks == whole.masked_blocks == 0
+
+
+@pytest.mark.parametrize("tile_threshold", [2, 1000])
+def test_masked_nan_does_not_leak_without_skipping(batch, tile_threshold):
+    made = batch([(1, 320), (40, 320)], heads=2, kv_heads=1)
+    for sequence in range(2):
+        blocks = made.block_tables[sequence, :15]
+        made.k_pool[blocks], made.v_pool[blocks] = np.nan, np.inf
+    how = {"window": 30, "tile_threshold": tile_threshold}
+    masking, _ = made.attend(window_skip=False, **how)
+    assert np.isfinite(masking).all()
+    assert np.array_equal(masking, made.attend(**how)[0])
+
+
+@named
+@pytest.mark.parametrize("parts", [2, 3, 7])
+def test_split_kv_equals_the_oracle(batch, lengths, parts, options, assert_close):
+    made = batch(lengths)
+    how = {"split_kv": parts, "tile_threshold": 1000, **options}
+    out, report = made.attend(**how)
+    expected, _ = made.attend("reference", **options)
+    assert_close(out, expected)
+    assert not report.stale and report.partitions == parts == report.grid[-1]
+    alone, _ = made.attend(gqa_sharing=False, **how)
+    assert np.array_equal(out, alone)
+    masked, _ = made.attend(window_skip=False, gqa_sharing=False, split_kv=parts, **options)
+    assert_close(masked, expected)
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), min_size=1, max_size=4),
+    parts=st.integers(2, 9),
+    window=st.sampled_from([None, 1, 70]),
+    skip=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_any_split(batch, assert_close, lengths, parts, window, skip):
+    made = batch([(q, q + past) for q, past in lengths], heads=4, head_dim=16)
+    how = {"split_kv": parts, "window_skip": skip, "tile_threshold": 1000, "window": window}
+    out, report = made.attend(**how)
+    assert_close(out, made.attend("reference", window=window)[0])
+    assert (
+        report.kv_blocks_visited == made.attend(**{**how, "split_kv": "off"})[1].kv_blocks_visited
+    )
+
+
+def test_very_negative_logits_in_partitions(batch, assert_close):
+    made = batch([(1, 300), (1, 3)], shift=-300.0)
+    out, _ = made.attend(scale=1.0, split_kv=4, sinks=SINKS - 3000)
+    expected, _ = made.attend("reference", scale=1.0, sinks=SINKS - 3000)
+    assert_close(out, expected, largest_logit=330)
+
+
+def test_auto_splits_small_decode_batches_of_long_contexts_only(batch):
+    long = batch([(1, 1100)], heads=2, kv_heads=1, head_dim=16)
+    _, report = long.attend(split_kv="auto")
+    assert report.partitions == 3 and report.reason.endswith("leave cores idle")
+    assert report.counters()["split_kv.partitions"] == 3
+    for lengths in ([(1, 500)], [(1, 1100)] * 64, [(2, 1100)]):
+        _, report = batch(lengths, heads=2, kv_heads=1, head_dim=16).attend(split_kv="auto")
+        assert report.partitions == 1 and "split_kv.partitions" not in report.counters()
+
+
+def test_the_threshold_moves_batches_between_kernels_without_a_bit(batch, lengths):
+    made = batch(lengths)
+    default, report = made.attend()
+    other, decode = made.attend(tile_threshold=1000)
+    assert decode.kernel == "decode"
+    assert np.array_equal(default, other)
+    longest = int(np.diff(made.cu_seqlens_q).max())
+    if report.kernel == "tiled":
+        assert made.attend(tile_threshold=longest)[1].kernel == "tiled"
+        assert made.attend(tile_threshold=longest + 1)[1].kernel == "decode"
+
+
+def test_a_reduce_kernel_that_did_not_run_shows(batch, monkeypatch):
+    from labkit.engine.attention.cpu import kernels
+
+    monkeypatch.setattr(kernels, "reduce", lambda *_: None)
+    _, report = batch([(1, 300)]).attend(split_kv=2)
+    assert report.stale
