@@ -625,6 +625,8 @@ class WorkloadKind(Enum):
 
     kernel = "kernel"
     ragged = "ragged"
+    uniform = "uniform"
+    case_study = "case_study"
     chat = "chat"
 
 

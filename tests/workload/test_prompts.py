@@ -53,6 +53,25 @@ def test_ragged_takes_the_first_so_many_and_never_more_than_there_are():
         source.make(experiment("ragged", num_requests=33), model)
 
 
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [("uniform", [(128, 128)] * 16), ("case_study", [(3000, 64), (500, 64), (10, 64)])],
+)
+def test_requests_of_stated_lengths_have_them_and_ids_of_their_own(kind, lengths):
+    asked = experiment(kind, seed=7)
+    model = resolve(asked.model)
+    source = workloads.kind_of(asked)._source
+    made = source.make(asked, model)
+    assert [(len(p.token_ids), p.max_tokens) for p in made] == lengths == [*source.lengths(asked)]
+    assert len({p.token_ids for p in made}) == len({p.request_id for p in made}) == len(made)
+    assert all(0 <= token < 4096 for p in made for token in p.token_ids)
+    assert source.make(experiment(kind), model) == made
+    assert source.make(experiment(kind, num_requests=2), model) == made[:2]
+    assert source.identity(experiment(kind, num_requests=2)) != source.identity(asked)
+    with pytest.raises(ConfigError, match=rf"workload\.num_requests=17: {kind} has {len(made)}"):
+        source.make(experiment(kind, num_requests=17), model)
+
+
 def test_chat_prompts_run_from_ten_to_fifteen_hundred_tokens():
     made = chat_prompts()
     lengths = sorted(len(p.token_ids) for p in made)
@@ -171,6 +190,7 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_its_budgets():
         "from labkit.config import Experiment, from_plain\n"
         "made = [from_plain(Experiment, {'model': {'shape': {}}, 'workload': w, "
         "'ablation': {'arms': {'base': {}}}}) for w in ({'kind': 'chat'}, {'kind': 'ragged'}, "
+        "{'kind': 'uniform'}, "
         "{'kind': 'kernel', 'cases': [{'name': 'd', 'decode': 1, 'context': 1}]})]\n"
     )
     code = code.replace("from tests_experiment import made; ", f"exec({source!r}); ")

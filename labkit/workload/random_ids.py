@@ -1,0 +1,47 @@
+"""Requests of stated lengths and uniform random token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.config import Experiment, require
+from labkit.model import ModelDir
+from labkit.workload.prompts import Prompt
+
+SEED = 0
+
+
+class RandomIds:
+    """The first ``workload.num_requests`` of a fixed list of (prompt, output) lengths.
+
+    The ids are drawn from seed 0, whatever ``seed`` is, so that figures may be compared
+    from one machine and one version to the next.
+    """
+
+    def __init__(self, kind: str, lengths: Sequence[tuple[int, int]]) -> None:
+        self._kind = kind
+        self._lengths = tuple(lengths)
+
+    def identity(self, experiment: Experiment) -> dict[str, Any]:
+        """Name what decides the prompts."""
+        return {"kind": self._kind, "lengths": [list(pair) for pair in self.lengths(experiment)]}
+
+    def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        """Draw them below the model's vocabulary size."""
+        rng = np.random.default_rng(SEED)
+        return tuple(
+            Prompt(f"r{index:03d}", tuple(rng.integers(0, model.vocab_size, p).tolist()), o)
+            for index, (p, o) in enumerate(self.lengths(experiment))
+        )
+
+    def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
+        """Give the exact lengths."""
+        total, asked = len(self._lengths), experiment.workload.num_requests
+        require(
+            asked is None or asked <= total,
+            f"workload.num_requests={asked}: {self._kind} has {total} requests",
+        )
+        return self._lengths[:asked]
