@@ -182,6 +182,16 @@ class BudgetPolicy(Enum):
 
 # What engine.scheduler.reservation=optimistic takes where watermark is null, as vLLM does.
 DEFAULT_WATERMARK = 0.01
+
+
+class WiredCollector(Enum):
+    """The state of macOS's wired collector that an arm demands of the machine."""
+
+    any = "any"
+    enabled = "enabled"
+    disabled = "disabled"
+
+
 # What a policy that reads engine.budget.fraction takes where it is null, as vLLM does.
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
@@ -354,7 +364,8 @@ class Budget:
 
     ``blocks``: fixed, and llamacpp's token capacity. ``bytes``: fixed, where blocks is
     null. ``fraction``: of RAM (fraction), of the working set (vllm, mistralrs); null: 0.9.
-    ``machine``: a simulated Mac's memory; null: this machine's.
+    ``machine``: a simulated Mac's memory; null: this machine's. ``wired_collector``: what
+    the machine's must be, else the arm is refused; labkit never changes it.
     """
 
     policy: BudgetPolicy = BudgetPolicy.fixed
@@ -362,6 +373,7 @@ class Budget:
     blocks: int | None = None
     bytes: int = DEFAULT_POOL_BYTES
     machine: str | None = None
+    wired_collector: WiredCollector = WiredCollector.any
 
     def __post_init__(self) -> None:
         """Check the ranges and that nothing is set that the policy does not read."""
@@ -403,12 +415,17 @@ class Engine:
 
     ``name``: a preset of labkit's own engine (naive, padded, contiguous, paged), mlx_lm (the
     real BatchGenerator) or ``package.module:Class``; a user's own engine is given the rest.
-    ``threads``: the CPU budget of the arm, in threads; null: all cores.
+    ``threads``: the CPU budget of the arm, in threads; null: all cores. ``memory_limit``:
+    bytes that the arm's process may take beyond what it holds when the engine begins to
+    load (a cgroup's, else of address space); null: none. ``mlx_cache_limit``: bytes of
+    freed buffers that MLX keeps; null: MLX's default.
     """
 
     name: str = "paged"
     blas: Blas = Blas.openblas
     threads: int | None = None
+    memory_limit: int | None = None
+    mlx_cache_limit: int | None = None
     decode_shape: DecodeShape = DecodeShape.exact
     prefix_cache: PrefixCache = PrefixCache.none
     prefix_align: PrefixAlign = PrefixAlign.block
@@ -426,6 +443,16 @@ class Engine:
         require(
             self.threads is None or 1 <= self.threads <= 1024,
             f"engine.threads={self.threads}: allowed are 1 to 1024, or null for all cores",
+        )
+        require(
+            self.memory_limit is None or self.memory_limit >= 1 << 20,
+            f"engine.memory_limit={self.memory_limit}: allowed are 1048576 (bytes) or more, "
+            "or null",
+        )
+        require(
+            self.mlx_cache_limit is None or self.mlx_cache_limit >= 0,
+            f"engine.mlx_cache_limit={self.mlx_cache_limit}: allowed are 0 (bytes) or more, "
+            "or null for MLX's default",
         )
         require(
             not self.batch_invariant,

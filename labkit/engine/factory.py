@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from labkit import config
-from labkit.engine import kv_layout, self_test, user_class
+from labkit.engine import kv_layout, machine_state, self_test, user_class
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.budget.profiling import activation_bytes
 from labkit.engine.budget.sizing import refuse_early, size_pool
@@ -46,6 +46,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     EngineError
         The model or the budget cannot be served, in one line with the reason.
     """
+    machine_state.settle(options)
     if config.is_class_path(options.name):
         return _own(options, Path(model_dir))
     if options.name == "mlx_lm":

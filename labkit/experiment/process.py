@@ -14,6 +14,7 @@ from pathlib import Path
 
 from labkit.experiment import environment_linux
 from labkit.experiment.signals import Signals
+from labkit.platform import memory_limit
 
 TICK_S = 1.0
 GRACE_S = 0.5  # for a Python traceback of a hanging worker (faulthandler on SIGABRT)
@@ -112,7 +113,8 @@ def _run(
             if descriptor >= 0:
                 os.close(descriptor)
     wall = time.monotonic() - start
-    return Ending(child.returncode, timed_out, _oom_kills() - kills, wall)
+    own = memory_limit.release(child.pid)
+    return Ending(child.returncode, timed_out, _oom_kills() - kills + own, wall)
 
 
 def _watch(

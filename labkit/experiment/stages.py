@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from labkit.workload.measurement import CaseResult, Measurement, Session
 
 
+# How MLX, C++ and the system say that there is no memory left.
+OUT_OF_MEMORY = ("Unable to allocate", "bad_alloc", "Cannot allocate memory")
+
+
 class Failure(Exception):
     """A run that went wrong: the outcome's name and one line of detail."""
 
@@ -151,8 +155,11 @@ def start_probe(draft: Draft) -> Any:
 def load(experiment: Experiment, draft: Draft) -> Session:
     """Set threads and BLAS, then load the workload and its engine."""
     from labkit import workload
-    from labkit.platform import blas
+    from labkit.platform import blas, memory_limit
 
+    limit = experiment.engine.memory_limit
+    if limit is not None:
+        draft.note(memory_limit={"bytes": limit, "held_by": memory_limit.apply(limit)})
     if uses_mlx(experiment):
         draft.note(blas=blas.activate(experiment.engine.blas.value, blas_threads(experiment)))
     use_threads(experiment)
@@ -247,7 +254,7 @@ def _failure(error: Exception, stage: str) -> Failure:
     kind = type(error).__name__
     if isinstance(error, Failure):
         return error
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return Failure("oom", f"{stage}: out of memory: {one_line(error) or kind}")
     if isinstance(error, ConfigError) or (isinstance(error, ValueError) and stage == "load"):
         return Failure("refused", one_line(error))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from labkit.platform.memory_machine import GIB, MIB, Machine
 
 COLLECTOR_OFF = "sudo sysctl iogpu.disable_wired_collector=1"
+COLLECTOR_ON = "sudo sysctl iogpu.disable_wired_collector=0"
 NOT_KEPT = "a reboot resets it"
 
 
@@ -46,6 +47,25 @@ def advise(machine: Machine, asked: int) -> tuple[Advice, ...]:
             )
         )
     return tuple(found)
+
+
+def mismatch(machine: Machine, enabled: bool) -> str | None:
+    """Say why the wired collector is not as demanded, and the command that makes it so.
+
+    Returns None where it is.
+    """
+    word = "enabled" if enabled else "disabled"
+    if machine.wired is None:
+        return f"{machine.name} has no wired collector to be {word}: it is macOS's"
+    if machine.wired.collector is enabled:
+        return None
+    now = {True: "enabled", False: "disabled", None: "not told by this macOS"}
+    command = COLLECTOR_ON if enabled else COLLECTOR_OFF
+    risk = "" if enabled else "; with little memory left the Mac may freeze"
+    return (
+        f"the wired collector of {machine.name} is {now[machine.wired.collector]}; run: {command} "
+        f"({NOT_KEPT}{risk})"
+    )
 
 
 def _limit(machine: Machine, asked: int) -> Advice:
