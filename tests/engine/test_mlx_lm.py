@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import NO_TOKEN, EngineError, InvalidLogitsError
+from labkit.engine.base import NO_TOKEN, EngineError, InvalidLogitsError, KVBytes, Observable
 from labkit.engine.mlx_lm.work import surplus
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
@@ -147,6 +147,24 @@ def test_peak_kv_bytes_is_what_the_caches_hold_at_most(shared):
         engine.step()
         held.append(engine._generator.prompt_cache_nbytes)
     assert engine.counters()["peak_kv_bytes"] == max(held) > 0
+
+
+def test_the_kv_bytes_are_those_of_the_model(shared):
+    """3 layers, keys and values, 2 heads of 64 float32; gemma3: two layers of 3 see 11 tokens."""
+    layer = 2 * 2 * 64 * 4
+    for name, expected in (("qwen3", 3 * 33 * layer), ("gemma3", (33 + 2 * 11) * layer)):
+        engine = shared(name)
+        assert isinstance(engine, Observable)
+        request = requests()[5]
+        engine.submit(request)
+        assert not engine.is_running("5")
+        while not engine.step():
+            assert engine.is_running("5") and not engine.is_running("4")
+        seen = engine.kv_bytes()
+        assert seen.used == expected + (3 if name == "qwen3" else 1) * layer
+        assert seen.held >= seen.used
+        engine.abort("5")
+        assert engine.kv_bytes() == KVBytes(0, 0) and not engine.is_running("5")
 
 
 def test_margins_are_the_lead_of_the_greedy_token(model_dir, shared):

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from labkit.engine.base import NO_TOKEN, EngineError, InvalidLogitsError, TokenEvent
+from labkit.engine.base import NO_TOKEN, EngineError, InvalidLogitsError, KVBytes, TokenEvent
 from labkit.engine.mlx_lm.loading import Loaded
 from labkit.engine.mlx_lm.sampling import check_known, sampler_of, stop_ids
 from labkit.engine.mlx_lm.work import Work
@@ -72,7 +72,7 @@ class MlxLmEngine:
         self._refused: list[TokenEvent] = []
         self._stops: dict[frozenset[int], Any] = {}
         self._counters = Counters()
-        self._work = Work(self._counters)
+        self._work = Work(self._counters, loaded.slot_bytes)
         self._peak_kv_bytes = 0
 
     def submit(self, request: Request) -> None:
@@ -201,6 +201,14 @@ class MlxLmEngine:
             f"blas.{blas.active()}": 1,
         }
 
+    def is_running(self, request_id: str) -> bool:
+        """Tell whether a request is in the generator."""
+        return any(request.request_id == request_id for request in self._live.values())
+
+    def kv_bytes(self) -> KVBytes:
+        """Say what the generator's caches hold now, and how much of it is computed tokens."""
+        return KVBytes(self._open_generator().prompt_cache_nbytes, self._work.used_bytes())
+
     def reset_counters(self) -> None:
         """Start counting anew; the peak restarts from what is held now."""
         self._counters.reset()
@@ -217,7 +225,7 @@ class MlxLmEngine:
             self._generator.remove(list(self._live))
         self._generator.close()
         self._generator = None
-        self._loaded = Loaded(None, 0, frozenset())
+        self._loaded = Loaded(None, 0, frozenset(), {})
         self._waiting.clear()
         self._live.clear()
         self._refused = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit.engine.stats import Counters
@@ -16,10 +16,13 @@ class Work:
     rows of decode forwards. ``tokens.discarded``: those among them that were computed
     ahead for a request that had ended. ``kv.padded_slots``: left-padding in the KV cache
     that the decode forwards attended to, summed over forwards.
+
+    ``slot_bytes``: KV bytes of one token, by the sliding window of the layers.
     """
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, slot_bytes: Mapping[int | None, int]) -> None:
         self._counters = counters
+        self._slot_bytes = dict(slot_bytes)
         self._cached: dict[int, int] = {}  # KV slots in use, by uid
 
     def begin(self, uid: int) -> None:
@@ -29,6 +32,14 @@ class Work:
     def end(self, uid: int) -> None:
         """Forget a request."""
         del self._cached[uid]
+
+    def used_bytes(self) -> int:
+        """Return the bytes of keys and values that live requests have computed and still need."""
+        return sum(
+            size * (length if window is None else min(length, window))
+            for window, size in self._slot_bytes.items()
+            for length in self._cached.values()
+        )
 
     def count(self, prompts: Sequence[Any], tokens: Sequence[Any]) -> None:
         """Count one call by its prompt responses and its generation responses."""
