@@ -94,6 +94,7 @@ def state() -> dict[str, Any]:
             "uptime_s": lambda: round(time.time() - _boot_time(), 1),
             "loadavg": lambda: list(os.getloadavg()),
             "swap": _swap,
+            "compressed_bytes": _reader("vm.compressor_bytes_used"),
             "pressure": lambda: {
                 "memory": {"level": _sysctl_number("kern.memorystatus_vm_pressure_level")}
             },

@@ -11,6 +11,7 @@ from typing import Any
 
 from labkit.experiment import activity_macos, environment_linux, environment_macos
 from labkit.experiment.readers import Readers, collect
+from labkit.platform import memory
 
 MAX_SAMPLES = 3600
 SYSTEM = environment_linux if sys.platform == "linux" else activity_macos
@@ -32,6 +33,7 @@ class Observer:
         readers: Readers = {
             "t_s": lambda: round(time.monotonic() - self._start, 2),
             "rss_bytes": lambda: SYSTEM.process_rss_bytes(pid),
+            "swap_bytes": lambda: memory.process(pid).swapped,
             "foreign_cores": lambda: self._foreign(pid),
         }
         if sys.platform == "linux":

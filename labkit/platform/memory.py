@@ -54,14 +54,41 @@ def cgroup_limit(folder: Path | None = None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+@dataclass(frozen=True)
+class ProcessMemory:
+    """What a process has in memory and in swap (None where the system does not say)."""
+
+    resident: int
+    swapped: int | None
+
+
+def process(pid: int | None = None) -> ProcessMemory:
+    """Read a process's memory now; by default this one's.
+
+    Raises
+    ------
+    OSError
+        There is no such process, or the system does not say.
+    """
+    if sys.platform == "linux":
+        sizes = memory_linux.process_sizes("self" if pid is None else str(pid))
+        return ProcessMemory(sizes["VmRSS"], sizes.get("VmSwap"))
+    import psutil
+
+    try:
+        return ProcessMemory(int(psutil.Process(pid).memory_info().rss), None)
+    except psutil.Error as error:
+        raise OSError(str(error)) from None
+
+
 def peak_rss() -> int:
     """Return the largest resident size that this process has had.
 
     Linux: ``VmHWM``; ``getrusage`` would count the parent that forked this process.
     """
     if sys.platform == "linux":
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        peak = memory_linux.process_sizes("self").get("VmHWM")
+        if peak is not None:
+            return peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

@@ -30,6 +30,21 @@ def cgroup_folders(
     return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
 
 
+def process_sizes(pid: str) -> dict[str, int]:
+    """Return a process's ``Vm*`` sizes from ``/proc/PID/status``, in bytes.
+
+    Raises
+    ------
+    OSError
+        It is gone, or a zombie, which has no memory left.
+    """
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    words = [line.split() for line in lines if line.startswith("Vm")]
+    if not words:
+        raise OSError(f"process {pid} has no memory")
+    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in words}
+
+
 def limit(folder: Path) -> int | None:
     """Return the limit (bytes) that one cgroup folder states, or None."""
     value = _number(folder, LIMITS)

@@ -22,7 +22,10 @@ PERCENTILES = (50, 99)
 
 @dataclass(slots=True)
 class Served:
-    """What one request got and when; times are seconds on the driver's clock."""
+    """What one request got and when; times are seconds on the driver's clock.
+
+    ``admitted``: the beginning of its first step; None where the engine does not tell.
+    """
 
     request_id: str
     prompt_tokens: int
@@ -31,6 +34,7 @@ class Served:
     margins: list[float | None] = field(default_factory=list)
     chunk_times: list[float] = field(default_factory=list)
     finish: str | None = None
+    admitted: float | None = None
 
     @property
     def ttft(self) -> float:
@@ -109,6 +113,7 @@ def request_notes(served: Sequence[Served]) -> list[dict[str, Any]]:
             "prompt_tokens": r.prompt_tokens,
             "output_tokens": len(r.tokens),
             "submitted_ms": _ms(r.submitted - start),
+            **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),
             "ttft_ms": _ms(r.ttft),
             "e2e_ms": _ms(r.e2e),
             "itl_ms": [_ms(gap) for gap in r.itl],

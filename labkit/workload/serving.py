@@ -15,6 +15,7 @@ from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, 
 from labkit.workload.metrics import Served, request_notes, serving_metrics
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
+from labkit.workload.timeline import Timeline
 
 if TYPE_CHECKING:
     from labkit.engine.base import InferenceEngine, TokenEvent
@@ -87,7 +88,8 @@ class ServingSession:
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
         """Serve all requests once; see ``Session``."""
-        served = self._serve(self._prompts, beat)
+        timeline = Timeline(self._engine)
+        served = self._serve(self._prompts, beat, timeline)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         case = CaseResult(
             case="all",
@@ -95,14 +97,22 @@ class ServingSession:
             outputs=token_outputs(served, self._pieces),
             notes={"requests": request_notes(served)},
         )
-        notes = {"cache_state": self._workload.cache_state.value}
+        notes = {
+            "cache_state": self._workload.cache_state.value,
+            "timeline": timeline.report(),
+        }
         return Measurement(cases=(case,), counters=counters, notes=notes)
 
     def close(self) -> None:
         """Close the engine."""
         self._engine.close()
 
-    def _serve(self, prompts: Sequence[Prompt], beat: Callable[[str], None]) -> list[Served]:
+    def _serve(
+        self,
+        prompts: Sequence[Prompt],
+        beat: Callable[[str], None],
+        timeline: Timeline | None = None,
+    ) -> list[Served]:
         from labkit.engine.base import StaleLaunchError
 
         requests = [self._request(index, prompt) for index, prompt in enumerate(prompts)]
@@ -113,6 +123,7 @@ class ServingSession:
                 concurrency=self._workload.concurrency,
                 clock=self._clock,
                 beat=beat,
+                timeline=timeline or Timeline(self._engine),
             )
         except StaleLaunchError as error:
             raise StaleOutput(str(error)) from error
@@ -142,6 +153,7 @@ def drive(
     concurrency: int,
     clock: Clock,
     beat: Callable[[str], None],
+    timeline: Timeline,
 ) -> list[Served]:
     """Keep ``concurrency`` requests in flight until all are finished.
 
@@ -167,12 +179,16 @@ def drive(
             live[entry.request_id] = entry
             served.append(entry)
             engine.submit(request)
+            timeline.submitted(entry)
         if not live:
             return served
         if not engine.has_work():
             raise InvalidOutput(f"the engine has no work left, but {sorted(live)} are unfinished")
+        start = clock()
         events = engine.step()
-        finished = _deliver(events, live, clock())
+        now = clock()
+        finished = _deliver(events, live, now)
+        timeline.stepped(start, now)
         if finished:
             beat(f"{len(served) - len(live)} of {len(requests)} requests")
 

@@ -117,6 +117,7 @@ def test_the_observer_sees_foreign_load_and_its_own_cost():
     report = observer.report()
     assert max(report["samples"]["foreign_cores"]) > 0.2
     assert report["samples"]["rss_bytes"][0] > 0
+    assert report["samples"]["swap_bytes"][0] >= 0
     assert 0 <= report["cpu_s"] < 1
     assert len(report["samples"]["t_s"]) == 3
     json.dumps(report, allow_nan=False)

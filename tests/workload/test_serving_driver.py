@@ -188,7 +188,7 @@ def test_cold_clears_the_cache_and_warm_serves_everything_once_before():
         run.warm_up()
         assert engine.calls == ["clear", "reset"]
         served[state] = [r.prompt_token_ids for r in engine.submitted[1:]]
-        assert run.measure(lambda text: None).notes == {"cache_state": state.value}
+        assert run.measure(lambda text: None).notes["cache_state"] == state.value
     assert served[CacheState.cold] == []
     assert served[CacheState.warm] == [p.token_ids for p in PROMPTS]
 
