@@ -10,7 +10,7 @@ from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
 from labkit.analysis.markdown import cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
-from labkit.analysis.plots import run_positions
+from labkit.analysis.plots import run_positions, timeline_arms
 from labkit.analysis.sensitivity import Second, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.svg import mark_svg
@@ -21,6 +21,8 @@ from labkit.analysis.table import (
     output_unit,
     published_table,
 )
+from labkit.analysis.timeline import SERIES, Timeline, timelines
+from labkit.analysis.timeline_plot import line_style, timeline_charts
 from labkit.analysis.weakness import weaknesses
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -63,6 +65,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "runs": list(_runs(cell, folder)),
         "drift": drift(analysis),
         "noise": noise_lines(analysis),
+        "timelines": [_shown(t) for t in timelines(data.records, timeline_arms(cell))],
         "seconds": [_second(second, cell) for second in second_analyses(analysis)],
         "agreement": agreement_table(analysis.identity, output_unit(cell)),
     }
@@ -74,6 +77,17 @@ def _runs(cell: Mapping[str, Any], folder: str) -> Iterable[tuple[str, str]]:
         chart = runs_in_order(cell, row, order, folder) if row["primary"] else None
         if chart is not None:
             yield row_name(row), chart
+
+
+def _shown(timeline: Timeline) -> dict[str, Any]:
+    memory, phases = timeline_charts(timeline)
+    return {
+        "caption": timeline.caption(),
+        "memory": memory,
+        "phases": phases,
+        "lines": [(SERIES[name], line_style(name)) for name in timeline.memory],
+        "bars": timeline.phases,
+    }
 
 
 def _second(second: Second, cell: Mapping[str, Any]) -> list[str]:

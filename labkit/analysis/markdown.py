@@ -9,6 +9,7 @@ from typing import Any
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
+from labkit.analysis.plots import timeline_arms, timeline_stem
 from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
 from labkit.analysis.sentences import control_sentence, row_name, sentences
 from labkit.analysis.table import (
@@ -20,6 +21,7 @@ from labkit.analysis.table import (
     published_table,
 )
 from labkit.analysis.terminal import gates_line
+from labkit.analysis.timeline import timelines
 from labkit.analysis.weakness import weaknesses
 from labkit.experiment.record import Record
 
@@ -101,6 +103,11 @@ def _details(analysis: CellAnalysis) -> list[str]:
     parts += ["### Runs in order", ""]
     for case in dict.fromkeys(row["case"] for row in cell["rows"] if row["skipped"] is None):
         parts += [f"![{case}](plots/{stem}--{slug(case)}.png)", ""]
+    shown = timelines(analysis.data.records, timeline_arms(cell))
+    parts += ["### Memory over time", ""] if shown else []
+    for timeline in shown:
+        path = f"plots/{timeline_stem(cell, timeline.arm)}.png"
+        parts += [f"![{timeline.caption()}]({path})", "", f"{timeline.caption()}.", ""]
     if cell["failures"]:
         parts += ["### Failed runs", "", "| run | outcome | detail |", "| --- | --- | --- |"]
         parts += [

@@ -8,11 +8,13 @@ differ in their marks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.numbers import scaled, slug, unit_name
-from labkit.experiment.record import parse_run_name
+from labkit.analysis.timeline import timelines
+from labkit.experiment.record import Record, parse_run_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,15 +53,41 @@ def case_names(cell: Json) -> list[str]:
 
 def write_plots(cell: Json, folder: Path) -> Iterator[Path]:
     """Draw one picture per case, as PNG and SVG, and give their paths."""
-    import matplotlib as mpl
-
-    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
     order = run_positions(cell)
-    with mpl.rc_context(settings):
+    with style():
         for case in case_names(cell):
             figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
             stem = f"{slug(cell['cell'])}--{slug(case)}"
             yield from save(figure, folder / stem)
+
+
+def write_timelines(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
+    """Draw memory over time for each arm that noted it, as PNG and SVG; give their paths."""
+    from labkit.analysis.timeline_plot import timeline_figure
+
+    for timeline in timelines(records, timeline_arms(cell)):
+        with style():
+            yield from save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
+
+
+def timeline_arms(cell: Json) -> list[str]:
+    """Name the arms whose timelines are shown: all but the control."""
+    return [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
+
+
+def timeline_stem(cell: Json, arm: str) -> str:
+    """Name the files of an arm's timeline, without their endings."""
+    return f"{slug(cell['cell'])}--memory--{slug(arm)}"
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the report's style, whatever this machine's own settings are."""
+    import matplotlib as mpl
+
+    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
+    with mpl.rc_context(settings):
+        yield
 
 
 def save(figure: Figure, stem: Path) -> Iterator[Path]:

@@ -171,11 +171,13 @@ def _write_tables(analysis: CellAnalysis, folder: Path) -> None:
 def _write_plots(
     analyses: Iterable[CellAnalysis], folder: Path, say: Callable[[str], None]
 ) -> None:
-    from labkit.analysis.plots import write_plots
+    from labkit.analysis.plots import write_plots, write_timelines
 
     folder.mkdir(exist_ok=True)
     for analysis in analyses:
         for path in write_plots(analysis.json, folder):
+            say(path.name)
+        for path in write_timelines(analysis.json, analysis.data.records, folder):
             say(path.name)
 
 

@@ -104,6 +104,18 @@ class Chart:
         path = " ".join(f"{self.px(x):.1f},{self.py(y):.1f}" for x, y in points)
         self.parts.append(f'<polyline class="{style}" points="{path}"/>')
 
+    def bar(
+        self, x: tuple[float, float], y: tuple[float, float], style: str, tip: str = ""
+    ) -> None:
+        """Fill the rectangle between two places of x and two of y."""
+        left, right = sorted(map(self.px, x))
+        top, floor = sorted(map(self.py, y))
+        title = f"<title>{escape(tip)}</title>" if tip else ""
+        self.parts.append(
+            f'<rect class="bar {style}" x="{left:.1f}" y="{top:.1f}" '
+            f'width="{right - left:.1f}" height="{floor - top:.1f}">{title}</rect>'
+        )
+
     def dot(
         self, x: float, y: float, style: str, mark: str = "circle", tip: str = "", link: str = ""
     ) -> None:

@@ -29,6 +29,19 @@ PUBLISHED = {
 }
 
 
+TIMELINE = {
+    "period_s": 0.02,
+    "cost_s": 0.0001,
+    "t_s": [0.01, 0.03, 0.05, 0.07, 0.09],
+    "kv_used_bytes": [2**20, 2**21, 2**22, 2**23, 0],
+    "kv_reserved_bytes": [2**23, 2**23, 2**23, 2**23, 2**20],
+    "mlx_active_bytes": [2**24] * 5,
+    "mlx_cache_bytes": [0] * 5,
+    "rss_bytes": [2**25, 2**25 + 1, 2**26, 2**26, 2**26],
+    "swap_bytes": [0] * 5,
+}
+
+
 def crc(values: list[int]) -> str:
     return base64.b64encode(np.array(values, "<u4").tobytes()).decode()
 
@@ -168,6 +181,7 @@ class CellMaker:
             probe={"before": {"matmul_us": 100.0 * float(np.exp(noise.normal(0, 0.002)))}},
             counters={"engine.paged": 5.0, f"resolver.{resolver}": 5.0},
             cases=tuple(maker(name, i, factor, noise) for i, name in enumerate(names)),
+            notes={"timeline": TIMELINE} if self.requests else {},
         )
 
     def kernel_case(self, name: str, index: int, factor: float, noise: Any) -> CaseRecord:
@@ -197,6 +211,7 @@ class CellMaker:
                 "prompt_tokens": 12,
                 "output_tokens": 4,
                 "submitted_ms": 1.0 * i,
+                "admitted_ms": 1.5 * i,
                 "ttft_ms": 40.0 / factor + i,
                 "e2e_ms": 100.0 / factor + i,
                 "itl_ms": [20.0, 20.0, 20.0],

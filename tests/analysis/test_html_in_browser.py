@@ -22,9 +22,10 @@ PROBE = """(() => {
   const before = column(2);
   button.click(); const up = column(2); const sort = button.parentElement.ariaSort;
   button.click(); const down = column(2);
-  const charts = [...document.querySelectorAll('figure svg')].map((svg) => {
+  const charts = [...document.querySelectorAll('figure > svg')].map((svg) => {
     const box = svg.getBoundingClientRect();
-    return [box.width, box.height, svg.querySelectorAll('circle, polygon, polyline').length];
+    const marks = svg.querySelectorAll('circle, polygon, polyline, rect.bar').length;
+    return [box.width, box.height, marks];
   });
   const link = table.querySelector('td.n a');
   link.click();
@@ -90,11 +91,10 @@ class Browser:
         self.process.wait()
 
 
-@pytest.mark.slow
 def test_report_in_a_browser(make_cell, published, tmp_path):
     make_cell("study/a-kernel", published=published, skipped={"prefill, 8 × 512": "too large"},
               cases=("decode, 64 reqs, ctx 128", "a", "b", "prefill, 8 × 512"))  # fmt: skip
-    study = make_cell("study/chat", requests=True).parent
+    study = make_cell(f"study/chat,{'long-name' * 12}", requests=True).parent
     write_study(study, plots=False)
     browser = Browser(tmp_path / "profile")
     try:

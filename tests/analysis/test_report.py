@@ -13,7 +13,9 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import analyse_cell, write_study
+from labkit.analysis.cell import analyse
 from labkit.analysis.formats import FORMATS
+from labkit.analysis.timeline import timelines
 from labkit.report import main
 
 VLLM_FIELDS = (
@@ -121,6 +123,40 @@ def test_latex_escapes_and_balances(study, capsysbinary):
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     assert r"binary\_search" in text and "µ" not in text and "−" not in text
     assert not re.search(r"(?<!\\)[%_&]", re.sub(r" & | \\\\", "", text).replace(r"\_", ""))
+
+
+def test_memory_over_time_is_shown_under_the_phases(study, capsysbinary):
+    write_study(study)
+    names = {path.name for path in (study / "plots").iterdir()}
+    for arm in ("binary_search", "seq_map"):
+        for ending in ("png", "svg"):
+            assert f"chat--memory--{arm}.{ending}" in names
+    assert not any("memory--control" in name or "kernel--memory" in name for name in names)
+    text = printed(capsysbinary, study, "md")
+    assert "(plots/chat--memory--seq_map.png)" in text and "each request's phases" in text
+    page = printed(capsysbinary, study, "html")
+    for said in ("KV reserved", "MLX active", "memory (MiB)", "seconds from the first submission"):
+        assert said in page
+    assert "MLX cache" not in page  # it stayed 0
+    for phase in ("waiting", "prefill", "decode"):
+        assert page.count(f'<rect class="bar {phase}" x=') == 2 * 8  # 8 requests, 2 arms
+
+
+def test_an_engine_that_does_not_tell_admissions_has_two_phases(make_cell):
+    def silent(record):
+        case = record.cases[0]
+        requests = [dict(r) for r in case.notes["requests"]]
+        for request in requests:
+            del request["admitted_ms"]
+        return replace(record, cases=(replace(case, notes={"requests": requests}),))
+
+    analysis = analyse(make_cell("study/cell", requests=True, change=silent))
+    (timeline,) = timelines(analysis.data.records, ["seq_map"])
+    assert timeline.phases == ("prefill", "decode") and "includes waiting" in timeline.caption()
+    assert [name for name, _, _ in timeline.bars[0].phases()] == ["prefill", "decode"]
+    assert timeline.memory["kv_used_bytes"] == (1, 2, 4, 8, 0)
+    bar = timeline.bars[3]
+    assert (bar.submitted, bar.end > bar.first > bar.submitted) == (0.003, True)
 
 
 def test_html_fetches_nothing(study, capsysbinary):
