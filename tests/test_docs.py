@@ -1,0 +1,145 @@
+"""What the documentation shows is run: every code block is a file, named in its first line."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit import config
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)\n# (\S+)\n(.*?)^```$", re.S | re.M)
+MODEL = "path/to/an/mlx_lm/model"
+FILES = {
+    name: f"# {name}\n{body}"
+    for page in PAGES
+    for _, name, body in BLOCK.findall(page.read_text(encoding="utf-8"))
+}
+ABLATIONS = sorted(Path(name).stem for name in FILES if name.endswith(".yaml"))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    from labkit.model import resolve
+
+    shape = config.ModelShape(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+    return resolve(config.Model(name="docs_test", shape=shape)).path
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """A folder that holds every file of the documentation, beside which a command is run."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+    return tmp_path
+
+
+def test_every_block_of_code_is_a_file():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert len(BLOCK.findall(text)) == text.count("```") / 2 > 0, page.name
+    assert {Path(name).suffix for name in FILES} == {".py", ".yaml"}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if "/" not in name])
+def test_a_script_runs(name, beside, tiny, capsys):
+    assert MODEL in FILES[name]
+    exec(compile(FILES[name].replace(MODEL, str(tiny)), name, "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_composes(name, beside):
+    from labkit import app
+
+    app.register()
+    (cell,) = app.compose_cells(app.parse(["--config-dir", "mine", f"ablation={name}"]))
+    assert len(cell.arms) == 3
+    assert cell.experiment.ablation.name == name
+
+
+def test_the_resolver_is_bit_equal(beside):
+    from labkit.engine.attention import paged_attention
+
+    rng = np.random.default_rng(0)
+    lengths, contexts = [1, 40, 0, 64, 1], [30, 40, 5, 70, 1]
+    q = rng.standard_normal((sum(lengths), 4, 64)).astype(np.float32)
+    pools = rng.standard_normal((2, 30, 16, 2, 64)).astype(np.float32)
+    outs = [
+        paged_attention(
+            q,
+            *pools,
+            block_tables=np.arange(25, dtype=np.int32).reshape(5, 5),
+            seq_lens=np.array(contexts, np.int32),
+            cu_seqlens_q=np.cumsum([0, *lengths], dtype=np.int32),
+            scale=0.125,
+            resolver=resolver,
+        )
+        for resolver in ("binary_search", "mine.maps:Repeat")
+    ]
+    np.testing.assert_array_equal(np.array(outs[0][0]), np.array(outs[1][0]))
+    assert outs[1][1].resolver == import_module("mine.maps").Repeat.name
+
+
+def test_the_attention_backend_serves_the_same_tokens(beside, tiny):
+    from labkit.engine import LLM, SamplingParams
+
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    prompts = ["One", "A prompt that is rather longer than a block of tokens", "Two"]
+    tokens = []
+    for backend in ("fused", "mine.attention:OneByOne"):
+        with LLM(tiny, backend=backend, max_num_batched_tokens=16, blocks=40) as llm:
+            tokens.append([out.token_ids for out in llm.generate(prompts, params)])
+            counters = llm.counters()
+    assert tokens[0] == tokens[1]
+    assert counters["kernel.one_by_one"] > 0
+
+
+def test_the_engine_serves_the_same_tokens(beside, tiny):
+    from labkit.engine import Request, SamplingParams, create
+
+    tokens = []
+    for name in ("paged", "mine.plain:Plain"):
+        engine = create(config.Engine(name=name, budget=config.Budget(blocks=40)), tiny)
+        for i, length in enumerate((3, 6)):
+            params = SamplingParams(max_tokens=length, ignore_eos=True)
+            engine.submit(Request(f"r{i}", (5, 6 + i, 7), params))
+        got = {}
+        while engine.has_work():
+            for event in engine.step():
+                got.setdefault(event.request_id, []).append((event.token, event.finish_reason))
+        tokens.append(got)
+    assert tokens[0] == tokens[1]
+    assert engine.counters()["engine.Plain"] == 9
+    engine.submit(Request("r", (5,), SamplingParams(temperature=1.0)))
+    (event,) = engine.step()
+    assert (event.finish_reason, event.error) == ("error", "Plain is greedy only")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_the_command_gives_a_table(name, beside):
+    command = [sys.executable, "-m", "labkit", "--config-dir", "mine", f"ablation={name}"]
+    kernel = "kernel_seq_map" in FILES[f"mine/ablation/{name}.yaml"]
+    small = [] if kernel else ["workload.num_requests=4"]
+    quick = ["design=quick", "design.blocks=1", "design.runs_per_block=1", "out=study"]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*command, *small, *quick, "-m"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
