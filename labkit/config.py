@@ -61,9 +61,14 @@ class Blas(Enum):
 
 
 class DecodeShape(Enum):
-    """How a step's token count is padded."""
+    """How many rows a step of decodes alone has.
+
+    exact: its tokens. bucketed: the next power of two. fixed: as many as there can be.
+    """
 
     exact = "exact"
+    bucketed = "bucketed"
+    fixed = "fixed"
 
 
 class PrefixCache(Enum):
@@ -96,15 +101,25 @@ class CacheState(Enum):
 
 
 class Speculation(Enum):
-    """Who drafts tokens."""
+    """Who drafts tokens: nobody, the request's own text, or a smaller model."""
 
     none = "none"
+    ngram = "ngram"
+    draft = "draft"
+
+
+class Verification(Enum):
+    """How drafts are laid out: one causal segment, or a segment of one token for each."""
+
+    window = "window"
+    staircase = "staircase"
 
 
 class Pipeline(Enum):
-    """When a step's results are processed."""
+    """When a step's results are processed: at once, or while the next step runs."""
 
     sync = "sync"
+    overlap = "overlap"
 
 
 class KVLayout(Enum):
@@ -410,6 +425,63 @@ class Budget:
 
 
 @dataclass
+class Drafts:
+    """Speculation's drafts: how many, how they are verified, and where they come from.
+
+    ``num_draft_tokens``: per request and step, at most. ``ngram_min``, ``ngram_max``: tokens
+    in the n-grams that ngram looks up. ``draft_path``: the draft model's directory, of the
+    same vocabulary; null: the model itself, or its first ``draft_layers`` layers.
+    """
+
+    num_draft_tokens: int = 4
+    verification: Verification = Verification.window
+    ngram_min: int = 1
+    ngram_max: int = 4
+    draft_path: str | None = None
+    draft_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(
+            1 <= self.num_draft_tokens <= 64,
+            f"engine.drafts.num_draft_tokens={self.num_draft_tokens}: allowed are 1 to 64",
+        )
+        require(
+            1 <= self.ngram_min <= self.ngram_max <= 16,
+            f"engine.drafts.ngram_min={self.ngram_min}: allowed are 1 to "
+            f"engine.drafts.ngram_max={self.ngram_max}, and that at most 16",
+        )
+        require(
+            self.draft_layers is None or self.draft_layers >= 1,
+            f"engine.drafts.draft_layers={self.draft_layers}: allowed are 1 or more, or null",
+        )
+        require(
+            self.draft_path is None or self.draft_layers is None,
+            f"engine.drafts.draft_layers={self.draft_layers}: it cuts the model itself, and "
+            "engine.drafts.draft_path names another; set one of them",
+        )
+
+    def check_read_by(self, speculation: Speculation) -> None:
+        """Refuse what is set and not read."""
+        readers = {
+            "num_draft_tokens": (Speculation.ngram, Speculation.draft),
+            "verification": (Speculation.ngram, Speculation.draft),
+            "ngram_min": (Speculation.ngram,),
+            "ngram_max": (Speculation.ngram,),
+            "draft_path": (Speculation.draft,),
+            "draft_layers": (Speculation.draft,),
+        }
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            require(
+                value == item.default or speculation in readers[item.name],
+                f"engine.drafts.{item.name}={getattr(value, 'value', value)}: "
+                f"engine.speculation={speculation.value} does not read it; it is for "
+                f"{', '.join(reader.value for reader in readers[item.name])}",
+            )
+
+
+@dataclass
 class Engine:
     """An inference engine: its name and every design choice as one switch.
 
@@ -436,9 +508,11 @@ class Engine:
     attention: Attention = field(default_factory=Attention)
     scheduler: Scheduler = field(default_factory=Scheduler)
     budget: Budget = field(default_factory=Budget)
+    drafts: Drafts = field(default_factory=Drafts)
 
     def __post_init__(self) -> None:
         """Check the ranges and the pairs."""
+        self._check_step()
         require_strategy("engine.name", self.name, ENGINES)
         require(
             self.threads is None or 1 <= self.threads <= 1024,
@@ -519,6 +593,15 @@ class Engine:
                 choice.value in plain,
                 f"engine.{option}={choice.value}: engine.kv.layout={layout.value}: {reason}",
             )
+
+    def _check_step(self) -> None:
+        """Check what shapes a step and who looks ahead."""
+        self.drafts.check_read_by(self.speculation)
+        require(
+            self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
+            f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
+            "tokens that the step in flight has not sampled yet; set one of them to its default",
+        )
 
     def _check_chunk_alignment(self) -> None:
         require(

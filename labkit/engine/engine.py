@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from labkit import config
+from labkit.engine import pipeline
 from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
+from labkit.engine.decode_shape.base import DecodeShape
+from labkit.engine.decode_shape.exact import Exact
+from labkit.engine.decode_shape.padding import Padding
 from labkit.engine.forward import Logits
-from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
 from labkit.engine.kv_layout.base import KVCache
-from labkit.engine.pipeline.base import Pipeline, Results, RunModel
-from labkit.engine.pipeline.sync import Sync
+from labkit.engine.pipeline.base import Results, RunModel
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
@@ -49,6 +53,12 @@ class PagedEngine:
         The budget policy that sized the pool; counted as ``budget.<policy>``.
     name
         The preset's; every step counts as ``engine.<name>``.
+    speculation, cut
+        Who drafts, and how drafts are laid out in the batch.
+    shape
+        How many rows a step of decodes alone has.
+    pipeline_name
+        When a step's results are processed.
     """
 
     def __init__(
@@ -62,6 +72,10 @@ class PagedEngine:
         notes: Mapping[str, str | float | None],
         policy: str = "fixed",
         name: str = "paged",
+        speculation: Speculation | None = None,
+        cut: Cut = window,
+        shape: DecodeShape | None = None,
+        pipeline_name: config.Pipeline = config.Pipeline.sync,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
@@ -70,10 +84,11 @@ class PagedEngine:
         self._counters = counters
         self._vocab_size = vocab_size
         self._policy = policy
-        self._builder = InputBuilder(cache)
+        self._builder = InputBuilder(cache, cut)
+        self._decode_shape = Padding(shape or Exact(), counters)
         self._sampler = Sampler()
-        self._speculation: Speculation = NoSpeculation()
-        self._pipeline: Pipeline = Sync(run_model, self._sample)
+        self._speculation: Speculation = speculation or NoSpeculation()
+        self._pipeline = pipeline.create(pipeline_name, run_model, self._sample, counters)
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
@@ -117,6 +132,8 @@ class PagedEngine:
     def abort(self, request_id: str) -> None:
         """End a request now and free its memory; unknown or finished ids are ignored."""
         self._scheduler.abort(request_id)
+        if not self._scheduler.has_work():
+            self._pipeline.discard()
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
@@ -129,18 +146,21 @@ class PagedEngine:
         events, self._refused = self._refused, []
         scheduled = self._speculation.draft(self._scheduler.schedule())
         if scheduled:
-            batch = self._builder.build(scheduled)
+            batch = self._decode_shape.pad(self._builder.build(scheduled))
             done = self._pipeline.submit(scheduled, batch)
             self._count(batch)
         else:
             done = self._pipeline.drain()
         if done is not None:
             events += self._scheduler.update(done.scheduled, done.sampled)
+        if not self._scheduler.has_work():
+            self._pipeline.discard()
         self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         return events
 
     def _sample(self, scheduled: SchedulerOutput, batch: Batch, logits: Logits) -> Results:
-        return self._speculation.accept(scheduled, self._sampler(logits, batch.sampling))
+        drawn = self._sampler(logits[: len(batch.sampling)], batch.sampling)
+        return self._speculation.accept(scheduled, drawn)
 
     def _count(self, batch: Batch) -> None:
         decode_tokens = batch.num_tokens - batch.prefill_tokens
@@ -152,7 +172,7 @@ class PagedEngine:
                 f"steps.{shape}": 1,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decode_tokens,
-                "tokens.computed": batch.total_q,
+                "tokens.computed": batch.num_tokens,
                 "tokens.sampled": len(batch.sampling),
             }
         )
@@ -173,13 +193,14 @@ class PagedEngine:
     def counters(self) -> dict[str, float]:
         """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.
 
-        ``host_ms`` is the time of all steps outside the model's forward, ``device_ms``
-        inside; the layout's own are in ``KVCache.counters``.
+        ``host_ms`` is the time of all steps in which the host did not wait for the model's
+        forward, ``device_ms`` that of the forwards; the layout's own are in
+        ``KVCache.counters``.
         """
         values = dict.fromkeys((f"engine.{self.name}", *COUNTED), 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
         return values | {
-            "host_ms": values["step_ms"] - values["device_ms"],
+            "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
             f"budget.{self._policy}": 1,
             **self._cache.counters(),
         }
@@ -199,7 +220,9 @@ class PagedEngine:
         self._scheduler.close()
         self._refused = []
         self._pipeline.close()
-        self._pipeline = Sync(_closed, self._sample)
+        self._pipeline = pipeline.create(
+            config.Pipeline.sync, _closed, self._sample, self._counters
+        )
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless requests and blocks agree."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from labkit import config
-from labkit.engine import kv_layout, machine_state, self_test, user_class
+from labkit.engine import (
+    decode_shape,
+    kv_layout,
+    machine_state,
+    self_test,
+    speculation,
+    user_class,
+)
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.budget.profiling import activation_bytes
 from labkit.engine.budget.sizing import refuse_early, size_pool
@@ -14,6 +21,7 @@ from labkit.engine.forward import choose_forward
 from labkit.engine.model_loader import load
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.scheduler import Scheduler
+from labkit.engine.speculation.draft_loader import load_draft
 from labkit.engine.stats import Counters
 from labkit.platform import memory_machine
 
@@ -71,15 +79,18 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
     difference = self_test.verify(loaded, choice.forward, small, expected)
 
+    draft = load_draft(options, Path(model_dir), kind, expected)
+    shapes = expected.shapes + (draft.shapes if draft else ())
     pool = size_pool(
         options,
         model_dir,
         machine,
-        expected.shapes,
+        shapes,
         lambda: activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
     )
-    layout = kind.create(expected.shapes, pool.blocks)
+    layout = kind.create(shapes, pool.blocks)
     counters = Counters()
+    run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
     return PagedEngine(
         scheduler=Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids),
         cache=layout.cache,
@@ -92,9 +103,14 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "forward_reason": choice.reason,
             "self_test_difference": difference,
             "budget": str(pool),
+            "draft": draft.source if draft else None,
         },
         policy=pool.policy,
         name=options.name,
+        speculation=speculation.create(options, layout.cache, run_draft, counters),
+        cut=speculation.cut_of(options),
+        shape=decode_shape.create(options.decode_shape, speculation.rows_of(options)),
+        pipeline_name=options.pipeline,
     )
 
 

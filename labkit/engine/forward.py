@@ -58,14 +58,20 @@ def select_rows(model: Any) -> SelectRows | None:
 
 
 class PackedForward:
-    """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer."""
+    """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer.
 
-    def __init__(self, loaded: LoadedModel, bridge: ArrayBridge, name: str) -> None:
+    The model's first layer is layer ``first_layer`` of the KV memory.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, bridge: ArrayBridge, name: str, first_layer: int = 0
+    ) -> None:
         self.name = name
         self._model = loaded.model
         self._bridge = bridge
         self._caches = [
-            LayerCache(layer, window, bridge) for layer, window in enumerate(loaded.windows)
+            LayerCache(layer, window, bridge)
+            for layer, window in enumerate(loaded.windows, first_layer)
         ]
         self._selector = select_rows(loaded.model)
 
@@ -129,7 +135,7 @@ class ForwardChoice:
     reason: str | None
 
 
-def choose_forward(loaded: LoadedModel) -> ForwardChoice:
+def choose_forward(loaded: LoadedModel, first_layer: int = 0) -> ForwardChoice:
     """Run the model on NumPy arrays with numba leaves where its code allows it, else on MLX.
 
     The model's leaves are replaced in place, or it is left as it is: ask plain mlx_lm
@@ -139,5 +145,5 @@ def choose_forward(loaded: LoadedModel) -> ForwardChoice:
 
     report = swap_leaves(loaded.model)
     if report.ok:
-        return ForwardChoice(PackedForward(loaded, NumpyBridge(), "numpy"), None)
-    return ForwardChoice(PackedForward(loaded, MlxBridge(), "mlx"), report.reason)
+        return ForwardChoice(PackedForward(loaded, NumpyBridge(), "numpy", first_layer), None)
+    return ForwardChoice(PackedForward(loaded, MlxBridge(), "mlx", first_layer), report.reason)

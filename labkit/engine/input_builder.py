@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,26 +56,60 @@ class Batch:
         return 0 < self.prefill_tokens < self.num_tokens
 
 
-# How a chunk's rows become segments of the packed batch: (start, length) of each.
-Cut = Callable[[ScheduledChunk], Iterator[tuple[int, int]]]
+# How a chunk and so many drafts become segments of the packed batch: (start, length) of each.
+Cut = Callable[[ScheduledChunk, int], list[tuple[int, int]]]
 
 
-def window(chunk: ScheduledChunk) -> Iterator[tuple[int, int]]:
+def window(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
     """Make one segment of a chunk and its drafts, causal within."""
-    yield chunk.start, chunk.num_rows
+    return [(chunk.start, chunk.num_tokens + drafts)]
 
 
-def staircase(chunk: ScheduledChunk) -> Iterator[tuple[int, int]]:
+def staircase(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
     """Make each drafted row a segment of one token, its context one token longer each time.
 
     The rows share a block table and every key is written before any is read, so a row sees
     the drafts before it.
     """
-    if not chunk.drafts:
-        yield chunk.start, chunk.num_rows
-        return
-    for offset in range(chunk.num_rows):
-        yield chunk.start + offset, 1
+    stop = chunk.start + chunk.num_tokens
+    return [(chunk.start, chunk.num_tokens), *((stop + i, 1) for i in range(drafts))]
+
+
+def pack(
+    tokens: list[int],
+    segments: list[tuple[int, int]],
+    block_tables: Ints,
+    rows: list[int],
+    sampling: list[RequestState],
+    *,
+    prefill_tokens: int = 0,
+    unknown: tuple[tuple[int, str], ...] = (),
+) -> Batch:
+    """Derive a batch from its tokens and the (start, length) of each segment."""
+    starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
+    cu_seqlens_q = np.zeros(len(segments) + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens_q[1:])
+    # Packed index minus where the segment begins, plus where its tokens begin.
+    shift = starts - cu_seqlens_q[:-1]
+    return Batch(
+        tokens=np.asarray(tokens, np.int32),
+        positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(shift, lengths),
+        cu_seqlens_q=cu_seqlens_q,
+        seq_lens=starts + lengths,
+        block_tables=block_tables,
+        logit_rows=np.asarray(rows, np.int32),
+        sampling=tuple(sampling),
+        prefill_tokens=prefill_tokens,
+        unknown=unknown,
+    )
+
+
+def stack(tables: Sequence[BlockTable]) -> Ints:
+    """Return int32 [tables, longest], padded with 0, the null block."""
+    stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
+    for row, table in zip(stacked, tables, strict=True):
+        row[: len(table)] = table.block_ids
+    return stacked
 
 
 class InputBuilder:
@@ -92,51 +126,38 @@ class InputBuilder:
 
     def build(self, output: SchedulerOutput) -> Batch:
         """Pack the chunks of a step in their order."""
-        chunks = output.chunks
         tokens: list[int] = []
         rows: list[int] = []
         sampling: list[RequestState] = []
         unknown: list[tuple[int, str]] = []
         segments: list[tuple[int, int]] = []
-        states: list[RequestState] = []
-        for chunk in chunks:
+        tables: list[BlockTable] = []
+        for chunk in output.chunks:
             state, stop = chunk.state, chunk.start + chunk.num_tokens
+            drafts = output.drafts.get(state.request_id, ())
             tokens += state.token_ids[chunk.start : stop]
             if stop > state.num_tokens:
                 unknown.append((len(tokens), state.request_id))
                 tokens.append(UNKNOWN)
             if chunk.samples:
-                rows += range(len(tokens) - 1, len(tokens) + len(chunk.drafts))
+                rows += range(len(tokens) - 1, len(tokens) + len(drafts))
                 sampling.append(state)
-                sampling += [
-                    state.followed_by(chunk.drafts[: i + 1]) for i in range(len(chunk.drafts))
-                ]
-            tokens += chunk.drafts
-            own = list(self._cut(chunk))
+                sampling += [state.followed_by(drafts[: i + 1]) for i in range(len(drafts))]
+            tokens += drafts
+            own = self._cut(chunk, len(drafts))
             segments += own
-            states += [state] * len(own)
-        starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
-        cu_seqlens_q = np.zeros(len(segments) + 1, np.int32)
-        np.cumsum(lengths, out=cu_seqlens_q[1:])
-        # Packed index minus where the segment begins, plus where its tokens begin.
-        shift = starts - cu_seqlens_q[:-1]
-        return Batch(
-            tokens=np.asarray(tokens, np.int32),
-            positions=np.arange(len(tokens), dtype=np.int32) + np.repeat(shift, lengths),
-            cu_seqlens_q=cu_seqlens_q,
-            seq_lens=starts + lengths,
-            block_tables=self._block_tables(states),
-            logit_rows=np.asarray(rows, np.int32),
-            sampling=tuple(sampling),
-            prefill_tokens=sum(chunk.num_tokens for chunk in chunks if chunk.is_prefill),
+            tables += [self._cache.table(state.request_id)] * len(own)
+        return pack(
+            tokens,
+            segments,
+            self._block_tables(tables),
+            rows,
+            sampling,
+            prefill_tokens=sum(chunk.num_tokens for chunk in output.chunks if chunk.is_prefill),
             unknown=tuple(unknown),
         )
 
-    def _block_tables(self, states: list[RequestState]) -> Ints:
-        tables = [self._cache.table(state.request_id) for state in states]
+    def _block_tables(self, tables: list[BlockTable]) -> Ints:
         if tables != self._stacked_for:
-            stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
-            for row, table in zip(stacked, tables, strict=True):
-                row[: len(table)] = table.block_ids
-            self._stacked_for, self._stacked = tables, stacked
+            self._stacked_for, self._stacked = tables, stack(tables)
         return self._stacked

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -104,8 +105,10 @@ def install_attention_hook() -> None:
             module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
 
 
-def load(model_dir: Path) -> LoadedModel:
+def load(model_dir: Path, layers: int | None = None) -> LoadedModel:
     """Build the model of a directory: config.json and model*.safetensors, float32.
+
+    ``layers``: only so many of its first layers, then its last norm and its output; None: all.
 
     Raises
     ------
@@ -113,10 +116,12 @@ def load(model_dir: Path) -> LoadedModel:
         The directory is not a model, or its architecture or quantisation is not supported.
     """
     settings = _read_config(model_dir)
+    if layers is not None:
+        settings = _first_layers(settings, layers, model_dir)
     model_type = str(settings["model_type"])
     install_attention_hook()
     model = _build(_module(model_type), settings, model_dir)
-    _load_weights(model, model_dir, settings.get("quantization"))
+    _load_weights(model, model_dir, settings.get("quantization"), layers)
     return LoadedModel(
         model, model_type, _windows(model, model_type), end_of_text(settings, model_dir)
     )
@@ -165,7 +170,18 @@ def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any
         raise EngineError(f"{model_dir / 'config.json'}: not a whole model ({reason})") from None
 
 
-def _load_weights(model: Any, model_dir: Path, quantization: dict[str, Any] | None) -> None:
+def _first_layers(settings: dict[str, Any], layers: int, model_dir: Path) -> dict[str, Any]:
+    have = settings.get("num_hidden_layers")
+    if not isinstance(have, int) or layers > have:
+        raise EngineError(
+            f"{model_dir / 'config.json'}: num_hidden_layers is {have}, {layers} are asked"
+        )
+    return {**settings, "num_hidden_layers": layers}
+
+
+def _load_weights(
+    model: Any, model_dir: Path, quantization: dict[str, Any] | None, layers: int | None
+) -> None:
     import mlx.core as mx
 
     files = sorted(model_dir.glob("model*.safetensors"))
@@ -175,6 +191,8 @@ def _load_weights(model: Any, model_dir: Path, quantization: dict[str, Any] | No
     for file in files:
         loaded: Any = mx.load(str(file))
         weights.update(loaded)
+    if layers is not None:
+        weights = {name: value for name, value in weights.items() if _layer(name) < layers}
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     if quantization:
@@ -189,6 +207,12 @@ def _load_weights(model: Any, model_dir: Path, quantization: dict[str, Any] | No
         raise EngineError(f"{model_dir}: {str(error).splitlines()[0]}") from None
     model.eval()
     mx.eval(model.parameters())
+
+
+def _layer(name: str) -> int:
+    """Return the layer that a weight belongs to; -1: to none."""
+    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return int(found[1]) if found else -1
 
 
 def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from labkit.engine.request import RequestState
@@ -12,25 +13,23 @@ class ScheduledChunk:
     """``num_tokens`` further tokens of one request, from ``start`` on.
 
     ``samples`` says whether the chunk reaches the request's last token: only then is there
-    a next one to sample. ``drafts`` are guesses at what comes after the last token; they are
-    computed with it, and kept as far as sampling agrees.
+    a next one to sample.
     """
 
     state: RequestState
     start: int
     num_tokens: int
-    drafts: tuple[int, ...] = ()
     samples: bool = field(init=False)
     life: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Refuse an empty chunk, one beyond the request's tokens, and drafts after a part."""
+        """Refuse an empty chunk and one beyond the request's tokens."""
         state = self.state
         stop, last = self.start + self.num_tokens, state.num_tokens + state.num_unknown_tokens
-        if self.num_tokens < 1 or stop > last or (self.drafts and stop < last):
+        if self.num_tokens < 1 or stop > last:
             raise ValueError(
-                f"request {state.request_id}: tokens {self.start} to {stop} of {last} and "
-                f"{len(self.drafts)} drafts cannot be scheduled"
+                f"request {state.request_id}: tokens {self.start} to {stop} of {last} cannot be "
+                "scheduled"
             )
         object.__setattr__(self, "samples", stop == last)
         object.__setattr__(self, "life", state.num_preemptions)
@@ -41,11 +40,6 @@ class ScheduledChunk:
         return self.life != self.state.num_preemptions
 
     @property
-    def num_rows(self) -> int:
-        """Tokens computed, drafts included."""
-        return self.num_tokens + len(self.drafts)
-
-    @property
     def is_prefill(self) -> bool:
         """Whether the request still catches up with its tokens (a shape, not a state)."""
         return self.start < self.state.num_caught_up
@@ -53,14 +47,19 @@ class ScheduledChunk:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """The chunks of one step, decodes first."""
+    """The chunks of one step, decodes first.
+
+    ``drafts``: by request id, guesses at what comes after the last token of a chunk that
+    samples; they are computed with it, and kept as far as sampling agrees.
+    """
 
     chunks: tuple[ScheduledChunk, ...]
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens computed in the step."""
-        return sum(chunk.num_rows for chunk in self.chunks)
+        """Tokens computed in the step, drafts included."""
+        return sum(chunk.num_tokens for chunk in self.chunks) + sum(map(len, self.drafts.values()))
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to compute."""

@@ -1,9 +1,14 @@
 """Tiny model directories, as the real mlx_lm loads them, and plain mlx_lm's own answers."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+
+# Makes ``stub_engine`` and the state machine importable: tests are no packages here.
+sys.path.insert(0, str(Path(__file__).parent))
 
 COMMON = {
     "hidden_size": 64,

@@ -85,6 +85,7 @@ def _span(kind, x, gated, out):  # type: ignore[no-untyped-def]
 @njit(
     "void(int64, float32[::1], float32[::1], float32[::1])",
     parallel=True,
+    nogil=True,
     cache=True,
     error_model="numpy",
 )

@@ -15,6 +15,7 @@ CHUNK = 1024
 @njit(
     "void(float32[:, ::1], int32[::1], float32[::1])",
     parallel=True,
+    nogil=True,
     cache=True,
     error_model="numpy",
     fastmath={"reassoc", "nsz"},

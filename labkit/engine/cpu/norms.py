@@ -27,6 +27,7 @@ def _rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
 @njit(
     "void(float32[:, ::1], float32[::1], float64, float32[:, ::1])",
     parallel=True,
+    nogil=True,
     cache=True,
     error_model="numpy",
 )
@@ -42,6 +43,7 @@ def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
 @njit(
     "void(float32[:, ::1], float32[::1], float32[::1], float64, float32[:, ::1])",
     parallel=True,
+    nogil=True,
     cache=True,
     error_model="numpy",
     fastmath={"reassoc", "contract", "nsz"},

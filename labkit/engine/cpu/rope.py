@@ -33,6 +33,7 @@ def _rotate(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-u
     "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
     " boolean, float32[:, ::1])",
     parallel=True,
+    nogil=True,
     cache=True,
     error_model="numpy",
 )

@@ -252,6 +252,7 @@ def _panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-unt
 @njit(
     "void(float32[:, ::1], float32[:, :, ::1], float32[::1], int64[:, ::1], float32[::1])",
     parallel=True,
+    nogil=True,
     cache=True,
     error_model="numpy",
 )
@@ -273,7 +274,7 @@ def product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
             _panels(task % groups * step, task // groups, x, panels, bias, columns, out)
 
 
-@njit("void(float32[:, ::1], float32[:, :, ::1], int64)", parallel=True, cache=True)
+@njit("void(float32[:, ::1], float32[:, :, ::1], int64)", parallel=True, nogil=True, cache=True)
 def pack(weight, panels, first):  # type: ignore[no-untyped-def]
     """Fill panels first, first + 1, ... with the rows of a weight matrix as columns."""
     width, depth = weight.shape

@@ -35,5 +35,8 @@ class Pipeline(Protocol):
     def drain(self) -> Done | None:
         """Return the step in flight when it is done; None if there is none."""
 
+    def discard(self) -> None:
+        """Drop the step in flight when it is done: every request in it has ended."""
+
     def close(self) -> None:
-        """Wait for the step in flight and drop it, and the model with it."""
+        """Drop the step in flight and what the pipeline holds."""

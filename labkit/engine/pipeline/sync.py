@@ -24,5 +24,8 @@ class Sync:
     def drain(self) -> None:
         """Nothing is ever in flight."""
 
+    def discard(self) -> None:
+        """Nothing is ever in flight."""
+
     def close(self) -> None:
         """Nothing to wait for."""

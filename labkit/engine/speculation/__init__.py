@@ -1,1 +1,44 @@
 """Speculative decoding: who drafts, one file per answer, and how drafts are judged."""
+
+from __future__ import annotations
+
+from labkit import config
+from labkit.engine.input_builder import Cut, staircase, window
+from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.pipeline.base import RunModel
+from labkit.engine.speculation.base import Proposer, Speculation
+from labkit.engine.speculation.draft_model import DraftModel
+from labkit.engine.speculation.drafting import Drafting
+from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.speculation.none import NoSpeculation
+from labkit.engine.stats import Counters
+
+
+def create(
+    options: config.Engine, cache: KVCache, run_draft: RunModel | None, counters: Counters
+) -> Speculation:
+    """Return the speculation of ``engine.speculation``; ``run_draft`` is the draft's forward."""
+    drafts = options.drafts
+    budget = options.scheduler.max_num_batched_tokens
+    proposer: Proposer
+    if options.speculation is config.Speculation.none:
+        return NoSpeculation()
+    if run_draft is not None:
+        proposer = DraftModel(run_draft, cache, budget)
+    else:
+        proposer = Ngram(drafts.ngram_min, drafts.ngram_max)
+    return Drafting(
+        proposer, drafts.num_draft_tokens, budget, cache, options.kv.block_size, counters
+    )
+
+
+def cut_of(options: config.Engine) -> Cut:
+    """Return how drafts are laid out in the batch."""
+    return staircase if options.drafts.verification is config.Verification.staircase else window
+
+
+def rows_of(options: config.Engine) -> int:
+    """Return the most rows that a step of decodes alone can have."""
+    drafting = options.speculation is not config.Speculation.none
+    each = 1 + options.drafts.num_draft_tokens * drafting
+    return min(options.scheduler.max_num_seqs * each, options.scheduler.max_num_batched_tokens)

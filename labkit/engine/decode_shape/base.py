@@ -1,0 +1,14 @@
+"""How many rows a step of decodes alone has."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class DecodeShape(Protocol):
+    """Decides the shape, so that graphs and buffers of a shape can be used again."""
+
+    name: str
+
+    def rows(self, needed: int) -> int:
+        """Return how many rows a step is given that needs ``needed``; at least as many."""

@@ -1,0 +1,13 @@
+"""``engine.decode_shape=exact``: no padding."""
+
+from __future__ import annotations
+
+
+class Exact:
+    """As many rows as tokens."""
+
+    name = "exact"
+
+    def rows(self, needed: int) -> int:
+        """Return what is needed."""
+        return needed

@@ -1,0 +1,136 @@
+"""``engine.speculation=draft``: a smaller model goes ahead.
+
+The draft model's layers are further layers of the target's own blocks: a token's draft keys
+lie under the same block id and offset as its target keys, so nothing is allocated, freed or
+shared twice. What the draft has computed is remembered per request and not trusted across a
+change of its blocks: it is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.engine.input_builder import Batch, Ints, pack, stack
+from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.pipeline.base import RunModel
+from labkit.engine.request import RequestState, RequestStatus
+from labkit.engine.sampler import Sampler
+from labkit.engine.speculation.base import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """The tokens of a request whose draft keys lie in ``blocks``: known ones, then drafts."""
+
+    state: RequestState
+    known: int
+    drafts: tuple[int, ...]
+    blocks: Ints
+
+    def still_valid(self, blocks: Ints) -> int:
+        """Return how many of the request's tokens need not be computed again."""
+        held = len(self.blocks)
+        if held > len(blocks) or not np.array_equal(self.blocks, blocks[:held]):
+            return 0
+        right = 0
+        for draft, token in zip(self.drafts, self.state.token_ids[self.known :], strict=False):
+            if draft != token:
+                break
+            right += 1
+        # The last token is computed anew: what follows it is asked.
+        return min(self.known + right, self.state.num_tokens - 1)
+
+
+class DraftModel:
+    """Drafts as the target samples: same parameters, same random numbers, a smaller model.
+
+    Parameters
+    ----------
+    run_model
+        The draft's forward, over its own layers of the target's KV memory.
+    cache
+        Which request holds which blocks.
+    budget
+        Tokens per forward at most, where the draft catches up with a prompt.
+    """
+
+    name = "draft"
+
+    def __init__(self, run_model: RunModel, cache: KVCache, budget: int) -> None:
+        self._run_model = run_model
+        self._cache = cache
+        self._budget = budget
+        self._sampler = Sampler()
+        self._computed: dict[str, _Computed] = {}
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
+        """Catch up with every request, then go ahead token by token; see ``Proposer``."""
+        running = RequestStatus.running
+        self._computed = {k: c for k, c in self._computed.items() if c.state.status is running}
+        drafts: list[list[int]] = [[] for _ in wanted]
+        self._catch_up(wanted, drafts)
+        for length in range(1, max(want.limit for want in wanted)):
+            ahead = [i for i, want in enumerate(wanted) if want.limit > length]
+            segments = [(wanted[i].state.num_tokens + length - 1, 1) for i in ahead]
+            tokens = [drafts[i][-1] for i in ahead]
+            self._sample(tokens, segments, ahead, list(range(len(ahead))), wanted, drafts)
+        for want, tokens in zip(wanted, drafts, strict=True):
+            self._remember(want.state, tokens)
+        return [tuple(tokens) for tokens in drafts]
+
+    def _catch_up(self, wanted: Sequence[Wanted], drafts: list[list[int]]) -> None:
+        """Compute what the draft lacks of each request, and draw each one's first draft."""
+        start = [self._valid(want.state) for want in wanted]
+        while todo := [i for i, w in enumerate(wanted) if start[i] < w.state.num_tokens]:
+            left = self._budget
+            tokens: list[int] = []
+            segments: list[tuple[int, int]] = []
+            taken: list[int] = []
+            rows: list[int] = []
+            for i in todo:
+                state = wanted[i].state
+                count = min(left, state.num_tokens - start[i])
+                if count == 0:
+                    break
+                tokens += state.token_ids[start[i] : start[i] + count]
+                segments.append((start[i], count))
+                taken.append(i)
+                start[i] += count
+                left -= count
+                if start[i] == state.num_tokens:
+                    rows.append(len(tokens) - 1)
+            self._sample(tokens, segments, taken, rows, wanted, drafts)
+
+    def _sample(
+        self,
+        tokens: list[int],
+        segments: list[tuple[int, int]],
+        taken: list[int],
+        rows: list[int],
+        wanted: Sequence[Wanted],
+        drafts: list[list[int]],
+    ) -> None:
+        """Run one forward; give the first ``len(rows)`` requests of ``taken`` a draft more."""
+        tables = stack([self._cache.table(wanted[i].state.request_id) for i in taken])
+        drawing = taken[: len(rows)]
+        states = [wanted[i].state.followed_by(drafts[i]) for i in drawing]
+        batch: Batch = pack(tokens, segments, tables, rows, states)
+        logits = self._run_model(batch)
+        for i, drawn in zip(drawing, self._sampler(logits, states), strict=True):
+            drafts[i].append(drawn.token)
+
+    def _valid(self, state: RequestState) -> int:
+        computed = self._computed.get(state.request_id)
+        if computed is None or computed.state is not state:
+            return 0
+        return computed.still_valid(self._cache.table(state.request_id).block_ids)
+
+    def _remember(self, state: RequestState, drafts: list[int]) -> None:
+        # The last draft was never computed.
+        blocks = self._cache.table(state.request_id).block_ids
+        self._computed[state.request_id] = _Computed(
+            state, state.num_tokens, tuple(drafts[:-1]), blocks
+        )

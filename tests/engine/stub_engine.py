@@ -1,0 +1,124 @@
+"""An engine whose model is a stub that keeps the KV cache: every way to run a step."""
+
+import numpy as np
+
+from labkit import config
+from labkit.engine import decode_shape
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.engine import PagedEngine
+from labkit.engine.input_builder import staircase, window
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.speculation.drafting import Drafting
+from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.stats import Counters
+
+VOCAB, EOS = 31, 30
+CUTS = {"window": window, "staircase": staircase}
+
+
+def next_token(context):
+    """What the stub says after ``context``: a function of all of it that often repeats itself."""
+    known = (sum((i + 1) * token for i, token in enumerate(context)) * 7 + len(context)) % 1009
+    return known % VOCAB if known % 4 == 0 else (context[-1] + 1) % 7
+
+
+def solo(prompt, max_tokens, ignore_eos=True):
+    """The tokens a request must get, computed alone."""
+    context, out = list(prompt), []
+    while len(out) < max_tokens and (ignore_eos or not out or out[-1] != EOS):
+        out.append(next_token(context))
+        context.append(out[-1])
+    return out
+
+
+class StubModel:
+    """Writes all tokens to their slots, then answers each row from what the slots hold."""
+
+    def __init__(self, num_blocks, block_size):
+        self.slots = np.full((num_blocks, block_size), -1)
+        self.largest = 0
+        self.shapes = []
+
+    def __call__(self, batch):
+        assert (batch.tokens >= 0).all(), "an unknown token was computed"
+        self.largest = max(self.largest, batch.num_tokens)
+        self.shapes.append(batch.total_q)
+        self.slots[0] = -1000  # whoever reads the null block gets nonsense
+        segment = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.cu_seqlens_q))
+        size = self.slots.shape[1]
+        for row, position in enumerate(batch.positions):
+            s = segment[row]
+            after = batch.cu_seqlens_q[s + 1] - row
+            assert position == batch.seq_lens[s] - after
+            block = batch.block_tables[s, position // size]
+            assert (block == 0) == (row >= batch.num_tokens), "padding, and only that, is nowhere"
+            self.slots[block, position % size] = batch.tokens[row]
+        logits = np.zeros((len(batch.logit_rows), VOCAB), np.float32)
+        for i, row in enumerate(batch.logit_rows):
+            positions = np.arange(batch.positions[row] + 1)
+            table = batch.block_tables[segment[row]]
+            context = self.slots[table[positions // size], positions % size].tolist()
+            logits[i] = self.answer(context) if row < batch.num_tokens else np.nan
+        return logits
+
+    def answer(self, context):
+        """The logits after a context."""
+        return np.eye(VOCAB, dtype=np.float32)[next_token(context)]
+
+
+class Adversary:
+    """Proposes right tokens and wrong ones, in all lengths, as a seed has it."""
+
+    name = "adversary"
+
+    def __init__(self, seed=0):
+        self.rng = np.random.default_rng(seed)
+
+    def propose(self, wanted):
+        drafts = []
+        for want in wanted:
+            right = solo(want.state.token_ids, want.limit)
+            wrong = self.rng.random(want.limit) < 0.3
+            tokens = np.where(wrong, self.rng.integers(0, VOCAB, want.limit), right)
+            drafts.append(tuple(tokens[: self.rng.integers(0, want.limit + 1)].tolist()))
+        return drafts
+
+
+def make_engine(
+    num_blocks=9,
+    block_size=4,
+    *,
+    pipeline="sync",
+    shape="exact",
+    proposer=None,
+    num_drafts=3,
+    cut="window",
+    model=None,
+    cache=None,
+    **options,
+):
+    """An engine on a stub; ``proposer`` is None, "ngram" or a Proposer."""
+    scheduling = config.Scheduler(**options)
+    cache = cache or KVCacheManager(BlockPool(num_blocks), block_size, block_bytes=100)
+    counters = Counters()
+    model = model or StubModel(num_blocks, block_size)
+    speculation = None
+    if proposer is not None:
+        proposer = Ngram(1, 3) if proposer == "ngram" else proposer
+        budget = scheduling.max_num_batched_tokens
+        speculation = Drafting(proposer, num_drafts, budget, cache, block_size, counters)
+    rows = scheduling.max_num_seqs * (1 + num_drafts * (proposer is not None))
+    engine = PagedEngine(
+        scheduler=Scheduler(scheduling, cache, frozenset({EOS})),
+        cache=cache,
+        run_model=model,
+        counters=counters,
+        vocab_size=VOCAB,
+        notes={},
+        speculation=speculation,
+        cut=CUTS[cut],
+        shape=decode_shape.create(config.DecodeShape(shape), rows),
+        pipeline_name=config.Pipeline(pipeline),
+    )
+    return engine, model

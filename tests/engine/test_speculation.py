@@ -1,0 +1,296 @@
+"""Drafts cost time and nothing else: the tokens are those of no speculation."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+from stub_engine import EOS, VOCAB, Adversary, StubModel, make_engine, solo
+
+from labkit import config
+from labkit.engine import Request, SamplingParams, create, prefix_cache
+from labkit.engine.base import EngineError
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.request import RequestState, RequestStatus
+from labkit.engine.speculation.base import Wanted
+from labkit.engine.speculation.ngram import Ngram
+
+
+class Oracle(Adversary):
+    """Is always right, as long as it may be."""
+
+    def propose(self, wanted):
+        return [tuple(solo(want.state.token_ids, want.limit)) for want in wanted]
+
+
+class Fool(Adversary):
+    """Is always wrong."""
+
+    def propose(self, wanted):
+        return [
+            tuple((token + 1) % VOCAB for token in solo(want.state.token_ids, want.limit))
+            for want in wanted
+        ]
+
+
+def ask(request_id, prompt, max_tokens, **params):
+    params = {"ignore_eos": True} | params
+    return Request(request_id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **params))
+
+
+def run(engine, requests):
+    for request in requests:
+        engine.submit(request)
+    tokens = {}
+    while engine.has_work():
+        for event in engine.step():
+            tokens.setdefault(event.request_id, []).append(event.token)
+        engine.check()
+    return tokens
+
+
+@pytest.mark.parametrize("cut", ["window", "staircase"])
+@pytest.mark.parametrize("proposer", [Adversary(), Oracle(), Fool(), "ngram"])
+def test_tokens_are_those_of_no_speculation(proposer, cut):
+    engine, _ = make_engine(60, proposer=proposer, cut=cut, max_num_seqs=4)
+    requests = [ask(f"r{i}", range(i, 2 * i + 1), 25) for i in range(7)]
+    tokens = run(engine, requests)
+    for request in requests:
+        assert tokens[request.request_id] == solo(request.prompt_token_ids, 25)
+    counters = engine.counters()
+    drafted, accepted = counters["spec.drafted"], counters["spec.accepted"]
+    assert (accepted == drafted) == isinstance(proposer, Oracle)
+    assert (accepted > 0) != isinstance(proposer, Fool) and drafted > 0
+    assert accepted == sum(counters[f"spec.accepted.pos{i}"] for i in range(3))
+    assert drafted == sum(counters[f"spec.drafted.pos{i}"] for i in range(3))
+    assert counters["spec.accepted.pos0"] >= counters["spec.accepted.pos1"]
+    # Every token but each request's last is computed once; a wrong draft is computed in vain.
+    needed = sum(len(r.prompt_token_ids) + 25 - 1 for r in requests)
+    assert counters["tokens.computed"] == needed + drafted - accepted
+
+
+def test_drafts_are_bounded_by_max_tokens_the_budget_and_the_blocks_held():
+    oracle = Oracle()
+    engine, _ = make_engine(60, proposer=oracle, num_drafts=6, max_num_seqs=1)
+    limits = []
+    propose = oracle.propose
+    oracle.propose = lambda wanted: limits.append([w.limit for w in wanted]) or propose(wanted)
+    run(engine, [ask("a", [1, 2, 3], 12)])
+    # 1 token from the prompt, 7 from a full draft, and the last 4 from a draft of 3.
+    assert limits == [[6], [3]]
+    limits.clear()
+    assert len(run(engine, [ask("b", [1], 1), ask("c", [1, 2], 2)])["c"]) == 2
+    assert limits == []  # nothing to draft: one token is sampled anyway
+    tight = make_engine(
+        60, proposer=oracle, num_drafts=6, max_num_seqs=3, max_num_batched_tokens=5
+    )[0]
+    run(tight, [ask(name, [1, 2], 9) for name in "abc"])
+    assert limits and all(sum(step) + 3 <= 5 for step in limits if len(step) > 1)
+
+
+def test_a_stop_within_the_accepted_drafts_ends_the_request_there():
+    free = solo([3, 1, 4], 12)
+    stop = free[3]
+    end = free.index(stop) + 1
+    engine, _ = make_engine(60, proposer=Oracle(), num_drafts=6)
+    engine.submit(ask("a", [3, 1, 4], 12, stop_token_ids=(stop,)))
+    events = [event for _ in range(3) for event in engine.step()]
+    assert [event.token for event in events] == free[:end]
+    assert [event.finish_reason for event in events] == [None] * (end - 1) + ["stop"]
+    assert not engine.has_work()
+    counters = engine.counters()
+    assert counters["blocks.allocated"] == counters["blocks.freed"]
+
+
+def test_rejected_drafts_are_never_published():
+    """The same requests, cold and warm: a block with a rejected draft's key would show."""
+    for proposer in (Adversary(3), Fool()):
+        engine, _ = engine_with_prefixes(proposer)
+        rng = np.random.default_rng(0)
+        shared = rng.integers(0, VOCAB, 9).tolist()
+        requests = [ask(f"r{i}", shared + [i] * i, 14) for i in range(6)]
+        cold = run(engine, requests)
+        # What was generated is asked for again as a prompt: its blocks were published.
+        longer = [
+            ask(f"{r.request_id}+", [*r.prompt_token_ids, *cold[r.request_id]], 9) for r in requests
+        ]
+        warm = run(engine, longer)
+        for request in longer:
+            assert warm[request.request_id] == solo(request.prompt_token_ids, 9)
+        assert engine.counters()["prefix.hit_tokens"] > 100
+
+
+def engine_with_prefixes(proposer):
+    pool = BlockPool(80)
+    cache = KVCacheManager(pool, 4, prefix_cache.create("hash", pool, 4), block_bytes=100)
+    return make_engine(80, proposer=proposer, cache=cache, max_num_seqs=3)
+
+
+class Loaded(StubModel):
+    """Says the same distribution after every context, but for its last token."""
+
+    def answer(self, context):
+        return np.log(weights(context[-1])).astype(np.float32)
+
+
+def weights(last):
+    """The law of the next token: uneven, and another one after each token."""
+    return np.roll(np.r_[np.arange(1.0, 6.0) ** 2, np.full(VOCAB - 5, 1e-9)], last % 3)
+
+
+@pytest.mark.parametrize("cut", ["window", "staircase"])
+def test_sampled_tokens_follow_the_target_and_equal_those_of_no_speculation(cut):
+    """Chi-square of the tokens at drafted positions, given the token before."""
+    requests = [ask(f"r{i}", [1], 9, temperature=1.0, seed=i) for i in range(300)]
+    plain = run(make_engine(600, model=Loaded(600, 4), max_num_seqs=16)[0], requests)
+    engine, _ = make_engine(600, model=Loaded(600, 4), proposer=Likely(), cut=cut, max_num_seqs=16)
+    tokens = run(engine, requests)
+    assert tokens == plain
+    accepted = engine.counters()["spec.accepted"]
+    assert 0.1 < accepted / engine.counters()["spec.drafted"] < 0.9
+    for last in range(3):
+        after = [b for got in tokens.values() for a, b in pairwise(got) if a % 3 == last]
+        expected = weights(last) / weights(last).sum()
+        kept = expected > 1e-6
+        observed = np.bincount(after, minlength=VOCAB)
+        assert observed[~kept].sum() == 0 and len(after) > 300
+        assert chisquare(observed[kept], expected[kept] * len(after)).pvalue > 0.01
+
+
+class Likely(Adversary):
+    """Drafts the likeliest token after each."""
+
+    def propose(self, wanted):
+        drafts = []
+        for want in wanted:
+            chain = [want.state.token_ids[-1]]
+            for _ in range(want.limit):
+                chain.append(int(weights(chain[-1]).argmax()))
+            drafts.append(tuple(chain[1:]))
+        return drafts
+
+
+def wanted(tokens, limit, prompt=1):
+    state = RequestState(Request("a", tuple(tokens[:prompt])))
+    state.token_ids = list(tokens)
+    state.status = RequestStatus.running
+    return Wanted(state, limit)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "limit", "draft"),
+    [
+        ([1, 2, 3, 4, 1, 2], 3, (3, 4, 1)),  # the longest n-gram that came before
+        ([1, 2, 9, 5, 2, 7, 1, 2], 2, (9, 5)),  # two tokens beat one, though it is later
+        ([5, 2, 7, 5, 2, 8, 2], 2, (8, 2)),  # the latest of equals
+        ([4, 4, 4], 5, (4, 4, 4, 4, 4)),  # a loop goes on past its end
+        ([1, 2, 3], 4, ()),
+        ([1], 4, ()),
+    ],
+)
+def test_ngram_drafts_what_followed(tokens, limit, draft):
+    assert Ngram(1, 3).propose([wanted(tokens, limit)]) == [draft]
+
+
+def test_ngram_keeps_up_with_a_growing_request_and_forgets_a_finished_one():
+    ngram, rng = Ngram(1, 3), np.random.default_rng(0)
+    want = wanted(rng.integers(0, 4, 5).tolist(), 4)
+    for token in rng.integers(0, 4, 60).tolist():
+        want.state.token_ids.append(token)
+        assert ngram.propose([want]) == Ngram(1, 3).propose([want])
+    want.state.status = RequestStatus.finished
+    ngram.propose([wanted([1, 2, 1], 2)])
+    assert ngram._indexes["a"].state is not want.state
+
+
+PROMPT_LENGTHS = (3, 8, 17, 40, 1, 33)
+
+
+def options(**drafts):
+    return config.Engine(
+        scheduler=config.Scheduler(max_num_seqs=4, max_num_batched_tokens=32),
+        kv=config.KV(block_size=8),
+        budget=config.Budget(blocks=64),
+        speculation=config.Speculation.draft,
+        drafts=config.Drafts(**drafts),
+    )
+
+
+def prompts():
+    rng = np.random.default_rng(1)
+    return [tuple(rng.integers(0, 298, n).tolist()) for n in PROMPT_LENGTHS]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_drafts_for_itself_is_always_right(temperature, model_dir, plain_greedy):
+    """The same weights draw the same tokens from the same random numbers."""
+    engine = create(options(), model_dir("qwen3"))
+    requests = [
+        ask(str(i), prompt, 14, temperature=temperature) for i, prompt in enumerate(prompts())
+    ]
+    tokens = run(engine, requests)
+    counters = engine.counters()
+    assert counters["spec.accepted"] == counters["spec.drafted"] > 40
+    if temperature == 0:
+        for i, prompt in enumerate(prompts()):
+            assert tokens[str(i)] == plain_greedy("qwen3", prompt, 14)
+
+
+@pytest.mark.parametrize("verification", config.Verification)
+def test_a_model_of_fewer_layers_drafts_and_the_tokens_stay(verification, model_dir, plain_greedy):
+    chosen = options(draft_layers=2, verification=verification)
+    chosen.prefix_cache = config.PrefixCache.hash
+    engine = create(chosen, model_dir("qwen3"))
+    for again in range(2):  # cold, then with a prefix cache that is warm
+        requests = [ask(f"{again} {i}", prompt, 14) for i, prompt in enumerate(prompts())]
+        tokens = run(engine, requests)
+        for i, prompt in enumerate(prompts()):
+            assert tokens[f"{again} {i}"] == plain_greedy("qwen3", prompt, 14)
+    counters = engine.counters()
+    assert 0 < counters["spec.accepted"] < counters["spec.drafted"]
+    assert counters["prefix.hit_tokens"] > 0
+    assert engine.notes["draft"].endswith("2 layers")
+
+
+def test_a_draft_survives_preemption(model_dir, plain_greedy):
+    """Other blocks after it: what the draft had computed is computed again."""
+    engine = create(options(), model_dir("qwen3"))
+    for i, prompt in enumerate(prompts()[:4]):
+        engine.submit(ask(str(i), prompt, 14))
+    tokens, steps = {}, 0
+    while engine.has_work():
+        for event in engine.step():
+            tokens.setdefault(event.request_id, []).append(event.token)
+        steps += 1
+        if steps % 2 == 0:
+            engine._scheduler.preempt(str(steps // 2 % 4))
+    for i, prompt in enumerate(prompts()[:4]):
+        assert tokens[str(i)] == plain_greedy("qwen3", prompt, 14)
+    counters = engine.counters()
+    assert counters["preemptions"] > 1
+    assert counters["spec.accepted"] == counters["spec.drafted"]
+
+
+def test_a_draft_of_another_vocabulary_or_too_many_layers_is_refused(model_dir, tmp_path):
+    from conftest import COMMON, build_model_dir
+
+    other = build_model_dir(
+        tmp_path / "other",
+        {**COMMON, "model_type": "qwen3", "tie_word_embeddings": True, "vocab_size": 310},
+    )
+    with pytest.raises(EngineError, match="its vocabulary has 310 ids, the model's 300"):
+        create(options(draft_path=str(other)), model_dir("qwen3"))
+    with pytest.raises(EngineError, match="num_hidden_layers is 3, 4 are asked"):
+        create(options(draft_layers=4), model_dir("qwen3"))
+
+
+def test_another_model_may_draft(model_dir, plain_greedy):
+    engine = create(options(draft_path=str(model_dir("llama"))), model_dir("qwen3"))
+    tokens = run(engine, [ask(str(i), prompt, 8) for i, prompt in enumerate(prompts()[:3])])
+    for i, prompt in enumerate(prompts()[:3]):
+        assert tokens[str(i)] == plain_greedy("qwen3", prompt, 8)
+
+
+def test_end_of_text_is_among_the_stub_answers():
+    assert EOS in {solo([a, b], 1)[0] for a in range(VOCAB) for b in range(VOCAB)}
