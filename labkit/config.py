@@ -738,6 +738,7 @@ class WorkloadKind(Enum):
     uniform = "uniform"
     case_study = "case_study"
     chat = "chat"
+    agent = "agent"
 
 
 @dataclass

@@ -198,5 +198,5 @@ class KVCacheManager:
         if set(self._tables) != running:
             raise AssertionError(f"blocks are held by {set(self._tables)}, running are {running}")
         tables = [table.block_ids.tolist() for table in self._tables.values()]
-        self.pool.check([*tables, *self._prefixes.shares()], self._prefixes.kept())
+        self.pool.check(tables, self._prefixes.kept())
         self._prefixes.check()

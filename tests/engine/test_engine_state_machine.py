@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from labkit import config
+from labkit.engine import prefix_cache
 from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, Observable
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
@@ -70,8 +71,10 @@ class StubModel:
         return logits
 
 
-def make_engine(num_blocks=9, block_size=4, **options):
-    cache = KVCacheManager(BlockPool(num_blocks), block_size, block_bytes=100)
+def make_engine(num_blocks=9, block_size=4, prefixes="none", **options):
+    pool = BlockPool(num_blocks)
+    prefixes = prefix_cache.create(prefixes, pool, block_size)
+    cache = KVCacheManager(pool, block_size, prefixes, block_bytes=100)
     scheduler = Scheduler(config.Scheduler(**options), cache, frozenset({EOS}))
     model = StubModel(num_blocks, block_size)
     engine = PagedEngine(
@@ -151,9 +154,12 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(2, 14),
         options=STRATEGIES,
         every=st.sampled_from([0, 0, 1, 2, 3, 5]),
+        prefixes=st.sampled_from(config.PrefixCache),
+        alphabet=st.sampled_from([2, VOCAB]),
     )
-    def start(self, num_blocks, options, every):
-        self.engine, self.model = make_engine(num_blocks, **options)
+    def start(self, num_blocks, options, every, prefixes, alphabet):
+        self.engine, self.model = make_engine(num_blocks, prefixes=prefixes.value, **options)
+        self.alphabet = alphabet  # few tokens make many shared prefixes
         self.options, self.every = options, every
         self.requests, self.tokens, self.dead = {}, {}, set()
         self.steps = self.preempted = 0
@@ -165,6 +171,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
     )
     def add(self, prompt, max_tokens, ignore_eos, priority):
+        prompt = [token % self.alphabet for token in prompt]
         new = request(f"r{len(self.requests)}", prompt, max_tokens, ignore_eos, priority)
         self.requests[new.request_id] = new
         self.tokens[new.request_id] = []
@@ -182,6 +189,10 @@ class EngineMachine(RuleBasedStateMachine):
         """Preempt any request, at any time: waiting and dead ones must not notice."""
         if self.requests:
             self.force_preemption(data.draw(st.sampled_from(sorted(self.requests))))
+
+    @rule()
+    def clear(self):
+        self.engine.clear_cache()
 
     def force_preemption(self, request_id):
         self.engine._scheduler.preempt(request_id)
@@ -247,6 +258,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.check()
         assert not self.engine.has_work(), "steps are not bounded"
         assert self.dead == set(self.requests)
+        self.engine.clear_cache()
         counters = self.engine.counters()
         assert counters["blocks.allocated"] == counters["blocks.freed"]
         assert counters.get("tokens.computed", 0) - counters["tokens.recomputed"] <= self.most(

@@ -190,7 +190,7 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_its_budgets():
         "from labkit.config import Experiment, from_plain\n"
         "made = [from_plain(Experiment, {'model': {'shape': {}}, 'workload': w, "
         "'ablation': {'arms': {'base': {}}}}) for w in ({'kind': 'chat'}, {'kind': 'ragged'}, "
-        "{'kind': 'uniform'}, "
+        "{'kind': 'uniform'}, {'kind': 'agent'}, "
         "{'kind': 'kernel', 'cases': [{'name': 'd', 'decode': 1, 'context': 1}]})]\n"
     )
     code = code.replace("from tests_experiment import made; ", f"exec({source!r}); ")

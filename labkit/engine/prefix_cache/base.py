@@ -2,10 +2,12 @@
 
 A prefix is a run of full blocks from a sequence's first token on. The cache knows which
 blocks hold which prefix; a request *locks* the prefix that it shares, so that nothing it
-relies on is evicted, and *publishes* its own blocks as they are computed. Invariants:
+relies on is evicted, and *publishes* its own blocks as they are computed. Only requests
+own blocks (``BlockPool``): the cache keeps them beyond their last owner. Invariants:
 
 - Whoever locks a block's prefix locks all prefixes of it, and releases them tail first.
   So no cached block ever outlives the blocks that lead to it.
+- A block is locked exactly while a request owns it, so idle blocks can be evicted.
 - Nothing is found by its hash alone: tokens are compared.
 """
 
@@ -19,7 +21,7 @@ Remap = Mapping[int, int]
 
 
 class PrefixCache(Protocol):
-    """Owns which blocks of a ``BlockPool`` are kept, and its own shares of them."""
+    """Decides which blocks of a ``BlockPool`` are kept."""
 
     name: str
     evicted: int  # blocks given back for want of room, since the last reset
@@ -31,7 +33,7 @@ class PrefixCache(Protocol):
         """
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
-        """Hold the first ``num_blocks`` blocks of a prefix that ``match`` found."""
+        """Lock the first ``num_blocks`` blocks that ``match`` found; the request owns them."""
 
     def publish(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
         """Offer a request's full, computed blocks, the ones published before included.
@@ -39,7 +41,7 @@ class PrefixCache(Protocol):
         Parameters
         ----------
         request_id
-            One that holds a lock, be it of no block.
+            One that has locked, be it no block.
         token_ids
             Its tokens; at least ``len(block_ids)`` blocks of them.
         block_ids
@@ -48,12 +50,12 @@ class PrefixCache(Protocol):
         Returns
         -------
         Remap
-            Blocks that the request should read instead of its own, which hold the same.
-            The cache holds them until ``unlock``.
+            Blocks that hold the same, which the request must own and read instead of its
+            own; they are locked for it.
         """
 
     def unlock(self, request_id: str) -> None:
-        """Let go of what a request holds; its published blocks can be evicted then."""
+        """Unlock all of a request that owns nothing any more."""
 
     def evict(self, count: int) -> None:
         """Give ``count`` idle blocks back to the pool, least recently used and tails first.
@@ -69,9 +71,6 @@ class PrefixCache(Protocol):
 
     def kept(self) -> Iterator[int]:
         """Yield every cached block, each found by walking from the root."""
-
-    def shares(self) -> Iterator[Sequence[int]]:
-        """Yield the blocks that the cache itself owns for its locks."""
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless locks, order and reachability hold."""

@@ -1,14 +1,15 @@
 """``engine.prefix_cache=hash``: one table of full blocks, each found by parent and tokens.
 
-Block tables only ever grow: a request that computed what is cached already keeps its own
-copy until it ends, as in vLLM's block pool, and the copy that came first serves the next.
+Block tables only ever grow, as in vLLM: a request that computed what is cached already
+goes on with its own copy, and the copy that came first serves the next. Where that one's
+last owner leaves before the others, another copy takes its place.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.prefix_cache.base import Remap
@@ -20,21 +21,26 @@ ROOT = 0
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A cached block. ``parent`` and ``uid`` are never used twice, unlike block ids."""
+    """A cached block; ``uid`` and ``parent``, another's uid, name no two entries ever.
+
+    ``users`` requests own ``block``; each of ``copies`` is owned by one that computed it.
+    """
 
     uid: int
     parent: int
     tokens: Tokens
     block: int
     users: int = 0
+    copies: list[int] = field(default_factory=list)
 
 
 class HashPrefixCache:
     """A ``PrefixCache`` over a hash table.
 
-    Every request keeps a *chain*: the entries of its own prefix, found or published, one
-    use of each. Entries without users wait in ``_idle`` in the order of their release;
-    chains are released tail first, so an entry always comes before its parent there.
+    Every request keeps a *chain*: the entries of its own prefix, found or published, and
+    which block it owns of each. Entries that no request owns wait in ``_idle`` in the order
+    of their release; chains are released tail first, so an entry always comes before its
+    parent there.
 
     Parameters
     ----------
@@ -56,7 +62,7 @@ class HashPrefixCache:
         self._block_size = block_size
         self._digest = digest
         self._buckets: dict[int, list[Entry]] = {}
-        self._chains: dict[str, list[Entry]] = {}
+        self._chains: dict[str, list[tuple[Entry, int]]] = {}
         self._idle: OrderedDict[Entry, None] = OrderedDict()
         self._last_uid = ROOT
         self.evicted = 0
@@ -85,43 +91,57 @@ class HashPrefixCache:
 
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
         """Use every entry of the prefix."""
-        chain = list(self._walk(token_ids, num_blocks))
-        for entry in chain:
-            self._use(entry)
+        chain = [(entry, entry.block) for entry in self._walk(token_ids, num_blocks)]
+        for entry, _ in chain:
+            entry.users += 1
+            self._idle.pop(entry, None)
         self._chains[request_id] = chain
 
-    def _use(self, entry: Entry) -> None:
-        if not entry.users:
-            self._pool.share([entry.block])
-            self._idle.pop(entry, None)
-        entry.users += 1
-
     def publish(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
-        """Add the blocks that are new, use the ones that are not; nothing is remapped."""
+        """Add the blocks that are new, note the copies of those that are not; remap nothing."""
         chain = self._chains[request_id]
-        parent = chain[-1].uid if chain else ROOT
+        parent = chain[-1][0].uid if chain else ROOT
         for index in range(len(chain), len(block_ids)):
-            tokens = self._tokens(token_ids, index)
-            entry = self._find(parent, tokens) or self._add(parent, tokens, block_ids[index])
-            self._use(entry)
-            chain.append(entry)
+            tokens, block = self._tokens(token_ids, index), block_ids[index]
+            entry = self._find(parent, tokens)
+            if entry is None:
+                entry = self._add(parent, tokens, block)
+            else:
+                self._add_copy(entry, block)
+            chain.append((entry, block))
             parent = entry.uid
         return NOTHING
 
     def _add(self, parent: int, tokens: Tokens, block: int) -> Entry:
         self._last_uid += 1
-        entry = Entry(self._last_uid, parent, tokens, block)
+        entry = Entry(self._last_uid, parent, tokens, block, users=1)
         self._buckets.setdefault(self._digest((parent, tokens)), []).append(entry)
         self._pool.keep([block])
         return entry
 
+    def _add_copy(self, entry: Entry, block: int) -> None:
+        entry.copies.append(block)
+        if not entry.users:
+            del self._idle[entry]
+            self._replace(entry)
+
     def unlock(self, request_id: str) -> None:
         """Use the chain no longer, tail first."""
-        for entry in reversed(self._chains.pop(request_id)):
-            entry.users -= 1
-            if not entry.users:
-                self._pool.free([entry.block])
+        for entry, block in reversed(self._chains.pop(request_id)):
+            if block != entry.block:
+                entry.copies.remove(block)
+            else:
+                entry.users -= 1
+            if not entry.users and entry.copies:
+                self._replace(entry)
+            elif not entry.users:
                 self._idle[entry] = None
+
+    def _replace(self, entry: Entry) -> None:
+        """Put a copy in the place of a block that nobody owns: one of the same is enough."""
+        self._pool.drop([entry.block])
+        entry.block, entry.users = entry.copies.pop(0), 1
+        self._pool.keep([entry.block])
 
     def evict(self, count: int) -> None:
         """Remove the ``count`` entries released first."""
@@ -156,18 +176,17 @@ class HashPrefixCache:
             yield from (entry.block for entry in level)
             level = [child for entry in level for child in children.get(entry.uid, [])]
 
-    def shares(self) -> Iterator[Sequence[int]]:
-        """Yield the block of every entry in use."""
-        return ([entry.block] for entry in self._entries() if entry.users)
-
     def check(self) -> None:
         """Compare users with chains, the idle queue with users, and its order with parents."""
         entries = self._entries()
-        users = Counter(entry.uid for chain in self._chains.values() for entry in chain)
-        if any(entry.users != users[entry.uid] for entry in entries):
+        owned = Counter((e.uid, b) for chain in self._chains.values() for e, b in chain)
+        expected = Counter((e.uid, b) for e in entries for b in [e.block] * e.users + e.copies)
+        if owned != expected:
             raise AssertionError("the users of a cached block disagree with the chains")
         if set(self._idle) != {entry for entry in entries if not entry.users}:
             raise AssertionError("the idle queue is not the blocks without users")
+        if self._pool.num_idle != len(self._idle):
+            raise AssertionError("the blocks without users are not those without owners")
         if len(list(self.kept())) != len(entries):
             raise AssertionError("a cached block cannot be reached from the root")
         later = set(self._idle)

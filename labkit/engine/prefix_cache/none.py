@@ -41,9 +41,5 @@ class NoPrefixCache:
         """Yield nothing."""
         return iter(())
 
-    def shares(self) -> Iterator[Sequence[int]]:
-        """Yield nothing."""
-        return iter(())
-
     def check(self) -> None:
         """Nothing can be wrong."""

@@ -98,9 +98,7 @@ class RadixPrefixCache:
         """Lock the first ``common`` blocks of a node, splitting off the others below them."""
         if common < len(node.tokens):
             node = self._split(node, common)
-        if not node.locks:
-            self._pool.share(node.blocks)
-            self._idle.pop(node, None)
+        self._idle.pop(node, None)
         node.locks += 1
         return node
 
@@ -147,7 +145,6 @@ class RadixPrefixCache:
     def _insert(self, end: Node, tokens: list[Tokens], blocks: list[int]) -> Node:
         """Grow a leaf that only this request uses; else begin a new one, locked."""
         self._pool.keep(blocks)
-        self._pool.share(blocks)
         if end is not self._root and not end.children and end.locks == 1:
             end.tokens += tokens
             end.blocks += blocks
@@ -162,7 +159,6 @@ class RadixPrefixCache:
         for node in self._path(self._ends.pop(request_id)):
             node.locks -= 1
             if not node.locks:
-                self._pool.free(node.blocks)
                 self._idle[node] = None
 
     def evict(self, count: int) -> None:
@@ -199,10 +195,6 @@ class RadixPrefixCache:
         """Yield the blocks of every node."""
         return (block for node in self._nodes() for block in node.blocks)
 
-    def shares(self) -> Iterator[Sequence[int]]:
-        """Yield the blocks of every locked node."""
-        return (node.blocks for node in self._nodes() if node.locks)
-
     def check(self) -> None:
         """Compare locks with the requests' ends, and the tree and the idle queue with both."""
         nodes = list(self._nodes())
@@ -216,6 +208,8 @@ class RadixPrefixCache:
             raise AssertionError("a node's locks disagree with the requests that end below it")
         if set(self._idle) != {node for node in nodes if not node.locks}:
             raise AssertionError("the idle queue is not the nodes without locks")
+        if self._pool.num_idle != sum(len(node.blocks) for node in self._idle):
+            raise AssertionError("the blocks without locks are not those without owners")
         later = set(self._idle)
         for node in self._idle:
             later.discard(node)

@@ -190,7 +190,7 @@ def test_counters_say_what_was_asked_found_kept_and_evicted(name):
     assert not counters["prefix.hit_tokens"] + counters["prefix.evicted_blocks"]
 
 
-def test_hash_keeps_tables_as_they_are_and_the_first_copy():
+def test_hash_leaves_tables_as_they_are_and_keeps_one_copy():
     bench = Bench("hash")
     for name in ("a", "b"):
         bench.admit("aabbcc", name)
@@ -200,10 +200,22 @@ def test_hash_keeps_tables_as_they_are_and_the_first_copy():
     bench.compute("b")
     assert bench.manager.table("b") is before
     assert bench.pool.num_kept == 3
-    bench.end("a")
     assert bench.cache.match(tuple(map(ord, "aabb")), 2) == first[:2]
+    bench.end("a")
+    # The copy takes its place, so that nothing is held that b does not own.
+    assert bench.cache.match(tuple(map(ord, "aabb")), 2) == bench.blocks("b")[:2]
+    assert (bench.pool.num_used, bench.pool.num_idle) == (3, 0)
     bench.end("b")
     assert bench.pool.num_idle == 3 and bench.found("aabbcc") == 6
+
+
+@BOTH
+def test_computing_again_what_is_idle_keeps_one_copy(name):
+    bench = Bench(name)
+    bench.admit("aabbcc", "late")
+    bench.serve("aabbcc")
+    bench.compute("late")
+    assert (bench.pool.num_used, bench.pool.num_idle, bench.pool.num_kept) == (3, 0, 3)
 
 
 def test_radix_remaps_duplicates_and_gives_them_back():
