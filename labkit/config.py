@@ -746,8 +746,9 @@ class Case:
     """One row of a kernel workload.
 
     ``decode`` requests of one query token over ``context`` tokens each, and
-    ``prefill`` requests of ``chunk`` query tokens each (context = chunk). Short dispatches
-    need more timings: the case is timed ``workload.repeats`` x ``factor`` times.
+    ``prefill`` requests of ``chunk`` query tokens each, after ``past`` tokens that are
+    cached already. Short dispatches need more timings: the case is timed
+    ``workload.repeats`` x ``factor`` times.
     """
 
     name: str = ""
@@ -755,16 +756,19 @@ class Case:
     context: int = 0
     prefill: int = 0
     chunk: int = 0
+    past: int = 0
     factor: int = 1
 
     def __post_init__(self) -> None:
         """Check that the case has work and says how much."""
         where = f"workload.cases: case {self.name!r}"
         require(bool(self.name), "workload.cases: every case needs a name")
-        require(min(self.decode, self.context, self.prefill, self.chunk) >= 0, f"{where}: negative")
+        numbers = (self.decode, self.context, self.prefill, self.chunk, self.past)
+        require(min(numbers) >= 0, f"{where}: negative")
         require(self.decode + self.prefill > 0, f"{where}: no requests (decode or prefill)")
         require((self.decode > 0) == (self.context > 0), f"{where}: decode goes with context")
         require((self.prefill > 0) == (self.chunk > 0), f"{where}: prefill goes with chunk")
+        require(self.prefill > 0 or self.past == 0, f"{where}: past goes with prefill")
         require(1 <= self.factor <= 1000, f"{where}: factor={self.factor}: allowed are 1 to 1000")
 
 

@@ -185,6 +185,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
             "workload.concurrency=3",
         ),
         (lambda: Case("c", decode=1), "decode goes with context"),
+        (lambda: Case("c", decode=1, context=1, past=4), "past goes with prefill"),
         (lambda: Case("c"), "no requests"),
         (lambda: Ablation(arms={"control": {}}), "ablation.arms.control"),
         (lambda: Ablation(arms={"on": {}}), "ablation.arms.on"),

@@ -51,8 +51,8 @@ def block_bytes(workload: Workload, block_size: int) -> int:
 
 def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
     """Size a case: decodes first, as the scheduler packs them."""
-    query_lens = _per_request(case, 1)
-    seq_lens = _per_request(case, case.context)
+    query_lens = _per_request(case, 1, case.chunk)
+    seq_lens = _per_request(case, case.context, case.past + case.chunk)
     num_blocks = 1 + int((-(-seq_lens // block_size)).sum())
     return Geometry(
         case=case,
@@ -63,8 +63,8 @@ def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
     )
 
 
-def _per_request(case: Case, decode: int) -> NDArray[np.int32]:
-    values = np.array([decode, case.chunk], np.int32)
+def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
+    values = np.array([decode, prefill], np.int32)
     return np.repeat(values, [case.decode, case.prefill])
 
 

@@ -128,6 +128,12 @@ def test_a_case_beyond_the_pool_limit_is_skipped_with_its_reason():
     assert result.cases[1].skipped is None and beats == ["decode"]
 
 
+def test_a_prefill_may_follow_cached_tokens():
+    size = cases.geometry(Case("c", prefill=2, chunk=5, past=30), make(DECODE), 16)
+    assert size.query_lens.tolist() == [5, 5] and size.seq_lens.tolist() == [35, 35]
+    assert size.kv_pairs == 2 * sum(range(31, 36))
+
+
 def test_decodes_come_first_and_lengths_are_those_of_the_case():
     backend = StubBackend()
     run(backend, MIXED)

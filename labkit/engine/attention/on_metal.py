@@ -171,6 +171,7 @@ class MetalBackend:
             device=self.name,
             partitions=chosen.partitions,
             sharing_heads=chosen.heads,
+            block_size=meta.block_size,
             skipped_blocks=skipped,
             masked_blocks=masked,
         )

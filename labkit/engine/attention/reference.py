@@ -112,6 +112,7 @@ class ReferenceBackend:
             kv_blocks_visited=visited,
             bytes=visited * block_bytes + 2 * q.nbytes,
             map_us=meta.map_us,
+            block_size=meta.block_size,
         )
 
 

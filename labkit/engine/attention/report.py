@@ -46,11 +46,13 @@ class LaunchReport:
     map_us
         Host time (us) of building the resolver's maps, once per step; 0 without maps.
     device
-        Where it ran: ``cpu``, ``metal`` or ``emulated``.
+        Where a fused kernel ran: ``cpu``, ``metal`` or ``emulated``; None: not one of these.
     partitions
         Units among which the keys of a query were divided; above 1 a reduce kernel ran.
     sharing_heads
         Query heads that shared one load of a key or value in the decode kernel; 1: none.
+    block_size
+        Tokens in a KV block; None: not said.
     skipped_blocks, masked_blocks
         KV blocks outside a sliding window that were left out, or were walked for nothing:
         what the kernel visited against what it had to, over all units.
@@ -67,9 +69,10 @@ class LaunchReport:
     kv_blocks_visited: int
     bytes: int
     map_us: float
-    device: str = "cpu"
+    device: str | None = None
     partitions: int = 1
     sharing_heads: int = 1
+    block_size: int | None = None
     skipped_blocks: int = 0
     masked_blocks: int = 0
 
@@ -83,7 +86,6 @@ class LaunchReport:
         counters: dict[str, float] = {
             f"kernel.{self.kernel}": 1,
             f"resolver.{self.resolver}": 1,
-            f"device.{self.device}": 1,
             "attention.search_iterations": self.search_iterations,
             "attention.surplus_threadgroups": self.surplus_threadgroups,
             "attention.kv_blocks_visited": self.kv_blocks_visited,
@@ -91,6 +93,10 @@ class LaunchReport:
             "window.skipped_blocks": self.skipped_blocks,
             "window.masked_blocks": self.masked_blocks,
         }
+        if self.device is not None:
+            counters[f"device.{self.device}"] = 1
+        if self.block_size is not None:
+            counters[f"block_size.{self.block_size}"] = 1
         if self.partitions > 1:
             counters |= {"kernel.reduce": 1, "split_kv.partitions": self.partitions}
         if self.kernel == "decode":

@@ -195,8 +195,10 @@ def report(
         kv_blocks_visited=visited,
         bytes=visited * 2 * k_pool.itemsize * meta.block_size * head_dim + 2 * q.nbytes,
         map_us=meta.map_us,
+        device="cpu",
         partitions=chosen.partitions,
         sharing_heads=q.shape[1] // columns,
+        block_size=meta.block_size,
         skipped_blocks=skipped,
         masked_blocks=masked,
     )

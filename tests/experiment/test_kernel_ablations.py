@@ -1,0 +1,94 @@
+"""The kernel ablations, an eighth the size: every claim of every arm holds."""
+
+import dataclasses
+
+import pytest
+
+from labkit import app, workload
+from labkit.experiment.arms import compose_cell
+from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.errors import EmulatorUnavailable
+
+ABLATIONS = (
+    "seq_map",
+    "resolver",
+    "split_kv",
+    "gqa_sharing",
+    "window_skip",
+    "block_size",
+    "tile_threshold",
+)
+
+
+def eighth(number):
+    return max(1, number // 8) if number else number
+
+
+def small(case):
+    sizes = {n: eighth(getattr(case, n)) for n in ("decode", "context", "prefill", "chunk", "past")}
+    return dataclasses.replace(case, **sizes, factor=1)
+
+
+def measured(name, *overrides):
+    """Return the ablation, and what every arm measured of its workload, smaller."""
+    app.register()
+    with app.initialized():
+        cell = compose_cell([], [f"ablation={name}", "design.control=false", *overrides])
+    results = {}
+    for arm in cell.arms:
+        asked = arm.experiment.workload
+        asked = dataclasses.replace(
+            asked,
+            cases=[small(case) for case in asked.cases],
+            window=asked.window and eighth(asked.window),
+            head_dim=32,
+            warmup=0,
+            repeats=1,
+        )
+        session = workload.load(dataclasses.replace(arm.experiment, workload=asked), seed=0)
+        session.warm_up()
+        results[arm.name] = session.measure(lambda _: None)
+        session.close()
+    return cell.experiment.ablation, results
+
+
+def digests(result):
+    return [case.outputs["digest"] for case in result.cases]
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_claim_holds(name):
+    ablation, results = measured(name)
+    assert ablation.question.endswith("?")
+    for arm, claimed in ablation.claims.engaged.items():
+        for counter in claimed:
+            assert results[arm].counters.get(counter, 0) > 0, (arm, counter)
+        # What the baseline claims too proves nothing about an arm.
+        plain = results[ablation.baseline_arm].counters
+        own = [counter for counter in claimed if not plain.get(counter, 0)]
+        assert own or arm == ablation.baseline_arm, arm
+    base = digests(results[ablation.baseline_arm])
+    same = {arm: digests(result) == base for arm, result in results.items()}
+    if ablation.claims.identity.value == "bitwise":
+        assert all(same.values()), same
+    else:
+        assert not all(same.values()), "the arms are bit-identical: claim it"
+
+
+def test_an_ablation_may_run_on_the_emulated_kernels():
+    try:
+        find_compiler()
+    except EmulatorUnavailable as error:
+        pytest.skip(str(error))
+    _, results = measured(
+        "seq_map",
+        "engine.attention.device=emulated",
+        "workload.cases=[{name: d, decode: 16, context: 128}, {name: p, prefill: 8, chunk: 48}]",
+        "workload.num_heads=2",
+        "workload.num_kv_heads=1",
+    )
+    assert digests(results["binary_search"]) == digests(results["seq_map"])
+    for result in results.values():
+        assert result.counters["device.emulated"] > 0
+    assert results["binary_search"].counters["attention.search_iterations"] > 0
+    assert results["seq_map"].counters["attention.search_iterations"] == 0
