@@ -153,6 +153,8 @@ class Scheduler:
         if plan.contended:
             self.counts.add(f"order.{self._order.name}")
             self.counts.add(f"composition.{self._composition.name}")
+        if not plan.budget:
+            self.counts.add("steps.full")
         return self._launch(plan.output())
 
     def _launch(self, output: SchedulerOutput) -> SchedulerOutput:
