@@ -5,6 +5,8 @@ slot that the batch's block table names, and reads the whole context back from t
 What it returns is a function of that context, so a wrong slot, position or block shows.
 """
 
+import gc
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,7 +19,8 @@ from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, Observable
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.request import Request, SamplingParams
+from labkit.engine.kv_layout.base import BlockTable
+from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.stats import Counters
 
@@ -435,15 +438,41 @@ def test_a_closed_engine_serves_nothing():
         engine.step()
 
 
-@pytest.mark.slow
-def test_soak_two_thousand_requests_in_a_pool_far_too_small():
-    rng = np.random.default_rng(0)
-    engine, _ = make_engine(12, max_num_seqs=6, max_num_batched_tokens=10, chunk=7)
+OPTIMISTIC = {"reservation": config.Reservation.optimistic, "chunk": 7}
+SOAKS = {
+    "full": {"chunk": 7},
+    "optimistic": OPTIMISTIC,
+    "priority": {**OPTIMISTIC, "queue": config.Queue.priority, "watermark": 0},
+    "split": {**OPTIMISTIC, "composition": config.Composition.split},
+    "prefill_first": {**OPTIMISTIC, "order": config.Order.prefill_first, "watermark": 0},
+    "static": {"admission": config.Admission.static, "order": config.Order.prefill_first},
+}
+
+
+def remains():
+    """Count what the engines of this process keep of requests."""
+    gc.collect()
+    return sum(isinstance(thing, RequestState | BlockTable) for thing in gc.get_objects())
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n != "priority" else n for n in SOAKS]
+)
+def test_soak_two_thousand_requests_in_a_pool_far_too_small(name):
+    """All finish with the tokens they would get alone, and nothing of them is left."""
+    rng, before = np.random.default_rng(0), remains()
+    engine, _ = make_engine(12, max_num_seqs=6, max_num_batched_tokens=10, **SOAKS[name])
     asked, tokens, last, aborted = {}, {}, {}, set()
     while len(asked) < 2000 or engine.has_work():
         for _ in range(int(rng.integers(0, 4)) if len(asked) < 2000 else 0):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 30)).tolist()
-            new = request(f"r{len(asked)}", prompt, int(rng.integers(1, 25)), bool(rng.integers(2)))
+            new = request(
+                f"r{len(asked)}",
+                prompt,
+                int(rng.integers(1, 25)),
+                bool(rng.integers(2)),
+                int(rng.integers(3)),
+            )
             asked[new.request_id] = new
             engine.submit(new)
         if rng.random() < 0.1 and asked:
@@ -468,3 +497,5 @@ def test_soak_two_thousand_requests_in_a_pool_far_too_small():
     counters = engine.counters()
     assert counters["blocks.allocated"] == counters["blocks.freed"]
     assert len(refused) == counters["requests.refused"] > 0
+    assert (counters["preemptions"] > 0) == ("reservation" in SOAKS[name])
+    assert remains() - before < 20, "memory grows with requests"
