@@ -528,10 +528,8 @@ class Engine:
             f"engine.mlx_cache_limit={self.mlx_cache_limit}: allowed are 0 (bytes) or more, "
             "or null for MLX's default",
         )
-        require(
-            not self.batch_invariant,
-            "engine.batch_invariant=true: this engine cannot promise it; leave it false",
-        )
+        if self.batch_invariant:
+            self._check_invariance()
         if self.name in LAYOUT_OF:
             self._check_preset(LAYOUT_OF[self.name])
         if self.prefix_align is PrefixAlign.chunk:
@@ -601,6 +599,25 @@ class Engine:
             self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
             "tokens that the step in flight has not sampled yet; set one of them to its default",
+        )
+        require(
+            self.scheduler.reservation is Reservation.full or self.speculation is Speculation.none,
+            "engine.scheduler.reservation=optimistic: "
+            f"engine.speculation={self.speculation.value} writes drafts to blocks that only a full "
+            "reservation holds; set one of them to its default",
+        )
+
+    def _check_invariance(self) -> None:
+        where, attention = "engine.batch_invariant=true", self.attention
+        require(
+            attention.split_kv == "off",
+            f"{where}: engine.attention.split_kv={attention.split_kv} adds up a token's keys in "
+            "another order in pure decode steps; set off",
+        )
+        require(
+            attention.backend in ("fused", "reference") or self.blas is Blas.stock,
+            f"{where}: engine.attention.backend={attention.backend} multiplies with "
+            "OpenBLAS, whose results change with the rows; set engine.blas=stock, or fused",
         )
 
     def _check_chunk_alignment(self) -> None:

@@ -51,6 +51,8 @@ class PagedEngine:
         What was decided at load, for the record.
     policy
         The budget policy that sized the pool; counted as ``budget.<policy>``.
+    batch_invariant
+        Whether the parts were checked to give the same logits whatever the batch; counted.
     name
         The preset's; every step counts as ``engine.<name>``.
     speculation, cut
@@ -71,6 +73,7 @@ class PagedEngine:
         vocab_size: int,
         notes: Mapping[str, str | float | None],
         policy: str = "fixed",
+        batch_invariant: bool = False,
         name: str = "paged",
         speculation: Speculation | None = None,
         cut: Cut = window,
@@ -84,6 +87,7 @@ class PagedEngine:
         self._counters = counters
         self._vocab_size = vocab_size
         self._policy = policy
+        self._batch_invariant = batch_invariant
         self._builder = InputBuilder(cache, cut)
         self._decode_shape = Padding(shape or Exact(), counters)
         self._sampler = Sampler()
@@ -202,6 +206,7 @@ class PagedEngine:
         return values | {
             "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
             f"budget.{self._policy}": 1,
+            "batch_invariant": float(self._batch_invariant),
             **self._cache.counters(),
         }
 

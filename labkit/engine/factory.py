@@ -18,6 +18,7 @@ from labkit.engine.budget.profiling import activation_bytes
 from labkit.engine.budget.sizing import refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.forward import choose_forward
+from labkit.engine.invariance import require_invariance
 from labkit.engine.model_loader import load
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.scheduler import Scheduler
@@ -78,6 +79,8 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
     choice = choose_forward(loaded)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
     difference = self_test.verify(loaded, choice.forward, small, expected)
+    if options.batch_invariant:
+        require_invariance(options, choice.forward, kind, expected)
 
     draft = load_draft(options, Path(model_dir), kind, expected)
     shapes = expected.shapes + (draft.shapes if draft else ())
@@ -106,6 +109,7 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "draft": draft.source if draft else None,
         },
         policy=pool.policy,
+        batch_invariant=options.batch_invariant,
         name=options.name,
         speculation=speculation.create(options, layout.cache, run_draft, counters),
         cut=speculation.cut_of(options),

@@ -99,20 +99,27 @@ def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Ex
     """
     where = f"model_type={loaded.model_type} ({forward.name} forward)"
     worst = 0.0
-    for batch, reference in _steps(expected, layout.cache):
-        try:
-            computed, attention = layout.memory.plan(batch)
-            logits = forward(computed, attention, Counters())
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise EngineError(f"{where}: refused by the self-test: {reason}") from error
-        worst = max(worst, float(np.abs(logits - reference).max() / np.ptp(reference)))
+    try:
+        for logits, reference in compute(forward, layout, expected):
+            worst = max(worst, float(np.abs(logits - reference).max() / np.ptp(reference)))
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise EngineError(f"{where}: refused by the self-test: {reason}") from error
     if not worst <= TOLERANCE:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
             f"{worst:.1e} of their range, allowed are {TOLERANCE:.0e}"
         )
     return worst
+
+
+def compute(
+    forward: Forward, layout: KVLayout, expected: Expected
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield every step's logits, a row per token, with those expected."""
+    for batch, reference in _steps(expected, layout.cache):
+        computed, attention = layout.memory.plan(batch)
+        yield forward(computed, attention, Counters()), reference
 
 
 def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
