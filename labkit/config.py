@@ -600,12 +600,6 @@ class Engine:
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
             "tokens that the step in flight has not sampled yet; set one of them to its default",
         )
-        require(
-            self.scheduler.reservation is Reservation.full or self.speculation is Speculation.none,
-            "engine.scheduler.reservation=optimistic: "
-            f"engine.speculation={self.speculation.value} writes drafts to blocks that only a full "
-            "reservation holds; set one of them to its default",
-        )
 
     def _check_invariance(self) -> None:
         where, attention = "engine.batch_invariant=true", self.attention

@@ -228,10 +228,3 @@ def test_the_pool_is_whole_after_growth_and_preemption():
     assert bench.counts()["preemptions"] > 0
     assert bench.cache.pool.num_free == bench.cache.pool.capacity
     assert all(tokens == list(range(len(tokens))) for tokens in bench.tokens.values())
-
-
-@pytest.mark.parametrize("speculation", [s for s in config.Speculation if s.value != "none"])
-def test_drafts_need_a_full_reservation(speculation):
-    options = config.Scheduler(reservation=config.Reservation.optimistic)
-    with pytest.raises(config.ConfigError, match="writes drafts to blocks"):
-        config.Engine(speculation=speculation, scheduler=options)
