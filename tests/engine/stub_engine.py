@@ -3,7 +3,7 @@
 import numpy as np
 
 from labkit import config
-from labkit.engine import decode_shape
+from labkit.engine import decode_shape, prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import staircase, window
@@ -85,6 +85,13 @@ class Adversary:
         return drafts
 
 
+def make_cache(num_blocks, block_size, prefixes="none"):
+    """A pool with a prefix cache."""
+    pool = BlockPool(num_blocks)
+    found = prefix_cache.create(prefixes, pool, block_size)
+    return KVCacheManager(pool, block_size, found, block_bytes=100)
+
+
 def make_engine(
     num_blocks=9,
     block_size=4,
@@ -100,7 +107,7 @@ def make_engine(
 ):
     """An engine on a stub; ``proposer`` is None, "ngram" or a Proposer."""
     scheduling = config.Scheduler(**options)
-    cache = cache or KVCacheManager(BlockPool(num_blocks), block_size, block_bytes=100)
+    cache = cache or make_cache(num_blocks, block_size)
     counters = Counters()
     model = model or StubModel(num_blocks, block_size)
     speculation = None

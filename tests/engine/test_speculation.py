@@ -5,13 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from stub_engine import EOS, VOCAB, Adversary, StubModel, make_engine, solo
+from stub_engine import EOS, VOCAB, Adversary, StubModel, make_cache, make_engine, solo
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create, prefix_cache
+from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import EngineError
-from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.speculation.base import Wanted
 from labkit.engine.speculation.ngram import Ngram
@@ -103,10 +101,11 @@ def test_a_stop_within_the_accepted_drafts_ends_the_request_there():
     assert counters["blocks.allocated"] == counters["blocks.freed"]
 
 
-def test_rejected_drafts_are_never_published():
+@pytest.mark.parametrize("prefixes", ["hash", "radix"])
+def test_trap_rejected_drafts_are_never_published(prefixes):
     """The same requests, cold and warm: a block with a rejected draft's key would show."""
     for proposer in (Adversary(3), Fool()):
-        engine, _ = engine_with_prefixes(proposer)
+        engine, _ = engine_with_prefixes(proposer, prefixes)
         rng = np.random.default_rng(0)
         shared = rng.integers(0, VOCAB, 9).tolist()
         requests = [ask(f"r{i}", shared + [i] * i, 14) for i in range(6)]
@@ -121,10 +120,8 @@ def test_rejected_drafts_are_never_published():
         assert engine.counters()["prefix.hit_tokens"] > 100
 
 
-def engine_with_prefixes(proposer):
-    pool = BlockPool(80)
-    cache = KVCacheManager(pool, 4, prefix_cache.create("hash", pool, 4), block_bytes=100)
-    return make_engine(80, proposer=proposer, cache=cache, max_num_seqs=3)
+def engine_with_prefixes(proposer, prefixes):
+    return make_engine(80, proposer=proposer, cache=make_cache(80, 4, prefixes), max_num_seqs=3)
 
 
 class Loaded(StubModel):

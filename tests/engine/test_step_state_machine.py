@@ -3,8 +3,10 @@
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
-from stub_engine import Adversary, make_engine, solo
+from stub_engine import VOCAB, Adversary, make_cache, make_engine, solo
 from test_engine_state_machine import STRATEGIES, EngineMachine
+
+from labkit import config
 
 SYNC = st.fixed_dictionaries(
     {
@@ -27,10 +29,14 @@ class StepMachine(EngineMachine):
         num_blocks=st.integers(2, 14),
         options=STRATEGIES,
         every=st.sampled_from([0, 0, 1, 2, 3, 5]),
+        prefixes=st.sampled_from(config.PrefixCache),
+        alphabet=st.sampled_from([2, VOCAB]),
         step=STEPS,
     )
-    def start(self, num_blocks, options, every, step):
-        self.engine, self.model = make_engine(num_blocks, **step, **options)
+    def start(self, num_blocks, options, every, prefixes, alphabet, step):
+        cache = make_cache(num_blocks, 4, prefixes.value)
+        self.engine, self.model = make_engine(num_blocks, cache=cache, **step, **options)
+        self.alphabet = alphabet
         self.options, self.every = options, every
         self.requests, self.tokens, self.dead = {}, {}, set()
         self.steps = self.preempted = 0
