@@ -82,15 +82,39 @@ def test_kernels_pass(kernel, sequences, dtype):
     assert errors_of(b, kernel=kernel, window=3, softcap=2.0, sinks=sinks) == []
 
 
-def test_split_and_shared_heads_pass():
-    b = batch([1], [20])
-    assert errors_of(b, split_kv=2) == []
-    assert errors_of(b, gqa_sharing=True) == []
+DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 
 
-def test_reduce_passes():
-    b = batch([1], [20])
-    operands = Operands(b.q, b.k_pool, b.v_pool, b.block_tables, b.seq_lens, b.cu_seqlens_q)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"resolver": "identity"},
+        {"split_kv": 2},
+        {"split_kv": 2, "gqa_sharing": True, "resolver": "padded_grid"},
+        {"gqa_sharing": True},
+        {"window": 3, "window_skip": False},
+        {"window": 3, "window_skip": False, "kernel": "tiled"},
+    ],
+    ids="+".join,
+)
+def test_switches_pass(how, dtype):
+    assert errors_of(batch([1], [20], dtype=dtype), **how) == []
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_head_and_block_sizes_pass(head_dim, block_size):
+    b = batch([2], [20], dtype=mx.float16, heads=2, head_dim=head_dim, block_size=block_size)
+    for kernel in ("decode", "tiled"):
+        assert errors_of(b, kernel=kernel) == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reduce_passes(dtype):
+    b = batch([1], [20], dtype=dtype)
+    arrays = [mx.array(a).astype(dtype) for a in (b.q, b.k_pool, b.v_pool)]
+    operands = Operands(*arrays, b.block_tables, b.seq_lens, b.cu_seqlens_q)
     dispatch = choose(operands.shape(), split_kv=2)
     partials = mx.zeros((1, 4, 2, 66))
     for sinks in (None, np.zeros(4, np.float32)):

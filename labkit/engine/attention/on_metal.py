@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention import metadata, resolvers, validate, windows
 from labkit.engine.attention.base import Array
+from labkit.engine.attention.device_pools import DevicePools
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
 from labkit.engine.attention.report import LaunchReport
@@ -27,7 +28,8 @@ class MetalBackend:
     """Paged attention by the Metal kernels, on a Mac or on the emulator.
 
     Arrays may be NumPy's, or MLX's in float32, float16 or bfloat16; the output is of the
-    same kind as ``q``.
+    same kind as ``q``. NumPy pools are copied to the device once: after the first
+    ``attend`` they may change through ``write`` only.
 
     Raises
     ------
@@ -40,6 +42,7 @@ class MetalBackend:
         self._options = options
         self._resolver = resolvers.create(options.resolver)
         self._executor = device.executor(name)
+        self._pools = DevicePools()
 
     def plan(
         self,
@@ -65,6 +68,9 @@ class MetalBackend:
     ) -> None:
         """Scatter new keys and values; see ``AttentionBackend.write``."""
         scatter(k, v, k_pool, v_pool, meta)
+        kept = meta.slot_mapping >= 0
+        slots = meta.slot_mapping[kept]
+        self._pools.write((k_pool, v_pool), (k[kept], v[kept]), slots, meta.block_size)
 
     def attend(
         self,
@@ -101,7 +107,12 @@ class MetalBackend:
         if not meta.total_q:
             raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
         operands = Operands(
-            _mlx(q), _mlx(k_pool), _mlx(v_pool), meta.block_tables, meta.seq_lens, meta.cu_seqlens_q
+            _mlx(q),
+            self._pools.copy_of(k_pool),
+            self._pools.copy_of(v_pool),
+            meta.block_tables,
+            meta.seq_lens,
+            meta.cu_seqlens_q,
         )
         chosen, operands = self._choose(operands, meta)
         options = Options(
