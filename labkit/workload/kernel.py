@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Experiment, Workload, require
+from labkit.config import Device, Experiment, Workload, require
 from labkit.workload import cases
 from labkit.workload.base import START_SECONDS
 from labkit.workload.cases import Arrays, Geometry
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 FILL_BYTES_PER_SECOND = 1e9
 READ_BYTES_PER_SECOND = 15e9
 FLOPS = 120e9
+EMULATED_FLOPS = 20e6
+EMULATED_SECONDS = 0.1  # a dispatch at least: a process of its own
 PROCESS_BYTES = 150 << 20
 
 
@@ -260,7 +262,10 @@ class KernelKind:
         for size, count, written in zip(run, dispatches, output, strict=True):
             flops = 4 * size.kv_pairs * w.num_heads * w.head_dim
             read = size.pool_bytes + 4 * written  # the checks read the output again
-            seconds += count * max(flops / FLOPS, read / READ_BYTES_PER_SECOND)
+            if experiment.engine.attention.device is Device.emulated:
+                seconds += count * (EMULATED_SECONDS + flops / EMULATED_FLOPS)
+            else:
+                seconds += count * max(flops / FLOPS, read / READ_BYTES_PER_SECOND)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
 
 

@@ -258,5 +258,7 @@ def test_the_estimate_grows_with_the_work_and_leaves_skipped_cases_out():
     with_huge = workloads.estimate(experiment(make(DECODE, HUGE)))
     allowed = workloads.estimate(experiment(make(DECODE, HUGE, max_pool_bytes=1 << 33)))
     assert more.seconds > small.seconds and more.bytes == small.bytes
+    emulated = workloads.estimate(experiment(make(DECODE), attention={"device": "emulated"}))
+    assert emulated.seconds > small.seconds + 0.5 and emulated.bytes == small.bytes
     assert with_huge == small
     assert allowed.bytes > small.bytes + 60e6
