@@ -8,11 +8,14 @@ from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
+from labkit.analysis.kernel_tables import counters_table, roofline_table
 from labkit.analysis.markdown import cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
-from labkit.analysis.plots import run_positions, timeline_arms
+from labkit.analysis.plots import run_positions
+from labkit.analysis.roofline import points
+from labkit.analysis.roofline_plot import roofline_chart
 from labkit.analysis.sensitivity import Second, second_analyses
-from labkit.analysis.sentences import control_sentence, row_name, sentences
+from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentences
 from labkit.analysis.svg import mark_svg
 from labkit.analysis.table import (
     agreement_table,
@@ -56,6 +59,9 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "secondary": cell_table(cell, data.records, primary=False),
         "published": published_table(cell),
         "host": host_table(cell, data.records),
+        "counted": counters_table(cell, data.records),
+        "roofline": roofline_table(cell, data.records),
+        "roof": roofline_chart(cell, points(cell, data.records)),
         "sentences": [*sentences(cell, data.arms[0].identity), *([control] if control else [])],
         "legend": [
             (arm, mark_svg(mark, style)) for arm, (style, mark) in arm_classes(cell).items()
@@ -65,7 +71,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "runs": list(_runs(cell, folder)),
         "drift": drift(analysis),
         "noise": noise_lines(analysis),
-        "timelines": [_shown(t) for t in timelines(data.records, timeline_arms(cell))],
+        "timelines": [_shown(t) for t in timelines(data.records, real_arms(cell))],
         "seconds": [_second(second, cell) for second in second_analyses(analysis)],
         "agreement": agreement_table(analysis.identity, output_unit(cell)),
     }

@@ -8,10 +8,11 @@ from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import RULES, disturbed_blocks
+from labkit.analysis.kernel_tables import counters_table, roofline_table
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
-from labkit.analysis.plots import timeline_arms, timeline_stem
+from labkit.analysis.plots import roofline_stem, timeline_stem
 from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
-from labkit.analysis.sentences import control_sentence, row_name, sentences
+from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentences
 from labkit.analysis.table import (
     Table,
     agreement_table,
@@ -87,23 +88,29 @@ def _cell(analysis: CellAnalysis) -> list[str]:
 def _details(analysis: CellAnalysis) -> list[str]:
     cell = analysis.json
     parts: list[str] = []
-    secondary = cell_table(cell, analysis.data.records, primary=False)
+    records = analysis.data.records
+    secondary = cell_table(cell, records, primary=False)
     if secondary.lines:
         parts += ["### Other metrics", "", markdown_table(secondary), ""]
     for title, table in (
+        ("What the kernels counted", counters_table(cell, records)),
         ("Published by others", published_table(cell)),
-        ("Host time to build the maps", host_table(cell, analysis.data.records)),
+        ("Host time to build the maps", host_table(cell, records)),
+        ("Roofline", roofline_table(cell, records)),
         ("Outputs", agreement_table(analysis.identity, output_unit(cell))),
     ):
         if table is not None:
-            parts += [f"### {title}", "", markdown_table(table), "", *table.notes, ""]
+            notes = [part for note in table.notes for part in (note, "")]
+            parts += [f"### {title}", "", markdown_table(table), "", *notes]
+        if table is not None and title == "Roofline":
+            parts += [f"![Roofline](plots/{roofline_stem(cell)}.png)", ""]
     parts += _spread(cell)
     parts += _seconds(analysis)
     stem = slug(cell["cell"])
     parts += ["### Runs in order", ""]
     for case in dict.fromkeys(row["case"] for row in cell["rows"] if row["skipped"] is None):
         parts += [f"![{case}](plots/{stem}--{slug(case)}.png)", ""]
-    shown = timelines(analysis.data.records, timeline_arms(cell))
+    shown = timelines(records, real_arms(cell))
     parts += ["### Memory over time", ""] if shown else []
     for timeline in shown:
         path = f"plots/{timeline_stem(cell, timeline.arm)}.png"

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.numbers import scaled, slug, unit_name
+from labkit.analysis.roofline import points
+from labkit.analysis.sentences import real_arms
 from labkit.analysis.timeline import timelines
 from labkit.experiment.record import Record, parse_run_name
 
@@ -61,18 +63,28 @@ def write_plots(cell: Json, folder: Path) -> Iterator[Path]:
             yield from save(figure, folder / stem)
 
 
+def write_roofline(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
+    """Draw a kernel workload's roofline, as PNG and SVG; give their paths."""
+    from labkit.analysis.roofline_plot import roofline_figure
+
+    found = points(cell, records)
+    if found:
+        with style():
+            yield from save(roofline_figure(cell, found), folder / roofline_stem(cell))
+
+
+def roofline_stem(cell: Json) -> str:
+    """Name the files of a cell's roofline, without their endings."""
+    return f"{slug(cell['cell'])}--roofline"
+
+
 def write_timelines(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
     """Draw memory over time for each arm that noted it, as PNG and SVG; give their paths."""
     from labkit.analysis.timeline_plot import timeline_figure
 
-    for timeline in timelines(records, timeline_arms(cell)):
+    for timeline in timelines(records, real_arms(cell)):
         with style():
             yield from save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
-
-
-def timeline_arms(cell: Json) -> list[str]:
-    """Name the arms whose timelines are shown: all but the control."""
-    return [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
 
 
 def timeline_stem(cell: Json, arm: str) -> str:

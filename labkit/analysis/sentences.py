@@ -101,6 +101,11 @@ def sentences(cell: Json, claim: str) -> list[str]:
     return found
 
 
+def real_arms(cell: Json) -> list[str]:
+    """Name all arms but the control, the baseline first."""
+    return [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
+
+
 def control_name(cell: Json) -> str | None:
     """Give the A/A arm's name, or None."""
     return next((a["name"] for a in cell["arms"] if a["role"] == "control"), None)

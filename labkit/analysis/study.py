@@ -171,13 +171,16 @@ def _write_tables(analysis: CellAnalysis, folder: Path) -> None:
 def _write_plots(
     analyses: Iterable[CellAnalysis], folder: Path, say: Callable[[str], None]
 ) -> None:
-    from labkit.analysis.plots import write_plots, write_timelines
+    from labkit.analysis.plots import write_plots, write_roofline, write_timelines
 
     folder.mkdir(exist_ok=True)
     for analysis in analyses:
-        for path in write_plots(analysis.json, folder):
-            say(path.name)
-        for path in write_timelines(analysis.json, analysis.data.records, folder):
+        cell, records = analysis.json, analysis.data.records
+        for path in (
+            *write_plots(cell, folder),
+            *write_roofline(cell, records, folder),
+            *write_timelines(cell, records, folder),
+        ):
             say(path.name)
 
 

@@ -24,6 +24,19 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(i * step, 10) for i in range(first, last + 1)]
 
 
+def power_ticks(low: float, high: float) -> list[float]:
+    """Give exponents of ten between ``low`` and ``high``, with 2 and 5 where there is room."""
+    steps = (1, 2, 5) if high - low <= 2 else (1,)
+    exponents = range(math.floor(low), math.ceil(high) + 1)
+    marks = [e + math.log10(m) for e in exponents for m in steps]
+    return [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
+
+
+def power(exponent: float) -> str:
+    """Write a power of ten."""
+    return number(10.0**exponent)
+
+
 def number(value: float) -> str:
     """Write a tick's number."""
     if value == 0:
@@ -37,6 +50,7 @@ class Chart:
     """A chart of fixed size in view-box units; the page scales it to its width.
 
     ``x`` and ``y`` are (low, high) in data units. ``left``: room for the labels of y.
+    ``powers``: data units are exponents of ten, and the axes show the powers.
     """
 
     title: str
@@ -48,6 +62,7 @@ class Chart:
     height: int = 280
     left: int = 70
     bottom: int = 44
+    powers: bool = False
     parts: list[str] = field(default_factory=list)
 
     def px(self, x: float) -> float:
@@ -67,18 +82,19 @@ class Chart:
     def axes(self, y_ticks: bool = True) -> None:
         """Draw the grid, the numbers and the labels."""
         top, floor = 12, self.height - self.bottom
-        for value in ticks(*self.x):
+        find, show = (power_ticks, power) if self.powers else (ticks, number)
+        for value in find(*self.x):
             at = f"{self.px(value):.1f}"
             self.parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{top}" y2="{floor}"/>')
             self.parts.append(
-                f'<text x="{at}" y="{floor + 16}" text-anchor="middle">{number(value)}</text>'
+                f'<text x="{at}" y="{floor + 16}" text-anchor="middle">{show(value)}</text>'
             )
-        for value in ticks(*self.y) if y_ticks else ():
+        for value in find(*self.y) if y_ticks else ():
             at = f"{self.py(value):.1f}"
             self.parts.append(
                 f'<line class="grid" x1="{self.left}" x2="{self.width - 14}" y1="{at}" y2="{at}"/>'
             )
-            self.text(self.left - 6, self.py(value), number(value))
+            self.text(self.left - 6, self.py(value), show(value))
         middle = (self.left + self.width - 14) / 2
         self.parts.append(
             f'<text x="{middle:.0f}" y="{self.height - 6}" text-anchor="middle">'

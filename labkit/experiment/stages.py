@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import ConfigError, Experiment, WorkloadKind, from_plain
+from labkit.config import ConfigError, Device, Experiment, WorkloadKind, from_plain
 from labkit.experiment import canary, environment
 from labkit.experiment.record import Arm, CaseRecord, Metric, Record
 
@@ -104,6 +104,7 @@ def run(draft: Draft, arm: Arm) -> None:
         finally:
             session.close()
         probe_again(draft, probe)
+        note_limits(draft, experiment)
     finish(draft)
 
 
@@ -122,6 +123,17 @@ def probe_again(draft: Draft, probe: Any) -> None:
     """Take the second probe, which is for diagnosis only."""
     with draft.watch.time("probe"):
         draft.record = replace(draft.record, probe={**draft.record.probe, "after": probe.time()})
+
+
+def note_limits(draft: Draft, experiment: Experiment) -> None:
+    """Measure what the machine can do at best, for the roofline of kernels on the CPU."""
+    from labkit.experiment import limits
+    from labkit.platform.threads import core_count
+
+    on_cpu = experiment.engine.attention.device is Device.cpu
+    if experiment.workload.kind is WorkloadKind.kernel and on_cpu:
+        with draft.watch.time("limits"):
+            draft.note(limits=limits.measure(experiment.engine.threads or core_count()))
 
 
 def finish(draft: Draft) -> None:

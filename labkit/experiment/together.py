@@ -78,6 +78,7 @@ class Block:
                 self._measure(name)
             self._canary()
             stages.probe_again(self.common, probe)
+            stages.note_limits(self.common, self.members[0].experiment)
             for member in self.members:
                 measurement = Measurement(tuple(member.cases), member.counters)
                 stages.accept(measurement, member.arm, member.draft)

@@ -49,6 +49,34 @@ def block_bytes(workload: Workload, block_size: int) -> int:
     return POOLS * F32 * block_size * workload.num_kv_heads * workload.head_dim
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a dispatch must do at least, whatever the kernel.
+
+    ``flops``: a product and a sum per query-key pair and head dimension, once for the
+    logits and once for the values. ``bytes``: every key and value that a query sees once
+    per KV head, the queries, and the output (float32).
+    """
+
+    flops: int
+    bytes: int
+
+
+def work(size: Geometry, workload: Workload) -> Work:
+    """Count a case's work under the causal mask and the workload's window."""
+    q, kv = size.query_lens.astype(np.int64), size.seq_lens.astype(np.int64)
+    window = int(kv.max()) if workload.window is None else workload.window
+    first = np.repeat(kv - q - (np.cumsum(q) - q), q)
+    seen = np.minimum(first + np.arange(size.total_q) + 1, window)
+    keys = np.minimum(kv, q + window - 1)
+    numbers = POOLS * int(keys.sum()) * workload.num_kv_heads
+    numbers += 2 * size.total_q * workload.num_heads
+    return Work(
+        flops=4 * int(seen.sum()) * workload.num_heads * workload.head_dim,
+        bytes=F32 * numbers * workload.head_dim,
+    )
+
+
 def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
     """Size a case: decodes first, as the scheduler packs them."""
     query_lens = _per_request(case, 1, case.chunk)

@@ -126,6 +126,7 @@ class KernelSession:
 
     def _measure_case(self, ready: Prepared, counters: Counter[str]) -> CaseResult:
         size = ready.size
+        work = cases.work(size, self._workload)
         times = []
         for index in range(self._workload.repeats * size.case.factor):
             seconds, report = self._checked(ready, f"repeat {index}")
@@ -145,6 +146,9 @@ class KernelSession:
                 "num_seqs": len(size.seq_lens),
                 "total_q": size.total_q,
                 "pool_bytes": size.pool_bytes,
+                "flops": work.flops,
+                "least_bytes": work.bytes,
+                "counters": report.counters(),
             },
         )
 

@@ -29,6 +29,7 @@ PUBLISHED = {
 }
 
 
+LIMITS = {"read_gb_s": 50.0, "sgemm_gflop_s": 400.0, "threads": 2, "read_bytes": 128 << 20}
 TIMELINE = {
     "period_s": 0.02,
     "cost_s": 0.0001,
@@ -180,11 +181,13 @@ class CellMaker:
             environment_end={"host": "abc"},
             probe={"before": {"matmul_us": 100.0 * float(np.exp(noise.normal(0, 0.002)))}},
             counters={"engine.paged": 5.0, f"resolver.{resolver}": 5.0},
-            cases=tuple(maker(name, i, factor, noise) for i, name in enumerate(names)),
-            notes={"timeline": TIMELINE} if self.requests else {},
+            cases=tuple(maker(name, i, factor, noise, resolver) for i, name in enumerate(names)),
+            notes={"timeline": TIMELINE} if self.requests else {"limits": LIMITS},
         )
 
-    def kernel_case(self, name: str, index: int, factor: float, noise: Any) -> CaseRecord:
+    def kernel_case(
+        self, name: str, index: int, factor: float, noise: Any, resolver: str = ""
+    ) -> CaseRecord:
         if name in self.skipped:
             return CaseRecord(name, self.skipped[name])
         middle = 322.6 * (index * 22 + 1) * factor * self.unit_scale
@@ -193,10 +196,23 @@ class CellMaker:
             name,
             metrics=(Metric("dispatch_us", "us", "lower", True, repeats),),
             outputs=array_outputs(list(range(64)), list(range(16))),
-            notes={"kernel": "tiled" if "prefill" in name else "decode", "map_us": 12.5},
+            notes={
+                "kernel": "tiled" if "prefill" in name else "decode",
+                "map_us": 12.5,
+                "flops": 10**7 * (index * 99 + 1),
+                "least_bytes": 10**7,
+                "counters": {
+                    "kernel.decode": 1,
+                    "attention.search_iterations": 64 if resolver == "binary_search" else 0,
+                    "attention.kv_blocks_visited": 512,
+                    "window.skipped_blocks": 0,
+                },
+            },
         )
 
-    def request_case(self, name: str, index: int, factor: float, noise: Any) -> CaseRecord:
+    def request_case(
+        self, name: str, index: int, factor: float, noise: Any, resolver: str = ""
+    ) -> CaseRecord:
         rate = 500.0 * factor * self.unit_scale
         metrics = (
             Metric("total_tok_s", "tok/s", "higher", True, (rate,)),

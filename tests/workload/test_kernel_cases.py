@@ -87,6 +87,27 @@ def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
     assert backend.launches == 2 * (1 + 2) + 6 + 2
     assert beats == ["decode", "prefill"]
     assert decode.notes["map_us"] == 12.5 and decode.notes["kernel"] == "decode"
+    assert decode.notes["counters"]["attention.search_iterations"] == 10  # of one dispatch
+    assert decode.notes["flops"] == 4 * 5 * 40 * 4 * 16
+
+
+@pytest.mark.parametrize("window", [None, 1, 16, 30, 1000])
+@pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED])
+def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
+    w = make(case, window=window)
+    size = cases.geometry(case, w, 16)
+    pairs = numbers = 0
+    for q, kv in zip(size.query_lens, size.seq_lens, strict=True):
+        seen = set()
+        for i in range(q):
+            last = kv - q + i
+            keys = [k for k in range(last + 1) if window is None or last - k < window]
+            pairs += len(keys)
+            seen.update(keys)
+        numbers += 2 * len(seen) * w.num_kv_heads * w.head_dim
+        numbers += 2 * q * w.num_heads * w.head_dim
+    found = cases.work(size, w)
+    assert found == cases.Work(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
 
 
 def test_the_output_is_poisoned_before_every_launch():

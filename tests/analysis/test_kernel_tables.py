@@ -1,0 +1,112 @@
+"""What kernel workloads show besides times: counters that hold anywhere, and the roofline."""
+
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis import write_study
+from labkit.analysis.cell import analyse
+from labkit.analysis.kernel_tables import counters_table, roofline_table
+from labkit.analysis.roofline import Limits, Point, find_limits, points
+from labkit.analysis.svg import power, power_ticks
+
+LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
+
+
+def cells(table):
+    return [dict(zip((c.name for c in table.columns), line.cells, strict=True))
+            for line in table.lines]  # fmt: skip
+
+
+def test_a_point_s_share_is_of_the_limit_that_binds():
+    # 10 MB at 50 GB/s take 200 us, 10 MFLOP at 400 GFLOP/s take 25 us.
+    memory = Point("a", "x", 10**7, 10**7, 400e-6, LIMITS)
+    assert (memory.bound, memory.share) == ("memory", pytest.approx(0.5))
+    assert memory.intensity == 1 and memory.gb_s == pytest.approx(25)
+    # 1 GFLOP takes 2,500 us.
+    compute = Point("a", "x", 10**7, 10**9, 10_000e-6, LIMITS)
+    assert (compute.bound, compute.share) == ("compute", pytest.approx(0.25))
+    assert compute.gflop_s == pytest.approx(100)
+    assert Point("a", "x", 1, 1, 1.0, None).share is None
+
+
+def test_limits_are_the_best_that_any_good_run_reached(make_cell):
+    def change(record):
+        faster = {"read_gb_s": 60.0 if record.block == 1 else 40.0}
+        noted = {**record.notes["limits"], **faster}
+        if record.block == 2:
+            return replace(record, outcome="crashed", detail="x", notes={"limits": {"bad": 1}})
+        return replace(record, notes={"limits": noted})
+
+    records = analyse(make_cell(change=change)).data.records
+    assert find_limits(records) == replace(LIMITS, read_gb_s=60.0)
+    assert find_limits([replace(r, notes={}) for r in records]) is None
+
+
+def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
+    analysis = analyse(make_cell(noise=0.0, repeats=1))
+    table = roofline_table(analysis.json, analysis.data.records)
+    first, *_, last = cells(table)
+    assert (first["batch"], first["arm"]) == ("decode, 64 reqs, ctx 128", "binary_search")
+    assert (first["bound by"], first["share of limit"]) == ("memory", "62%")  # 200 of 322.6 us
+    assert (last["arm"], last["bound by"]) == ("seq_map", "compute")
+    assert last["share of limit"] == "35%"  # 2,500 of 7,049 us
+    assert "50.0 GB/s reading 128 MiB, 400.0 GFLOP/s" in table.notes[1]
+    bare = [replace(r, notes={}) for r in analysis.data.records]
+    table = roofline_table(analysis.json, bare)
+    assert "share of limit" not in [c.name for c in table.columns]
+    assert "no shares" in table.notes[1]
+
+
+def test_counters_are_columns_and_those_that_stay_0_are_none(make_cell):
+    analysis = analyse(make_cell())
+    table = counters_table(analysis.json, analysis.data.records)
+    assert [c.name for c in table.columns] == [
+        "batch", "arm", "search iterations", "KV blocks visited"
+    ]  # fmt: skip
+    found = {(line["batch"], line["arm"]): line["search iterations"] for line in cells(table)}
+    assert len(found) == 4
+    assert found["prefill, 8 × 512", "binary_search"] == "64"
+    assert found["prefill, 8 × 512", "seq_map"] == "0"
+
+
+def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
+    def change(record):
+        if record.arm != "seq_map" or record.block != 1:
+            return record
+        case = record.cases[0]
+        counters = {**case.notes["counters"], "attention.kv_blocks_visited": 513}
+        changed = replace(case, notes={**case.notes, "counters": counters})
+        return replace(record, cases=(changed, *record.cases[1:]))
+
+    analysis = analyse(make_cell(change=change))
+    lines = cells(counters_table(analysis.json, analysis.data.records))
+    assert [line["KV blocks visited"] for line in lines] == ["512", "varies", "512", "512"]
+
+
+def test_old_records_have_neither(make_cell):
+    def change(record):
+        return replace(record, cases=tuple(replace(c, notes={}) for c in record.cases))
+
+    analysis = analyse(make_cell(change=change))
+    assert counters_table(analysis.json, analysis.data.records) is None
+    assert roofline_table(analysis.json, analysis.data.records) is None
+    assert points(analysis.json, analysis.data.records) == []
+
+
+def test_the_report_holds_both_and_the_picture(make_cell):
+    study = make_cell("study/kernel").parent
+    write_study(study)
+    names = {path.name for path in (study / "plots").iterdir()}
+    assert {"kernel--roofline.png", "kernel--roofline.svg"} <= names
+    text = (study / "report.md").read_text()
+    assert "### What the kernels counted" in text and "(plots/kernel--roofline.png)" in text
+    page = (study / "report.html").read_text()
+    assert "intensity (FLOP per byte)" in page and "% of the limit</title>" in page
+
+
+def test_axes_of_powers():
+    assert [power(e) for e in power_ticks(-1.0, 1.0)] == [
+        "0.1", "0.2", "0.5", "1", "2", "5", "10"
+    ]  # fmt: skip
+    assert [power(e) for e in power_ticks(0.0, 3.0)] == ["1", "10", "100", "1,000"]

@@ -1,0 +1,43 @@
+"""The machine's limits: what they are made of, never how large."""
+
+from types import SimpleNamespace
+
+from labkit.config import Device, WorkloadKind
+from labkit.experiment import limits, stages
+from labkit.experiment.record import Record
+
+
+def test_limits_are_measured_with_every_thread(monkeypatch):
+    monkeypatch.setattr(limits, "STREAM_BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "SIZE", 16)
+    for threads in (1, 3):
+        found = limits.measure(threads)
+        assert found["threads"] == threads and found["sgemm_size"] == 16
+        assert found["read_gb_s"] > 0 and found["sgemm_gflop_s"] > 0
+        assert (1 << 20) - 12 <= found["read_bytes"] <= 1 << 20
+
+
+def test_a_limit_is_the_best_repeat_and_the_first_is_for_waking(monkeypatch):
+    clock = iter([0.0, 1.0, 10.0, 14.0, 20.0, 22.0, 30.0, 33.0, 40.0, 45.0])
+    monkeypatch.setattr(limits.time, "perf_counter", lambda: next(clock))
+
+    class Pool:
+        def map(self, work, parts):
+            return map(work, parts)
+
+    assert limits._best_s(Pool(), 2, lambda part: None) == 2.0
+
+
+def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
+    monkeypatch.setattr(limits, "measure", lambda threads: {"threads": threads})
+
+    def noted(kind, device):
+        draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+        engine = SimpleNamespace(threads=3, attention=SimpleNamespace(device=device))
+        workload = SimpleNamespace(kind=kind)
+        stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
+        return draft.record.notes.get("limits") == {"threads": 3}
+
+    assert noted(WorkloadKind.kernel, Device.cpu)
+    assert not noted(WorkloadKind.kernel, Device.emulated)
+    assert not noted(WorkloadKind.chat, Device.cpu)
