@@ -155,8 +155,10 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
 
         resolve(arm.model)
     from labkit.engine import budget
+    from labkit.workload import devices
 
     try:
+        devices.check(arm)
         budget.check(arm)
     except ConfigError as error:
         raise ConfigError(f"arm {name}: {error}") from None

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import cast
 
 from labkit.config import Experiment
-from labkit.workload import devices
 from labkit.workload.base import Kind
 from labkit.workload.measurement import Estimate, Session
 
@@ -22,8 +21,7 @@ def kind_of(experiment: Experiment) -> Kind:
 
 
 def prepare(experiment: Experiment) -> None:
-    """Check the device and the workload, and cache its prompts; see ``Kind.prepare``."""
-    devices.check(experiment)
+    """Check the workload and cache its prompts; see ``Kind.prepare``."""
     kind_of(experiment).prepare(experiment)
 
 

@@ -135,3 +135,9 @@ def test_a_mistake_in_an_arm_is_one_line_that_names_it(overrides, line):
     with pytest.raises(ConfigError, match=line) as caught:
         composed(*overrides)
     assert "\n" not in str(caught.value)
+
+
+def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    with pytest.raises(ConfigError, match=r"^arm x: engine\.attention\.device=metal: there is no"):
+        composed("+ablation.arms.x={engine.attention.device:metal}")

@@ -8,7 +8,7 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, WorkloadKind, from_plain, to_plain
-from labkit.workload import cases
+from labkit.workload import cases, devices
 from labkit.workload.digest import array_outputs
 from labkit.workload.kernel import KernelSession
 from labkit.workload.measurement import InvalidOutput, StaleOutput
@@ -265,11 +265,11 @@ def test_a_window_reaches_the_kernel():
         ("emulated", r"engine.attention.device=emulated: no g\+\+ on PATH; install a C\+\+17"),
     ],
 )
-def test_prepare_refuses_a_device_that_is_not_here(monkeypatch, device, message):
+def test_a_device_that_is_not_here_is_refused(monkeypatch, device, message):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=message) as raised:
-        workloads.prepare(experiment(make(DECODE), attention={"device": device}))
+        devices.check(experiment(make(DECODE), attention={"device": device}))
     assert "\n" not in str(raised.value)
 
 
