@@ -748,6 +748,7 @@ class WorkloadKind(Enum):
     ragged = "ragged"
     uniform = "uniform"
     case_study = "case_study"
+    waste = "waste"
     chat = "chat"
     agent = "agent"
 

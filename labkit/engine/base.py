@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -70,6 +71,14 @@ class Observable(Protocol):
 
     def kv_bytes(self) -> KVBytes:
         """Say how much KV memory requests hold now, and how much of it is computed."""
+
+
+@runtime_checkable
+class KeepsRows(Protocol):
+    """What an engine with static batches may offer besides."""
+
+    def staying(self) -> Collection[str]:
+        """Return the requests that have ended but whose rows every step still computes."""
 
 
 class InferenceEngine(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from labkit import config
 from labkit.engine import pipeline
@@ -193,6 +193,10 @@ class PagedEngine:
         held = self._cache.held_bytes
         computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
         return KVBytes(held=held, used=min(held, computed))
+
+    def staying(self) -> Collection[str]:
+        """Return the requests that have ended but whose rows every step still computes."""
+        return self._cache.staying()
 
     def counters(self) -> dict[str, float]:
         """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.

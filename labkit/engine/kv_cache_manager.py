@@ -166,6 +166,10 @@ class KVCacheManager:
             self._prefixes.unlock(request_id)
             self._used.forget(request_id)
 
+    def staying(self) -> tuple[str, ...]:
+        """Nothing is computed for requests that ended."""
+        return ()
+
     def clear(self) -> None:
         """Forget every cached prefix that no request holds."""
         self._prefixes.clear()

@@ -25,6 +25,7 @@ class Served:
     """What one request got and when; times are seconds on the driver's clock.
 
     ``admitted``: the beginning of its first step; None where the engine does not tell.
+    ``stayed_steps``: steps that computed its row after it had ended.
     """
 
     request_id: str
@@ -35,6 +36,12 @@ class Served:
     chunk_times: list[float] = field(default_factory=list)
     finish: str | None = None
     admitted: float | None = None
+    stayed_steps: int = 0
+
+    @property
+    def row_steps(self) -> int:
+        """Steps that gave it a token, and those that computed its row after it had ended."""
+        return len(self.chunk_times) + self.stayed_steps
 
     @property
     def ttft(self) -> float:
@@ -91,6 +98,14 @@ def serving_metrics(served: Sequence[Served], peak_kv_bytes: float | None) -> tu
     if peak_kv_bytes is not None:
         metrics.append(Metric("peak_kv_bytes", "bytes", "lower", False, (float(peak_kv_bytes),)))
     return tuple(metrics)
+
+
+def request_metrics(served: Served) -> tuple[Metric, ...]:
+    """Compute one request's own metrics: its latency and how long it held its row."""
+    return (
+        Metric("e2e_ms", "ms", "lower", False, (served.e2e * 1e3,)),
+        Metric("row_steps", "steps", "lower", False, (float(served.row_steps),)),
+    )
 
 
 def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:

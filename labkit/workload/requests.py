@@ -32,10 +32,11 @@ class PromptSource(Protocol):
 
 
 class RequestKind:
-    """Serves what a source gives."""
+    """Serves what a source gives; ``per_request``: every request is a case of its own too."""
 
-    def __init__(self, source: PromptSource) -> None:
+    def __init__(self, source: PromptSource, *, per_request: bool = False) -> None:
         self._source = source
+        self._per_request = per_request
 
     def prepare(self, experiment: Experiment) -> None:
         """Build the model, tokenise the prompts into the cache, check that each can be served."""
@@ -62,6 +63,7 @@ class RequestKind:
             seed=seed,
             vocab_size=model.vocab_size,
             pieces=Pieces(model.path),
+            per_request=self._per_request,
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.config import CacheState, Workload
 from labkit.workload.digest import token_digest
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, StaleOutput
-from labkit.workload.metrics import Served, request_notes, serving_metrics
+from labkit.workload.metrics import Served, request_metrics, request_notes, serving_metrics
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
 from labkit.workload.timeline import Timeline
@@ -42,6 +42,8 @@ class ServingSession:
         Warm-up token ids are below it.
     pieces
         Spells the tokens for the record; None: the record has ids only.
+    per_request
+        Whether every request is a case of its own too.
     clock
         Seconds; a parameter so that tests can know the answers.
     """
@@ -55,6 +57,7 @@ class ServingSession:
         seed: int,
         vocab_size: int,
         pieces: Pieces | None = None,
+        per_request: bool = False,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._engine = engine
@@ -63,6 +66,7 @@ class ServingSession:
         self._seed = seed
         self._vocab_size = vocab_size
         self._pieces = pieces
+        self._per_request = per_request
         self._clock = clock
 
     def warm_up(self) -> None:
@@ -91,7 +95,7 @@ class ServingSession:
         timeline = Timeline(self._engine)
         served = self._serve(self._prompts, beat, timeline)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
-        case = CaseResult(
+        whole = CaseResult(
             case="all",
             metrics=serving_metrics(served, counters.get(PEAK_KV_BYTES)),
             outputs=token_outputs(served, self._pieces),
@@ -101,7 +105,9 @@ class ServingSession:
             "cache_state": self._workload.cache_state.value,
             "timeline": timeline.report(),
         }
-        return Measurement(cases=(case,), counters=counters, notes=notes)
+        own = served if self._per_request else ()
+        cases = (whole, *(CaseResult(r.request_id, metrics=request_metrics(r)) for r in own))
+        return Measurement(cases=cases, counters=counters, notes=notes)
 
     def close(self) -> None:
         """Close the engine."""

@@ -35,9 +35,11 @@ class Timeline:
     """
 
     def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:
-        from labkit.engine.base import Observable
+        from labkit.engine.base import KeepsRows, Observable
 
         self._engine = engine if isinstance(engine, Observable) else None
+        self._keeper = engine if isinstance(engine, KeepsRows) else None
+        self._entries: dict[str, Served] = {}
         self._read = process_memory if read is None else read
         self._waiting: list[Served] = []
         self._samples: list[dict[str, float]] = []
@@ -50,9 +52,13 @@ class Timeline:
         if self._start is None:
             self._start = self._due = entry.submitted
         self._waiting.append(entry)
+        self._entries[entry.request_id] = entry
 
     def stepped(self, start: float, end: float) -> None:
         """Note a step that was begun and ended at these times of the driver's clock."""
+        if self._keeper is not None:
+            for request_id in self._keeper.staying():
+                self._entries[request_id].stayed_steps += 1
         if not self._waiting and end < self._due:
             return
         began = time.perf_counter()

@@ -7,7 +7,7 @@ and the model's layers through ``StepAttention``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,6 +111,9 @@ class KVCache(Protocol):
 
     def release(self, request_id: str) -> None:
         """Give back what a request holds; one that holds nothing is ignored."""
+
+    def staying(self) -> Collection[str]:
+        """Return the requests that released their memory but whose rows are still computed."""
 
     def clear(self) -> None:
         """Forget what is kept of requests that ended, where the layout can share."""

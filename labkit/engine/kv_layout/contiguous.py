@@ -119,6 +119,10 @@ class ContiguousCache:
             self._rows.pop(int(table.block_ids[0])).drop()
             self._used.forget(request_id)
 
+    def staying(self) -> tuple[str, ...]:
+        """Nothing is computed for requests that ended."""
+        return ()
+
     def clear(self) -> None:
         """Nothing is kept of requests that ended."""
 

@@ -63,6 +63,7 @@ class Row:
     index in the rectangle; None: not in it yet.
     """
 
+    request_id: str
     number: int
     prompt: int
     output: int
@@ -123,7 +124,7 @@ class PaddedCache:
         request_id = state.request_id
         if request_id in self._held:
             raise ValueError(f"request {request_id} holds a row already")
-        row = Row(self._next, state.num_tokens, max(0, num_tokens - state.num_tokens))
+        row = Row(request_id, self._next, state.num_tokens, max(0, num_tokens - state.num_tokens))
         rows = [*self.rows, row]
         longest = max(r.prompt for r in rows) + max(r.output for r in rows)
         if len(rows) * rounded(longest) > (1 - spare) * self._capacity:
@@ -185,6 +186,10 @@ class PaddedCache:
             if place is not None and row.length
         ]
         self.rectangle.move(len(self.rows), rounded(columns), spans)
+
+    def staying(self) -> list[str]:
+        """Return the requests that ended but whose rows stay until their batch ends."""
+        return [row.request_id for row in self.rows if not row.live]
 
     def clear(self) -> None:
         """Nothing is kept of requests that ended."""
