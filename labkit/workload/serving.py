@@ -43,7 +43,7 @@ class ServingSession:
     pieces
         Spells the tokens for the record; None: the record has ids only.
     per_request
-        Whether every request is a case of its own too.
+        Whether every request is a case of its own too, whose latency is the primary metric.
     clock
         Seconds; a parameter so that tests can know the answers.
     """
@@ -97,7 +97,9 @@ class ServingSession:
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         whole = CaseResult(
             case="all",
-            metrics=serving_metrics(served, counters.get(PEAK_KV_BYTES)),
+            metrics=serving_metrics(
+                served, counters.get(PEAK_KV_BYTES), primary=not self._per_request
+            ),
             outputs=token_outputs(served, self._pieces),
             notes={"requests": request_notes(served)},
         )
@@ -105,9 +107,16 @@ class ServingSession:
             "cache_state": self._workload.cache_state.value,
             "timeline": timeline.report(),
         }
-        own = served if self._per_request else ()
-        cases = (whole, *(CaseResult(r.request_id, metrics=request_metrics(r)) for r in own))
+        cases = (whole, *(self._own(entry) for entry in served if self._per_request))
         return Measurement(cases=cases, counters=counters, notes=notes)
+
+    def _own(self, served: Served) -> CaseResult:
+        """Make a request a case of its own."""
+        return CaseResult(
+            case=served.request_id,
+            metrics=request_metrics(served),
+            outputs=token_outputs([served], self._pieces),
+        )
 
     def close(self) -> None:
         """Close the engine."""

@@ -116,7 +116,7 @@ def test_a_static_batch_computes_the_rows_of_finished_requests(model_dir, plain_
         Request(str(i), p, SamplingParams(max_tokens=n, ignore_eos=True))
         for i, (p, n) in enumerate(zip(same, (*outputs, 2), strict=True))
     ]
-    first = {}
+    first, stayed = {}, []
     for request in requests:
         engine.submit(request)
     steps = 0
@@ -124,10 +124,12 @@ def test_a_static_batch_computes_the_rows_of_finished_requests(model_dir, plain_
         steps += 1
         for event in engine.step():
             first.setdefault(event.request_id, steps)
+        stayed += engine.staying()
     # One prefill and eight decodes of four rows, then a batch of its own for the fifth.
     assert [first[str(i)] for i in range(5)] == [1, 1, 1, 1, 10] and steps == 11
     counters = engine.counters()
     assert counters["tokens.padded"] == sum(max(outputs) - n for n in outputs)
+    assert {i: stayed.count(str(i)) for i in range(5)} == {0: 7, 1: 4, 2: 6, 3: 0, 4: 0}
     assert counters["tokens.decode"] == sum(n - 1 for n in outputs) + 1
     assert counters["admission.static"] == 5
 

@@ -1,0 +1,104 @@
+"""The workload waste: each question is a case, with its latency and what its row cost."""
+
+import pytest
+
+from labkit.config import ConfigError, Experiment, Workload, WorkloadKind
+from labkit.engine.base import TokenEvent
+from labkit.workload.prompts import Prompt
+from labkit.workload.serving import ServingSession
+from labkit.workload.waste import QUESTIONS, WasteSource
+
+
+class StaticEngine:
+    """Steps of one second; both requests begin at once, and rows stay until both have ended."""
+
+    name = "stub"
+
+    def __init__(self):
+        self.now, self.left, self.ended = 0.0, {}, []
+
+    def submit(self, request):
+        self.left[request.request_id] = request.params.max_tokens
+
+    def has_work(self):
+        return bool(self.left)
+
+    def step(self):
+        self.now += 1.0
+        events = []
+        for request_id in list(self.left):
+            self.left[request_id] -= 1
+            end = not self.left[request_id]
+            events.append(TokenEvent(request_id, 1, "length" if end else None, margin=1.0))
+            if end:
+                del self.left[request_id]
+                self.ended.append(request_id)
+        if not self.left:
+            self.ended = []
+        return events
+
+    def staying(self):
+        return self.ended
+
+    def counters(self):
+        return {"engine.stub": 1.0}
+
+    def reset_counters(self):
+        pass
+
+    def clear_cache(self):
+        pass
+
+
+@pytest.mark.parametrize("per_request", [True, False])
+def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
+    engine = StaticEngine()
+    asked = [Prompt("short", (1, 2), 2), Prompt("long", (1, 2), 6)]
+    workload = Workload(name="test", kind=WorkloadKind.waste, concurrency=2, warmup=0)
+    session = ServingSession(
+        engine,
+        asked,
+        workload,
+        seed=0,
+        vocab_size=9,
+        per_request=per_request,
+        clock=lambda: engine.now,
+    )
+    session.warm_up()
+    whole, *own = session.measure(lambda text: None).cases
+    primary = [m.name for m in whole.metrics if m.primary]
+    assert whole.case == "all" and primary == ([] if per_request else ["total_tok_s"])
+    found = {case.case: {m.name: m.repeats for m in case.metrics} for case in own}
+    expected = {
+        # Two steps for its tokens and four more in which its row was computed in vain.
+        "short": {"e2e_ms": (2000.0,), "row_steps": (6.0,)},
+        "long": {"e2e_ms": (6000.0,), "row_steps": (6.0,)},
+    }
+    assert found == (expected if per_request else {})
+    for case in own:
+        assert [m.name for m in case.metrics if m.primary] == ["e2e_ms"]
+        (output,) = case.outputs["requests"]
+        assert output["id"] == case.case
+        assert len(output["tokens"]) == {"short": 2, "long": 6}[case.case]
+
+
+def test_the_questions_are_tokenised_in_the_articles_order(monkeypatch):
+    class Words:
+        def encode(self, text):
+            return list(range(len(text.split())))
+
+    monkeypatch.setattr("labkit.model.tokenizer.load", lambda path: Words())
+
+    class Model:
+        path = None
+
+    experiment = Experiment.__new__(Experiment)
+    experiment.workload = Workload(name="waste", kind=WorkloadKind.waste, num_requests=3)
+    made = WasteSource().make(experiment, Model())
+    assert [p.request_id for p in made] == [text for text, _ in QUESTIONS[:3]]
+    assert [len(p.token_ids) for p in made] == [6, 11, 9]
+    assert [p.max_tokens for p in made] == [2, 159, 3]
+    assert len(WasteSource().lengths(experiment)) == 3
+    experiment.workload = Workload(name="waste", kind=WorkloadKind.waste, num_requests=9)
+    with pytest.raises(ConfigError, match=r"num_requests=9: waste has 8 questions"):
+        WasteSource().lengths(experiment)
