@@ -86,6 +86,7 @@ def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> T
     rows = [(i, row) for i, row in enumerate(cell["rows"]) if row["primary"] is primary]
     arms, ran, published = shown_arms(cell), kernels(records), _published(cell)
     requests = all(row["case"] == "all" for _, row in rows)
+    mixed = not requests and len({row["metric"] for _, row in rows if row["metric"]}) > 1
     units = {row["unit"] for _, row in rows if row["metric"] is not None}
     unit = f" ({unit_name(units.pop())})" if len(units) == 1 else ""
     columns = [Column("metric" if requests else "batch", number=False, row=True)]
@@ -95,6 +96,8 @@ def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> T
     for index, row in rows:
         by_arm = {c["arm"]: c for c in row["comparisons"]}
         name = row["metric"] if requests and row["metric"] else row["case"]
+        if mixed and row["metric"]:
+            name += f": {row['metric']}"
         if row["unit"] == "bytes" and not unit:
             name += f" ({unit_name(row['unit'])})"
         start = (name, ran.get(row["case"], "")) if ran else (name,)
