@@ -6,6 +6,7 @@ AVX-512 machine), so a worker gets a clean, known set. Standard library only.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import sys
@@ -74,6 +75,28 @@ def numba_without_scipy() -> Iterator[None]:
         yield
     finally:
         del sys.modules["scipy.linalg"]
+
+
+def end_openmp_pool() -> bool:
+    """End the OpenMP threads that wait for this thread's next parallel region.
+
+    GNU's runtime keeps a pool for every thread that ever ran a parallel region, and spins
+    a hundredth as long once all pools together have more threads than there are cores. A
+    thread that hands its work over to another one gives its pool up first.
+
+    Returns
+    -------
+    bool
+        Whether it did: False where libgomp is not loaded, or is inside a region.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return False
+    loaded = {line.split()[-1] for line in maps.splitlines() if "/libgomp" in line}
+    hard = 2  # omp_pause_hard
+    paused = [ctypes.CDLL(path).omp_pause_resource_all(hard) == 0 for path in sorted(loaded)]
+    return any(paused)
 
 
 def worker_environment(

@@ -17,12 +17,12 @@ class Held(StubModel):
 
     def __init__(self, num_blocks=30, block_size=4):
         super().__init__(num_blocks, block_size)
-        self.gate, self.started, self.threads = threading.Semaphore(0), 0, set()
+        self.gate, self.ended, self.threads = threading.Semaphore(0), 0, set()
 
     def __call__(self, batch):
-        self.started += 1
         self.threads.add(threading.get_ident())
         assert self.gate.acquire(timeout=10), "nobody let the forward through"
+        self.ended += 1
         return super().__call__(batch)
 
 
@@ -119,8 +119,7 @@ def test_nothing_is_left_in_flight_when_the_last_request_is_aborted():
     engine.step()
     threading.Timer(0.05, model.gate.release).start()
     engine.abort("a")
-    assert not engine.has_work() and model.started == 1
-    assert model.gate.acquire(blocking=False) is False  # the forward had its turn
+    assert not engine.has_work() and model.ended == 1
     engine.submit(request("a", [1, 2], 1))
     model.gate.release()
     assert run(engine, [])[0] == {"a": solo([1, 2], 1)}
