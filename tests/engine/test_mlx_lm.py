@@ -1,6 +1,7 @@
 """``engine=mlx_lm``: plain mlx_lm's tokens, one cap on what is in flight, honest counts."""
 
 import dataclasses
+import shutil
 import time
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import NO_TOKEN, EngineError, InvalidLogitsError, KVBytes, Observable
+from labkit.engine.mlx_lm.loading import load
+from labkit.engine.mlx_lm.sampling import sampler_of
 from labkit.engine.mlx_lm.work import surplus
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
@@ -110,9 +113,10 @@ def test_the_counters_say_what_was_computed(shared):
     assert engine.counters()["steps.total"] == engine.counters()["peak_kv_bytes"] == 0
 
 
-def test_padding_is_counted_as_the_generator_computes_it(shared, monkeypatch):
+@pytest.mark.parametrize("chunk", [None, 5])
+def test_padding_is_counted_as_the_generator_computes_it(chunk, shared, monkeypatch):
     """Against the shapes that the model is really given."""
-    engine = shared()
+    engine = shared("llama", chunk)
     model = type(engine._loaded.model)
     shapes, call = [], model.__call__
 
@@ -125,6 +129,7 @@ def test_padding_is_counted_as_the_generator_computes_it(shared, monkeypatch):
     counters = engine.counters()
     assert counters["tokens.padded"] > 0 and counters["kv.padded_slots"] > 0
     assert counters["tokens.computed"] == sum(rows * columns for rows, columns in shapes)
+    assert max(columns for _, columns in shapes) == (chunk or 39)
 
 
 def test_one_request_alone_has_no_padding(shared):
@@ -282,6 +287,33 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(shared):
     other = dataclasses.replace(asked[3], params=dataclasses.replace(asked[3].params, seed=1))
     tokens, _ = serve(engine, [other])
     assert tokens["3"] != together["3"]
+
+
+def test_greedy_requests_share_one_sampler_so_that_mlx_lm_samples_them_in_one_call():
+    first, second, drawn = (
+        sampler_of(Request(name, (1,), SamplingParams(temperature=t)))
+        for name, t in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert first is second is not drawn
+
+
+def test_every_token_is_a_new_draw():
+    import mlx.core as mx
+
+    draw = sampler_of(Request("a", (1,), SamplingParams(temperature=1, seed=3)))
+    assert len({draw(mx.zeros((1, 300))).item() for _ in range(10)}) > 5
+
+
+def test_weights_in_half_precision_become_float32(model_dir, tmp_path):
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    weights = mx.load(str(model_dir("qwen3") / "model.safetensors"))
+    half = {name: value.astype(mx.float16) for name, value in weights.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), half, metadata={"format": "mlx"})
+    shutil.copy(model_dir("qwen3") / "config.json", tmp_path)
+    model = load(tmp_path).model
+    assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
 
 
 def test_broken_logits_are_an_error(shared, monkeypatch):
