@@ -647,7 +647,17 @@ def own_classes(engine: Engine) -> dict[str, str]:
 
 
 # What engine=mlx_lm reads; every other option is of labkit's own engine.
-MLX_LM_OPTIONS = ("name", "blas", "threads", "scheduler.max_num_seqs", "scheduler.chunk")
+MLX_LM_OPTIONS = (
+    "name",
+    "blas",
+    "threads",
+    "memory_limit",
+    "mlx_cache_limit",
+    "scheduler.max_num_seqs",
+    "scheduler.chunk",
+    "budget.machine",
+    "budget.wired_collector",
+)
 
 
 def _has_only(engine: Engine, options: tuple[str, ...]) -> None:
