@@ -14,7 +14,7 @@ from labkit.doctor import screen
 from labkit.doctor.budgets import ceilings
 from labkit.doctor.child import CannotMeasure, measure
 from labkit.doctor.weaknesses import Facts, find
-from labkit.experiment import environment
+from labkit.experiment import doctor_noise, environment
 from labkit.experiment.errors import StudyError
 from labkit.experiment.lock import timing_lock
 from labkit.platform import memory_machine, memory_macos, memory_wired, threads
@@ -88,6 +88,7 @@ def _show_simulated(console: Console, name: str, fraction: float | None) -> None
 
 def _show_this(console: Console, fraction: float | None) -> None:
     facts = _examine()
+    doctor_noise.keep(facts.environment, facts.measured["noise"])
     machine = facts.machine
     lines = screen.machine_lines(facts)
     screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)

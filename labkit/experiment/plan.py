@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit import workload
 from labkit.config import Isolation
-from labkit.experiment import earlier
+from labkit.experiment import doctor_noise, earlier
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
@@ -93,13 +93,13 @@ def _clock(seconds: float) -> str:
 
 
 def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
-    """Say the smallest effect this design sees, from this machine's earlier records."""
+    """Say the smallest effect this design sees, from earlier records or the doctor's noise."""
     from labkit.analysis.power import blocks_needed, detectable_pct
     from labkit.analysis.verdict import fewest_blocks
 
     design = cell.design
     few = design.blocks < fewest_blocks(design.runs_per_block)
-    found = next(
+    found: tuple[float, Path | str] | None = next(
         (
             (sd, path)
             for path, data in earlier.studies(composed, out)
@@ -108,8 +108,14 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
         None,
     )
     if found is None:
-        unknown = "what it can see is not known: no earlier study of this workload here"
-        return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
+        measured = doctor_noise.find()
+        if measured is None:
+            unknown = (
+                "what it can see is not known: no earlier study of this workload here "
+                "(python -m labkit.doctor measures this machine's noise)"
+            )
+            return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
+        found = (measured, "the doctor within one process; runs vary more")
     sd, source = found
     sees = detectable_pct(sd, design.blocks, design.runs_per_block, design.alpha)
     need = blocks_needed(sd, design.runs_per_block, design.alpha, 1.0)
