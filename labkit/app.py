@@ -99,6 +99,10 @@ def _topic(flag: str, words: list[str]) -> list[str]:
 def _search_path(folder: str) -> str:
     if not Path(folder).is_dir():
         raise ConfigError(f"--config-dir {folder}: no such directory")
+    for file in sorted(Path(folder).glob("*/*.yaml")):
+        name = file.relative_to(folder)
+        if (CONF / name).exists():
+            raise ConfigError(f"{file}: labkit has {name} itself; choose another name")
     return f"hydra.searchpath=['file://{Path(folder).resolve()}']"
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit import app
+from labkit.config import ConfigError
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -94,3 +97,12 @@ def test_what_only_shows_exits_0(tmp_path, words, shows):
     assert done.returncode == 0, done.stderr
     assert shows in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_ones_own_may_not_hide_behind_labkits(tmp_path):
+    (tmp_path / "ablation").mkdir()
+    (tmp_path / "ablation" / "mine.yaml").touch()
+    assert "searchpath" in app.parse(["--config-dir", str(tmp_path)]).overrides[0]
+    (tmp_path / "ablation" / "seq_map.yaml").touch()
+    with pytest.raises(ConfigError, match=r"seq_map\.yaml: labkit has ablation/seq_map\.yaml"):
+        app.parse(["--config-dir", str(tmp_path)])

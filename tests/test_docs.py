@@ -13,7 +13,7 @@ import pytest
 from labkit import config
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n# (\S+)\n(.*?)^```$", re.S | re.M)
 MODEL = "path/to/an/mlx_lm/model"
 FILES = {
