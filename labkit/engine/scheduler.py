@@ -171,7 +171,7 @@ class Scheduler:
             if state.status is RequestStatus.running:
                 self._take(plan, phase, state)
         if phase is Phase.prefill:
-            while self._may_admit(plan) and self._admit():
+            while self._admission.open(plan.num_running, plan.budget) and self._admit():
                 plan.work[phase].append(self._running[-1])
                 self._take(plan, phase, self._running[-1])
         return before - plan.budget
@@ -200,10 +200,6 @@ class Scheduler:
             if victim is state:
                 return False
         return True
-
-    def _may_admit(self, plan: StepPlan) -> bool:
-        """Tell whether the step may take a request in; never one that has just sent one back."""
-        return not plan.preempted and self._admission.open(plan.num_running, plan.budget)
 
     def _admit(self) -> bool:
         """Let the first waiting request run if a place and the blocks asked for are free."""

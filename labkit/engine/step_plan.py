@@ -20,11 +20,10 @@ class StepPlan:
         The running requests, in the order in which they are served.
     """
 
-    __slots__ = ("budget", "chunks", "num_running", "preempted", "work")
+    __slots__ = ("budget", "chunks", "num_running", "work")
 
     def __init__(self, budget: int, running: Iterable[RequestState]) -> None:
         self.budget = budget
-        self.preempted = False
         self.work: dict[Phase, list[RequestState]] = {Phase.decode: [], Phase.prefill: []}
         self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
         for state in running:
@@ -49,7 +48,6 @@ class StepPlan:
 
     def drop(self, state: RequestState) -> None:
         """Forget a preempted request: what it would have computed is free for others."""
-        self.preempted = True
         for phase in Phase:
             self.work[phase] = [other for other in self.work[phase] if other is not state]
             dropped = [chunk for chunk in self.chunks[phase] if chunk.state is state]

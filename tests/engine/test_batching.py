@@ -150,3 +150,15 @@ def test_a_shrinking_chunk_gives_a_token_for_each_decode():
         {"a": 1, "b": 1, "c": 1},
     ]
     assert bench.counts()["chunk.shrinking"] == 2
+
+
+def test_what_a_preemption_undid_is_prefill_though_it_was_generated():
+    bench = Bench(**SPLIT, chunk=3)
+    for name in "ab":
+        bench.add(name, 2, 20)
+    bench.steps(6)
+    bench.scheduler.preempt("b")
+    # b has 2 prompt tokens and 6 others to compute again: in chunks of its own steps.
+    shown = bench.steps(5)
+    assert [step for step in shown if "b" in step] == [{"b": 3}, {"b": 3}, {"b": 2}]
+    assert bench.step() == {"a": 1, "b": 1}

@@ -89,19 +89,22 @@ def test_the_last_in_line_is_preempted_and_comes_back_first_with_its_tokens():
     assert bench.step() == {"a": 1}
     assert bench.tokens["b"] == [0, 1, 2, 3, 4]
     assert bench.counts()["preemptions"] == 1
+    # `late` needs one block, and one is free, but b came before it.
+    assert [bench.step() for _ in range(3)] == [{"a": 1}] * 3
+    assert bench.step() == {"b": 9, "late": 1}
     bench.drain()
     assert bench.tokens == {"a": list(range(9)), "b": list(range(9)), "late": [0]}
     # Computed before the preemption: the prompt and four of b's tokens.
     assert bench.counts()["tokens.recomputed"] == 8
 
 
-def test_nobody_is_admitted_in_the_step_that_preempts():
+def test_as_many_are_preempted_as_it_takes():
     bench = Bench(3)
     for name in "abc":
         bench.add(name, 4, 5)
     bench.step()
     assert bench.scheduler.num_running == 3
-    # Each wants a second block: c, then b, give theirs up, and b's is not given away again.
+    # Each wants a second block: c gives its own to a, and b must give way itself.
     assert bench.step() == {"a": 1}
     assert bench.counts()["preemptions"] == 2
     bench.drain()
@@ -168,17 +171,24 @@ def test_a_result_from_before_a_preemption_is_dropped_though_it_runs_again():
 
 
 def test_a_victim_that_was_scheduled_already_gives_its_tokens_back():
-    bench = Bench(4, order=config.Order.prefill_first, max_num_batched_tokens=8)
-    bench.add("a", 4, 9)
+    bench = Bench(
+        4,
+        max_num_seqs=3,
+        max_num_batched_tokens=3,
+        chunk=2,
+        order=config.Order.prefill_first,
+        queue=config.Queue.priority,
+    )
+    for priority, name in enumerate("ab"):
+        bench.add(name, 3, 4, priority)
     bench.step()
-    for _ in range(3):
-        bench.step()
-    bench.add("b", 8, 2)
-    bench.step()  # b takes the last two blocks and the whole step
-    # Now a needs its third block, with b's next chunk first in the step.
+    bench.step()
+    bench.add("low", 8, 2, 2)
+    assert bench.step() == {"low": 2, "a": 1}
+    # `low` has two of the three tokens again when a needs its block: b then has one, too.
+    assert bench.step() == {"a": 1, "b": 1}
     bench.drain()
-    assert bench.tokens == {"a": list(range(9)), "b": [0, 1]}
-    assert bench.counts()["preemptions"] > 0
+    assert bench.tokens == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3], "low": [0, 1]}
 
 
 def test_waiting_and_unknown_requests_cannot_be_preempted():
