@@ -626,6 +626,11 @@ class Engine:
             f"engine.prefix_align=chunk: set engine.scheduler.chunk (now {chunk}) to a multiple of "
             f"engine.kv.block_size={size}",
         )
+        require(
+            self.scheduler.chunk_policy is ChunkPolicy.static,
+            "engine.scheduler.chunk_policy=shrinking: engine.prefix_align=chunk needs chunks that "
+            "end in the same places every time; set static",
+        )
 
 
 LAYOUT_OF = {

@@ -118,6 +118,14 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
             "multiple of engine.kv.block_size=16",
         ),
         (
+            lambda: Engine(
+                prefix_align=PrefixAlign.chunk,
+                prefix_cache=PrefixCache.radix,
+                scheduler=Scheduler(chunk=32, chunk_policy=ChunkPolicy.shrinking),
+            ),
+            "engine.scheduler.chunk_policy=shrinking",
+        ),
+        (
             lambda: Workload(
                 kind=WorkloadKind.kernel,
                 cache_state=CacheState.warm,

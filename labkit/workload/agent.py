@@ -1,6 +1,6 @@
 """Agent sessions: one long instruction that all share, and turns that repeat their past.
 
-Eight sessions read a packaged text each, part by part. A turn's prompt is the instruction
+Six sessions read a packaged text each, part by part. A turn's prompt is the instruction
 (``agent_system.md``), all earlier turns of the session with scripted replies, the next
 part and a question, so it begins with the whole prompt before it. Turn by turn, every
 session asks once. Texts, their order and the output lengths are drawn from the seed.
@@ -24,7 +24,7 @@ from labkit.workload.requests import RequestKind
 
 HERE = Path(__file__).parent
 BYTES_PER_TOKEN = 4  # of a tokenizer trained on these texts; for estimates only
-SESSIONS = 8
+SESSIONS = 6
 QUESTIONS = (
     "What is this document, and who wrote it?",
     "What has changed since the beginning?",

@@ -49,8 +49,8 @@ def test_all_sessions_share_the_instruction_and_nothing_more():
 def test_the_seed_decides_and_a_smaller_count_is_a_beginning():
     assert prompts() == prompts() != prompts(seed=1)
     assert prompts(num_requests=9) == prompts()[:9]
-    with pytest.raises(ConfigError, match=r"workload\.num_requests=33: agent has 32"):
-        prompts(num_requests=33)
+    with pytest.raises(ConfigError, match=r"workload\.num_requests=25: agent has 24"):
+        prompts(num_requests=25)
 
 
 def test_the_estimate_is_near_and_output_lengths_are_ragged():

@@ -152,18 +152,6 @@ def test_a_preempted_request_finds_its_own_blocks(prefixes):
     assert engine.counters()["prefix.hit_tokens"] == (11 + 3) // SIZE * SIZE
 
 
-@EVERY
-@pytest.mark.parametrize("chunk", [1, 3, SIZE])
-def test_trap_none_loses_the_progress_of_a_chunk(prefixes, chunk):
-    """Every cache, chunk by chunk, in a pool that holds little more than one request."""
-    engine = make_engine(prefixes, 13, max_num_batched_tokens=8, chunk=chunk)
-    asked = prompts(1)
-    counters = serve(engine, asked)
-    assert counters["tokens.computed"] == (
-        sum(len(p) + 6 for p in asked) - counters["prefix.hit_tokens"]
-    )
-
-
 @BOTH
 @pytest.mark.parametrize("seqs", [1, 4])
 def test_trap_cold_and_warm_and_batch_size(prefixes, seqs):
