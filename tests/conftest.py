@@ -4,9 +4,18 @@ import os
 
 import pytest
 
+from labkit.platform import cache
+
 # One pool of threads per test process is enough, and two processes share two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+
+def pytest_configure():
+    """Keep a test from running a kernel as it was before a file that it includes changed."""
+    import numba
+
+    numba.config.CACHE_DIR = str(cache.numba_folder())
 
 
 @pytest.fixture

@@ -6,12 +6,16 @@ that two processes may build the same thing at once and nobody ever reads half o
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+# Folders of the package whose files are compiled into one another.
+KERNELS = ("engine/attention", "engine/cpu")
 
 
 class CacheError(ValueError):
@@ -114,3 +118,23 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def numba_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where numba keeps its machine code, named by the kernels' sources.
+
+    numba renews a cached function when its own file changes, but not when a file does
+    whose functions it has compiled into it: a changed kernel would run as it was.
+
+    Parameters
+    ----------
+    environ
+        As in ``root``.
+    """
+    package = Path(__file__).resolve().parents[1]
+    digest = hashlib.sha256()
+    for folder in KERNELS:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(package)).encode())
+            digest.update(path.read_bytes())
+    return root(environ) / "numba" / digest.hexdigest()[:16]

@@ -131,7 +131,7 @@ def worker_environment(
         "LABKIT_CACHE": str(folder),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": str(max(threads, cores)),
-        "NUMBA_CACHE_DIR": str(folder / "numba"),
+        "NUMBA_CACHE_DIR": str(cache.numba_folder(base)),
         "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",

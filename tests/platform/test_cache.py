@@ -81,3 +81,20 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     with pytest.raises(cache.CacheError, match="set LABKIT_CACHE") as error:
         cache.atomic_write(tmp_path / "file" / "sub" / "x", b"")
     assert "\n" not in str(error.value)
+
+
+def test_numba_starts_anew_when_any_file_of_the_kernels_changes(tmp_path, monkeypatch):
+    """numba itself looks at the file of the cached function only."""
+    package = tmp_path / "labkit"
+    kernels = package / "engine" / "attention" / "cpu"
+    kernels.mkdir(parents=True)
+    (kernels / "rows.py").write_text("ROWS = 4")
+    (package / "app.py").write_text("")
+    monkeypatch.setattr(cache, "__file__", str(package / "platform" / "cache.py"))
+    environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
+    before = cache.numba_folder(environ)
+    assert before.parent == tmp_path / "cache" / "numba"
+    (package / "app.py").write_text("changed")
+    assert cache.numba_folder(environ) == before
+    (kernels / "rows.py").write_text("ROWS = 8")
+    assert cache.numba_folder(environ) != before

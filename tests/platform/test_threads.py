@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.platform import threads
+from labkit.platform import cache, threads
 
 CHECKOUT = str(Path(threads.__file__).resolve().parents[2])
 DIRTY = {
@@ -33,7 +33,7 @@ def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
         "LABKIT_CACHE": str(tmp_path),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "4",
-        "NUMBA_CACHE_DIR": str(tmp_path / "numba"),
+        "NUMBA_CACHE_DIR": str(cache.numba_folder({"LABKIT_CACHE": str(tmp_path)})),
         "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
