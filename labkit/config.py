@@ -651,7 +651,7 @@ def own_classes(engine: Engine) -> dict[str, str]:
     return {key: value for key, value in strategies.items() if is_class_path(value)}
 
 
-# What engine=mlx_lm reads; every other option is of labkit's own engine.
+# What engine=mlx_lm reads, or its worker does; every other option is of labkit's own engine.
 MLX_LM_OPTIONS = (
     "name",
     "blas",

@@ -377,7 +377,14 @@ def test_options_of_other_engines_are_refused(changes, said):
 
 def test_its_own_options_are_taken():
     scheduler = config.Scheduler(max_num_seqs=4, chunk=64)
-    engine = config.Engine(name="mlx_lm", threads=1, blas=config.Blas.stock, scheduler=scheduler)
+    engine = config.Engine(
+        name="mlx_lm",
+        threads=1,
+        blas=config.Blas.stock,
+        memory_limit=1 << 30,
+        mlx_cache_limit=1 << 20,
+        scheduler=scheduler,
+    )
     assert engine.scheduler.chunk == 64
 
 
