@@ -1,0 +1,79 @@
+"""The Python door over the engine's strategies: text, stop texts and sampling stay the same."""
+
+import pytest
+
+from labkit.config import Model, ModelShape
+from labkit.engine import LLM, SamplingParams
+
+STRATEGIES = {
+    "overlap": {"pipeline": "overlap"},
+    "ngram": {"speculation": "ngram"},
+    "draft": {"speculation": "draft", "draft_layers": 1},
+    "overlap_bucketed": {"pipeline": "overlap", "decode_shape": "bucketed"},
+    "radix": {"prefix_cache": "radix"},
+    "optimistic": {"reservation": "optimistic", "blocks": 9},
+}
+ENGAGED = {
+    "overlap": "pipeline.overlapped",
+    "ngram": "spec.accepted",
+    "draft": "spec.accepted",
+    "overlap_bucketed": "decode_shape.bucketed",
+    "radix": "prefix.hit_tokens",
+    "optimistic": "preemptions",
+}
+AGAIN = "One two one two one two one two one two one two"
+PROMPTS = [AGAIN, "A second one.", "Third", f"{AGAIN} three", "Again and"]
+ASKED = [
+    {},
+    {"temperature": 0.9, "seed": 3, "repetition_penalty": 1.3, "logprobs": 2},
+    {"temperature": 1.1, "min_p": 0.05, "top_k": 40, "frequency_penalty": 0.7},
+    {"presence_penalty": 1.5, "logprobs": 0},
+    {"logit_bias": {300: 1000.0}},  # the same token for ever: what was seen before comes again
+]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    from labkit.model import resolve
+
+    shape = ModelShape(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
+    return resolve(Model(name="llm_strategies_test", shape=shape)).path
+
+
+def serve(tiny, stops=((),) * 5, **options):
+    params = [
+        SamplingParams(max_tokens=24, ignore_eos=True, stop=stop, **asked)
+        for asked, stop in zip(ASKED, stops, strict=True)
+    ]
+    with LLM(tiny, **{"max_num_seqs": 3, "blocks": 40, "block_size": 8} | options) as llm:
+        outputs = llm.generate(PROMPTS, params)
+        assert not llm._engine.has_work()
+        counters = llm.counters()
+    return outputs, counters
+
+
+@pytest.fixture(scope="module")
+def plain(tiny):
+    return serve(tiny)[0]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_text_and_sampling_are_those_of_the_plain_engine(name, tiny, plain):
+    outputs, counters = serve(tiny, **STRATEGIES[name])
+    assert counters[ENGAGED[name]] > 0
+    for out, expected in zip(outputs, plain, strict=True):
+        assert (out.text, out.token_ids) == (expected.text, expected.token_ids)
+        assert (out.logprobs is None) == (expected.logprobs is None)
+        if out.logprobs is not None:
+            assert len(out.logprobs) == len(out.token_ids)
+            told = [one.token for one in out.logprobs]
+            assert told == pytest.approx([one.token for one in expected.logprobs], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_stop_text_ends_each_at_the_same_place(name, tiny, plain):
+    stops = [out.text[9 + i : 12 + i] for i, out in enumerate(plain)]
+    outputs, _ = serve(tiny, stops, **STRATEGIES[name])
+    for out, whole, stop in zip(outputs, plain, stops, strict=True):
+        assert out.text == whole.text[: whole.text.index(stop)]
+        assert out.finish_reason == "stop"
