@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
+from labkit.engine.budget.room import blocks_alone
 from labkit.model import ModelDir, resolve
 from labkit.workload.base import START_SECONDS
 from labkit.workload.measurement import Estimate, Session
@@ -93,7 +94,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     )
     largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
     tokens = len(largest.token_ids) + largest.max_tokens - 1
-    needed = -(-tokens // experiment.engine.kv.block_size) + 1
+    needed = blocks_alone(experiment.engine.kv, tokens)
     planned = budget.check(experiment)
     if planned is None or needed <= planned.blocks:
         return
@@ -107,7 +108,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     require(
         False,
         f"{option}: request {largest.request_id} of workload={experiment.workload.name} needs "
-        f"{needed} blocks ({tokens} tokens and the null block)",
+        f"{needed} blocks for its {tokens} tokens",
     )
 
 

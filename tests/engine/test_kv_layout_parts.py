@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from labkit import config
+from labkit.engine.budget.room import blocks_alone, rounded
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.kv_layout.contiguous import Contiguous
 from labkit.engine.kv_layout.ledger import UsedTokens
 from labkit.engine.kv_layout.padded import Padded
-from labkit.engine.kv_layout.rectangle import rounded
 from labkit.engine.kv_layout.waste import padding_waste
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -28,6 +29,20 @@ def test_the_case_study_wastes_61_percent():
 @pytest.mark.parametrize(("tokens", "memory"), [(1, 256), (256, 256), (257, 512)])
 def test_memory_comes_in_steps(tokens, memory):
     assert rounded(tokens) == memory
+
+
+@pytest.mark.parametrize(
+    ("layout", "tokens", "blocks"),
+    [("paged", 17, 3), ("paged", 16, 2), ("padded", 17, 16), ("contiguous", 257, 32)],
+)
+def test_what_a_request_needs_alone(layout, tokens, blocks):
+    """As planned before anything runs, and as the layouts themselves refuse."""
+    kv = config.KV(layout=config.KVLayout(layout))
+    assert blocks_alone(kv, tokens) == blocks
+    if layout != "paged":
+        kind = Padded(16, static=False) if layout == "padded" else Contiguous(16)
+        assert kind.create(SHAPES, blocks).cache.refusal(tokens) is None
+        assert kind.create(SHAPES, blocks - 1).cache.refusal(tokens) is not None
 
 
 def test_used_tokens_remember_their_peak():

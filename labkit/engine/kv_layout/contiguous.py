@@ -13,9 +13,10 @@ import numpy as np
 
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.sdpa import SdpaReport
+from labkit.engine.budget.room import rounded
 from labkit.engine.kv_layout.base import Array, BlockTable, KVLayout, LayerShape
 from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
-from labkit.engine.kv_layout.rectangle import Rectangle, Span, rounded
+from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch

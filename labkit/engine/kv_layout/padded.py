@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.engine.budget.room import rounded
 from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape
 from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
 from labkit.engine.kv_layout.padded_step import PaddedStep, pad_batch
-from labkit.engine.kv_layout.rectangle import Rectangle, Span, rounded
+from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch

@@ -17,13 +17,6 @@ from numpy.typing import NDArray
 from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.kv_layout.ledger import Ledger
 
-STEP = 256  # tokens: memory grows in steps of it, as mlx_lm's caches do
-
-
-def rounded(tokens: int) -> int:
-    """Round up to whole steps."""
-    return -(-tokens // STEP) * STEP
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
