@@ -190,3 +190,16 @@ def test_a_rectangle_is_promised_for_the_longest_prompt_and_the_longest_output()
     contiguous = Harness(Contiguous(16), capacity=1024)
     assert contiguous.join("1", 250, 6) and contiguous.join("2", 1, 300)
     assert contiguous.join("4", 1, 1) and not contiguous.join("5", 1, 1)
+
+
+@pytest.mark.parametrize("kind", [Padded(16, static=False), Contiguous(16)])
+def test_growth_keeps_what_was_there_and_counts_its_copy(kind):
+    harness = Harness(kind)
+    harness.join("1", 250, 300)
+    harness.step({"1": 250})
+    harness.step({"1": 7})
+    counters = harness.layout.cache.counters()
+    assert (counters["kv.moves"], counters["kv.bytes_copied"]) == (1, 250 * TOKEN_BYTES)
+    harness.step({"1": 255})
+    assert harness.layout.cache.counters()["kv.moves"] == 1
+    assert harness.layout.cache.held_bytes == 512 * TOKEN_BYTES
