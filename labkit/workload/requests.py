@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
-from labkit.engine.budget.room import blocks_alone
+from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.model import ModelDir, resolve
 from labkit.workload.base import START_SECONDS
 from labkit.workload.measurement import Estimate, Session
@@ -77,7 +77,8 @@ class RequestKind:
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         seconds = START_SECONDS + times * (flops / FLOPS + steps * STEP_SECONDS)
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
-        kv = kv_per_token * sum(in_flight[: experiment.workload.concurrency])
+        longest = in_flight[: experiment.workload.concurrency]
+        kv = kv_per_token * slots_together(experiment.engine.kv, longest)
         return Estimate(seconds=seconds, bytes=PROCESS_BYTES + 4 * weights + kv)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.budget.room import blocks_alone, rounded
+from labkit.engine.budget.room import blocks_alone, rounded, slots_together
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.kv_layout.contiguous import Contiguous
@@ -43,6 +43,16 @@ def test_what_a_request_needs_alone(layout, tokens, blocks):
         kind = Padded(16, static=False) if layout == "padded" else Contiguous(16)
         assert kind.create(SHAPES, blocks).cache.refusal(tokens) is None
         assert kind.create(SHAPES, blocks - 1).cache.refusal(tokens) is not None
+
+
+@pytest.mark.parametrize(
+    ("layout", "slots"),
+    [("paged", 30_000 + 5_008 + 16), ("contiguous", 30_208 + 5_120 + 256), ("padded", 3 * 30_208)],
+)
+def test_what_requests_take_together(layout, slots):
+    kv = config.KV(layout=config.KVLayout(layout))
+    assert slots_together(kv, [30_000, 5_000, 10]) == slots
+    assert slots_together(kv, []) == 0
 
 
 def test_used_tokens_remember_their_peak():

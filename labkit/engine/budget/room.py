@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from labkit import config
 
 STEP = 256  # tokens: without blocks, memory comes in steps of it, as in mlx_lm's caches
@@ -20,3 +22,12 @@ def blocks_alone(kv: config.KV, tokens: int) -> int:
     if kv.layout is config.KVLayout.paged:
         return -(-tokens // kv.block_size) + 1
     return -(-rounded(tokens) // kv.block_size)
+
+
+def slots_together(kv: config.KV, lengths: Sequence[int]) -> int:
+    """Return the tokens of memory that requests of these lengths take together."""
+    if kv.layout is config.KVLayout.padded:
+        return len(lengths) * rounded(max(lengths, default=0))
+    if kv.layout is config.KVLayout.contiguous:
+        return sum(map(rounded, lengths))
+    return sum(-(-n // kv.block_size) * kv.block_size for n in lengths)
