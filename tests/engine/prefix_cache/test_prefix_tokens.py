@@ -118,3 +118,15 @@ def test_a_drafting_model_s_keys_lie_in_shared_blocks(cache, model_dir, plain_gr
     counters = engine.counters()
     assert counters["prefix.hit_tokens"] > 0
     assert counters["spec.accepted"] == counters["spec.drafted"] > 40
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_prefix_align_reaches_the_cache(cache, model_dir):
+    hits = {}
+    for align in config.PrefixAlign:
+        chunked = config.Scheduler(max_num_seqs=1, max_num_batched_tokens=16, chunk=16)
+        engine = create(options(cache, prefix_align=align, scheduler=chunked), model_dir("qwen3"))
+        serve(engine, [tuple(range(30))], max_tokens=1)
+        serve(engine, [tuple(range(26))], max_tokens=1)
+        hits[align] = engine.counters()["prefix.hit_tokens"]
+    assert hits == {config.PrefixAlign.block: 24, config.PrefixAlign.chunk: 16}
