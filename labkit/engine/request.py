@@ -100,8 +100,8 @@ class SamplingParams:
             if token < 0 or not math.isfinite(value):
                 raise ValueError(f"logit_bias: {token}: {value}: ids are 0 or more, biases finite")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        if "" in stop:
-            raise ValueError("stop: a stop text is empty")
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(f"stop={stop}: allowed are texts that are not empty")
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
         adjusts = bool(bias) or any(penalties)
         plain = self.temperature == 0 and not adjusts and self.logprobs is None

@@ -138,6 +138,7 @@ def test_unlike_requests_that_come_and_go_get_what_they_get_alone():
         {"logprobs": -1},
         {"logprobs": 21},
         {"stop": ["a", ""]},
+        {"stop": [3]},
         {"stop": ""},
         {"max_tokens": 0},
         {"seed": -1},

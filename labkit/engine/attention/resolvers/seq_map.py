@@ -7,12 +7,13 @@ class may supply both; wrong maps are run as they are, the identity gate must ca
 
 from __future__ import annotations
 
-import importlib
 import time
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from labkit.engine import user_class
 
 SURPLUS = -1
 
@@ -81,19 +82,8 @@ class UserResolver:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        module, _, attribute = path.partition(":")
-        try:
-            self._user: Any = getattr(importlib.import_module(module), attribute)()
-        except Exception as error:
-            raise ValueError(f"resolver={path}: {_reason(error)}") from error
-        name = getattr(self._user, "name", None)
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"resolver={path}: the class has no `name` (a word)")
-        if not callable(getattr(self._user, "maps", None)):
-            raise ValueError(
-                f"resolver={path}: the class has no method maps(cu_seqlens_q, total_q, bq)"
-            )
-        self.name = name
+        self._user = user_class.make("resolver", path, ("maps",))
+        self.name: str = self._user.name
 
     def lookup(
         self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
@@ -109,7 +99,7 @@ class UserResolver:
         try:
             maps = self._user.maps(cu_seqlens_q.copy(), total_q, bq)
         except Exception as error:
-            raise ValueError(f"resolver={self._path}: maps() {_reason(error)}") from error
+            raise ValueError(f"resolver={self._path}: maps() {user_class.said(error)}") from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:
             raise ValueError(f"resolver={self._path}: maps() must return (token_map, qblock_map)")
@@ -134,8 +124,3 @@ class UserResolver:
                 f"{where}[{bad[0]}] is {array[bad[0]]}: allowed are {low} to {end - 1}"
             )
         return np.array(array)
-
-
-def _reason(error: Exception) -> str:
-    """Say an exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
