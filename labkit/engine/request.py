@@ -154,14 +154,17 @@ class RequestState:
     its results not yet recorded) ``num_in_flight_tokens`` are being computed and
     ``num_unknown_tokens`` sampled; between the steps of a synchronous engine both are 0.
     ``serial`` counts arrivals, ``num_preemptions`` how often it was sent back to the queue;
-    ``num_once_computed`` is the most that ``num_computed_tokens`` ever was.
+    ``num_once_computed`` is the most that ``num_computed_tokens`` was before that.
+    ``num_held_tokens`` is for how many tokens it holds KV memory at least.
     """
 
     __slots__ = (
         "num_computed_tokens",
+        "num_held_tokens",
         "num_in_flight_tokens",
         "num_once_computed",
         "num_preemptions",
+        "num_prompt_tokens",
         "num_unknown_tokens",
         "request",
         "serial",
@@ -173,7 +176,9 @@ class RequestState:
         self.request = request
         self.serial = serial
         self.token_ids = list(request.prompt_token_ids)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_held_tokens = 0
         self.num_in_flight_tokens = 0
         self.num_unknown_tokens = 0
         self.num_once_computed = 0
@@ -191,14 +196,9 @@ class RequestState:
         return len(self.token_ids)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens in the prompt."""
-        return len(self.request.prompt_token_ids)
-
-    @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -211,9 +211,10 @@ class RequestState:
 
         The last token that a request may have is never computed.
         """
-        if self.num_output_tokens + self.num_unknown_tokens >= self.request.params.max_tokens:
+        known = len(self.token_ids) + self.num_unknown_tokens
+        if known - self.num_prompt_tokens >= self.request.params.max_tokens:
             return 0
-        return len(self.token_ids) + self.num_unknown_tokens - self.num_scheduled_tokens
+        return known - self.num_computed_tokens - self.num_in_flight_tokens
 
     def followed_by(self, tokens: Sequence[int]) -> RequestState:
         """Return a copy that has ``tokens`` too, as the sampling of a drafted row sees it."""
@@ -224,12 +225,12 @@ class RequestState:
     @property
     def num_caught_up(self) -> int:
         """Computed tokens from which on only the newest output token is pending: a decode."""
-        return max(self.num_prompt_tokens, self.num_tokens - 1)
+        return max(self.num_prompt_tokens, len(self.token_ids) - 1)
 
     @property
     def catching_up(self) -> bool:
         """Whether the prompt, or what a preemption undid, is not yet computed."""
-        return self.num_scheduled_tokens < self.num_caught_up
+        return self.num_computed_tokens + self.num_in_flight_tokens < self.num_caught_up
 
     @property
     def max_cached_tokens(self) -> int:

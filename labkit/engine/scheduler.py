@@ -23,7 +23,7 @@ from labkit.engine.batching import Phase
 from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.stats import Counters
 from labkit.engine.step_plan import StepPlan
 
@@ -128,6 +128,7 @@ class Scheduler:
             return
         self._release(state)
         state.status = RequestStatus.waiting
+        state.num_once_computed = max(state.num_once_computed, state.num_computed_tokens)
         state.num_computed_tokens = state.num_in_flight_tokens = state.num_unknown_tokens = 0
         state.num_preemptions += 1
         insort(self._waiting, state, key=self._queue.key)
@@ -166,20 +167,20 @@ class Scheduler:
 
     def _fill(self, plan: StepPlan, phase: Phase) -> int:
         """Schedule all of a phase that the step has room for; return the tokens."""
-        before = plan.budget
-        for state in plan.work[phase]:
+        before, states = plan.budget, plan.work[phase]
+        cap = self._chunking.cap(len(plan.work[Phase.decode]))
+        for state in states:
             if state.status is RequestStatus.running:
-                self._take(plan, phase, state)
+                self._take(plan, phase, state, cap)
         if phase is Phase.prefill:
             while self._admission.open(plan.num_running, plan.budget) and self._admit():
                 plan.work[phase].append(self._running[-1])
-                self._take(plan, phase, self._running[-1])
+                self._take(plan, phase, self._running[-1], cap)
         return before - plan.budget
 
-    def _take(self, plan: StepPlan, phase: Phase, state: RequestState) -> None:
-        """Schedule as many of a request's tokens as budget, chunk cap and blocks allow."""
+    def _take(self, plan: StepPlan, phase: Phase, state: RequestState, cap: int | None) -> None:
+        """Schedule as many of a request's tokens as budget, chunk cap and memory allow."""
         pending = state.num_pending_tokens
-        cap = self._chunking.cap(len(plan.work[Phase.decode]))
         if cap is not None and pending > cap:
             pending = cap
             self.counts.add(f"chunk.{self._chunking.name}")
@@ -188,17 +189,20 @@ class Scheduler:
             plan.add(state, phase, count)
 
     def _hold(self, plan: StepPlan, state: RequestState, num_tokens: int) -> bool:
-        """Get blocks for a running request, preempting the last in line until there are enough.
+        """Get memory for a running request, preempting the last in line until there is enough.
 
         The first in line is never preempted, and fits the pool alone: it always advances,
         so steps are bounded.
         """
+        if num_tokens <= state.num_held_tokens:
+            return True
         while not self._cache.grow(state.request_id, num_tokens):
             victim = max(self._running, key=self._queue.key)
             self.preempt(victim.request_id)
             plan.drop(victim)
             if victim is state:
                 return False
+        state.num_held_tokens = num_tokens
         return True
 
     def _admit(self) -> bool:
@@ -206,12 +210,12 @@ class Scheduler:
         if not self._waiting or len(self._running) >= self._options.max_num_seqs:
             return False
         state = self._waiting[0]
-        spare = self._reservation.spare(len(self._running))
-        cached = self._cache.reserve(state, self._reservation.tokens(state), spare)
+        spare, tokens = self._reservation.spare(len(self._running)), self._reservation.tokens(state)
+        cached = self._cache.reserve(state, tokens, spare)
         if cached is None:
             return False
         del self._waiting[0]
-        state.num_computed_tokens = cached
+        state.num_computed_tokens, state.num_held_tokens = cached, tokens
         state.status = RequestStatus.running
         self._running.append(state)
         self.counts.add(f"admission.{self._admission.name}")
@@ -240,7 +244,9 @@ class Scheduler:
                 continue
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
-            self._count_recomputed(chunk)
+            if chunk.start < state.num_once_computed:
+                again = min(state.num_computed_tokens, state.num_once_computed) - chunk.start
+                self.counts.add("tokens.recomputed", again)
             self._cache.publish(state)
             if not chunk.samples:
                 continue
@@ -266,13 +272,6 @@ class Scheduler:
                 self.counts.add("requests.finished")
                 break
         return events
-
-    def _count_recomputed(self, chunk: ScheduledChunk) -> None:
-        state = chunk.state
-        done, once = state.num_computed_tokens, state.num_once_computed
-        if chunk.start < once:
-            self.counts.add("tokens.recomputed", min(done, once) - chunk.start)
-        state.num_once_computed = max(done, once)
 
     def _finish_reason(self, state: RequestState) -> FinishReason | None:
         params, token = state.request.params, state.token_ids[-1]

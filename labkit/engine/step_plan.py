@@ -24,11 +24,13 @@ class StepPlan:
 
     def __init__(self, budget: int, running: Iterable[RequestState]) -> None:
         self.budget = budget
-        self.work: dict[Phase, list[RequestState]] = {Phase.decode: [], Phase.prefill: []}
-        self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
+        decodes: list[RequestState] = []
+        prefills: list[RequestState] = []
         for state in running:
-            self.work[Phase.prefill if state.catching_up else Phase.decode].append(state)
-        self.num_running = sum(map(len, self.work.values()))
+            (prefills if state.catching_up else decodes).append(state)
+        self.work = {Phase.decode: decodes, Phase.prefill: prefills}
+        self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
+        self.num_running = len(decodes) + len(prefills)
 
     @property
     def contended(self) -> bool:
