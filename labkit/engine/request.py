@@ -230,7 +230,8 @@ class RequestState:
     @property
     def catching_up(self) -> bool:
         """Whether the prompt, or what a preemption undid, is not yet computed."""
-        return self.num_computed_tokens + self.num_in_flight_tokens < self.num_caught_up
+        done = self.num_computed_tokens + self.num_in_flight_tokens
+        return done < self.num_prompt_tokens or done < len(self.token_ids) - 1
 
     @property
     def max_cached_tokens(self) -> int:

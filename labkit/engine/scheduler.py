@@ -23,7 +23,7 @@ from labkit.engine.batching import Phase
 from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.engine.stats import Counters
 from labkit.engine.step_plan import StepPlan
 
@@ -167,26 +167,28 @@ class Scheduler:
 
     def _fill(self, plan: StepPlan, phase: Phase) -> int:
         """Schedule all of a phase that the step has room for; return the tokens."""
-        before, states = plan.budget, plan.work[phase]
+        before, chunks = plan.budget, plan.chunks[phase]
         cap = self._chunking.cap(len(plan.work[Phase.decode]))
-        for state in states:
+        for state in plan.work[phase]:
             if state.status is RequestStatus.running:
-                self._take(plan, phase, state, cap)
+                self._take(plan, chunks, state, cap)
         if phase is Phase.prefill:
             while self._admission.open(plan.num_running, plan.budget) and self._admit():
                 plan.work[phase].append(self._running[-1])
-                self._take(plan, phase, self._running[-1], cap)
+                self._take(plan, chunks, self._running[-1], cap)
         return before - plan.budget
 
-    def _take(self, plan: StepPlan, phase: Phase, state: RequestState, cap: int | None) -> None:
+    def _take(
+        self, plan: StepPlan, chunks: list[ScheduledChunk], state: RequestState, cap: int | None
+    ) -> None:
         """Schedule as many of a request's tokens as budget, chunk cap and memory allow."""
         pending = state.num_pending_tokens
         if cap is not None and pending > cap:
             pending = cap
             self.counts.add(f"chunk.{self._chunking.name}")
-        count = min(pending, plan.budget)
-        if count > 0 and self._hold(plan, state, state.num_scheduled_tokens + count):
-            plan.add(state, phase, count)
+        start, count = state.num_scheduled_tokens, min(pending, plan.budget)
+        if count > 0 and self._hold(plan, state, start + count):
+            plan.add(chunks, ScheduledChunk(state, start, count))
 
     def _hold(self, plan: StepPlan, state: RequestState, num_tokens: int) -> bool:
         """Get memory for a running request, preempting the last in line until there is enough.

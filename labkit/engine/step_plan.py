@@ -43,18 +43,18 @@ class StepPlan:
         filled = [phase for phase, chunks in self.chunks.items() if chunks]
         return filled[0] if len(filled) == 1 else None
 
-    def add(self, state: RequestState, phase: Phase, count: int) -> None:
-        """Schedule ``count`` tokens of a request."""
-        self.chunks[phase].append(ScheduledChunk(state, state.num_scheduled_tokens, count))
-        self.budget -= count
+    def add(self, chunks: list[ScheduledChunk], chunk: ScheduledChunk) -> None:
+        """Add a chunk to those of its phase."""
+        chunks.append(chunk)
+        self.budget -= chunk.num_tokens
 
     def drop(self, state: RequestState) -> None:
         """Forget a preempted request: what it would have computed is free for others."""
         for phase in Phase:
-            self.work[phase] = [other for other in self.work[phase] if other is not state]
-            dropped = [chunk for chunk in self.chunks[phase] if chunk.state is state]
-            self.chunks[phase] = [chunk for chunk in self.chunks[phase] if chunk.state is not state]
-            self.budget += sum(chunk.num_tokens for chunk in dropped)
+            work, chunks = self.work[phase], self.chunks[phase]
+            self.work[phase] = [other for other in work if other is not state]
+            self.budget += sum(chunk.num_tokens for chunk in chunks if chunk.state is state)
+            chunks[:] = [chunk for chunk in chunks if chunk.state is not state]
 
     def output(self) -> SchedulerOutput:
         """Return the chunks, decodes first."""
