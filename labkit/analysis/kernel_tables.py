@@ -13,7 +13,7 @@ from labkit.experiment.record import Record
 
 Json = Mapping[str, Any]
 # Flags that say which path ran, which the gate *engaged* looks at: not amounts.
-FLAGS = ("kernel.", "resolver.", "device.", "gqa.")
+FLAGS = ("kernel.", "resolver.", "device.", "gqa.", "block_size.")
 FIRST = (
     "attention.search_iterations",
     "attention.dependent_loads",

@@ -14,8 +14,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# Folders of the package whose files are compiled into one another.
-KERNELS = ("engine/attention", "engine/cpu")
+# Files of the package that are compiled into one another, or whose constants are.
+KERNELS = (
+    "engine/cpu/*.py",
+    "engine/attention/cpu/*.py",
+    "engine/attention/resolvers/*.py",
+    "engine/attention/metadata.py",
+    "engine/attention/report.py",
+    "engine/attention/validate.py",
+)
 
 
 class CacheError(ValueError):
@@ -133,8 +140,8 @@ def numba_folder(environ: Mapping[str, str] | None = None) -> Path:
     """
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for folder in KERNELS:
-        for path in sorted((package / folder).rglob("*.py")):
+    for pattern in KERNELS:
+        for path in sorted(package.glob(pattern)):
             digest.update(str(path.relative_to(package)).encode())
             digest.update(path.read_bytes())
     return root(environ) / "numba" / digest.hexdigest()[:16]

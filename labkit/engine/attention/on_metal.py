@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from typing import Any
 
@@ -175,6 +176,9 @@ class MetalBackend:
             stamp=evidence.stamp,
             expected_stamp=evidence.expected_stamp,
             search_iterations=evidence.search_iterations,
+            dependent_loads=resolvers.dependent_loads(
+                meta.lookup, evidence.search_iterations, math.prod(chosen.groups)
+            ),
             surplus_threadgroups=evidence.surplus_threadgroups,
             kv_blocks_visited=visited,
             bytes=visited * 2 * itemsize * meta.block_size * head_dim + 2 * operands.q.nbytes,

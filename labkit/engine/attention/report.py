@@ -37,6 +37,8 @@ class LaunchReport:
         The uint32 that the kernel wrote, and the one that this launch must leave.
     search_iterations
         Binary-search iterations, counted by the kernel, over all units.
+    dependent_loads
+        Loads that units waited for, one after the other, to learn their sequence.
     surplus_threadgroups
         Units that found no work and exited, counted by the kernel.
     kv_blocks_visited
@@ -73,6 +75,7 @@ class LaunchReport:
     partitions: int = 1
     sharing_heads: int = 1
     block_size: int | None = None
+    dependent_loads: int = 0
     skipped_blocks: int = 0
     masked_blocks: int = 0
 
@@ -87,6 +90,7 @@ class LaunchReport:
             f"kernel.{self.kernel}": 1,
             f"resolver.{self.resolver}": 1,
             "attention.search_iterations": self.search_iterations,
+            "attention.dependent_loads": self.dependent_loads,
             "attention.surplus_threadgroups": self.surplus_threadgroups,
             "attention.kv_blocks_visited": self.kv_blocks_visited,
             "attention.bytes": self.bytes,

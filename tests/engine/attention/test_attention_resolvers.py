@@ -109,6 +109,22 @@ def test_the_host_names_the_sequence(batch, lengths, resolver, options):
     assert np.array_equal(oracle, made.attend("reference")[0])
 
 
+def test_dependent_loads_of_a_known_batch(batch):
+    """A search of two or of three steps per unit, one load per mapped unit, else none."""
+    made = batch([(1, 16), (1, 17)], heads=4, kv_heads=2)
+    loads = {
+        resolver: made.attend(resolver=resolver)[1].counters()["attention.dependent_loads"]
+        for resolver in ("binary_search", "seq_map", "work_plan", "identity", "padded_grid")
+    }
+    assert loads == {
+        "binary_search": 2 * (1 + 2),
+        "seq_map": 4,
+        "work_plan": 4,
+        "identity": 0,
+        "padded_grid": 0,
+    }
+
+
 def test_grids_of_the_host(batch):
     """Known answers: units of the padded grid without work exit; the plan has none."""
     made = batch([(33, 33), (1, 40), (0, 7), (30, 30)], heads=4, kv_heads=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -179,6 +180,7 @@ def report(
     """Sum what the workers counted; the stamp is theirs if they agree, else 0."""
     num_kv_heads, head_dim = k_pool.shape[2:]
     visited = int(counted.main[:, kernels.BLOCKS].sum())
+    iterations = int(counted.main[:, kernels.ITERATIONS].sum())
     rows = BQ if chosen.kernel == "tiled" else 1
     columns = num_kv_heads * chosen.members
     skipped, masked = windows.outside(meta, rows, window, columns, visited)
@@ -190,7 +192,8 @@ def report(
         resolver=meta.resolver,
         stamp=written,
         expected_stamp=expected,
-        search_iterations=int(counted.main[:, kernels.ITERATIONS].sum()),
+        search_iterations=iterations,
+        dependent_loads=resolvers.dependent_loads(meta.lookup, iterations, math.prod(chosen.grid)),
         surplus_threadgroups=int(counted.main[:, kernels.SURPLUS].sum()),
         kv_blocks_visited=visited,
         bytes=visited * 2 * k_pool.itemsize * meta.block_size * head_dim + 2 * q.nbytes,

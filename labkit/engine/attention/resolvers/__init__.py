@@ -57,6 +57,22 @@ _NAMED: dict[str, type[Resolver]] = {
 }
 
 
+def dependent_loads(lookup: Lookup, iterations: int, units: int) -> int:
+    """Return the loads that units wait for, one after the other, to learn their sequence.
+
+    Parameters
+    ----------
+    iterations
+        Of the binary searches of all units, counted by the kernel: a load each.
+    units
+        Units launched; a map or a plan costs each of them one load.
+    """
+    if isinstance(lookup, binary_search.BinarySearch):
+        return iterations
+    mapped = isinstance(lookup, seq_map.SeqMap | work_plan.WorkPlan)
+    return units if mapped else 0
+
+
 def create(name: str) -> Resolver:
     """Return the resolver ``name``: a known word, or ``package.module:Class``.
 
