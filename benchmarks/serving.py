@@ -198,6 +198,11 @@ def together(scenario: Scenario, rounds: int) -> dict[str, Any]:
     } | {"threads": threads, "runs": results}
 
 
+def head(first: str, second: str) -> None:
+    """Print the columns' names."""
+    print(f"\n{'scenario':28}{first:>10}{second:>10}{'ratio':>8}   {'rounds':16}target")
+
+
 def row(name: str, result: dict[str, Any]) -> str:
     """Format one comparison."""
     first, second = result["medians"]
@@ -249,24 +254,25 @@ def measure(rounds: int, only: str, target: Path | None) -> None:
 
     app.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}
+    asked = [s for s in SCENARIOS if only in s.name]
+    cases = [s for s in CASES if only in s.name]
     with timing_lock("benchmarks/serving.py", on_wait=print):
         print(f"{TOKENS}, medians of {rounds} rounds; load average {os.getloadavg()[0]:.1f}")
-        print(f"{'scenario':28}{OURS:>10}{THEIRS:>10}{'ratio':>8}   {'rounds':16}target")
-        for scenario in (s for s in SCENARIOS if only in s.name):
+        if asked:
+            head(OURS, THEIRS)
+        for scenario in asked:
             results[scenario.name] = against_mlx_lm(scenario, rounds)
             print(row(scenario.name, results[scenario.name]), flush=True)
-        cases = [s for s in CASES if only in s.name]
         if cases:
-            print(f"{'':28}{'together':>10}{'one by 1':>10}")
+            head("together", "one by 1")
         for scenario in cases:
             results[scenario.name] = together(scenario, rounds)
             for engine in (OURS, THEIRS):
                 name = f"{scenario.name}, {engine}"
                 print(row(name, results[scenario.name][engine]), flush=True)
     print()
-    for scenario in SCENARIOS:
-        if scenario.name in results:
-            show_shares(scenario.name, results[scenario.name])
+    for scenario in asked:
+        show_shares(scenario.name, results[scenario.name])
     if target is not None:
         target.write_text(json.dumps(results, indent=1) + "\n")
 
