@@ -446,6 +446,8 @@ SOAKS = {
     "split": {**OPTIMISTIC, "composition": config.Composition.split},
     "prefill_first": {**OPTIMISTIC, "order": config.Order.prefill_first, "watermark": 0},
     "static": {"admission": config.Admission.static, "order": config.Order.prefill_first},
+    "hash": {**OPTIMISTIC, "prefixes": "hash", "watermark": 0},
+    "radix": {**OPTIMISTIC, "prefixes": "radix", "watermark": 0},
 }
 
 
@@ -463,9 +465,12 @@ def test_soak_two_thousand_requests_in_a_pool_far_too_small(name):
     rng, before = np.random.default_rng(0), remains()
     engine, _ = make_engine(12, max_num_seqs=6, max_num_batched_tokens=10, **SOAKS[name])
     asked, tokens, last, aborted = {}, {}, {}, set()
+    trunk = rng.integers(0, VOCAB, 24).tolist()
     while len(asked) < 2000 or engine.has_work():
         for _ in range(int(rng.integers(0, 4)) if len(asked) < 2000 else 0):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 30)).tolist()
+            if rng.random() < 0.5:
+                prompt[:-1] = trunk[: len(prompt) - 1]
             new = request(
                 f"r{len(asked)}",
                 prompt,
@@ -494,8 +499,11 @@ def test_soak_two_thousand_requests_in_a_pool_far_too_small(name):
         assert tokens[key] == solo(
             asked[key].prompt_token_ids, params.max_tokens, params.ignore_eos
         )
+    engine.clear_cache()
     counters = engine.counters()
     assert counters["blocks.allocated"] == counters["blocks.freed"]
+    cached = "prefixes" in SOAKS[name]
+    assert (counters["prefix.hit_tokens"] > 0) == (counters["prefix.evicted_blocks"] > 0) == cached
     assert len(refused) == counters["requests.refused"] > 0
     assert (counters["preemptions"] > 0) == ("reservation" in SOAKS[name])
     assert remains() - before < 20, "memory grows with requests"
