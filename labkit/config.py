@@ -806,7 +806,8 @@ class Workload:
     Kernel workloads: ``cases``, the head counts, ``window`` (keys that a query sees; null:
     all), ``max_pool_bytes``.
     Request workloads: ``num_requests``, ``concurrency`` (requests in flight, closed
-    loop), ``ignore_eos`` (fixed output lengths), ``cache_state`` (of the prefix cache)
+    loop), ``stagger_ms`` (each of these clients begins so many milliseconds after the one
+    before), ``ignore_eos`` (fixed output lengths), ``cache_state`` (of the prefix cache)
     and the sampling parameters.
     ``warmup`` and ``repeats`` are counts of kernel dispatches per case; request
     workloads warm up with ``warmup`` requests and are measured once.
@@ -819,6 +820,7 @@ class Workload:
     # requests
     num_requests: int | None = None
     concurrency: int = 16
+    stagger_ms: float = 0.0
     ignore_eos: bool = True
     cache_state: CacheState = CacheState.cold
     temperature: float = 0.0
@@ -869,6 +871,7 @@ class Workload:
             "kernel",
             "num_requests",
             "concurrency",
+            "stagger_ms",
             "ignore_eos",
             "cache_state",
             "temperature",
@@ -884,6 +887,10 @@ class Workload:
         require(
             1 <= self.concurrency <= 4096,
             f"workload.concurrency={self.concurrency}: allowed are 1 to 4096",
+        )
+        require(
+            0 <= self.stagger_ms <= 60_000,
+            f"workload.stagger_ms={self.stagger_ms}: allowed are 0 to 60000 (milliseconds)",
         )
         require(
             self.temperature >= 0, f"workload.temperature={self.temperature}: allowed are 0 or more"

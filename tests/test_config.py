@@ -184,6 +184,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: ModelShape(num_heads=6, num_kv_heads=4), "model.shape.num_heads=6"),
         (lambda: Model(shape=ModelShape(), path="x"), "model.path=x"),
         (lambda: Workload(concurrency=0), "workload.concurrency=0"),
+        (lambda: Workload(stagger_ms=-1), "workload.stagger_ms=-1"),
         (lambda: Workload(cases=[Case("c", decode=1, context=1)]), "workload.cases"),
         (lambda: Workload(kind=WorkloadKind.kernel), "workload.cases is empty"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,7 +136,7 @@ class ServingSession:
             served = drive(
                 self._engine,
                 requests,
-                concurrency=self._workload.concurrency,
+                clients=Clients(self._workload.concurrency, self._workload.stagger_ms / 1e3),
                 clock=self._clock,
                 beat=beat,
                 timeline=timeline or Timeline(self._engine),
@@ -161,16 +162,30 @@ class ServingSession:
         return Request(prompt.request_id, prompt.token_ids, params)
 
 
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """``number`` clients, each with a request in flight; one joins every ``stagger`` seconds."""
+
+    number: int
+    stagger: float = 0.0
+
+    def present(self, elapsed: float) -> int:
+        """Return how many there are after so many seconds, at least one."""
+        if elapsed >= self.stagger * (self.number - 1):
+            return self.number
+        return 1 + int(elapsed / self.stagger)
+
+
 def drive(
     engine: InferenceEngine,
     requests: Sequence[Request],
     *,
-    concurrency: int,
+    clients: Clients,
     clock: Clock,
     beat: Callable[[str], None],
     timeline: Timeline,
 ) -> list[Served]:
-    """Keep ``concurrency`` requests in flight until all are finished.
+    """Keep a request per client in flight until all are finished.
 
     A token's time is the moment at which the step that produced it returned, the
     earliest at which a client could have it.
@@ -188,8 +203,12 @@ def drive(
     waiting = iter(requests)
     served: list[Served] = []
     live: dict[str, Served] = {}
+    began = clock()
     while True:
-        while len(live) < concurrency and (request := next(waiting, None)) is not None:
+        while (
+            len(live) < clients.present(clock() - began)
+            and (request := next(waiting, None)) is not None
+        ):
             entry = Served(request.request_id, len(request.prompt_token_ids), submitted=clock())
             live[entry.request_id] = entry
             served.append(entry)

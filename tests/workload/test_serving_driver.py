@@ -29,9 +29,10 @@ class StubEngine:
         self.clock, self.per_step, self.fault, self.capacity = clock, per_step, fault, capacity
         self.live, self.waiting, self.submitted = {}, deque(), []
         self.most_in_flight, self.resets, self.closed, self.steps = 0, 0, False, 0
-        self.calls = []
+        self.calls, self.joined = [], []
 
     def submit(self, request):
+        self.joined.append(self.clock.now)
         self.submitted.append(request)
         self.waiting.append(request)
         self.most_in_flight = max(self.most_in_flight, len(self.live) + len(self.waiting))
@@ -98,6 +99,16 @@ def test_it_keeps_exactly_the_concurrency_in_flight_and_the_order():
     assert [r.request_id for r in engine.submitted] == [p.request_id for p in PROMPTS]
     assert beats[-1] == "6 of 6 requests"
     assert [r["id"] for r in result.cases[0].outputs["requests"]] == [p.request_id for p in PROMPTS]
+
+
+def test_staggered_clients_join_one_after_the_other_and_then_stay():
+    """A step is a second: every two seconds another client, until there are three."""
+    prompts = [Prompt(f"r{i}", (1, 2), 9) for i in range(6)]
+    clock = Clock()
+    engine = StubEngine(clock)
+    session(engine, clock, prompts, concurrency=3, stagger_ms=2000).measure(lambda text: None)
+    assert engine.most_in_flight == 3
+    assert engine.joined == [0, 2, 4, 9, 11, 13]
 
 
 def test_times_and_throughput_are_those_of_the_clock():
