@@ -12,8 +12,6 @@ from labkit.analysis.table import Column, Line, Table
 from labkit.experiment.record import Record
 
 Json = Mapping[str, Any]
-# Flags that say which path ran, which the gate *engaged* looks at: not amounts.
-FLAGS = ("kernel.", "resolver.", "device.", "gqa.", "block_size.")
 FIRST = (
     "attention.search_iterations",
     "attention.dependent_loads",
@@ -27,17 +25,18 @@ VARIES = "varies"
 def counters_table(cell: Json, records: Sequence[Record]) -> Table | None:
     """Lay out what one dispatch of each case counted, per arm; None where nothing is noted.
 
-    A counter that is 0 everywhere has no column. One that differs between runs of an arm
-    is not deterministic, and its cell says so.
+    A counter that is 0 everywhere has no column, nor has a flag (never above 1) that says
+    which path ran: the gate *engaged* looks at those. One that differs between runs of an
+    arm is not deterministic, and its cell says so.
     """
     found: dict[tuple[str, str], dict[str, set[float]]] = {}
     for record in records:
         for case in record.cases:
             counts = found.setdefault((case.case, record.arm), {}) if record.ok else {}
             for name, value in (case.notes.get("counters") or {}).items():
-                if not name.startswith(FLAGS):
-                    counts.setdefault(name, set()).add(float(value))
-    seen = {n for counts in found.values() for n, values in counts.items() if any(values)}
+                counts.setdefault(name, set()).add(float(value))
+    least = {name: 0.0 if name in FIRST else 1.0 for c in found.values() for name in c}
+    seen = {n for c in found.values() for n, values in c.items() if max(values) > least[n]}
     names = [*(n for n in FIRST if n in seen), *sorted(seen.difference(FIRST))]
     if not names:
         return None

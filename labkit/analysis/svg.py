@@ -85,9 +85,10 @@ class Chart:
         find, show = (power_ticks, power) if self.powers else (ticks, number)
         for value in find(*self.x):
             at = f"{self.px(value):.1f}"
+            anchor = "end" if self.px(value) > self.width - 24 else "middle"
             self.parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{top}" y2="{floor}"/>')
             self.parts.append(
-                f'<text x="{at}" y="{floor + 16}" text-anchor="middle">{show(value)}</text>'
+                f'<text x="{at}" y="{floor + 16}" text-anchor="{anchor}">{show(value)}</text>'
             )
         for value in find(*self.y) if y_ticks else ():
             at = f"{self.py(value):.1f}"
