@@ -15,6 +15,7 @@ from typing import Any
 from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
 from labkit.analysis.divergence import Values
+from labkit.analysis.numbers import steady
 from labkit.analysis.sequential import Look, alpha_now, parse_looks
 from labkit.analysis.values import Row, build_rows, probe_values, summary
 from labkit.analysis.verdict import Verdict, judge
@@ -259,13 +260,13 @@ def _comparison(found: Comparison, verdict: Verdict) -> dict[str, Any]:
     return {
         "arm": found.arm,
         "baseline": found.baseline,
-        "effect_pct": found.effect_pct,
-        "ci_low_pct": low,
-        "ci_high_pct": high,
-        "p": found.p,
-        "p_adjusted": found.p_adjusted,
+        "effect_pct": steady(found.effect_pct),
+        "ci_low_pct": steady(low),
+        "ci_high_pct": steady(high),
+        "p": steady(found.p),
+        "p_adjusted": steady(found.p_adjusted),
         "p_floor": found.p_floor,
-        "mde_pct": found.mde_pct,
+        "mde_pct": steady(found.mde_pct),
         "wins": found.wins,
         "blocks": found.blocks,
         "verdict": verdict.word,

@@ -9,6 +9,15 @@ UNIT_NAMES = {"us": "µs"}
 UNKNOWN = "–"
 
 
+def steady(value: float | None) -> float | None:
+    """Round to 10 significant digits.
+
+    Logarithms and sums differ in their last bits from one CPU's vector units to another's;
+    a study rebuilt elsewhere shall be the same byte for byte.
+    """
+    return None if value is None else float(f"{value:.10g}")
+
+
 def unit_name(unit: str | None) -> str:
     """Give a unit as it is printed: ``us`` with a micro sign, bytes in MiB."""
     if unit == "bytes":

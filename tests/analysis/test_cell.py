@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
@@ -69,6 +70,16 @@ def test_fields_are_the_contract(make_cell):
     assert len(runs) == 8 and runs[0]["file"].startswith("runs/b00-p")
     assert len(cell["design"]["order"]) == 4
     assert sorted(cell["design"]["order"][0]) == sorted(2 * ["binary_search", "seq_map", "control"])
+
+
+def test_numbers_do_not_depend_on_a_cpu_s_last_bits(make_cell, monkeypatch):
+    from labkit.analysis import values
+
+    path = make_cell()
+    one = analyse_cell(path)
+    log = np.log
+    monkeypatch.setattr(values.np, "log", lambda x: log(x) * (1 + 2.0**-51))
+    assert json.dumps(analyse_cell(path)["rows"]) == json.dumps(one["rows"])
 
 
 def test_a_planted_effect_is_named_with_its_interval(make_cell):
