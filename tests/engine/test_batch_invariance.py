@@ -22,10 +22,20 @@ SCHEDULES = {
 }
 
 
-def make(path, blocks=64, attention=None, **scheduler):
+STEPS = {
+    "hash": {"prefix_cache": config.PrefixCache.hash},
+    "radix": {"prefix_cache": config.PrefixCache.radix},
+    "overlap": {"pipeline": config.Pipeline.overlap},
+    "bucketed": {"decode_shape": config.DecodeShape.bucketed},
+    "fixed": {"decode_shape": config.DecodeShape.fixed},
+}
+
+
+def make(path, blocks=64, attention=None, step=None, **scheduler):
     options = {"max_num_seqs": 4, "max_num_batched_tokens": 64} | scheduler
     return create(
         config.Engine(
+            **(step or {}),
             batch_invariant=True,
             kv=config.KV(block_size=8),
             attention=config.Attention(**(attention or {})),
@@ -73,6 +83,17 @@ def test_logits_are_bit_equal_on_every_schedule(schedule, alone, model_dir):
     engine = make(model_dir("qwen3"), **SCHEDULES[schedule])
     assert logits_of(engine) == alone
     assert engine.counters()["batch_invariant"] == 1
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_logits_are_bit_equal_however_a_step_is_run(step, alone, model_dir):
+    """Twice: the second time after a prefix cache has seen every prompt."""
+    engine = make(model_dir("qwen3"), step=STEPS[step], chunk=7)
+    assert logits_of(engine) == alone
+    assert logits_of(engine) == alone
+    if step in ("hash", "radix"):
+        assert engine.counters()["prefix.hit_tokens"] > 0
+    engine.close()
 
 
 def test_logits_are_bit_equal_though_requests_are_preempted(alone, model_dir):
