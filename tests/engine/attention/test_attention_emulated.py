@@ -1,11 +1,15 @@
 """The Metal kernels, emulated, behind the same operation as every other backend."""
 
+import sys
+import types
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import paged_attention
+from labkit.engine.attention.resolvers import seq_map
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -68,6 +72,24 @@ def test_resolvers_give_the_same_bits_and_the_same_counts(made):
         assert np.array_equal(out, searched), resolver
         assert other.resolver == resolver and not other.stale and other.search_iterations == 0
         assert other.kv_blocks_visited == report.kv_blocks_visited
+
+
+def test_maps_of_a_users_own(made, monkeypatch):
+    class Mine:
+        name = "mine"
+
+        def maps(self, cu_seqlens_q, total_q, bq):
+            return (
+                seq_map.token_map(cu_seqlens_q),
+                seq_map.qblock_map(cu_seqlens_q, total_q, bq),
+            )
+
+    module = types.ModuleType("resolver_of_mine")
+    module.Mine = Mine
+    monkeypatch.setitem(sys.modules, "resolver_of_mine", module)
+    out, report = made.attend(device="emulated", resolver="resolver_of_mine:Mine")
+    assert np.array_equal(out, made.attend(device="emulated")[0])
+    assert report.counters()["resolver.mine"] == 1 and not report.stale
 
 
 def test_devices_count_the_same(made):
