@@ -1,0 +1,39 @@
+"""The ablation as it is shipped, on a smaller model and fewer requests: its claims hold."""
+
+import pytest
+
+from labkit import app, workload
+from labkit.experiment.arms import compose_cell
+
+SMALL = [
+    "ablation=prefix_cache",
+    "design.control=false",
+    "workload.num_requests=8",
+    "workload.warmup=1",
+    "model.shape.num_layers=2",
+    "model.shape.hidden_size=64",
+    "model.shape.intermediate_size=96",
+]
+
+
+@pytest.mark.parametrize("state", ["cold", "warm"])
+def test_the_claims_of_the_prefix_cache_ablation(state):
+    app.register()
+    with app.initialized():
+        cell = compose_cell([], [*SMALL, f"workload.cache_state={state}"])
+    claims = cell.experiment.ablation.claims
+    digests, hits = set(), {}
+    for arm in cell.arms:
+        workload.prepare(arm.experiment)
+        session = workload.load(arm.experiment, seed=0)
+        session.warm_up()
+        measured = session.measure(lambda text: None)
+        session.close()
+        assert measured.notes["cache_state"] == state
+        assert all(measured.counters[name] > 0 for name in claims.engaged.get(arm.name, ()))
+        digests.add(measured.cases[0].outputs["digest"])
+        hits[arm.name] = measured.counters["prefix.hit_tokens"]
+    assert list(hits) == ["none", "hash", "radix"]
+    assert claims.identity.value == "tokens" and len(digests) == 1
+    queried = measured.counters["prefix.queried_tokens"]
+    assert hits["none"] == 0 and hits["hash"] > queried * (0.95 if state == "warm" else 0.4)
