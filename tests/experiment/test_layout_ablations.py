@@ -56,7 +56,7 @@ def check_waste(results):
         for arm, r in results.items()
     }
     assert steps["static"] == [159] * 4 + [199] * 4
-    for arm in ("continuous", "continuous_padded", "continuous_paged"):
+    for arm in ("continuous", "padded", "paged"):
         assert steps[arm] == [2, 159, 3, 55, 3, 199, 2, 114]
     wasted = sum(steps["static"]) - sum(steps["continuous"])
     # The prompts of a batch are padded too.
