@@ -12,6 +12,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import EngineError
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.speculation.base import Wanted
+from labkit.engine.speculation.draft_model import DraftModel
 from labkit.engine.speculation.ngram import Ngram
 
 
@@ -199,6 +200,53 @@ def test_ngram_keeps_up_with_a_growing_request_and_forgets_a_finished_one():
     want.state.status = RequestStatus.finished
     ngram.propose([wanted([1, 2, 1], 2)])
     assert ngram._indexes["a"].state is not want.state
+
+
+class Erring(StubModel):
+    """A draft model that is wrong after some contexts."""
+
+    def answer(self, context):
+        wrong = sum(context) % 3 == 0
+        return np.roll(super().answer(context), wrong)
+
+
+@pytest.mark.parametrize("prefixes", ["none", "hash", "radix"])
+def test_a_draft_model_sees_what_it_would_see_alone(prefixes):
+    """After rejected drafts, preemption, other blocks and shared ones: the right context."""
+    cache = make_cache(24, 4, prefixes)
+    draft = Erring(24, 4)
+    proposer = DraftModel(draft, cache, budget=16)
+    propose, proposals = proposer.propose, 0
+
+    def checked(wanted):
+        nonlocal proposals
+        drafts = propose(wanted)
+        for want, tokens in zip(wanted, drafts, strict=True):
+            context = list(want.state.token_ids)
+            for token in tokens:
+                assert token == draft.answer(context).argmax()
+                context.append(token)
+            assert len(tokens) == want.limit
+            proposals += 1
+        return drafts
+
+    proposer.propose = checked
+    engine, _ = make_engine(24, cache=cache, proposer=proposer, num_drafts=3, max_num_seqs=3)
+    requests = [ask(f"r{i}", [1, 2, 3, 4, 5, 6, 7, 8, i % 2, i], 14) for i in range(9)]
+    for request in requests:
+        engine.submit(request)
+    tokens, steps = {}, 0
+    while engine.has_work():
+        for event in engine.step():
+            tokens.setdefault(event.request_id, []).append(event.token)
+        steps += 1
+        if steps % 4 == 0:
+            engine._scheduler.preempt(f"r{steps % 9}")
+    for request in requests:
+        assert tokens[request.request_id] == solo(request.prompt_token_ids, 14)
+    counters = engine.counters()
+    assert 0.2 < counters["spec.accepted"] / counters["spec.drafted"] < 0.9
+    assert proposals > 30 and counters["preemptions"] > 0
 
 
 PROMPT_LENGTHS = (3, 8, 17, 40, 1, 33)
