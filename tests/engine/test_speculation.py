@@ -241,7 +241,8 @@ def test_a_draft_model_sees_what_it_would_see_alone(prefixes):
             tokens.setdefault(event.request_id, []).append(event.token)
         steps += 1
         if steps % 4 == 0:
-            engine._scheduler.preempt(f"r{steps % 9}")
+            for i in range(9):  # all that run: each gets another's blocks
+                engine._scheduler.preempt(f"r{i}")
     for request in requests:
         assert tokens[request.request_id] == solo(request.prompt_token_ids, 14)
     counters = engine.counters()
