@@ -174,6 +174,8 @@ class PagedEngine:
                 f"engine.{self.name}": 1,
                 "steps.total": 1,
                 f"steps.{shape}": 1,
+                f"pipeline.{self._pipeline.name}": 1,
+                f"speculation.{self._speculation.name}": 1,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decode_tokens,
                 "tokens.computed": batch.num_tokens,

@@ -40,6 +40,7 @@ def test_padding_is_counted_and_so_are_shapes_that_come_again(name):
     assert counters["tokens.padded"] == sum(rows) - sum(exact)
     assert counters["tokens.computed"] == 9 + sum(exact)
     assert counters[f"decode_shape.{name}"] == counters["steps.decode"] == 6
+    assert counters["pipeline.sync"] == counters["speculation.none"] == counters["steps.total"]
     assert counters["shape.new"] == 1 + len(set(rows))
     assert counters["shape.reused"] == 6 - len(set(rows))
     assert counters["shape.repeated"] == 6 - len(set(rows))

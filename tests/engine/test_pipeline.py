@@ -43,7 +43,7 @@ def test_a_step_returns_while_its_forward_runs():
     assert [e.token for e in events] == solo([1, 2, 3], 3)[1:]
     assert events[-1].finish_reason == "length" and not engine.has_work()
     counters = engine.counters()
-    assert counters["pipeline.overlapped"] == 2 and counters["steps.total"] == 3
+    assert counters["pipeline.overlapped"] == 2 and counters["pipeline.overlap"] == 3
     assert threading.get_ident() not in model.threads and len(model.threads) == 1
     assert counters["pipeline.wait_ms"] > 0 and counters["host_ms"] > 0
 

@@ -21,6 +21,8 @@ from labkit.engine.scheduler_output import SchedulerOutput
 class Speculation(Protocol):
     """Adds drafts to a step before it is built, and judges them by what was sampled."""
 
+    name: str
+
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
         """Return the step with drafts on its decodes."""
 

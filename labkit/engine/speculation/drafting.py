@@ -40,6 +40,7 @@ class Drafting:
         block_size: int,
         counters: Counters,
     ) -> None:
+        self.name = proposer.name
         self._proposer = proposer
         self._num_tokens = num_tokens
         self._budget = budget

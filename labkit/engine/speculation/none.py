@@ -11,6 +11,8 @@ from labkit.engine.scheduler_output import SchedulerOutput
 class NoSpeculation:
     """Drafts nothing."""
 
+    name = "none"
+
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
         """Return the step as it is."""
         return output
