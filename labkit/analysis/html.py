@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
+from labkit.analysis.engine_table import engine_table
 from labkit.analysis.kernel_tables import counters_table, roofline_table
 from labkit.analysis.markdown import cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
@@ -60,6 +61,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "published": published_table(cell),
         "host": host_table(cell, data.records),
         "counted": counters_table(cell, data.records),
+        "engine": engine_table(cell),
         "roofline": roofline_table(cell, data.records),
         "roof": roofline_chart(cell, points(cell, data.records)),
         "sentences": [*sentences(cell, data.arms[0].identity), *([control] if control else [])],

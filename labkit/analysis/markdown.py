@@ -8,6 +8,7 @@ from typing import Any
 
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import RULES, disturbed_blocks
+from labkit.analysis.engine_table import engine_table
 from labkit.analysis.kernel_tables import counters_table, roofline_table
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
 from labkit.analysis.plots import roofline_stem, timeline_stem
@@ -94,6 +95,7 @@ def _details(analysis: CellAnalysis) -> list[str]:
         parts += ["### Other metrics", "", markdown_table(secondary), ""]
     for title, table in (
         ("What the kernels counted", counters_table(cell, records)),
+        ("What the engine counted", engine_table(cell)),
         ("Published by others", published_table(cell)),
         ("Host time to build the maps", host_table(cell, records)),
         ("Roofline", roofline_table(cell, records)),

@@ -24,6 +24,7 @@ from labkit.analysis.probe import adjust, noise_correlation
 from labkit.analysis.values import Row, complete_blocks, log_values
 
 CORRELATES = 0.5
+FEWEST_LEFT = 4  # values that blocks and arms leave over; fewer correlate by chance
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ def _correlation(row: Row, data: CellData) -> float | None:
     blocks = complete_blocks(row, names, data.levels.runs)
     if not blocks or any(key not in data.probe for key in _places(row, names, blocks)):
         return None
-    return noise_correlation(*_tables(row, names, blocks, data.probe))
+    tables = _tables(row, names, blocks, data.probe)
+    if tables[0].size - len(names) - len(blocks) * len(names) < FEWEST_LEFT:
+        return None
+    return noise_correlation(*tables)
 
 
 def _adjusted(index: int, row: Row, arm: str, data: CellData) -> Iterator[Second]:

@@ -180,6 +180,7 @@ class KVCacheManager:
             "blocks.allocated": self.pool.allocated,
             "blocks.freed": self.pool.freed,
             "blocks.peak": self.pool.peak_used,
+            "blocks.headroom": self.pool.capacity - self.pool.peak_used,
             "blocks.total": self.pool.capacity,
             "kv_block_bytes": self.block_bytes,
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,

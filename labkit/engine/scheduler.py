@@ -220,6 +220,7 @@ class Scheduler:
         state.num_computed_tokens, state.num_held_tokens = cached, tokens
         state.status = RequestStatus.running
         self._running.append(state)
+        self.counts.at_least("requests.most_running", len(self._running))
         self.counts.add(f"admission.{self._admission.name}")
         self.counts.add(f"reservation.{self._reservation.name}")
         if self._queue.overtakes(state, self._waiting):

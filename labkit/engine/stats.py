@@ -1,4 +1,4 @@
-"""Counters of one engine: flat names, numbers only, summed where the work is done."""
+"""Counters of one engine: flat names, numbers only, sums and peaks kept where the work is done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class Counters:
-    """Named sums.  Each engine owns one; nothing is shared."""
+    """Named sums and peaks.  Each engine owns one; nothing is shared."""
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
@@ -14,6 +14,10 @@ class Counters:
     def add(self, name: str, amount: float = 1) -> None:
         """Add ``amount`` to ``name``."""
         self._values[name] = self._values.get(name, 0) + amount
+
+    def at_least(self, name: str, amount: float) -> None:
+        """Raise ``name`` to ``amount`` if it is below: for peaks."""
+        self._values[name] = max(self._values.get(name, 0), amount)
 
     def add_all(self, amounts: Mapping[str, float]) -> None:
         """Add every amount to its name."""

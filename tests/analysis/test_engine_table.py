@@ -1,0 +1,56 @@
+"""What the engines counted, side by side where they differ."""
+
+from __future__ import annotations
+
+import copy
+
+from labkit.analysis.engine_table import engine_table
+
+SLOW = {
+    "steps.total": 10.0,
+    "host_ms": 5.0,
+    "device_ms": 40.0,
+    "step_ms": 45.0,
+    "tokens.padded": 1234567.0,
+    "padding.waste_pct": 59.4302,
+    "requests.submitted": 8.0,
+}
+FAST = {
+    "steps.total": 20.0,
+    "host_ms": 5.0,
+    "device_ms": 30.0,
+    "step_ms": 35.0,
+    "requests.submitted": 8.0,
+}
+CELL = {
+    "arms": [
+        {"name": "padded", "role": "baseline", "counters": SLOW},
+        {"name": "paged", "role": "arm", "counters": FAST},
+        {"name": "control", "role": "control", "counters": SLOW},
+    ]
+}
+
+
+def rows(cell):
+    table = engine_table(cell)
+    return [line.cells for line in table.lines]
+
+
+def test_only_what_differs_is_shown_and_the_control_is_left_out():
+    table = engine_table(CELL)
+    assert [column.name for column in table.columns] == ["counter", "padded", "paged"]
+    assert rows(CELL) == [
+        ("padding.waste_pct", "59.4", ""),
+        ("steps.total", "10", "20"),
+        ("tokens.padded", "1,234,567", ""),
+        ("host time per step (ms)", "0.500", "0.250"),
+        ("model time per step (ms)", "4.000", "1.500"),
+    ]
+
+
+def test_kernel_workloads_and_single_arms_have_no_such_table():
+    kernel = copy.deepcopy(CELL)
+    for arm in kernel["arms"]:
+        arm["counters"] = {"kernel.decode": 3.0}
+    assert engine_table(kernel) is None
+    assert engine_table({"arms": CELL["arms"][:1]}) is None

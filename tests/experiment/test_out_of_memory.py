@@ -1,0 +1,52 @@
+"""A real want of memory in one arm: named, recorded, and the study goes on to its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from labkit.experiment.record import read_runs
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+
+CASE = '{name: "decode", decode: 64, context: 2048}'  # a pool of 268 MB
+TIGHT = "+ablation.arms.tight={engine.memory_limit:67108864}"
+
+
+@pytest.mark.parametrize("how", ["cgroup", "RLIMIT_AS"])
+def test_an_arm_without_memory_is_oom_and_the_others_are_measured(how, tmp_path):
+    plain = "from labkit.platform import memory_limit; memory_limit.VERSIONS.clear()"
+    # Workers import the module by themselves: without cgroups they limit address space.
+    (tmp_path / "sitecustomize.py").write_text(plain if how == "RLIMIT_AS" else "")
+    words = [
+        "ablation=none",
+        "workload=kernel_decode",
+        f"workload.cases=[{CASE}]",
+        TIGHT,
+        "design=quick",
+        "design.blocks=1",
+        "design.runs_per_block=2",
+        "design.control=false",
+        f"out={tmp_path / 'out'}",
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "labkit", *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
+    assert done.returncode == 1, done.stderr
+    (cell,) = (tmp_path / "out").glob("*/cell.json")
+    records = read_runs(cell.parent)
+    assert len(records) == 4
+    assert {r.outcome for r in records if r.arm == "base"} == {"ok"}
+    assert {r.outcome for r in records if r.arm == "tight"} == {"oom"}
+    found = json.loads(cell.read_text())
+    assert {failure["outcome"] for failure in found["failures"]} == {"oom"}
+    assert "oom" in (tmp_path / "out" / "report.md").read_text()
