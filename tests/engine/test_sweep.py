@@ -1,0 +1,182 @@
+"""Every pair of choices, together in one engine: the tokens are plain mlx_lm's.
+
+Combinations are drawn at random, those that the config refuses are left out, and as few as
+cover every pair that any of them has are run. Where the attention's arithmetic is the same,
+the logits agree bit for bit too, which the margins and log probabilities of every token show.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+from test_paged_tokens import prompts
+
+from labkit import config
+from labkit.engine import Request, SamplingParams, create
+
+TOKENS = 9
+PROMPTS = prompts((3, 17, 1, 25, 16, 25))
+PROMPTS[5] = PROMPTS[3][:16] + PROMPTS[5][:4]  # something to find in a prefix cache
+AXES = {
+    "engine": ("paged", "paged", "paged", "contiguous", "padded", "naive"),
+    "backend": ("fused", "gather", "reference", "sdpa"),
+    "resolver": ("binary_search", "seq_map", "padded_grid", "work_plan"),
+    "gqa_sharing": (True, False),
+    "tile_threshold": (2, 12),
+    "block_size": (8, 16, 32),
+    "admission": ("continuous", "static"),
+    "order": ("decode_first", "prefill_first"),
+    "composition": ("mixed", "split"),
+    "chunk": (None, 8),
+    "chunk_policy": ("static", "shrinking"),
+    "reservation": ("full", "optimistic"),
+    "queue": ("fcfs", "priority"),
+    "decode_shape": ("exact", "bucketed", "fixed"),
+    "prefix_cache": ("none", "hash", "radix"),
+    "prefix_align": ("block", "chunk"),
+    "speculation": ("none", "ngram", "draft"),
+    "verification": ("window", "staircase"),
+    "pipeline": ("sync", "overlap"),
+}
+LAYOUTS = {
+    "paged": config.KVLayout.paged,
+    "contiguous": config.KVLayout.contiguous,
+    "padded": config.KVLayout.padded,
+    "naive": config.KVLayout.padded,
+}
+
+
+def legal(choice):
+    """The engine's options, or None where the config refuses them."""
+    c = dict(choice)
+    speculation = config.Speculation(c["speculation"])
+    drafts = {} if c["speculation"] == "none" else {"num_draft_tokens": 3}
+    try:
+        return config.Engine(
+            name=c["engine"],
+            blas=config.Blas.stock,
+            batch_invariant=True,
+            kv=config.KV(LAYOUTS[c["engine"]], c["block_size"]),
+            attention=config.Attention(
+                backend=c["backend"],
+                resolver=c["resolver"],
+                gqa_sharing=c["gqa_sharing"],
+                tile_threshold=c["tile_threshold"],
+            ),
+            scheduler=config.Scheduler(
+                max_num_seqs=4,
+                max_num_batched_tokens=16,
+                admission=config.Admission(c["admission"]),
+                order=config.Order(c["order"]),
+                composition=config.Composition(c["composition"]),
+                chunk=c["chunk"],
+                chunk_policy=config.ChunkPolicy(c["chunk_policy"]),
+                reservation=config.Reservation(c["reservation"]),
+                queue=config.Queue(c["queue"]),
+            ),
+            budget=config.Budget(blocks=20 if c["reservation"] == "optimistic" else 64),
+            drafts=config.Drafts(verification=config.Verification(c["verification"]), **drafts),
+            decode_shape=config.DecodeShape(c["decode_shape"]),
+            prefix_cache=config.PrefixCache(c["prefix_cache"]),
+            prefix_align=config.PrefixAlign(c["prefix_align"]),
+            speculation=speculation,
+            pipeline=config.Pipeline(c["pipeline"]),
+        )
+    except config.ConfigError:
+        return None
+
+
+def drawn(count, seed):
+    """Legal combinations, as tuples of (axis, choice)."""
+    rng = random.Random(seed)
+    found = []
+    for _ in range(count):
+        choice = {axis: rng.choice(values) for axis, values in AXES.items()}
+        if choice["engine"] != "paged":  # most of what follows needs blocks
+            choice |= {"backend": "sdpa", "resolver": "binary_search", "composition": "split"}
+        for axis, values in AXES.items():  # half of the rest as it is by default
+            if rng.random() < 0.5 and axis not in ("engine", "backend", "composition"):
+                choice[axis] = values[0]
+        if legal(choice) is not None:
+            found.append(tuple(choice.items()))
+    return found
+
+
+def covering(found):
+    """The fewest combinations, greedily, that have every pair which any of them has."""
+    pairs = {combination: set(combinations(combination, 2)) for combination in found}
+    missing = set().union(*pairs.values())
+    chosen = []
+    while missing:
+        best = max(pairs, key=lambda combination: len(pairs[combination] & missing))
+        chosen.append(best)
+        missing -= pairs[best]
+    return chosen
+
+
+SWEEP = covering(drawn(12_000, seed=5))
+
+
+def named(combination):
+    plain = {axis: values[0] for axis, values in AXES.items()}
+    return ",".join(f"{axis}={c}" for axis, c in combination if c != plain[axis]) or "default"
+
+
+def serve(combination, path):
+    engine = create(legal(combination), path)
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=2)
+    for i, prompt in enumerate(PROMPTS):
+        engine.submit(Request(str(i), prompt, params, priority=i % 3))
+    tokens, numbers = {}, {}
+    while engine.has_work():
+        for event in engine.step():
+            assert event.error is None, event.error
+            tokens.setdefault(event.request_id, []).append(event.token)
+            numbers.setdefault(event.request_id, []).append((event.margin, event.logprobs))
+        engine.check()
+    engine.close()
+    return tokens, numbers
+
+
+@pytest.fixture(scope="module")
+def expected(plain_greedy):
+    return {str(i): plain_greedy("qwen3", prompt, TOKENS) for i, prompt in enumerate(PROMPTS)}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """The margins and log probabilities of the first combination of each arithmetic."""
+    return {}
+
+
+def arithmetic(combination):
+    """Which attention computes: its results may round in ways of their own."""
+    c = dict(combination)
+    return c["backend"] if c["engine"] == "paged" else c["engine"]
+
+
+def verify(combination, model_dir, expected, seen):
+    tokens, numbers = serve(combination, model_dir("qwen3"))
+    assert tokens == expected
+    first = seen.setdefault(arithmetic(combination), numbers)
+    assert numbers == first
+
+
+def test_the_sweep_meets_every_choice():
+    met = {pair for combination in SWEEP for pair in combination}
+    assert met == {(axis, choice) for axis, choices in AXES.items() for choice in choices}
+    assert 10 <= len(SWEEP) <= 120
+
+
+@pytest.mark.parametrize("combination", SWEEP, ids=named)
+def test_every_pair_of_choices(combination, model_dir, expected, seen):
+    verify(combination, model_dir, expected, seen)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_many_combinations(seed, model_dir, expected, seen):
+    for combination in drawn(1500, seed=100 + seed)[:50]:
+        verify(combination, model_dir, expected, seen)
