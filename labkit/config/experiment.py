@@ -1,0 +1,54 @@
+"""One cell's question, whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from labkit.config.ablation import Ablation
+from labkit.config.design import Design, Isolation
+from labkit.config.engine import Engine
+from labkit.config.model import Model
+from labkit.config.rules import require
+from labkit.config.workload import Workload, WorkloadKind
+
+
+class Redo(Enum):
+    """Which finished blocks to run again."""
+
+    none = "none"
+    failed = "failed"
+
+
+@dataclass
+class Experiment:
+    """One cell's question, whole."""
+
+    engine: Engine = field(default_factory=Engine)
+    model: Model = field(default_factory=Model)
+    workload: Workload = field(default_factory=Workload)
+    ablation: Ablation = field(default_factory=Ablation)
+    design: Design = field(default_factory=Design)
+    seed: int = 0
+    out: str = "outputs"
+    plan: bool = False
+    redo: Redo = Redo.none
+
+    def __post_init__(self) -> None:
+        """Check what spans groups, and what a group's defaults alone cannot satisfy."""
+        require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
+        require(
+            self.model.shape is not None or self.model.path is not None,
+            f"model={self.model.name}: set model.path=DIR to a directory that mlx_lm can load",
+        )
+        require(
+            self.engine.name == "paged" or self.workload.kind is not WorkloadKind.kernel,
+            f"engine.name={self.engine.name}: it serves requests, and workload="
+            f"{self.workload.name} times labkit's paged attention; set workload=chat",
+        )
+        require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
+        require(
+            self.design.isolation is Isolation.process or self.workload.kind is WorkloadKind.kernel,
+            f"design.isolation=in_process: alternates kernel dispatches, and "
+            f"workload={self.workload.name} serves requests; set design.isolation=process",
+        )

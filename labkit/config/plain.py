@@ -1,0 +1,74 @@
+"""A config as JSON types, and back with every rule checked again."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast
+
+from labkit.config.rules import ConfigError, require
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a config into JSON types: dataclasses to dicts, enums to their values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(cls: type[T], data: Any) -> T:
+    """Build ``cls`` from what ``to_plain`` gave; every rule is checked again.
+
+    Raises
+    ------
+    ConfigError
+        An unknown key, a wrong choice or a broken rule.
+    """
+    return cast(T, _build(cls, data, ""))
+
+
+def _build(kind: Any, data: Any, where: str) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, UnionType):
+        if data is None:
+            return None
+        (kind,) = (item for item in typing.get_args(kind) if item is not NoneType)
+        return _build(kind, data, where)
+    if origin is list:
+        (item_kind,) = typing.get_args(kind)
+        return [_build(item_kind, item, f"{where}[{i}]") for i, item in enumerate(data)]
+    if origin is dict:
+        item_kind = typing.get_args(kind)[1]
+        return {key: _build(item_kind, item, f"{where}.{key}") for key, item in data.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        try:
+            return kind(data)
+        except ValueError:
+            choices = ", ".join(str(item.value) for item in kind)
+            raise ConfigError(f"{where}={data}: allowed are {choices}") from None
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
+        hints = typing.get_type_hints(kind)
+        prefix = f"{where}." if where else ""
+        unknown = [key for key in data if key not in hints]
+        require(not unknown, f"{prefix}{''.join(unknown[:1])}: no such option")
+        return kind(
+            **{key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
+        )
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    require(
+        kind is Any or isinstance(data, kind),
+        f"{where}={data!r}: must be of type {getattr(kind, '__name__', kind)}",
+    )
+    return data
