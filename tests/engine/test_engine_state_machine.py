@@ -454,7 +454,7 @@ SOAKS = {
 def remains():
     """Count what the engines of this process keep of requests."""
     gc.collect()
-    return sum(isinstance(thing, RequestState | BlockTable) for thing in gc.get_objects())
+    return sum(type(thing) in (RequestState, BlockTable) for thing in gc.get_objects())
 
 
 @pytest.mark.parametrize(

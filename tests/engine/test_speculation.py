@@ -319,7 +319,7 @@ def test_a_draft_survives_preemption(model_dir, plain_greedy):
 
 
 def test_a_draft_of_another_vocabulary_or_too_many_layers_is_refused(model_dir, tmp_path):
-    from conftest import COMMON, build_model_dir
+    from small_models import COMMON, build_model_dir
 
     other = build_model_dir(
         tmp_path / "other",
