@@ -142,14 +142,20 @@ def environment_line(environment: Json) -> str:
 
 
 def cost_lines(records: Iterable[Record]) -> list[str]:
-    """Say what a run cost beyond its measurement; nothing where it was not recorded."""
+    """Say what a run cost beyond its measurement, and observing it, where that was recorded."""
+    records = list(records)
     spent = [s for record in records if record.ok and (s := record.start_up_s) is not None]
     if not spent:
         return []
     cost = statistics.median(spent)
-    return [
+    lines = [
         f"A run cost {cost:.1f} s beyond its measurement (median of {count(len(spent), 'run')})."
     ]
+    observed = [float(o["share"]) for r in records if (o := r.notes.get("observer") or {}) and r.ok]
+    if observed:
+        share = 100 * statistics.median(observed)
+        lines.append(f"Observing took {share:.2f} % of one core beside it.")
+    return lines
 
 
 def _spread(cell: Json) -> list[str]:

@@ -65,6 +65,7 @@ class RequestKind:
             vocab_size=model.vocab_size,
             pieces=Pieces(model.path),
             per_request=self._per_request,
+            model_digest=model.digest,
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:

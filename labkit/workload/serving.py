@@ -45,6 +45,8 @@ class ServingSession:
         Spells the tokens for the record; None: the record has ids only.
     per_request
         Whether every request is a case of its own too, whose latency is the primary metric.
+    model_digest
+        Names the model's weights and tokenizer in the record.
     clock
         Seconds; a parameter so that tests can know the answers.
     """
@@ -59,6 +61,7 @@ class ServingSession:
         vocab_size: int,
         pieces: Pieces | None = None,
         per_request: bool = False,
+        model_digest: str | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         self._engine = engine
@@ -68,6 +71,7 @@ class ServingSession:
         self._vocab_size = vocab_size
         self._pieces = pieces
         self._per_request = per_request
+        self._model_digest = model_digest
         self._clock = clock
 
     def warm_up(self) -> None:
@@ -106,6 +110,7 @@ class ServingSession:
         )
         notes = {
             "cache_state": self._workload.cache_state.value,
+            "model_digest": self._model_digest,
             "timeline": timeline.report(),
         }
         cases = (whole, *(self._own(entry) for entry in served if self._per_request))

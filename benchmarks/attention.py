@@ -1,0 +1,201 @@
+"""Paged attention on the CPU as a share of this machine's limits, and against MLX.
+
+    python benchmarks/attention.py [--rounds 9]
+
+Decode is limited by memory: its K and V bytes per second against the best reading rate.
+Prefill is limited by arithmetic: its useful causal FLOP per second against the best
+sgemm of scipy's OpenBLAS. Limits are measured in the same run, alternating with the
+kernels round by round; each figure is a median of rounds, the limits also a best. MLX's
+own ``scaled_dot_product_attention`` gets equal work on contiguous arrays, with OpenBLAS
+under it, in a process of its own: two spinning thread pools slow each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+DECODE = [(32, 2048, 16, 4, 128), (32, 2048, 16, 8, 128), (32, 2048, 8, 4, 64)]
+PREFILL = [(8, 512, 16, 4, 128), (8, 512, 16, 8, 128), (8, 512, 8, 4, 64)]
+SGEMM_SIZE = 2048
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long one call takes."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def reader(array: np.ndarray) -> Callable[[], object]:
+    """Return a function that reads ``array`` on all threads: the memory probe."""
+    from numba import get_num_threads, njit, prange
+
+    @njit(fastmath=True, nogil=True)
+    def total(part):
+        value = np.float32(0)
+        for i in range(len(part)):
+            value += part[i]
+        return value
+
+    @njit(parallel=True)
+    def read(array, parts):
+        length = len(array) // parts
+        totals = np.zeros(parts)
+        for part in prange(parts):
+            totals[part] = total(array[part * length : (part + 1) * length])
+        return totals.sum()
+
+    flat = array.reshape(-1)
+    parts = 8 * get_num_threads()
+    return lambda: read(flat, parts)
+
+
+def launcher(sequences, queries, context, heads, kv_heads, head_dim):
+    """Return (function that attends, its K pool): sequences on shuffled blocks of 16."""
+    from labkit.engine import attention
+
+    random = np.random.default_rng(0)
+    blocks = -(-context // 16)
+    tables = random.permutation(sequences * blocks).reshape(sequences, blocks).astype(np.int32)
+    shape = (sequences * blocks, 16, kv_heads, head_dim)
+    pattern = random.standard_normal((64, *shape[1:])).astype(np.float32)
+    k_pool, v_pool = (np.resize(pattern, shape) for _ in range(2))
+    q = random.standard_normal((sequences * queries, heads, head_dim)).astype(np.float32)
+    backend = attention.create()
+    meta = backend.plan(
+        block_tables=tables,
+        seq_lens=np.full(sequences, context, dtype=np.int32),
+        cu_seqlens_q=(np.arange(sequences + 1) * queries).astype(np.int32),
+        block_size=16,
+    )
+    out = np.empty_like(q)
+    scale = head_dim**-0.5
+    return lambda: backend.attend(q, k_pool, v_pool, meta, scale=scale, out=out), k_pool
+
+
+def measure_decode(rounds: int) -> Iterator[dict]:
+    """Yield GB/s of decode attention beside GB/s of reading."""
+    for sequences, context, heads, kv_heads, head_dim in DECODE:
+        attend, k_pool = launcher(sequences, 1, context, heads, kv_heads, head_dim)
+        read = reader(k_pool)
+        attend(), read()
+        times = [(seconds(read), seconds(attend)) for _ in range(rounds)]
+        reading, attending = (np.array(column) for column in zip(*times, strict=True))
+        yield {
+            "case": f"decode {sequences} x {context}, {heads}/{kv_heads} heads of {head_dim}",
+            "ours_us": float(np.median(attending)) * 1e6,
+            "rate": 2 * k_pool.nbytes / float(np.median(attending)) / 1e9,
+            "limit": k_pool.nbytes / float(reading.min()) / 1e9,
+            "paired": float(np.median(2 * reading / attending)),
+        }
+
+
+def measure_prefill(rounds: int) -> Iterator[dict]:
+    """Yield useful GFLOP/s of prefill attention."""
+    for sequences, length, heads, kv_heads, head_dim in PREFILL:
+        attend, _ = launcher(sequences, length, length, heads, kv_heads, head_dim)
+        attend()
+        attending = np.array([seconds(attend) for _ in range(rounds)])
+        flop = 4 * sequences * heads * head_dim * length * (length + 1) / 2
+        yield {
+            "case": f"prefill {sequences} x {length}, {heads}/{kv_heads} heads of {head_dim}",
+            "ours_us": float(np.median(attending)) * 1e6,
+            "rate": flop / float(np.median(attending)) / 1e9,
+        }
+
+
+def measure_sgemm(rounds: int) -> Iterator[dict]:
+    """Yield the best GFLOP/s of scipy's sgemm on all threads."""
+    from scipy.linalg.blas import sgemm
+
+    random = np.random.default_rng(0)
+    a, b = (
+        np.asfortranarray(random.standard_normal((SGEMM_SIZE, SGEMM_SIZE)), dtype=np.float32)
+        for _ in range(2)
+    )
+    sgemm(1.0, a, b)
+    times = [seconds(lambda: sgemm(1.0, a, b)) for _ in range(rounds)]
+    yield {"case": "sgemm", "rate": 2 * SGEMM_SIZE**3 / min(times) / 1e9}
+
+
+def measure_mlx(rounds: int) -> Iterator[dict]:
+    """Yield the time of MLX's attention on the same work, contiguous."""
+    from labkit.platform import blas
+
+    built = blas.prepare()
+    blas.activate("openblas" if built.path else "stock")
+    import mlx.core as mx
+
+    cases = [("decode", s, 1, c, *rest) for s, c, *rest in DECODE]
+    cases += [("prefill", s, n, n, *rest) for s, n, *rest in PREFILL]
+    for kind, sequences, queries, context, heads, kv_heads, head_dim in cases:
+        q = mx.random.normal((sequences, heads, queries, head_dim))
+        k, v = (mx.random.normal((sequences, kv_heads, context, head_dim)) for _ in range(2))
+        mask = "causal" if kind == "prefill" else None
+        mx.eval(q, k, v)
+
+        def attend(q=q, k=k, v=v, mask=mask, scale=head_dim**-0.5):
+            mx.eval(mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask))
+
+        attend()
+        times = [seconds(attend) for _ in range(rounds)]
+        name = f"{kind} {sequences} x {context}, {heads}/{kv_heads} heads of {head_dim}"
+        yield {"case": name, "mlx_us": float(np.median(times)) * 1e6}
+
+
+PARTS = {
+    "decode": measure_decode,
+    "prefill": measure_prefill,
+    "sgemm": measure_sgemm,
+    "mlx": measure_mlx,
+}
+
+
+def in_process(part: str, rounds: int) -> list[dict]:
+    """Measure one part in a fresh process with a clean environment."""
+    inherited = ("OPENBLAS_", "OMP_", "GOMP_", "NUMBA_NUM_THREADS", "MKL_", "MLX_")
+    environment = {n: v for n, v in os.environ.items() if not n.startswith(inherited)}
+    if part in ("decode", "prefill"):
+        environment["OPENBLAS_NUM_THREADS"] = "1"
+    command = [sys.executable, __file__, "--part", part, "--rounds", str(rounds)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main() -> None:
+    """Measure every part and print one table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--part", choices=PARTS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        for row in PARTS[arguments.part](arguments.rounds):
+            print(json.dumps(row), flush=True)
+        return
+    sgemm = [in_process("sgemm", arguments.rounds)[0]["rate"]]
+    decode = in_process("decode", arguments.rounds)
+    prefill = in_process("prefill", arguments.rounds)
+    mlx = {row["case"]: row["mlx_us"] for row in in_process("mlx", max(3, arguments.rounds // 3))}
+    sgemm.append(in_process("sgemm", arguments.rounds)[0]["rate"])
+    print(f"{'case':42} {'us':>9} {'rate':>8} {'limit':>8} {'share':>6} {'MLX us':>9} {'x MLX':>6}")
+    for row in decode + prefill:
+        limit = row.get("limit", max(sgemm))
+        print(
+            f"{row['case']:42} {row['ours_us']:9.0f} {row['rate']:8.1f} {limit:8.1f} "
+            f"{row['rate'] / limit:6.0%} {mlx[row['case']]:9.0f} "
+            f"{mlx[row['case']] / row['ours_us']:6.1f}"
+            + (f"   paired share {row['paired']:.0%}" if "paired" in row else "")
+        )
+    print("rates: decode GB/s of K and V against reading, prefill useful GFLOP/s against sgemm")
+
+
+if __name__ == "__main__":
+    main()
