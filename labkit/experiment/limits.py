@@ -1,8 +1,8 @@
 """What this machine can do at best: the limits that a roofline divides by.
 
 Measured in every run of a kernel workload on the CPU, after everything that counts: reads
-of memory larger than the cache, and a float32 matrix product by NumPy's BLAS, each on all
-of the arm's threads at once. The best of a few repeats, for a limit is what was reached.
+of memory larger than the cache by numba, and a float32 matrix product by NumPy's BLAS, each
+on all of the arm's threads at once. The best of a few repeats, for a limit is what was reached.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import numba
 import numpy as np
+from numpy.typing import NDArray
 
 STREAM_BYTES = 128 << 20
 SIZE = 768  # rows and columns of each thread's product: 0.9 GFLOP
@@ -30,12 +32,12 @@ def measure(threads: int) -> dict[str, float]:
         ``read_gb_s`` (1e9 bytes), ``sgemm_gflop_s``, and how they were measured:
         ``threads``, ``read_bytes``, ``sgemm_size``.
     """
-    stream = np.ones((threads, STREAM_BYTES // 4 // threads), np.float32)
+    stream = np.ones(STREAM_BYTES // 4, np.float32)
+    read_s = _best_s(lambda: _read(stream, 8 * threads))
     a = np.ones((threads, SIZE, SIZE), np.float32)
-    out = np.empty_like(a)
+    out, a_rows = np.empty_like(a), range(threads)
     with ThreadPoolExecutor(threads) as pool:
-        read_s = _best_s(pool, threads, lambda i: float(stream[i] @ stream[i]))
-        sgemm_s = _best_s(pool, threads, lambda i: np.matmul(a[i], a[i], out=out[i]))
+        sgemm_s = _best_s(lambda: list(pool.map(lambda i: np.matmul(a[i], a[i], out[i]), a_rows)))
     return {
         "read_gb_s": round(stream.nbytes / read_s / 1e9, 3),
         "sgemm_gflop_s": round(threads * 2 * SIZE**3 / sgemm_s / 1e9, 3),
@@ -45,11 +47,30 @@ def measure(threads: int) -> dict[str, float]:
     }
 
 
-def _best_s(pool: ThreadPoolExecutor, threads: int, work: Callable[[int], object]) -> float:
-    """Give the shortest time in which all threads did their part."""
+def _best_s(work: Callable[[], object]) -> float:
+    """Give the shortest time of the work."""
     times = []
     for _ in range(1 + REPEATS):  # the first wakes the threads and touches the memory
         start = time.perf_counter()
-        list(pool.map(work, range(threads)))
+        work()
         times.append(time.perf_counter() - start)
     return min(times[1:])
+
+
+@numba.njit(cache=True, fastmath=True)  # type: ignore[untyped-decorator]
+def _total(part: NDArray[np.float32]) -> np.float32:
+    """Sum a part; in a function of its own LLVM keeps several vectors of sums at once."""
+    total = np.float32(0)
+    for i in range(len(part)):
+        total += part[i]
+    return total
+
+
+@numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
+def _read(stream: NDArray[np.float32], parts: int) -> float:
+    """Read all of ``stream``, split between the threads in so many parts."""
+    length = len(stream) // parts
+    totals = np.zeros(parts)
+    for part in numba.prange(parts):
+        totals[part] = _total(stream[part * length : (part + 1) * length])
+    return float(totals.sum())

@@ -102,6 +102,7 @@ def prepare(arm_path: Path) -> None:
         session.warm_up()
     finally:
         session.close()
+    stages.note_limits(draft, experiment)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

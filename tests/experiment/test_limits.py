@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import numpy as np
+
 from labkit.config import Device, WorkloadKind
 from labkit.experiment import limits, stages
 from labkit.experiment.record import Record
@@ -20,12 +22,11 @@ def test_limits_are_measured_with_every_thread(monkeypatch):
 def test_a_limit_is_the_best_repeat_and_the_first_is_for_waking(monkeypatch):
     clock = iter([0.0, 1.0, 10.0, 14.0, 20.0, 22.0, 30.0, 33.0, 40.0, 45.0])
     monkeypatch.setattr(limits.time, "perf_counter", lambda: next(clock))
+    assert limits._best_s(lambda: None) == 2.0
 
-    class Pool:
-        def map(self, work, parts):
-            return map(work, parts)
 
-    assert limits._best_s(Pool(), 2, lambda part: None) == 2.0
+def test_every_part_of_memory_is_read():
+    assert limits._read(np.arange(1024, dtype=np.float32), 8) == 1023 * 512
 
 
 def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
