@@ -1,5 +1,6 @@
 """Tiny model directories, as the real mlx_lm loads them, and plain mlx_lm's own answers."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -39,3 +40,11 @@ def plain_greedy(model_dir):
         return [int(token) for token, _ in steps]
 
     return run
+
+
+@pytest.fixture
+def ctrl_c():
+    """SIGINT as a terminal's program has it: whoever starts the tests may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

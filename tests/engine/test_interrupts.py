@@ -5,6 +5,8 @@ import pytest
 
 from labkit.engine.interrupts import held_back
 
+pytestmark = pytest.mark.usefixtures("ctrl_c")
+
 
 def test_ctrl_c_is_raised_after_the_block():
     done = []

@@ -153,7 +153,7 @@ def test_streams_read_in_turns_share_the_engine(llm):
     assert idle(llm)
 
 
-def test_ctrl_c_waits_for_the_step_and_leaves_the_engine_usable(llm, monkeypatch):
+def test_ctrl_c_waits_for_the_step_and_leaves_the_engine_usable(llm, monkeypatch, ctrl_c):
     expected = llm.generate("First", LONG)[0].token_ids
     step, finished = llm._engine.step, []
 
