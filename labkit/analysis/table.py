@@ -92,7 +92,7 @@ def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> T
     columns = [Column("metric" if requests else "batch", number=False, row=True)]
     columns += [Column("kernel", number=False, extra=True, row=True)] if ran else []
     columns += _arm_columns(cell, arms, unit, bool(published))
-    lines = []
+    lines, died = [], deaths(cell)
     for index, row in rows:
         by_arm = {c["arm"]: c for c in row["comparisons"]}
         name = row["metric"] if requests and row["metric"] else row["case"]
@@ -103,7 +103,7 @@ def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> T
         start = (name, ran.get(row["case"], "")) if ran else (name,)
         for arm in arms:
             cells = [arm] if len(arms) > 1 else []
-            cells += _numbers(row, cell["arms"][0]["name"], arm, by_arm.get(arm))
+            cells += _numbers(row, cell["arms"][0]["name"], arm, by_arm.get(arm), died)
             cells += [_published_delta(published, row, arm)] if published else []
             word = by_arm[arm]["verdict"] if arm in by_arm else None
             lines.append(Line((*start, *cells), index, arm, word))
@@ -131,10 +131,25 @@ def _arm_columns(cell: Json, arms: Sequence[str], unit: str, published: bool) ->
     ]
 
 
-def _numbers(row: Json, baseline: str, arm: str, found: Json | None) -> list[str]:
+def deaths(cell: Json) -> dict[str, str]:
+    """Map every arm with failed runs to the names of their outcomes."""
+    found: dict[str, list[str]] = {}
+    for failure in cell["failures"]:
+        arm = str(failure["run"]).split("-", 2)[2]
+        found.setdefault(arm, []).append(str(failure["outcome"]))
+    return {arm: ", ".join(dict.fromkeys(outcomes)) for arm, outcomes in found.items()}
+
+
+def _numbers(
+    row: Json, baseline: str, arm: str, found: Json | None, died: Mapping[str, str]
+) -> list[str]:
     if row["skipped"] is not None:
         return ["", "", "", "", "", f"skipped: {row['skipped']}"]
-    medians = [value_text(row["arms"][name]["median"], row["unit"]) for name in (baseline, arm)]
+    values = [(name, row["arms"][name]["median"]) for name in (baseline, arm)]
+    medians = [
+        died[name] if median is None and name in died else value_text(median, row["unit"])
+        for name, median in values
+    ]
     if found is None:
         return [*medians, "", "", "", ""]
     return [

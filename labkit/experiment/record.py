@@ -195,12 +195,14 @@ def _metric(data: Any) -> Metric:
     require(isinstance(data, dict), "a metric is not an object")
     name = take(data, "name", str)
     repeats = take(data, "repeats", list)
-    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in repeats)
-    require(numbers, f"metric {name}: repeats holds something that is not a number")
+    require(
+        set(map(type, repeats)) <= {int, float},
+        f"metric {name}: repeats holds something that is not a number",
+    )
     return Metric(
         name=name,
         unit=take(data, "unit", str),
         better=take(data, "better", str),
         primary=take(data, "primary", bool),
-        repeats=tuple(float(x) for x in repeats),
+        repeats=tuple(map(float, repeats)),
     )

@@ -70,7 +70,8 @@ def take(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
     require(key in data, f"{key} is missing")
     value = data[key]
     right = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    require(right or value in default, f"{key} is {value!r}, not of type {kind.__name__}")
+    if not right and value not in default:  # the message is long: write it only to say it
+        raise RecordError(f"{key} is {value!r}, not of type {kind.__name__}")
     return value
 
 

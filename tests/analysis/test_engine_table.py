@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 from labkit.analysis.engine_table import engine_table
+from labkit.analysis.table import _numbers, deaths
 
 SLOW = {
     "steps.total": 10.0,
@@ -54,3 +55,20 @@ def test_kernel_workloads_and_single_arms_have_no_such_table():
         arm["counters"] = {"kernel.decode": 3.0}
     assert engine_table(kernel) is None
     assert engine_table({"arms": CELL["arms"][:1]}) is None
+
+
+def test_an_arm_that_died_in_every_run_shows_what_of():
+    failures = [
+        {"run": "b00-p02-padded_tight", "outcome": "oom", "detail": "killed"},
+        {"run": "b01-p00-padded_tight", "outcome": "oom", "detail": "killed"},
+        {"run": "b01-p01-naive-2", "outcome": "timeout", "detail": "killed"},
+    ]
+    died = deaths({"failures": failures})
+    assert died == {"padded_tight": "oom", "naive-2": "timeout"}
+    row = {
+        "skipped": None,
+        "unit": "tok/s",
+        "arms": {"base": {"median": 250.0}, "padded_tight": {"median": None}},
+    }
+    assert _numbers(row, "base", "padded_tight", None, died)[:2] == ["250.0", "oom"]
+    assert _numbers(row, "base", "padded_tight", None, {})[1] != "oom"
