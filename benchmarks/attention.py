@@ -36,26 +36,12 @@ def seconds(function: Callable[[], object]) -> float:
 
 def reader(array: np.ndarray) -> Callable[[], object]:
     """Return a function that reads ``array`` on all threads: the memory probe."""
-    from numba import get_num_threads, njit, prange
+    from numba import get_num_threads
 
-    @njit(fastmath=True, nogil=True)
-    def total(part):
-        value = np.float32(0)
-        for i in range(len(part)):
-            value += part[i]
-        return value
+    from labkit.experiment.limits import read_memory
 
-    @njit(parallel=True)
-    def read(array, parts):
-        length = len(array) // parts
-        totals = np.zeros(parts)
-        for part in prange(parts):
-            totals[part] = total(array[part * length : (part + 1) * length])
-        return totals.sum()
-
-    flat = array.reshape(-1)
-    parts = 8 * get_num_threads()
-    return lambda: read(flat, parts)
+    flat, parts = array.reshape(-1), 8 * get_num_threads()
+    return lambda: read_memory(flat, parts)
 
 
 def launcher(sequences, queries, context, heads, kv_heads, head_dim):

@@ -15,6 +15,7 @@ from labkit.config import (
     ChunkPolicy,
     Composition,
     ConfigError,
+    DecodeShape,
     Design,
     Device,
     Drafts,
@@ -237,11 +238,20 @@ def preset(name, layout="padded", backend="sdpa", scheduler=None, **options):
 
 def test_every_preset_of_a_layout_can_be_built():
     static = {"admission": Admission.static, "order": Order.prefill_first}
-    preset("padded")
-    preset("naive", scheduler={**static, "composition": Composition.split})
-    preset("contiguous", "contiguous")
-    preset("contiguous", "contiguous", scheduler=static)
-    preset("paged", "paged", "gather")
+    built = [
+        preset("padded"),
+        preset("naive", scheduler={**static, "composition": Composition.split}),
+        preset("contiguous", "contiguous"),
+        preset("contiguous", "contiguous", scheduler=static),
+        preset("paged", "paged", "gather"),
+    ]
+    assert [engine.name for engine in built] == [
+        "padded",
+        "naive",
+        "contiguous",
+        "contiguous",
+        "paged",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -276,6 +286,18 @@ def test_every_preset_of_a_layout_can_be_built():
         (
             lambda: preset("contiguous", "contiguous", prefix_cache=PrefixCache.radix),
             "engine.prefix_cache=radix: engine.kv.layout=contiguous",
+        ),
+        (
+            lambda: preset("padded", decode_shape=DecodeShape.bucketed),
+            "engine.decode_shape=bucketed: engine.kv.layout=padded",
+        ),
+        (
+            lambda: preset("contiguous", "contiguous", speculation=Speculation.ngram),
+            "engine.speculation=ngram: engine.kv.layout=contiguous",
+        ),
+        (
+            lambda: preset("padded", pipeline=Pipeline.overlap),
+            "engine.pipeline=overlap: engine.kv.layout=padded",
         ),
         (
             lambda: Engine(attention=Attention(backend="gather", resolver="seq_map")),

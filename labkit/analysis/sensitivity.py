@@ -24,7 +24,7 @@ from labkit.analysis.probe import adjust, noise_correlation
 from labkit.analysis.values import Row, complete_blocks, log_values
 
 CORRELATES = 0.5
-FEWEST_LEFT = 4  # values that blocks and arms leave over; fewer correlate by chance
+FEWEST_LEFT = 4  # degrees of freedom left by blocks and arms; fewer correlate by chance
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _correlation(row: Row, data: CellData) -> float | None:
     if not blocks or any(key not in data.probe for key in _places(row, names, blocks)):
         return None
     tables = _tables(row, names, blocks, data.probe)
-    if tables[0].size - len(names) - len(blocks) * len(names) < FEWEST_LEFT:
+    if tables[0].size - len(blocks) - len(names) + 1 < FEWEST_LEFT:
         return None
     return noise_correlation(*tables)
 

@@ -20,7 +20,7 @@ from labkit.analysis.numbers import (
     value_text,
 )
 from labkit.analysis.sentences import control_name
-from labkit.experiment.record import Record
+from labkit.experiment.record import Record, parse_run_name
 
 Json = Mapping[str, Any]
 KERNELS = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}
@@ -135,7 +135,7 @@ def deaths(cell: Json) -> dict[str, str]:
     """Map every arm with failed runs to the names of their outcomes."""
     found: dict[str, list[str]] = {}
     for failure in cell["failures"]:
-        arm = str(failure["run"]).split("-", 2)[2]
+        _, _, arm = parse_run_name(failure["run"])
         found.setdefault(arm, []).append(str(failure["outcome"]))
     return {arm: ", ".join(dict.fromkeys(outcomes)) for arm, outcomes in found.items()}
 
@@ -183,8 +183,13 @@ def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: 
 
 
 def published_table(cell: Json) -> Table | None:
-    """Lay out the published numbers as they were published; None where there are none."""
-    rows = list(_published(cell).values())
+    """Lay out the published numbers as they were published; None where there are none.
+
+    Of cases that this cell has, whatever was measured of them.
+    """
+    published, cases = cell["published"], {row["case"] for row in cell["rows"]}
+    given_rows = published.get("rows") or [] if isinstance(published, Mapping) else []
+    rows = [row for row in given_rows if row["case"] in cases]
     arms = list(dict.fromkeys(arm for row in rows for arm in row.get("arms") or {}))
     if not rows or not arms:
         return None

@@ -47,17 +47,16 @@ def noise(seconds: float) -> dict[str, Any]:
 
 
 def cpu_bandwidth() -> dict[str, Any]:
-    """Read memory with the probe's kernel and all cores: GB/s."""
+    """Read memory with all cores: GB/s."""
     import numpy as np
 
-    from labkit.experiment.probe import Probe
+    from labkit.experiment.limits import read_rate
     from labkit.platform.memory import read
     from labkit.platform.threads import core_count
 
     size = min(STREAM_BYTES, read().available // 8) // 4096 * 4096
-    probe = Probe(core_count(), stream=np.ones(size // 4, dtype=np.float32))
-    microseconds = min(probe.time()["bandwidth_us"] for _ in range(2))
-    return {"gb_s": size / microseconds / 1e3, "mib": size >> 20}
+    stream = np.ones(size // 4, dtype=np.float32)
+    return {"gb_s": read_rate(stream, core_count()), "mib": size >> 20}
 
 
 def mlx() -> dict[str, Any]:

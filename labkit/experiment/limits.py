@@ -33,18 +33,23 @@ def measure(threads: int) -> dict[str, float]:
         ``threads``, ``read_bytes``, ``sgemm_size``.
     """
     stream = np.ones(STREAM_BYTES // 4, np.float32)
-    read_s = _best_s(lambda: _read(stream, 8 * threads))
+    read_gb_s = read_rate(stream, threads)
     a = np.ones((threads, SIZE, SIZE), np.float32)
     out, a_rows = np.empty_like(a), range(threads)
     with ThreadPoolExecutor(threads) as pool:
         sgemm_s = _best_s(lambda: list(pool.map(lambda i: np.matmul(a[i], a[i], out[i]), a_rows)))
     return {
-        "read_gb_s": round(stream.nbytes / read_s / 1e9, 3),
+        "read_gb_s": round(read_gb_s, 3),
         "sgemm_gflop_s": round(threads * 2 * SIZE**3 / sgemm_s / 1e9, 3),
         "threads": threads,
         "read_bytes": stream.nbytes,
         "sgemm_size": SIZE,
     }
+
+
+def read_rate(stream: NDArray[np.float32], threads: int) -> float:
+    """Give the rate (GB/s) at which numba's ``threads`` read all of ``stream``."""
+    return stream.nbytes / _best_s(lambda: read_memory(stream, 8 * threads)) / 1e9
 
 
 def _best_s(work: Callable[[], object]) -> float:
@@ -67,7 +72,7 @@ def _total(part: NDArray[np.float32]) -> np.float32:
 
 
 @numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
-def _read(stream: NDArray[np.float32], parts: int) -> float:
+def read_memory(stream: NDArray[np.float32], parts: int) -> float:
     """Read all of ``stream``, split between the threads in so many parts."""
     length = len(stream) // parts
     totals = np.zeros(parts)

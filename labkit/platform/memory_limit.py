@@ -21,6 +21,7 @@ ROOT = Path("/sys/fs/cgroup")
 class Hierarchy:
     """Where and by which file names a cgroup version limits memory."""
 
+    name: str
     prefix: str  # of this process's line in /proc/self/cgroup, up to the path
     root: Path
     most: str
@@ -28,16 +29,17 @@ class Hierarchy:
     kills: str
 
 
-VERSIONS = {
-    "cgroup v2": Hierarchy("0::", ROOT, "memory.max", "memory.swap.max", "memory.events"),
-    "cgroup v1": Hierarchy(
+VERSIONS = (
+    Hierarchy("cgroup v2", "0::", ROOT, "memory.max", "memory.swap.max", "memory.events"),
+    Hierarchy(
+        "cgroup v1",
         ":memory:",
         ROOT / "memory",
         "memory.limit_in_bytes",
         "memory.memsw.limit_in_bytes",
         "memory.oom_control",
     ),
-}
+)
 
 
 def apply(count: int) -> str:
@@ -50,9 +52,9 @@ def apply(count: int) -> str:
     OSError
         The system refuses every kind of limit.
     """
-    for name, version in VERSIONS.items():
+    for version in VERSIONS:
         if _join(version, count):
-            return name
+            return version.name
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (held + count, hard))
@@ -104,7 +106,7 @@ def release(pid: int) -> int:
     0 where there was none.
     """
     kills = 0
-    for version in VERSIONS.values():
+    for version in VERSIONS:
         folder = _folder(version, pid)
         if folder is None or not folder.is_dir():
             continue

@@ -189,3 +189,12 @@ def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
     path = make_cell(change=apply)
     assert set(disturbed_blocks(analyse(path).data.records)) == {0, 3}
     assert "heat slowed the CPU in" in said(path)
+
+
+@pytest.mark.parametrize(("blocks", "runs", "known"), [(8, 1, True), (2, 2, True), (1, 1, False)])
+def test_a_correlation_is_said_where_enough_is_left_over(make_cell, blocks, runs, known):
+    """Blocks and arms take blocks + arms - 1 degrees of freedom."""
+    path = make_cell(change=with_probe(), blocks=blocks, runs=runs)
+    found = probe_correlations(analyse(path))
+    assert bool(found) is known
+    assert all(value > 0.5 for _, value in found)

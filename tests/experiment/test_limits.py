@@ -26,7 +26,7 @@ def test_a_limit_is_the_best_repeat_and_the_first_is_for_waking(monkeypatch):
 
 
 def test_every_part_of_memory_is_read():
-    assert limits._read(np.arange(1024, dtype=np.float32), 8) == 1023 * 512
+    assert limits.read_memory(np.arange(1024, dtype=np.float32), 8) == 1023 * 512
 
 
 def test_only_kernels_on_the_cpu_have_limits(monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import watchdog, worker
+from labkit.experiment import stages, watchdog, worker
 from labkit.experiment.launcher import _marker
 from labkit.experiment.record import Record, read, read_runs, write_json
 from labkit.experiment.runner import run_cell
@@ -118,3 +118,18 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
     with pytest.raises(Ended):
         worker._publish(tmp_path / "b00-p00-base.json", record, parent=1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (MemoryError(), "oom"),
+        (RuntimeError("[malloc_or_wait] Unable to allocate 4294967296 bytes."), "oom"),
+        (RuntimeError("std::bad_alloc"), "oom"),
+        (OSError(12, "Cannot allocate memory"), "oom"),
+        (RuntimeError("another reason"), "crashed"),
+        (ValueError("refused, in one line"), "refused"),
+    ],
+)
+def test_what_an_exception_while_loading_is_called(error, outcome):
+    assert stages._failure(error, "load").outcome == outcome

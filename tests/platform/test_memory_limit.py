@@ -15,7 +15,7 @@ import sys
 import numpy as np
 from labkit.platform import memory_limit
 if sys.argv[2] == "plain":
-    memory_limit.VERSIONS.clear()
+    memory_limit.VERSIONS = ()
 held = np.ones(64 << 17)  # 64 MiB that do not count
 print(memory_limit.apply(100 << 20), flush=True)
 taken = np.ones(int(sys.argv[1]) << 17)
@@ -57,7 +57,7 @@ def test_nothing_is_left_behind():
     child = subprocess.Popen([sys.executable, "-c", TAKE, "1", "best"], stdout=subprocess.PIPE)
     child.communicate(timeout=60)
     memory_limit.release(child.pid)
-    for version in memory_limit.VERSIONS.values():
+    for version in memory_limit.VERSIONS:
         folder = memory_limit._folder(version, child.pid)
         assert folder is None or not folder.exists()
     assert memory_limit.release(child.pid) == 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+
+import mlx.core as mx
 import pytest
 
 from labkit import config
@@ -19,6 +23,7 @@ def budget(**options):
 
 
 def test_a_machine_as_demanded_is_accepted():
+    assert memory_wired.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
     machine_state.require_wired(budget())
     machine_state.require_wired(budget(wired_collector=DEMANDS.enabled))
 
@@ -33,8 +38,6 @@ def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
 
 
 def test_a_collector_that_is_off_is_turned_on_by_another_command():
-    import dataclasses
-
     off = dataclasses.replace(simulated("sim_m1_8gb"), wired=Wired(0, False, True))
     assert memory_wired.mismatch(off, enabled=False) is None
     assert "sudo sysctl iogpu.disable_wired_collector=0" in memory_wired.mismatch(off, enabled=True)
@@ -42,8 +45,6 @@ def test_a_collector_that_is_off_is_turned_on_by_another_command():
 
 def test_a_machine_without_a_collector_says_where_to_see_the_advice():
     elsewhere = config.Budget(wired_collector=DEMANDS.enabled)
-    import sys
-
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
     with pytest.raises(EngineError, match=r"it is macOS's; engine\.budget\.machine simulates"):
@@ -51,8 +52,6 @@ def test_a_machine_without_a_collector_says_where_to_see_the_advice():
 
 
 def test_mlx_s_cache_is_bounded_as_asked():
-    import mlx.core as mx
-
     before = mx.set_cache_limit(1 << 20)
     try:
         machine_state.settle(config.Engine(mlx_cache_limit=123456))

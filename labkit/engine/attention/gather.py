@@ -6,54 +6,21 @@ the keys and values that it attends to, once per layer and request.
 
 from __future__ import annotations
 
-import secrets
-
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import metadata, resolvers, sdpa, validate
+from labkit.engine.attention import sdpa, validate
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.metadata import AttentionMetadata
-from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
+from labkit.engine.attention.paged_backend import PagedBackend
+from labkit.engine.attention.report import LaunchReport
 
 
-class GatherBackend:
-    """Attention per request over gathered blocks, float32, softcap excepted."""
+class GatherBackend(PagedBackend):
+    """Attention per request over gathered blocks: float32, no softcap, no stamp."""
 
     name = "gather"
-
-    def __init__(self) -> None:
-        self._resolver = resolvers.create("binary_search")
-
-    def plan(
-        self,
-        *,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        cu_seqlens_q: NDArray[np.int32],
-        block_size: int,
-        total_q: int | None = None,
-    ) -> AttentionMetadata:
-        """Check a step's batch; see ``AttentionBackend.plan``."""
-        return metadata.build(
-            self._resolver,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q,
-            block_size=block_size,
-            total_q=total_q,
-        )
-
-    def write(
-        self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
-    ) -> None:
-        """Scatter new keys and values; see ``AttentionBackend.write``."""
-        validate.new_keys(k, v, k_pool, v_pool, meta.slot_mapping)
-        kept = meta.slot_mapping >= 0
-        slots = meta.slot_mapping[kept]
-        for new, pool in ((k, k_pool), (v, v_pool)):
-            pool.reshape(-1, *pool.shape[2:])[slots] = new[kept]
 
     def attend(
         self,
@@ -86,7 +53,6 @@ class GatherBackend:
         if softcap is not None:
             raise ValueError(f"softcap={softcap}: MLX's attention has none; use backend=fused")
         out = np.empty_like(q) if out is None else out
-        stamp = launch_stamp(secrets.randbits(32), KERNEL_IDS["gather"], 0)
         results: list[tuple[int, int, mx.array]] = []
         blocks = gathered = 0
         for s, context in enumerate(meta.seq_lens.tolist()):
@@ -110,8 +76,8 @@ class GatherBackend:
             grid=(len(results),),
             reason="blocks are gathered for MLX's attention",
             resolver="none",
-            stamp=stamp,
-            expected_stamp=stamp,
+            stamp=None,
+            expected_stamp=None,
             search_iterations=0,
             surplus_threadgroups=0,
             kv_blocks_visited=blocks,

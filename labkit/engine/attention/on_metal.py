@@ -8,24 +8,23 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
-from labkit.engine.attention import metadata, resolvers, validate, windows
+from labkit.engine.attention import resolvers, validate, windows
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.device_pools import DevicePools
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
+from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.report import LaunchReport
 from labkit.engine.attention.resolvers.seq_map import SeqMap
 from labkit.engine.attention.resolvers.work_plan import WorkPlan
-from labkit.engine.attention.scatter import scatter
 from labkit.metal import device
 from labkit.metal.dispatch import Dispatch, choose
 from labkit.metal.evidence import Evidence
 from labkit.metal.launch import BLOCK_SIZES, Operands, Options, launch
 
 
-class MetalBackend:
+class MetalBackend(PagedBackend):
     """Paged attention by the Metal kernels, on a Mac or on the emulator.
 
     Arrays may be NumPy's, or MLX's in float32, float16 or bfloat16; the output is of the
@@ -39,36 +38,17 @@ class MetalBackend:
     """
 
     def __init__(self, options: FusedOptions, name: str) -> None:
+        super().__init__(options.resolver)
         self.name = name
         self._options = options
-        self._resolver = resolvers.create(options.resolver)
         self._executor = device.executor(name)
         self._pools = DevicePools()
-
-    def plan(
-        self,
-        *,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        cu_seqlens_q: NDArray[np.int32],
-        block_size: int,
-        total_q: int | None = None,
-    ) -> AttentionMetadata:
-        """Check a step's batch; see ``AttentionBackend.plan``."""
-        return metadata.build(
-            self._resolver,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q,
-            block_size=block_size,
-            total_q=total_q,
-        )
 
     def write(
         self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
     ) -> None:
         """Scatter new keys and values; see ``AttentionBackend.write``."""
-        scatter(k, v, k_pool, v_pool, meta)
+        super().write(k, v, k_pool, v_pool, meta)
         kept = meta.slot_mapping >= 0
         slots = meta.slot_mapping[kept]
         self._pools.write((k_pool, v_pool), (k[kept], v[kept]), slots, meta.block_size)

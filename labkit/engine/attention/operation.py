@@ -76,18 +76,7 @@ def paged_attention(
     ValueError
         One line that says what is wrong; nothing was launched.
     """
-    dtype = _mlx_dtype("q", q)
-    for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
-        if _mlx_dtype(name, pool) != dtype:
-            raise ValueError(
-                f"q, k_pool and v_pool must have one dtype, not {_mlx_dtype(name, pool)} "
-                f"({name}) beside {dtype} (q)"
-            )
-    if backend == "cpu" and dtype != mx.float32:
-        raise ValueError(
-            f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}: "
-            "half precision is scalar there"
-        )
+    dtype = _common_dtype(backend, q, k_pool, v_pool)
     fused = backend != "reference"
     made = create(
         backend="fused" if fused else backend,
@@ -115,6 +104,23 @@ def paged_attention(
         sinks=None if sinks is None else _numpy(sinks),
     )
     return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
+
+
+def _common_dtype(backend: str, q: Any, k_pool: Any, v_pool: Any) -> mx.Dtype:
+    """Return the dtype of queries and pools; ValueError where they differ or it is not taken."""
+    dtype = _mlx_dtype("q", q)
+    for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
+        if _mlx_dtype(name, pool) != dtype:
+            raise ValueError(
+                f"q, k_pool and v_pool must have one dtype, not {_mlx_dtype(name, pool)} "
+                f"({name}) beside {dtype} (q)"
+            )
+    if backend == "cpu" and dtype != mx.float32:
+        raise ValueError(
+            f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}: "
+            "half precision is scalar there"
+        )
+    return dtype
 
 
 def _mlx_dtype(name: str, array: Any) -> mx.Dtype:

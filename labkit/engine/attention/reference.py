@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import metadata, resolvers, validate
+from labkit.engine.attention import validate
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.metadata import AttentionMetadata
+from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
-from labkit.engine.attention.scatter import scatter
 
 
-class ReferenceBackend:
+class ReferenceBackend(PagedBackend):
     """Float64 attention over the same arguments as every other backend.
 
     Parameters
@@ -29,34 +29,6 @@ class ReferenceBackend:
     """
 
     name = "reference"
-
-    def __init__(self, resolver: str = "binary_search") -> None:
-        self._resolver = resolvers.create(resolver)
-
-    def plan(
-        self,
-        *,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        cu_seqlens_q: NDArray[np.int32],
-        block_size: int,
-        total_q: int | None = None,
-    ) -> AttentionMetadata:
-        """Check a step's batch; see ``AttentionBackend.plan``."""
-        return metadata.build(
-            self._resolver,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q,
-            block_size=block_size,
-            total_q=total_q,
-        )
-
-    def write(
-        self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
-    ) -> None:
-        """Scatter new keys and values; see ``AttentionBackend.write``."""
-        scatter(k, v, k_pool, v_pool, meta)
 
     def attend(
         self,

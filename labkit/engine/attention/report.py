@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # What the kernels mix into their stamps.
-KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4, "gather": 5}
+KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4}
 STAMP_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
 STAMP_MASK = 0xFFFFFFFF
 
@@ -23,8 +23,8 @@ class LaunchReport:
     Parameters
     ----------
     kernel
-        ``decode`` (one query token per unit), ``tiled`` (``BQ`` query rows per unit) or
-        ``reference``.
+        ``decode`` (one query token per unit), ``tiled`` (``BQ`` query rows per unit),
+        ``reference`` or ``gather``.
     grid
         Units launched along each axis: (heads or groups of heads, query tokens) for
         ``decode``, (heads, Q-blocks) for ``tiled``, (query tokens,) for ``reference``; a
@@ -34,7 +34,8 @@ class LaunchReport:
     resolver
         Name of the resolver; a user's own resolver has its own name.
     stamp, expected_stamp
-        The uint32 that the kernel wrote, and the one that this launch must leave.
+        The uint32 that the kernel wrote, and the one that this launch must leave; None and
+        None where attention is MLX's own, which leaves none.
     search_iterations
         Binary-search iterations, counted by the kernel, over all units.
     dependent_loads
@@ -64,8 +65,8 @@ class LaunchReport:
     grid: tuple[int, ...]
     reason: str
     resolver: str
-    stamp: int
-    expected_stamp: int
+    stamp: int | None
+    expected_stamp: int | None
     search_iterations: int
     surplus_threadgroups: int
     kv_blocks_visited: int

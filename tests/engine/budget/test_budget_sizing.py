@@ -129,7 +129,8 @@ def test_a_large_step_is_estimated(tiny_dir):
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")
 
-    sizing.size_pool(chosen, tiny_dir, machine, (LayerShape(4, 64, 64),) * 4, never)
+    pool = sizing.size_pool(chosen, tiny_dir, machine, (LayerShape(4, 64, 64),) * 4, never)
+    assert max(part.bytes for part in pool.parts) > 1 << 30
 
 
 def test_a_refusal_at_load_names_what_then_loads(model_dir):

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import metadata, resolvers, validate, windows
+from labkit.engine.attention import resolvers, validate, windows
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.cpu import decode, dispatch, kernels, layers, tiled
 from labkit.engine.attention.cpu.dispatch import Dispatch
@@ -19,10 +19,11 @@ from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
 from labkit.engine.attention.cpu.rows import scratch_bytes
 from labkit.engine.attention.metadata import BQ, AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
+from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
 
 
-class CpuBackend:
+class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on numba's thread pool.
 
     A row's result is the same bits in every batch, by both kernels, with every resolver,
@@ -33,28 +34,9 @@ class CpuBackend:
     name = "cpu"
 
     def __init__(self, options: FusedOptions) -> None:
+        super().__init__(options.resolver)
         self._options = options
-        self._resolver = resolvers.create(options.resolver)
         self._memory = aligned_zeros(1, 0)
-
-    def plan(
-        self,
-        *,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        cu_seqlens_q: NDArray[np.int32],
-        block_size: int,
-        total_q: int | None = None,
-    ) -> AttentionMetadata:
-        """Check a step's batch; see ``AttentionBackend.plan``."""
-        return metadata.build(
-            self._resolver,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q,
-            block_size=block_size,
-            total_q=total_q,
-        )
 
     def write(
         self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
