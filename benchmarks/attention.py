@@ -115,9 +115,10 @@ def measure_sgemm(rounds: int) -> Iterator[dict]:
 def measure_mlx(rounds: int) -> Iterator[dict]:
     """Yield the time of MLX's attention on the same work, contiguous."""
     from labkit.platform import blas
+    from labkit.platform.threads import core_count
 
     built = blas.prepare()
-    blas.activate("openblas" if built.path else "stock")
+    blas.activate("openblas" if built.path else "stock", core_count())
     import mlx.core as mx
 
     cases = [("decode", s, 1, c, *rest) for s, c, *rest in DECODE]

@@ -16,12 +16,14 @@ from labkit.experiment.record import Record
 SLOW_PROBE = 1.10  # times the study's median
 STOLEN = 0.05  # share of all CPU time
 FOREIGN_CORES = 0.5
-WAITED_FOR_MEMORY_PCT = 5.0
+WAITED_FOR_MEMORY = 0.05  # share of the run
+HOT = 2  # of nominal, fair, serious, critical
 SLOW_CLOCK = 0.90  # times the study's median
 RULES = (
     "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
     "time, other processes used over half a core, processes waited for memory over 5 % of the "
-    "time, its clock was below 0.9 times the study's median, or the CPU was throttled"
+    "time or macOS reported pressure, its clock was below 0.9 times the study's median, or heat "
+    "slowed the CPU, each where the system tells"
 )
 
 
@@ -47,9 +49,11 @@ def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterat
     foreign = samples(record, "foreign_cores")
     if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
         yield f"{statistics.fmean(foreign):.1f} cores used by others"
-    waited = samples(record, "memory_pressure")
-    if waited and max(waited) > WAITED_FOR_MEMORY_PCT:
-        yield f"memory waited for {max(waited):.0f} % of the time"
+    waited = memory_wait_share(record)
+    if waited is not None and waited > WAITED_FOR_MEMORY:
+        yield f"memory waited for {100 * waited:.0f} % of the time"
+    if max(samples(record, "memory_pressure_level"), default=0) > 1:
+        yield "memory pressure"
     mhz = clock_mhz(record)
     if mhz is not None and clock is not None and mhz < SLOW_CLOCK * clock:
         yield f"clock at {mhz:,.0f} MHz"
@@ -84,6 +88,18 @@ def steal_share(record: Record) -> float | None:
     return float(end.get("steal", 0) - start.get("steal", 0)) / total if total > 0 else None
 
 
+def memory_wait_share(record: Record) -> float | None:
+    """Give the share of a run in which some process waited for memory (PSI), 0 to 1."""
+    start, end = (
+        (state.get("pressure") or {}).get("memory", {}).get("total_us")
+        for state in (record.environment, record.environment_end)
+    )
+    seconds = record.seconds.get("total")
+    if start is None or end is None or not seconds:
+        return None
+    return (float(end) - float(start)) / (seconds * 1e6)
+
+
 def clock_mhz(record: Record) -> float | None:
     """Give the CPU's clock during a run: the median of its samples, else at its start."""
     sampled = samples(record, "mhz")
@@ -95,6 +111,8 @@ def clock_mhz(record: Record) -> float | None:
 
 def throttled(record: Record) -> bool:
     """Tell whether heat slowed the CPU in a run: new throttle events, or a hot thermal state."""
+    if max(samples(record, "thermal_level"), default=0) >= HOT:
+        return True
     start, end = record.environment.get("thermal"), record.environment_end.get("thermal")
     return _throttle_count(end) > _throttle_count(start) or any(
         state in ("serious", "critical") for state in (start, end)

@@ -51,5 +51,7 @@ def _share(counts: Mapping[str, float], name: str) -> str:
 
 
 def number(value: float) -> str:
-    """Write a count with separators, and what is no whole number with three digits."""
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3g}"
+    """Write a count with separators, and what is no whole number with three digits or more."""
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -49,7 +49,7 @@ def counters_table(cell: Json, records: Sequence[Record]) -> Table | None:
         for arm in real_arms(cell)
         if found.get((case, arm))
     ]
-    note = "Per dispatch, counted by the kernels themselves: they hold on any machine."
+    note = "Per dispatch, counted by the kernels: the same on every machine with as many threads."
     return Table(tuple(columns), tuple(lines), (note,))
 
 

@@ -193,17 +193,20 @@ def published_table(cell: Json) -> Table | None:
     arms = list(dict.fromkeys(arm for row in rows for arm in row.get("arms") or {}))
     if not rows or not arms:
         return None
-    unit = unit_name(cell["published"].get("unit"))
-    columns = [Column("batch", number=False)]
-    columns += [Column(f"{arm} ({unit})" if unit else arm) for arm in arms]
+    units = [unit_name(row.get("unit", published.get("unit"))) for row in rows]
+    unit = f" ({units[0]})" if units[0] and len(set(units)) == 1 else ""
+    columns = [Column("batch", number=False), *(Column(f"{arm}{unit}") for arm in arms)]
     deltas = list(dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {}))
     columns += [Column("delta" if len(deltas) == 1 else f"delta, {arm}") for arm in deltas]
     lines = []
-    for index, row in enumerate(rows):
+    for index, (row, own) in enumerate(zip(rows, units, strict=True)):
         given, delta = row.get("arms") or {}, row.get("delta_pct") or {}
+        name = str(row["case"])
+        if not unit:
+            name += f": {row.get('metric', published.get('metric'))} ({own})"
         values = [f"{given[arm]:,}" if arm in given else "" for arm in arms]
         values += [percent_text(float(delta[arm])) if arm in delta else "" for arm in deltas]
-        lines.append(Line((str(row["case"]), *values), index, None, None))
+        lines.append(Line((name, *values), index, None, None))
     return Table(tuple(columns), tuple(lines), (published_line(cell) or "",))
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.cell import CellAnalysis
-from labkit.analysis.disturbance import probe_us, samples, steal_share, throttled
+from labkit.analysis.disturbance import (
+    clock_mhz,
+    memory_wait_share,
+    probe_us,
+    samples,
+    steal_share,
+    throttled,
+)
 from labkit.analysis.modes import Modes, find_modes
 from labkit.analysis.numbers import count, p_text
 from labkit.analysis.verdict import NOISE, fewest_blocks
@@ -17,7 +24,7 @@ from labkit.experiment.record import Record
 
 STEAL_SHARE = 0.01
 FOREIGN_CORES = 0.25
-MEMORY_PRESSURE_PCT = 1.0
+MEMORY_WAIT = 0.01
 CLOCK_SPREAD = 0.10
 PROBE_SPREAD = 0.10
 SHOWN = 3
@@ -99,7 +106,7 @@ def machine(records: Iterable[Record]) -> Iterator[str]:
     changed = _changed_settings(records)
     if changed:
         yield f"settings of the machine changed between runs: {changed}"
-    clocks = [float(r.environment["mhz"]) for r in records if r.environment.get("mhz")]
+    clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
     if clocks and max(clocks) / min(clocks) - 1 > CLOCK_SPREAD:
         yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
     yield from _heat_and_power(records)
@@ -124,9 +131,11 @@ def _busy(records: Sequence[Record]) -> Iterator[str]:
     steal = [s for r in records if (s := steal_share(r)) is not None]
     if steal and max(steal) > STEAL_SHARE:
         yield f"the hypervisor took up to {100 * max(steal):.0f} % of the CPU time of a run"
-    pressure = [x for r in records for x in samples(r, "memory_pressure")]
-    if pressure and max(pressure) > MEMORY_PRESSURE_PCT:
-        yield f"processes waited for memory (up to {max(pressure):.0f} % of the time)"
+    waited = max((memory_wait_share(r) or 0.0 for r in records), default=0.0)
+    if waited > MEMORY_WAIT:
+        yield f"processes waited for memory (up to {100 * waited:.0f} % of a run)"
+    if any(level > 1 for r in records for level in samples(r, "memory_pressure_level")):
+        yield "macOS reported memory pressure"
 
 
 def _heat_and_power(records: Sequence[Record]) -> Iterator[str]:

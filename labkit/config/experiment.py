@@ -46,6 +46,17 @@ class Experiment:
             f"engine.name={self.engine.name}: it serves requests, and workload="
             f"{self.workload.name} times labkit's paged attention; set workload=chat",
         )
+        require(
+            self.engine.attention.resolver != "identity"
+            or self.workload.kind is WorkloadKind.kernel,
+            f"engine.attention.resolver=identity: it serves pure decode only, and workload="
+            f"{self.workload.name} serves requests, which begin with a prefill",
+        )
+        require(
+            self.engine.memory_limit is None or self.design.isolation is Isolation.process,
+            f"engine.memory_limit={self.engine.memory_limit}: it holds a process, and "
+            "design.isolation=in_process has all arms in one; set design.isolation=process",
+        )
         require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
         require(
             self.design.isolation is Isolation.process or self.workload.kind is WorkloadKind.kernel,

@@ -62,11 +62,12 @@ def cpu_bandwidth() -> dict[str, Any]:
 def mlx() -> dict[str, Any]:
     """Load the BLAS and MLX as a worker does; measure its product, and the GPU's memory."""
     from labkit.platform import blas
+    from labkit.platform.threads import core_count
 
     try:
-        library, reason = blas.activate("openblas"), None
+        library, reason = blas.activate("openblas", core_count()), None
     except blas.BlasUnavailable as error:
-        library, reason = blas.activate("stock"), str(error)
+        library, reason = blas.activate("stock", core_count()), str(error)
     import mlx.core as mx
 
     from labkit.experiment import canary

@@ -145,28 +145,40 @@ class PagedEngine:
         return bool(self._refused) or self._scheduler.has_work()
 
     def step(self) -> list[TokenEvent]:
-        """Run one batch; return the refusals since the last step, then the batch's tokens."""
+        """Run one batch; return the refusals since the last step, then the batch's tokens.
+
+        An exception aborts every request: what was in flight is not known to be computed.
+        """
         start = time.perf_counter()
         events, self._refused = self._refused, []
+        try:
+            events += self._advance()
+        except BaseException:
+            self._scheduler.close()
+            raise
+        self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
+        return events
+
+    def _advance(self) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
         scheduled = self._speculation.draft(self._scheduler.schedule())
         if scheduled:
             batch = self._decode_shape.pad(self._builder.build(scheduled))
             done = self._pipeline.submit(scheduled, batch)
-            self._count(batch)
+            self._count(scheduled, batch)
         else:
             done = self._pipeline.drain()
         if done is not None:
             events += self._scheduler.update(done.scheduled, done.sampled)
         if not self._scheduler.has_work():
             self._pipeline.discard()
-        self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         return events
 
     def _sample(self, scheduled: SchedulerOutput, batch: Batch, logits: Logits) -> Results:
         drawn = self._sampler(logits[: len(batch.sampling)], batch.sampling)
         return self._speculation.accept(scheduled, drawn)
 
-    def _count(self, batch: Batch) -> None:
+    def _count(self, scheduled: SchedulerOutput, batch: Batch) -> None:
         decode_tokens = batch.num_tokens - batch.prefill_tokens
         shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
         self._counters.add_all(
@@ -180,6 +192,7 @@ class PagedEngine:
                 "tokens.decode": decode_tokens,
                 "tokens.computed": batch.num_tokens,
                 "tokens.sampled": len(batch.sampling),
+                "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
             }
         )
 
@@ -230,6 +243,7 @@ class PagedEngine:
         """End every request and drop the model and the KV memory."""
         self._scheduler.close()
         self._refused = []
+        self._speculation = NoSpeculation()
         self._pipeline.close()
         self._pipeline = pipeline.create(
             config.Pipeline.sync, _closed, self._sample, self._counters

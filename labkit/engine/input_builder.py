@@ -51,6 +51,11 @@ class Batch:
         return len(self.tokens) - self.padding
 
     @property
+    def num_segments(self) -> int:
+        """Segments of requests: one for each chunk, more where drafts have their own."""
+        return len(self.seq_lens) - self.padding
+
+    @property
     def mixed(self) -> bool:
         """Whether prompt tokens and generated tokens share the step."""
         return 0 < self.prefill_tokens < self.num_tokens

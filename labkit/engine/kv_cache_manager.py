@@ -138,7 +138,8 @@ class KVCacheManager:
         a drafted token that may yet be rejected must not be among them.
         """
         request_id = state.request_id
-        self._used.note(request_id, state.num_computed_tokens)
+        held = self.pool.num_used * self.block_size
+        self._used.note(request_id, state.num_computed_tokens, held)
         full = state.num_computed_tokens // self.block_size
         if full <= self._published[request_id]:
             return

@@ -222,6 +222,10 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
     return config.from_plain(config.Engine, tree)
 
 
+# What a process settles before an engine is made, and which engine it is.
+NOT_OPTIONS = ("name", "blas", "threads", "memory_limit")
+
+
 def _homes() -> dict[str, str | None]:
     """Map every option of the engine to its group, None at the top."""
     homes: dict[str, str | None] = {}
@@ -230,7 +234,7 @@ def _homes() -> dict[str, str | None]:
         value = getattr(default, item.name)
         if dataclasses.is_dataclass(value):
             homes |= {leaf.name: item.name for leaf in dataclasses.fields(value)}
-        elif item.name not in ("name", "blas", "threads"):
+        elif item.name not in NOT_OPTIONS:
             homes[item.name] = None
     return homes
 

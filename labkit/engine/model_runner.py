@@ -25,6 +25,7 @@ class ModelRunner:
         logits = self._forward(computed, attention, self._counters)
         self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
         self._counters.add(f"forward.{self._forward.name}")
-        self._counters.add("tokens.padded", computed.total_q - batch.total_q)
+        if computed.total_q > batch.total_q:
+            self._counters.add("tokens.padded", computed.total_q - batch.total_q)
         self._counters.add_all(attention.counters())
         return logits

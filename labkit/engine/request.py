@@ -154,7 +154,7 @@ class RequestState:
     its results not yet recorded) ``num_in_flight_tokens`` are being computed and
     ``num_unknown_tokens`` sampled; between the steps of a synchronous engine both are 0.
     ``serial`` counts arrivals, ``num_preemptions`` how often it was sent back to the queue;
-    ``num_once_computed`` is the most that ``num_computed_tokens`` was before that.
+    ``num_once_computed`` is the most that was computed, or in flight, before that.
     ``num_held_tokens`` is for how many tokens it holds KV memory at least.
     """
 

@@ -128,7 +128,7 @@ class Scheduler:
             return
         self._release(state)
         state.status = RequestStatus.waiting
-        state.num_once_computed = max(state.num_once_computed, state.num_computed_tokens)
+        state.num_once_computed = max(state.num_once_computed, state.num_scheduled_tokens)
         state.num_computed_tokens = state.num_in_flight_tokens = state.num_unknown_tokens = 0
         state.num_preemptions += 1
         insort(self._waiting, state, key=self._queue.key)
@@ -183,7 +183,7 @@ class Scheduler:
     ) -> None:
         """Schedule as many of a request's tokens as budget, chunk cap and memory allow."""
         pending = state.num_pending_tokens
-        if cap is not None and pending > cap:
+        if cap is not None and cap < min(pending, plan.budget):
             pending = cap
             self.counts.add(f"chunk.{self._chunking.name}")
         start, count = state.num_scheduled_tokens, min(pending, plan.budget)

@@ -98,13 +98,14 @@ def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Ex
         The architecture cannot be served this way, with the reason.
     """
     where = f"model_type={loaded.model_type} ({forward.name} forward)"
-    worst = 0.0
+    differences = []
     try:
-        for logits, reference in compute(forward, layout, expected):
-            worst = max(worst, float(np.abs(logits - reference).max() / np.ptp(reference)))
+        for logits, reference in compute(forward, layout, expected, some_rows=True):
+            differences.append(np.abs(logits - reference).max() / np.ptp(reference))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(f"{where}: refused by the self-test: {reason}") from error
+    worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
     if not worst <= TOLERANCE:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
@@ -114,10 +115,15 @@ def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Ex
 
 
 def compute(
-    forward: Forward, layout: KVLayout, expected: Expected
+    forward: Forward, layout: KVLayout, expected: Expected, *, some_rows: bool = False
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield every step's logits, a row per token, with those expected."""
-    for batch, reference in _steps(expected, layout.cache):
+    """Yield every step's logits, a row per token, with those expected.
+
+    ``some_rows``: of the first step only every other row, as serving asks for some.
+    """
+    for index, (batch, reference) in enumerate(_steps(expected, layout.cache)):
+        if some_rows and index == 0:
+            batch, reference = replace(batch, logit_rows=batch.logit_rows[::2]), reference[::2]
         computed, attention = layout.memory.plan(batch)
         yield forward(computed, attention, Counters()), reference
 

@@ -26,11 +26,15 @@ class StepPlan:
         self.budget = budget
         decodes: list[RequestState] = []
         prefills: list[RequestState] = []
+        self.num_running = 0
         for state in running:
-            (prefills if state.catching_up else decodes).append(state)
+            self.num_running += 1
+            if state.catching_up:
+                prefills.append(state)
+            elif state.num_pending_tokens:  # else its last token is in flight
+                decodes.append(state)
         self.work = {Phase.decode: decodes, Phase.prefill: prefills}
         self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
-        self.num_running = len(decodes) + len(prefills)
 
     @property
     def contended(self) -> bool:

@@ -23,7 +23,7 @@ def commit(checkout: Path = CHECKOUT) -> str | None:
     """Give the commit of the checkout that labkit runs from, or None where there is none."""
     folder = checkout / ".git"
     if folder.is_file():  # a worktree: "gitdir: PATH"
-        folder = Path(folder.read_text().split(":", 1)[1].strip())
+        folder = checkout / folder.read_text().split(":", 1)[1].strip()
     if not folder.is_dir():
         return None
     head = (folder / "HEAD").read_text().strip()

@@ -41,10 +41,15 @@ class Observer:
                 **readers,
                 "mhz": environment_linux.mhz,
                 "available_bytes": lambda: environment_linux.meminfo()["MemAvailable"],
-                "memory_pressure": lambda: (environment_linux.pressure() or {})["memory"]["avg10"],
             }
         else:
-            readers = {**readers, "state": environment_macos.state}
+            state = environment_macos.state()
+            readers = {
+                **readers,
+                "load": lambda: state["loadavg"][0],
+                "memory_pressure_level": lambda: state["pressure"]["memory"]["level"],
+                "thermal_level": lambda: environment_macos.THERMAL_STATES.index(state["thermal"]),
+            }
         self._samples.append(collect(readers))
 
     def _foreign(self, pid: int) -> float | None:

@@ -88,8 +88,9 @@ def experiment_of(arm: Arm) -> Experiment:
 
 
 def uses_mlx(experiment: Experiment) -> bool:
-    """Tell whether the arm imports MLX; kernel workloads on the CPU are NumPy and numba."""
-    return experiment.workload.kind is not WorkloadKind.kernel
+    """Tell whether MLX multiplies for the arm; labkit's own kernels are NumPy and numba."""
+    kernel = experiment.workload.kind is WorkloadKind.kernel
+    return not kernel or experiment.engine.attention.backend not in ("fused", "reference")
 
 
 def run(draft: Draft, arm: Arm) -> None:
@@ -128,12 +129,13 @@ def probe_again(draft: Draft, probe: Any) -> None:
 def note_limits(draft: Draft, experiment: Experiment) -> None:
     """Measure what the machine can do at best, for the roofline of kernels on the CPU."""
     from labkit.experiment import limits
-    from labkit.platform.threads import core_count
 
-    on_cpu = experiment.engine.attention.device is Device.cpu
+    engine = experiment.engine
+    on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None
     if experiment.workload.kind is WorkloadKind.kernel and on_cpu:
+        use_threads(experiment)
         with draft.watch.time("limits"):
-            draft.note(limits=limits.measure(experiment.engine.threads or core_count()))
+            draft.note(limits=limits.measure(budget_threads(experiment)))
 
 
 def finish(draft: Draft) -> None:

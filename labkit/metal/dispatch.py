@@ -79,6 +79,7 @@ def choose(
     split_kv: str | int = "off",
     gqa_sharing: bool = False,
     kernel: str = "auto",
+    tile_threshold: int = 2,
     planned: int | None = None,
 ) -> Dispatch:
     """Choose kernel, grid and partitions.
@@ -95,6 +96,8 @@ def choose(
         Whether query heads share the loads of their KV head in the decode kernel.
     kernel
         ``auto``, or the one to take.
+    tile_threshold
+        Query tokens of the longest sequence from which ``auto`` takes the tiled kernel.
     planned
         Entries of the host's work plan for the kernel that is taken (``work_plan`` only).
 
@@ -108,7 +111,7 @@ def choose(
     pure_decode = shape.max_query_len <= 1 and shape.total_q == shape.num_seqs
     if resolver == "identity" and not pure_decode:
         raise ValueError("resolver=identity: takes pure decode only (one query token per sequence)")
-    name, reason = _kernel(shape, kernel)
+    name, reason = kernel_of(shape, kernel, tile_threshold)
     if name == "tiled":
         return Dispatch(
             "tiled", _groups(shape, resolver, shape.num_q_heads, BQ, planned), 128, 1, 1, reason
@@ -130,7 +133,8 @@ def takes(dtype: str, head_dim: int) -> bool:
     return head_dim <= (128 if dtype == "float32" else 256)
 
 
-def _kernel(shape: Shape, kernel: str) -> tuple[str, str]:
+def kernel_of(shape: Shape, kernel: str = "auto", tile_threshold: int = 2) -> tuple[str, str]:
+    """Return the kernel and why; parameters and errors as in ``choose``."""
     fits = takes(shape.dtype, shape.head_dim)
     kind = f"{shape.dtype} with head size {shape.head_dim}"
     work = f"{shape.total_q} query tokens of {shape.num_seqs} sequences"
@@ -142,6 +146,8 @@ def _kernel(shape: Shape, kernel: str) -> tuple[str, str]:
         return kernel, f"{kernel} was asked for ({work})"
     if shape.total_q <= shape.num_seqs:
         return "decode", f"no prefill ({work})"
+    if shape.max_query_len < tile_threshold:
+        return "decode", f"{shape.max_query_len} query tokens at most: below tile_threshold"
     if not fits:
         return "decode", f"prefill ({work}), but the tiled kernel does not take {kind}"
     return "tiled", f"prefill ({work})"

@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.metal.dispatch import RESOLVER_IDS
-
-# As in kernels/common.metal.
-KERNEL_IDS = {"decode": 1, "tiled": 2, "reduce": 4}
-_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
-_MASK = 0xFFFFFFFF
+from labkit.metal.stamp import KERNEL_IDS, STAMP_MASK, launch_stamp
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,7 @@ class Evidence:
 
 def expected_stamp(kernel: str, resolver: str, nonce: int) -> int:
     """Return the uint32 that ``kernel`` must leave for the launch ``nonce``."""
-    values = (nonce, KERNEL_IDS[kernel], RESOLVER_IDS[resolver])
-    return sum(v * f for v, f in zip(values, _FACTORS, strict=True)) & _MASK
+    return launch_stamp(nonce, KERNEL_IDS[kernel], RESOLVER_IDS[resolver])
 
 
 def read(rows: list[tuple[str, NDArray[np.uint32]]], resolver: str, nonce: int) -> Evidence:
@@ -63,9 +58,9 @@ def read(rows: list[tuple[str, NDArray[np.uint32]]], resolver: str, nonce: int) 
     totals: Any = np.zeros(3, np.int64)
     for kernel, report in rows:
         must = expected_stamp(kernel, resolver, nonce)
-        found = (report[:, 0].astype(np.int64) - np.arange(len(report))) & _MASK
+        found = (report[:, 0].astype(np.int64) - np.arange(len(report))) & STAMP_MASK
         wrong = np.flatnonzero(found != must)
         if len(wrong) and stamp == expected:
-            stamp = (expected + int(found[wrong[0]]) - must) & _MASK
+            stamp = (expected + int(found[wrong[0]]) - must) & STAMP_MASK
         totals += report[:, 1:].sum(axis=0, dtype=np.int64)
     return Evidence(stamp, expected, *(int(total) for total in totals))

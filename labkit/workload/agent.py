@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.config import Experiment, require
+from labkit.config import Experiment
 from labkit.model import ModelDir
-from labkit.workload.prompts import Prompt
+from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
 HERE = Path(__file__).parent
@@ -83,9 +83,8 @@ class AgentSource:
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Name what decides the prompts; the texts by their digest."""
-        made = pieces(experiment.seed)
-        texts = hashlib.sha256("\0".join("".join(p) for p, _ in made).encode()).hexdigest()
-        return {"kind": "agent", "texts": texts, "num_requests": _count(experiment)}
+        asked = first(experiment, pieces(experiment.seed))
+        return {"kind": "agent", "texts": hashlib.sha256(repr(asked).encode()).hexdigest()}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise piece by piece, so that a repeated past has the same token ids."""
@@ -94,24 +93,15 @@ class AgentSource:
         encode = cache(tokenizer.load(model.path).encode)
         return tuple(
             Prompt(f"r{index:03d}", tuple(t for piece in made for t in encode(piece)), output)
-            for index, (made, output) in enumerate(pieces(experiment.seed)[: _count(experiment)])
+            for index, (made, output) in enumerate(first(experiment, pieces(experiment.seed)))
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Guess prompt tokens from the bytes."""
         return [
             (1 + sum(len(piece.encode()) for piece in made) // BYTES_PER_TOKEN, output)
-            for made, output in pieces(experiment.seed)[: _count(experiment)]
+            for made, output in first(experiment, pieces(experiment.seed))
         ]
-
-
-def _count(experiment: Experiment) -> int:
-    total, asked = SESSIONS * len(QUESTIONS), experiment.workload.num_requests
-    require(
-        asked is None or asked <= total,
-        f"workload.num_requests={asked}: agent has {total} requests",
-    )
-    return total if asked is None else asked
 
 
 KIND = RequestKind(AgentSource())

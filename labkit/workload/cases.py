@@ -37,12 +37,6 @@ class Geometry:
         """Query tokens of all requests."""
         return int(self.query_lens.sum())
 
-    @property
-    def kv_pairs(self) -> int:
-        """Query-key pairs under the causal mask, all requests together."""
-        q, kv = self.query_lens.astype(np.int64), self.seq_lens.astype(np.int64)
-        return int((q * kv - q * (q - 1) // 2).sum())
-
 
 def block_bytes(workload: Workload, block_size: int) -> int:
     """Return the bytes of one block of keys and values in float32."""

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.config import Experiment, require
+from labkit.config import Experiment
 from labkit.model import ModelDir
-from labkit.workload.prompts import Prompt
+from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
 HERE = Path(__file__).parent
@@ -82,8 +82,7 @@ class ChatSource:
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Name what decides the prompts; the texts by their digest."""
         texts = hashlib.sha256("\0".join(q.prompt for q in questions()).encode()).hexdigest()
-        count = _count(experiment)
-        return {"kind": "chat", "texts": texts, "num_requests": count, "seed": experiment.seed}
+        return {"kind": "chat", "texts": texts, "plan": [list(p) for p in _planned(experiment)]}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise with the model's own tokenizer."""
@@ -93,7 +92,7 @@ class ChatSource:
         asked = questions()
         return tuple(
             Prompt(f"r{index:03d}", tuple(encode(asked[question].prompt)), output)
-            for index, (question, output) in enumerate(plan(experiment.seed, _count(experiment)))
+            for index, (question, output) in enumerate(_planned(experiment))
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
@@ -101,17 +100,12 @@ class ChatSource:
         asked = questions()
         return [
             (1 + len(asked[question].prompt.encode()) // BYTES_PER_TOKEN, output)
-            for question, output in plan(experiment.seed, _count(experiment))
+            for question, output in _planned(experiment)
         ]
 
 
-def _count(experiment: Experiment) -> int:
-    total, asked = len(questions()), experiment.workload.num_requests
-    require(
-        asked is None or asked <= total,
-        f"workload.num_requests={asked}: chat has {total} questions",
-    )
-    return total if asked is None else asked
+def _planned(experiment: Experiment) -> list[tuple[int, int]]:
+    return plan(experiment.seed, len(first(experiment, questions(), "questions")))
 
 
 KIND = RequestKind(ChatSource())

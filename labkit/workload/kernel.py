@@ -264,7 +264,7 @@ class KernelKind:
         dispatches = [2 + w.warmup + w.repeats * s.case.factor for s in run]
         seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
         for size, count, written in zip(run, dispatches, output, strict=True):
-            flops = 4 * size.kv_pairs * w.num_heads * w.head_dim
+            flops = cases.work(size, w).flops
             read = size.pool_bytes + 4 * written  # the checks read the output again
             if experiment.engine.attention.device is Device.emulated:
                 seconds += count * (EMULATED_SECONDS + flops / EMULATED_FLOPS)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from labkit.model.tokenizer import Tokenizer
 
 MOST = 4096  # distinct ids per run; the ids beyond are shown as numbers
 LONGEST = 40  # characters of a piece
@@ -21,14 +26,18 @@ class Pieces:
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
 
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        from labkit.model import tokenizer
+
+        return tokenizer.load(self._model_dir)
+
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
         """Give id -> text for the first ``MOST`` distinct ids, in the order they occur.
 
         Ids that the tokenizer does not know (padding of the vocabulary) are left out.
         """
-        from labkit.model import tokenizer
-
-        spell = tokenizer.load(self._model_dir).piece
+        spell = self._tokenizer.piece
         ids = list(dict.fromkeys(tokens))[:MOST]
         spelled = ((token, spell(token)) for token in ids)
         return {str(token): text[:LONGEST] for token, text in spelled if text}

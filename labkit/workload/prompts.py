@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from labkit.config import Experiment, require
 from labkit.platform import cache
 
+T = TypeVar("T")
 FORMAT = 1  # of the cached file; part of its name
 
 
@@ -25,6 +27,22 @@ class Prompt:
         """Check that there is something to compute."""
         if not self.token_ids or self.max_tokens < 1:
             raise ValueError(f"request {self.request_id}: no prompt token or no output token")
+
+
+def first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
+    """Return what a workload is asked for of all that it has: everything, or the first few.
+
+    Raises
+    ------
+    ConfigError
+        It has fewer than ``workload.num_requests``.
+    """
+    asked, kind = experiment.workload.num_requests, experiment.workload.kind.value
+    require(
+        asked is None or asked <= len(items),
+        f"workload.num_requests={asked}: {kind} has {len(items)} {what}",
+    )
+    return items[:asked]
 
 
 def prompt_key(identity: Mapping[str, Any]) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.config import Experiment, require
+from labkit.config import Experiment
 from labkit.model import ModelDir
-from labkit.workload.prompts import Prompt
+from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
 NUM_REQUESTS = 32
@@ -37,24 +37,15 @@ class RaggedSource:
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Name what decides the prompts."""
-        return {"kind": "ragged", "num_requests": _count(experiment)}
+        return {"kind": "ragged", "num_requests": len(first(experiment, range(NUM_REQUESTS)))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Draw them below the model's vocabulary size."""
-        return draw(model.vocab_size)[: _count(experiment)]
+        return tuple(first(experiment, draw(model.vocab_size)))
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Give the exact lengths."""
-        return [(len(p.token_ids), p.max_tokens) for p in draw(2)[: _count(experiment)]]
-
-
-def _count(experiment: Experiment) -> int:
-    asked = experiment.workload.num_requests
-    require(
-        asked is None or asked <= NUM_REQUESTS,
-        f"workload.num_requests={asked}: ragged has {NUM_REQUESTS} requests",
-    )
-    return NUM_REQUESTS if asked is None else asked
+        return [(len(p.token_ids), p.max_tokens) for p in first(experiment, draw(2))]
 
 
 KIND = RequestKind(RaggedSource())

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from labkit.config import Experiment, require
+from labkit.config import Experiment
 from labkit.model import ModelDir
-from labkit.workload.prompts import Prompt
+from labkit.workload.prompts import Prompt, first
 
 SEED = 0
 
@@ -39,9 +39,4 @@ class RandomIds:
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Give the exact lengths."""
-        total, asked = len(self._lengths), experiment.workload.num_requests
-        require(
-            asked is None or asked <= total,
-            f"workload.num_requests={asked}: {self._kind} has {total} requests",
-        )
-        return self._lengths[:asked]
+        return first(experiment, self._lengths)

@@ -41,11 +41,6 @@ class RequestKind:
 
     def prepare(self, experiment: Experiment) -> None:
         """Build the model, tokenise the prompts into the cache, check that each can be served."""
-        require(
-            experiment.engine.attention.resolver != "identity",
-            "engine.attention.resolver=identity: it serves pure decode only, and requests begin "
-            "with a prefill",
-        )
         model = resolve(experiment.model)
         _check(self._prompts(experiment, model), experiment, model)
 

@@ -134,7 +134,7 @@ class ServingSession:
         beat: Callable[[str], None],
         timeline: Timeline | None = None,
     ) -> list[Served]:
-        from labkit.engine.base import StaleLaunchError
+        from labkit.engine.base import InvalidLogitsError, StaleLaunchError
 
         requests = [self._request(index, prompt) for index, prompt in enumerate(prompts)]
         try:
@@ -148,6 +148,8 @@ class ServingSession:
             )
         except StaleLaunchError as error:
             raise StaleOutput(str(error)) from error
+        except InvalidLogitsError as error:
+            raise InvalidOutput(str(error)) from error
         for request, got in zip(requests, served, strict=True):
             _check_complete(request, got)
         return served

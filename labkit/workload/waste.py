@@ -11,10 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.config import Experiment, require
+from labkit.config import Experiment
 from labkit.model import ModelDir
 from labkit.workload.chat import BYTES_PER_TOKEN
-from labkit.workload.prompts import Prompt
+from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
 QUESTIONS = (
@@ -35,29 +35,24 @@ class WasteSource:
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Name what decides the prompts; the questions by their digest."""
         digest = hashlib.sha256(repr(QUESTIONS).encode()).hexdigest()
-        return {"kind": "waste", "questions": digest, "num_requests": _count(experiment)}
+        return {"kind": "waste", "questions": digest, "num_requests": len(_asked(experiment))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise with the model's own tokenizer."""
         from labkit.model import tokenizer
 
         encode = tokenizer.load(model.path).encode
-        asked = QUESTIONS[: _count(experiment)]
+        asked = _asked(experiment)
         return tuple(Prompt(text, tuple(encode(text)), output) for text, output in asked)
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Guess prompt tokens from the bytes."""
-        asked = QUESTIONS[: _count(experiment)]
+        asked = _asked(experiment)
         return [(1 + len(text.encode()) // BYTES_PER_TOKEN, output) for text, output in asked]
 
 
-def _count(experiment: Experiment) -> int:
-    total, asked = len(QUESTIONS), experiment.workload.num_requests
-    require(
-        asked is None or asked <= total,
-        f"workload.num_requests={asked}: waste has {total} questions",
-    )
-    return total if asked is None else asked
+def _asked(experiment: Experiment) -> Sequence[tuple[str, int]]:
+    return first(experiment, QUESTIONS, "questions")
 
 
 KIND = RequestKind(WasteSource(), per_request=True)

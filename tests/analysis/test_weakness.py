@@ -19,6 +19,21 @@ def observed(**samples):
     return lambda record: replace(record, notes={"observer": {"samples": samples}})
 
 
+def memory_waited(share):
+    """Give a record's parts as if some process had waited for memory for a share of the run."""
+
+    def change(record):
+        end = {"memory": {"total_us": 7 + share * 1e7}}
+        return replace(
+            record,
+            environment={**record.environment, "pressure": {"memory": {"total_us": 7}}},
+            environment_end={**record.environment_end, "pressure": end},
+            seconds={**record.seconds, "total": 10.0},
+        )
+
+    return change
+
+
 def test_a_quiet_machine_says_nothing(make_cell):
     assert said(make_cell()) == ""
 
@@ -27,7 +42,8 @@ def test_a_quiet_machine_says_nothing(make_cell):
     ("change", "words"),
     [
         (observed(foreign_cores=[0.1, 1.5, None]), "other processes used 0.8 cores"),
-        (observed(memory_pressure=[0.0, 12.0]), "waited for memory (up to 12 %"),
+        (memory_waited(0.12), "waited for memory (up to 12 % of a run)"),
+        (observed(memory_pressure_level=[1, 2, 1]), "macOS reported memory pressure"),
         (
             lambda r: replace(r, notes={"removed_environment": ["OMP_NUM_THREADS"]}),
             "removed for all arms: OMP_NUM_THREADS",
@@ -159,7 +175,8 @@ def test_disturbed_blocks_are_left_out_whole_and_both_are_shown(make_cell):
 
 OBSERVED = [
     ({"foreign_cores": [0.1, 1.4]}, "0.8 cores used by others"),
-    ({"memory_pressure": [0.0, 9.0]}, "memory waited for 9 % of the time"),
+    ({"memory_pressure_level": [1, 4]}, "memory pressure"),
+    ({"thermal_level": [0, 2]}, "throttled"),
     ({"mhz": [1500.0, 1600.0]}, "clock at 1,550 MHz"),
 ]
 
@@ -173,6 +190,15 @@ def test_what_the_observer_saw_disturbs_a_block_by_name(make_cell, samples, reas
     found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
     (line,) = found.pop(2)
     assert not found and line.startswith("b02-p01-") and line.endswith(reason)
+
+
+def test_waiting_for_memory_disturbs_a_block_by_name(make_cell):
+    def apply(record):
+        return memory_waited(0.09 if (record.block, record.position) == (2, 1) else 0.04)(record)
+
+    found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
+    (line,) = found.pop(2)
+    assert not found and line.endswith("memory waited for 9 % of the time")
 
 
 def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):

@@ -32,13 +32,19 @@ def test_every_part_of_memory_is_read():
 def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
     monkeypatch.setattr(limits, "measure", lambda threads: {"threads": threads})
 
-    def noted(kind, device):
+    used = []
+    monkeypatch.setattr(stages, "use_threads", lambda asked: used.append(asked.engine.threads))
+
+    def noted(kind, device, memory_limit=None):
         draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
-        engine = SimpleNamespace(threads=3, attention=SimpleNamespace(device=device))
+        attention = SimpleNamespace(device=device)
+        engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
         workload = SimpleNamespace(kind=kind)
         stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
         return draft.record.notes.get("limits") == {"threads": 3}
 
     assert noted(WorkloadKind.kernel, Device.cpu)
+    assert used == [3]
     assert not noted(WorkloadKind.kernel, Device.emulated)
     assert not noted(WorkloadKind.chat, Device.cpu)
+    assert not noted(WorkloadKind.kernel, Device.cpu, memory_limit=1 << 30)

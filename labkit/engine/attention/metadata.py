@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention import validate
 from labkit.engine.attention.resolvers import Lookup, Resolver
-
-BQ = 32  # query tokens in a Q-block of the tiled kernel
+from labkit.metal.dispatch import BQ
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import numpy as np
 from labkit.engine.attention import resolvers, validate, windows
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.device_pools import DevicePools
-from labkit.engine.attention.metadata import BQ, AttentionMetadata
+from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.report import LaunchReport
 from labkit.engine.attention.resolvers.seq_map import SeqMap
 from labkit.engine.attention.resolvers.work_plan import WorkPlan
 from labkit.metal import device
-from labkit.metal.dispatch import Dispatch, choose
+from labkit.metal.dispatch import BQ, Dispatch, choose, kernel_of
 from labkit.metal.evidence import Evidence
 from labkit.metal.launch import BLOCK_SIZES, Operands, Options, launch
 
@@ -115,8 +115,7 @@ class MetalBackend(PagedBackend):
     def _choose(self, operands: Operands, meta: AttentionMetadata) -> tuple[Dispatch, Operands]:
         """Return the dispatch, and the operands with what the resolver reads in its kernel."""
         shape, options = operands.shape(), self._options
-        wanted = "auto" if meta.max_query_len >= options.tile_threshold else "decode"
-        tiled = choose(shape, kernel=wanted).kernel == "tiled"
+        tiled = kernel_of(shape, tile_threshold=options.tile_threshold)[0] == "tiled"
         lookup: Any = None
         if isinstance(meta.lookup, SeqMap):
             lookup = meta.lookup.qblock_map if tiled else meta.lookup.token_map
@@ -127,7 +126,7 @@ class MetalBackend(PagedBackend):
             resolver=resolvers.KINDS[type(meta.lookup)],
             split_kv=options.split_kv,
             gqa_sharing=options.gqa_sharing,
-            kernel=wanted,
+            tile_threshold=options.tile_threshold,
             planned=None if lookup is None else len(lookup),
         )
         arrays = (operands.q, operands.k_pool, operands.v_pool)

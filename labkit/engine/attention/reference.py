@@ -16,7 +16,8 @@ from labkit.engine.attention import validate
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.attention.paged_backend import PagedBackend
-from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
+from labkit.engine.attention.report import LaunchReport
+from labkit.metal.stamp import KERNEL_IDS, launch_stamp
 
 
 class ReferenceBackend(PagedBackend):

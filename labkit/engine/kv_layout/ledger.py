@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 
 class UsedTokens:
     """How many computed tokens are held, now and at most.
 
-    A token shared by several requests counts for each of them.
+    A token shared by several requests counts for each of them, at most up to what is held.
     """
 
     def __init__(self) -> None:
         self._tokens: dict[str, int] = {}
-        self._total = self.peak = 0
+        self._total = 0
+        self.peak: float = 0
 
-    def note(self, request_id: str, tokens: int) -> None:
-        """Say that a request holds so many computed tokens now."""
+    def note(self, request_id: str, tokens: int, held: float = math.inf) -> None:
+        """Say that a request has so many computed tokens now; memory for ``held`` is held."""
         self._total += tokens - self._tokens.get(request_id, 0)
         self._tokens[request_id] = tokens
-        self.peak = max(self.peak, self._total)
+        self.peak = max(self.peak, min(self._total, held))
 
     def forget(self, request_id: str) -> None:
         """Say that a request holds none any more."""

@@ -75,16 +75,21 @@ class Overlap:
         flight, self._flight = self._flight, None
         if flight is None:
             return None
-        start = time.perf_counter()
-        logits = flight.logits.result()
-        self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
+        logits = self._wait(flight)
         return Done(flight.scheduled, self._sample(flight.scheduled, flight.batch, logits))
 
     def discard(self) -> None:
         """Wait for the step in flight and drop its results."""
         flight, self._flight = self._flight, None
         if flight is not None:
-            flight.logits.result()
+            self._wait(flight)
+
+    def _wait(self, flight: _Flight) -> Logits:
+        start = time.perf_counter()
+        try:
+            return flight.logits.result()
+        finally:
+            self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
 
     def close(self) -> None:
         """End the worker thread after the step in flight."""

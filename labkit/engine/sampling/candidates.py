@@ -26,10 +26,6 @@ class Candidates:
         index = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
         return int(self.ids[min(index, len(self.ids) - 1)])
 
-    def probability(self, token: int) -> float:
-        """Return the probability of a token, 0 if it was not kept."""
-        return float(self.weights[self.ids == token].sum() / self.weights.sum())
-
 
 def candidates(logits: Logits, params: SamplingParams) -> Candidates:
     """Apply temperature, top-k, top-p and min-p, in this order, to one row [vocabulary].

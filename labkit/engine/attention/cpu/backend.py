@@ -17,10 +17,13 @@ from labkit.engine.attention.cpu import decode, dispatch, kernels, layers, tiled
 from labkit.engine.attention.cpu.dispatch import Dispatch
 from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
 from labkit.engine.attention.cpu.rows import scratch_bytes
-from labkit.engine.attention.metadata import BQ, AttentionMetadata
+from labkit.engine.attention.cpu.tiles import KEYS
+from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
 from labkit.engine.attention.paged_backend import PagedBackend
-from labkit.engine.attention.report import KERNEL_IDS, LaunchReport, launch_stamp
+from labkit.engine.attention.report import LaunchReport
+from labkit.metal.dispatch import BQ
+from labkit.metal.stamp import KERNEL_IDS, launch_stamp
 
 
 class CpuBackend(PagedBackend):
@@ -82,6 +85,11 @@ class CpuBackend(PagedBackend):
             out=out,
         )
         validate.float32(q)
+        if self._options.split_kv != "off" and KEYS % meta.block_size:
+            raise ValueError(
+                f"block size {meta.block_size}: split_kv={self._options.split_kv} cuts the keys "
+                f"every {KEYS}, which must be whole blocks"
+            )
         # Named here, so that a copy lives until the launch is over.
         q, k_pool, v_pool = (np.ascontiguousarray(array) for array in (q, k_pool, v_pool))
         out = np.empty(q.shape, dtype=np.float32) if out is None else out

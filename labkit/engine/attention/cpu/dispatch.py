@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from labkit.engine.attention.metadata import BQ, AttentionMetadata
+from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
 from labkit.engine.attention.resolvers.padded_grid import PaddedGrid
 from labkit.engine.attention.resolvers.work_plan import WorkPlan
-from labkit.metal.dispatch import partitions
+from labkit.metal.dispatch import BQ, partitions
 
 # Decode units for each worker that make up for their unequal contexts.
 UNITS_PER_WORKER = 4

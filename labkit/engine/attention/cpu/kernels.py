@@ -24,8 +24,8 @@ from labkit.engine.attention.cpu.lookups import (
 )
 from labkit.engine.attention.cpu.rows import LAYER
 from labkit.engine.attention.cpu.tiles import call_body, copy_bytes, exp2_scalar, take_ticket
-from labkit.engine.attention.metadata import BQ
-from labkit.engine.attention.report import KERNEL_IDS, STAMP_FACTORS, STAMP_MASK
+from labkit.metal.dispatch import BQ
+from labkit.metal.stamp import KERNEL_IDS, STAMP_FACTORS, STAMP_MASK
 
 NUM_COUNTERS = 8  # int64 per worker: one cache line
 STAMP, ITERATIONS, SURPLUS, BLOCKS = range(4)
@@ -39,7 +39,7 @@ _MASK = STAMP_MASK
 
 @inner
 def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
-    """Mix the stamp of this launch; the host's twin is ``report.launch_stamp``."""
+    """Mix the stamp of this launch; the host's twin is ``stamp.launch_stamp``."""
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + lookup * _RESOLVER_FACTOR
     return mixed & _MASK
 

@@ -12,20 +12,16 @@ from typing import Any
 from numba import types
 
 from labkit.engine.attention.cpu.jit import inner, variants_of
-from labkit.engine.attention.metadata import BQ
+from labkit.engine.attention.resolvers import KINDS
 from labkit.engine.attention.resolvers.binary_search import BinarySearch
 from labkit.engine.attention.resolvers.identity import Identity
 from labkit.engine.attention.resolvers.padded_grid import PaddedGrid
 from labkit.engine.attention.resolvers.seq_map import SeqMap
 from labkit.engine.attention.resolvers.work_plan import WorkPlan
+from labkit.metal.dispatch import BQ
+from labkit.metal.dispatch import RESOLVER_IDS as IDS
 
-RESOLVER_IDS: dict[type[Any], int] = {
-    BinarySearch: 1,
-    SeqMap: 2,
-    Identity: 3,
-    PaddedGrid: 4,
-    WorkPlan: 5,
-}
+RESOLVER_IDS: dict[type[Any], int] = {kind: IDS[name] for kind, name in KINDS.items()}
 
 
 def token_units(lookup: Any, cu: Any) -> Any:
