@@ -69,7 +69,7 @@ def prepare() -> BlasBuild:
         return BlasBuild(path=None, reason=" ".join(str(error).split()))
 
 
-def activate(kind: str, threads: int = 1) -> dict[str, Any]:
+def activate(kind: str, threads: int) -> dict[str, Any]:
     """Make MLX use the BLAS ``kind`` ("openblas" or "stock"); call before it is imported.
 
     ``threads``: how many OpenBLAS multiplies with. The reference BLAS has one, Accelerate

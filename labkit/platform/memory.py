@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.platform import memory_linux
+from labkit.platform.cgroups import cgroup_folders
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def read() -> Memory:
     import psutil
 
     machine, swap = psutil.virtual_memory(), psutil.swap_memory()
-    rooms = [memory_linux.room(folder) for folder in memory_linux.cgroup_folders()]
+    rooms = [memory_linux.room(folder) for folder in cgroup_folders()]
     return Memory(
         total=machine.total,
         available=min([machine.available, *(room for room in rooms if room is not None)]),
@@ -49,7 +50,7 @@ def cgroup_limit(folder: Path | None = None) -> int | None:
 
     ``folder``: one cgroup; by default this process's and all above it, the smallest limit.
     """
-    folders = memory_linux.cgroup_folders() if folder is None else [folder]
+    folders = cgroup_folders() if folder is None else [folder]
     limits = [memory_linux.limit(one) for one in folders]
     return min((limit for limit in limits if limit is not None), default=None)
 

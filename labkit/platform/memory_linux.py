@@ -1,10 +1,9 @@
-"""What Linux tells about memory: the process's cgroup and its room."""
+"""What Linux tells about memory: sizes of a process, limit and room of a cgroup."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
 # v1 says "no limit" with a number near 2**63.
 UNLIMITED = 1 << 62
 LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
@@ -12,22 +11,6 @@ USED = ("memory.current", "memory/memory.usage_in_bytes")
 STAT = ("memory.stat", "memory/memory.stat")
 # Pages of files that the kernel drops before it kills: v2's name, v1's name.
 RECLAIMABLE = ("inactive_file", "total_inactive_file")
-
-
-def cgroup_folders(
-    root: Path = CGROUPS, membership: Path = Path("/proc/self/cgroup")
-) -> list[Path]:
-    """Return this process's cgroup v2 folder and its ancestors up to ``root``."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return [root]
-    inside = next((line[3:].strip("/") for line in lines if line.startswith("0::")), "")
-    own = root / inside
-    # In a container the path may be the host's, which does not exist in here.
-    while own != root and not own.is_dir():
-        own = own.parent
-    return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
 
 
 def process_sizes(pid: str) -> dict[str, int]:

@@ -23,7 +23,7 @@ def in_fresh_process(code, **variables):
 MATMUL = """
 import json, time
 from labkit.platform import blas
-provenance = blas.activate({kind!r})
+provenance = blas.activate({kind!r}, 1)
 import mlx.core as mx
 import numpy as np
 rng = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_mlx_multiplies_many_times_faster_and_right():
 BESIDE = """
 import json
 from labkit.platform import blas
-blas.activate("openblas")
+blas.activate("openblas", 1)
 import mlx.core as mx
 import numpy as np, scipy.linalg, scipy.optimize
 rng = np.random.default_rng(0)
@@ -94,7 +94,8 @@ def test_the_other_openblas_copies_keep_their_own_insides(tmp_path):
 @linux
 def test_stock_leaves_mlx_alone():
     code = (
-        "import json; from labkit.platform import blas; blas.activate('stock'); import mlx.core\n"
+        "import json; from labkit.platform import blas; blas.activate('stock', 1)\n"
+        "import mlx.core\n"
         "print(json.dumps('openblas' in open('/proc/self/maps').read()))"
     )
     assert in_fresh_process(code) is False
@@ -104,9 +105,9 @@ def test_stock_leaves_mlx_alone():
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import mlx.core; blas.activate('openblas')", "mlx was imported before"),
-        ("blas.activate('openblas'); blas.activate('stock')", "already loaded"),
-        ("blas.activate('fast')", "allowed are openblas and stock"),
+        ("import mlx.core; blas.activate('openblas', 1)", "mlx was imported before"),
+        ("blas.activate('openblas', 1); blas.activate('stock', 1)", "already loaded"),
+        ("blas.activate('fast', 1)", "allowed are openblas and stock"),
     ],
 )
 def test_what_cannot_be_is_one_line(code, message):
@@ -125,8 +126,8 @@ def test_what_cannot_be_is_one_line(code, message):
 def test_activating_twice_is_the_same():
     code = (
         "import json; from labkit.platform import blas\n"
-        "first = blas.activate('openblas'); import mlx.core\n"
-        "print(json.dumps([first, blas.activate('openblas')]))"
+        "first = blas.activate('openblas', 1); import mlx.core\n"
+        "print(json.dumps([first, blas.activate('openblas', 1)]))"
     )
     first, second = in_fresh_process(code)
     assert first == second
@@ -153,7 +154,7 @@ def test_preparing_imports_neither_mlx_nor_scipy_nor_numpy():
 
 @linux
 def test_two_processes_may_build_at_once(tmp_path):
-    code = "from labkit.platform import blas; print(blas.activate('openblas')['path_digest'])"
+    code = "from labkit.platform import blas; print(blas.activate('openblas', 1)['path_digest'])"
     environment = dict(os.environ) | {"LABKIT_CACHE": str(tmp_path)}
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
@@ -175,7 +176,7 @@ def _unavailable(monkeypatch, tmp_path):
     with pytest.raises(
         blas.BlasUnavailable, match=r"^engine.blas=openblas: .*set engine.blas=stock"
     ):
-        blas.activate("openblas")
+        blas.activate("openblas", 1)
     return build.reason
 
 
@@ -240,4 +241,4 @@ def test_the_recipe_is_part_of_the_name(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS only")
 def test_accelerate_is_named():
-    assert blas.activate("openblas")["name"] == "accelerate"
+    assert blas.activate("openblas", 1)["name"] == "accelerate"

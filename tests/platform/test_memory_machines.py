@@ -39,25 +39,11 @@ def test_cgroup_v1_is_read_too(tmp_path):
     assert memory_linux.room(tmp_path) == 750
 
 
-def test_the_process_is_in_its_own_cgroup_and_in_all_above(tmp_path):
-    root, membership = tmp_path / "cgroup", tmp_path / "membership"
-    write(root / "a.slice" / "b.scope")
-    membership.write_text("0::/a.slice/b.scope\n")
-    assert memory_linux.cgroup_folders(root, membership) == [
-        root / "a.slice" / "b.scope",
-        root / "a.slice",
-        root,
-    ]
-    membership.write_text("0::/the/hosts/path\n")  # seen from inside a container
-    assert memory_linux.cgroup_folders(root, membership) == [root]
-    assert memory_linux.cgroup_folders(root, tmp_path / "none") == [root]
-
-
 def test_a_limit_above_the_own_cgroup_counts(tmp_path, monkeypatch):
     own, above = tmp_path / "own", tmp_path / "above"
     write(own, memory__max="max\n")
     write(above, memory__max="5000000\n", memory__current="4000000\n")
-    monkeypatch.setattr(memory_linux, "cgroup_folders", lambda: [own, above])
+    monkeypatch.setattr(memory, "cgroup_folders", lambda: [own, above])
     assert memory.cgroup_limit() == 5_000_000
     assert memory.read().available == 1_000_000
     machine = memory_machine.this_machine()

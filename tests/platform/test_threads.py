@@ -72,21 +72,37 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
     assert list((tmp_path / "cache" / "pycache").rglob("memory.*.pyc"))
 
 
+V2, V1 = "0::/a.slice/b.scope\n", "7:memory:/\n4:cpu,cpuacct:/a/b\n"
+
+
 @pytest.mark.parametrize(
-    ("files", "quota"),
+    ("membership", "quotas", "cores"),
     [
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
-        ({}, None),
+        (V2, {"": "max"}, None),
+        (V2, {"": "150000"}, 1.5),
+        (V2, {"": "max", "a.slice": "max", "a.slice/b.scope": "50000"}, 0.5),
+        (V2, {"a.slice": "150000", "a.slice/b.scope": "400000"}, 1.5),
+        (V2, {"c.slice": "100000"}, None),
+        (V2, {}, None),
+        (V1, {"cpu": "-1"}, None),
+        (V1, {"cpu": "400000"}, 4.0),
+        (V1, {"cpu": "-1", "cpu/a": "150000", "cpu/a/b": "300000"}, 1.5),
+        (V1, {"memory": "100000", "cpu/c": "100000"}, None),
     ],
 )
-def test_cgroup_quota(tmp_path, files, quota):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert threads.cgroup_cpu_quota(tmp_path) == quota
+def test_the_quota_is_the_least_of_the_own_cgroup_and_all_above(
+    tmp_path, membership, quotas, cores
+):
+    root = tmp_path / "cgroup"
+    for folder, quota in quotas.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        if membership == V2:
+            (root / folder / "cpu.max").write_text(f"{quota} 100000\n")
+        else:
+            (root / folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / folder / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "membership").write_text(membership)
+    assert threads.cgroup_cpu_quota(root, tmp_path / "membership") == cores
 
 
 def test_core_count_respects_quota_and_affinity(monkeypatch):
