@@ -22,6 +22,7 @@ from labkit.analysis.numbers import signed
 from labkit.analysis.permutation import Floats
 from labkit.analysis.power import detectable_pct
 from labkit.analysis.two_sample import (
+    Splits,
     hodges_lehmann_shift,
     pooled_sd,
     splits,
@@ -71,7 +72,19 @@ class _Pair:
 
     @property
     def name(self) -> str:
-        return str(self.old.json["cell"])
+        return self.old.name
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One row and arm of a pair: its runs' values in both studies, and what they say."""
+
+    pair: _Pair
+    row: Row
+    arm: str
+    old: Floats
+    new: Floats
+    found: Comparison
 
 
 def compare_studies(
@@ -93,20 +106,28 @@ def compare_studies(
             weak.append(f"{pair.name}: no probe; a change of the machine would not be seen")
         elif _moved(pair):
             weak.append(f"{pair.name}: {_moved_reason(pair)}")
-    raw = [
-        (pair, row, arm, values, _compare(arm, *values, pair))
-        for pair in pairs
-        for row, arm, values in _shared_rows(pair)
-    ]
-    known = [i for i, item in enumerate(raw) if item[4].p is not None]
-    adjusted = dict(zip(known, holm([raw[i][4].p or 0.0 for i in known]), strict=True))
+    compared = [item for pair in pairs for item in _compare(pair)]
+    known = [i for i, item in enumerate(compared) if item.found.p is not None]
+    adjusted = dict(zip(known, holm([compared[i].found.p or 0.0 for i in known]), strict=True))
     changes = []
-    for i, (pair, row, arm, values, unadjusted) in enumerate(raw):
-        found = replace(unadjusted, p_adjusted=adjusted.get(i))
-        medians = [float(np.median(v)) if len(v) else None for v in values]
-        verdict = _judge(pair, row, arm, found)
-        changes.append(Change(pair.name, row, arm, medians[0], medians[1], found, verdict))
+    for i, item in enumerate(compared):
+        found = replace(item.found, p_adjusted=adjusted.get(i))
+        changes.append(
+            Change(
+                cell=item.pair.name,
+                row=item.row,
+                arm=item.arm,
+                old=_median(item.old),
+                new=_median(item.new),
+                found=found,
+                verdict=_judge(item.pair, item.row, item.arm, found),
+            )
+        )
     return Comparisons(tuple(changes), tuple(weak))
+
+
+def _median(values: Floats) -> float | None:
+    return float(np.median(values)) if len(values) else None
 
 
 def _judge(pair: _Pair, row: Row, arm: str, found: Comparison) -> Verdict:
@@ -146,7 +167,7 @@ def _cells(
 ) -> tuple[list[tuple[CellAnalysis, CellAnalysis]], list[str]]:
     if len(old) == len(new) == 1:
         return [(old[0], new[0])], []
-    before, after = ({_name(a): a for a in study} for study in (old, new))
+    before, after = ({a.name: a for a in study} for study in (old, new))
     shared = [name for name in before if name in after]
     if not shared:
         raise Refused("the studies have no cell in common")
@@ -155,12 +176,8 @@ def _cells(
     return [(before[name], after[name]) for name in shared], alone
 
 
-def _name(analysis: CellAnalysis) -> str:
-    return str(analysis.json["cell"])
-
-
 def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
-    machines = [analysis.json["environment"] for analysis in (one, other)]
+    machines = [analysis.environment for analysis in (one, other)]
     for field in MACHINE_FIELDS:
         values = [m.get(field) for m in machines]
         if field == "memory_bytes":
@@ -174,15 +191,15 @@ def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
 def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:
     kinds = [analysis.data.design.get("isolation", "process") for analysis in (one, other)]
     if kinds[0] != kinds[1]:
-        raise Refused(f"{_name(one)}: other designs: isolation was {kinds[0]}, now {kinds[1]}")
+        raise Refused(f"{one.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}")
     arms = [{a.name: a for a in analysis.data.arms} for analysis in (one, other)]
     if set(arms[0]) != set(arms[1]):
         alone = sorted(set(arms[0]) ^ set(arms[1]))
-        raise Refused(f"{_name(one)}: other arms: {', '.join(alone)} only in one study")
+        raise Refused(f"{one.name}: other arms: {', '.join(alone)} only in one study")
     for name in arms[0]:
         difference = _difference(arms[0][name].config, arms[1][name].config)
         if difference is not None:
-            raise Refused(f"{_name(one)}: other configs: arm {name}: {difference}")
+            raise Refused(f"{one.name}: other configs: arm {name}: {difference}")
 
 
 def _difference(old: Any, new: Any, where: str = "") -> str | None:
@@ -203,39 +220,53 @@ def probe_shift_pct(one: CellAnalysis, other: CellAnalysis) -> float | None:
     return percent(float(np.median(probes[1]) - np.median(probes[0])))
 
 
-def _shared_rows(pair: _Pair) -> Iterator[tuple[Row, str, tuple[Floats, Floats]]]:
+def _compare(pair: _Pair) -> list[_Compared]:
+    """Compare every shared primary row and arm; rows of as many runs share their splits."""
+    items = list(_shared_rows(pair))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, item in enumerate(items):
+        if min(len(item.old), len(item.new)) > 0 and min(item.old.min(), item.new.min()) > 0:
+            groups.setdefault((len(item.old), len(item.new)), []).append(i)
+    for sizes, members in groups.items():
+        labels = splits(*sizes)
+        runs = [np.log(np.concatenate([items[i].old, items[i].new])) for i in members]
+        statistics = labels.mean_differences(np.stack(runs, axis=1))
+        for column, i in enumerate(members):
+            found = _comparison(items[i], statistics[:, column], labels)
+            items[i] = replace(items[i], found=found)
+    return items
+
+
+def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
     rows = {(row.case, row.metric): row for row in pair.new.rows}
+    blocks = min(len(a.data.blocks_done) for a in (pair.old, pair.new))
     for row in pair.old.rows:
         match = rows.get((row.case, row.metric))
         if not row.primary or row.skipped is not None or match is None:
             continue
         for arm in pair.old.data.arms:
             if arm.role != "control":
-                yield row, arm.name, (_values(row, arm.name), _values(match, arm.name))
+                values = (_values(row, arm.name), _values(match, arm.name))
+                nothing = Comparison(arm.name, arm.name, blocks=blocks)
+                yield _Compared(pair, row, arm.name, *values, nothing)
 
 
 def _values(row: Row, arm: str) -> Floats:
     return np.array([v.value for v in row.arms.get(arm, ())], np.float64)
 
 
-def _compare(arm: str, old: Floats, new: Floats, pair: _Pair) -> Comparison:
-    blocks = min(len(a.data.blocks_done) for a in (pair.old, pair.new))
-    if min(len(old), len(new)) == 0 or min(old.min(), new.min()) <= 0:
-        return Comparison(arm, arm, blocks=blocks)
-    levels, a, b = pair.levels, np.log(old), np.log(new)
-    labels = splits(len(a), len(b))
-    statistics = labels.mean_differences(np.concatenate([a, b]))
+def _comparison(item: _Compared, statistics: Floats, labels: Splits) -> Comparison:
+    levels, old, new = item.pair.levels, np.log(item.old), np.log(item.new)
+    blocks = item.found.blocks
     points = breakpoints(statistics, labels)
-    limits, sd = points.interval(levels.alpha), pooled_sd(a, b)
-    return Comparison(
-        arm=arm,
-        baseline=arm,
-        effect_pct=percent(hodges_lehmann_shift(a, b)),
+    limits, sd = points.interval(levels.alpha), pooled_sd(old, new)
+    return replace(
+        item.found,
+        effect_pct=percent(hodges_lehmann_shift(old, new)),
         ci_pct=None if limits is None else (percent(limits[0]), percent(limits[1])),
         p=two_sided_p(statistics),
         p_floor=labels.floor,
         mde_pct=None if sd is None else detectable_pct(sd, blocks, levels.runs, levels.alpha),
-        blocks=blocks,
         sd=sd,
         equivalence=equivalence(points, levels.margin_pct, levels.alpha),
     )

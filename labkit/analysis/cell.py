@@ -109,14 +109,50 @@ def read_data(cell_dir: Path) -> CellData:
 
 @dataclass(frozen=True)
 class CellAnalysis:
-    """The data and what follows from it; ``comparisons`` and ``verdicts`` per row and arm."""
+    """The data and what follows from it.
+
+    The comparisons of the arms are made when they are asked for: who compares two studies
+    needs the rows and the gates only.
+    """
 
     data: CellData
     rows: tuple[Row, ...]
-    comparisons: tuple[Mapping[str, Comparison], ...]
-    verdicts: tuple[Mapping[str, Verdict], ...]
     gates: Mapping[str, gates.Gate]
     identity: identity.IdentityReport
+
+    @property
+    def name(self) -> str:
+        """The cell's name: its overrides."""
+        return str(self.data.facts.get("cell", self.data.dir.name))
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """The fingerprint of the first run that has one."""
+        return next((dict(r.environment) for r in self.data.records if r.environment), {})
+
+    @cached_property
+    def comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
+        """Per row, each arm against the baseline; nothing in a skipped row."""
+        data = self.data
+        tested = sum(arm.role == "arm" for arm in data.arms)
+        per_arm = {
+            arm.name: compare_arm(
+                self.rows, arm.name, data.baseline, data.levels, tested if arm.role == "arm" else 1
+            )
+            for arm in data.arms[1:]
+        }
+        return tuple(
+            {} if row.skipped is not None else {arm: found[i] for arm, found in per_arm.items()}
+            for i, row in enumerate(self.rows)
+        )
+
+    @cached_property
+    def verdicts(self) -> tuple[Mapping[str, Verdict], ...]:
+        """Per row, the verdict on each arm."""
+        return tuple(
+            _judge_row(row, comparisons, self.data, self.gates)
+            for row, comparisons in zip(self.rows, self.comparisons, strict=True)
+        )
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -124,7 +160,7 @@ class CellAnalysis:
         data = self.data
         return {
             "schema_version": SCHEMA_VERSION,
-            "cell": data.facts.get("cell", data.dir.name),
+            "cell": self.name,
             "question": data.facts.get("question"),
             "arms": [_arm(arm, data.records) for arm in data.arms],
             "design": {**data.design, "order": _order(data), "looks": _looks(data)},
@@ -135,7 +171,7 @@ class CellAnalysis:
                 for r in data.records
                 if not r.ok
             ],
-            "environment": _environment(data.records),
+            "environment": self.environment,
             "published": data.facts.get("published"),
         }
 
@@ -159,31 +195,14 @@ class CellAnalysis:
 def analyse(cell_dir: Path) -> CellAnalysis:
     """Analyse one cell from its files; raises :class:`RecordError`."""
     data = read_data(cell_dir)
-    rows = build_rows(data.records)
-    others = [arm.name for arm in data.arms[1:]]
-    tested = sum(arm.role == "arm" for arm in data.arms)
-    per_arm = {
-        arm.name: compare_arm(
-            rows, arm.name, data.baseline, data.levels, tested if arm.role == "arm" else 1
-        )
-        for arm in data.arms[1:]
-    }
-    values = Values(cell_dir)
-    report = identity.compare_outputs(data.records, [arm.name for arm in data.arms], values)
+    names = [arm.name for arm in data.arms]
+    report = identity.compare_outputs(data.records, names, Values(cell_dir))
     found = {
         "healthy": gates.healthy(data.records),
         "engaged": gates.engaged(data.records, data.arms),
         "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
     }
-    comparisons = tuple(
-        {} if row.skipped is not None else {arm: per_arm[arm][i] for arm in others}
-        for i, row in enumerate(rows)
-    )
-    verdicts = tuple(
-        _judge_row(row, found_row, data, found)
-        for row, found_row in zip(rows, comparisons, strict=True)
-    )
-    return CellAnalysis(data, tuple(rows), comparisons, verdicts, found, report)
+    return CellAnalysis(data, tuple(build_rows(data.records)), found, report)
 
 
 def _judge_row(
@@ -248,11 +267,6 @@ def _order(data: CellData) -> list[list[str]]:
 
 def _looks(data: CellData) -> list[dict[str, Any]]:
     return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
-
-
-def _environment(records: Sequence[Record]) -> dict[str, Any]:
-    """Give the fingerprint of the first run that has one."""
-    return next((dict(r.environment) for r in records if r.environment), {})
 
 
 def _comparison(found: Comparison, verdict: Verdict) -> dict[str, Any]:

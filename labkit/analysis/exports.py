@@ -39,9 +39,9 @@ def benchstat(analyses: Sequence[CellAnalysis]) -> str:
     units: dict[str, str] = {}
     lines: list[str] = []
     for analysis in analyses:
-        environment = analysis.json["environment"]
+        environment = analysis.environment
         cores = environment.get("cores") or 1
-        lines += ["", f"cell: {analysis.json['cell']}"]
+        lines += ["", f"cell: {analysis.name}"]
         if environment.get("cpu_model"):
             lines.append(f"cpu: {environment['cpu_model']}")
         for record in _measured(analysis):
@@ -70,7 +70,7 @@ def pyperf(analyses: Sequence[CellAnalysis]) -> str:
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for analysis in analyses:
-        cell = f"{analysis.json['cell']}: " if len(analyses) > 1 else ""
+        cell = f"{analysis.name}: " if len(analyses) > 1 else ""
         for record in _measured(analysis):
             for case in record.cases:
                 for metric in _times(case.metrics):

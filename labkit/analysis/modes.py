@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
 from labkit.analysis.permutation import Floats
 
@@ -66,5 +65,7 @@ def fisher_p(
     alternative: Literal["two-sided", "less", "greater"] = "two-sided",
 ) -> float:
     """Fisher's exact p of ``hits`` of ``total`` against ``other_hits`` of ``other_total``."""
+    from scipy.stats import fisher_exact  # loads slowly, and most studies have no modes
+
     table = np.array([[hits, total - hits], [other_hits, other_total - other_hits]])
-    return float(stats.fisher_exact(table, alternative=alternative).pvalue)
+    return float(fisher_exact(table, alternative=alternative).pvalue)

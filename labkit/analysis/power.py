@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from labkit.analysis.effect import log_ratio, percent
 from labkit.analysis.permutation import Floats, smallest_p
@@ -51,7 +51,7 @@ def detectable_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | N
     freedom = _freedom(blocks, runs)
     if freedom < 1 or smallest_p(blocks, runs) > alpha:
         return None
-    quantiles = stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom)
+    quantiles = stdtrit(freedom, 1 - alpha / 2) + stdtrit(freedom, POWER)
     return percent(float(quantiles) * sd * math.sqrt(2.0 / (blocks * runs)))
 
 

@@ -115,7 +115,7 @@ def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     adjusted = joint_max_t(statistics) if statistics else []
     return [
         {
-            "cell": analysis.json["cell"],
+            "cell": analysis.name,
             "case": analysis.rows[member].case,
             "metric": analysis.rows[member].metric,
             "arm": arm,

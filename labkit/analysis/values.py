@@ -69,13 +69,16 @@ def build_rows(records: Iterable[Record]) -> list[Row]:
     cases: dict[str, dict[str, Row]] = {}
     skipped: dict[str, str] = {}
     for record in records:
+        file = f"runs/{record.run}.json"
         for case in record.cases:
             rows = cases.setdefault(case.case, {})
             if case.skipped is not None:
                 skipped.setdefault(case.case, case.skipped)
             if record.outcome in MEASURED:
                 for metric in case.metrics:
-                    _add(rows, case.case, metric, record)
+                    value = Value(record.block, record.position, file, run_value(metric.repeats))
+                    arms = _row(rows, case.case, metric).arms
+                    arms.setdefault(record.arm, []).append(value)
     ordered: list[Row] = []
     for name, rows in cases.items():
         if rows:
@@ -85,14 +88,12 @@ def build_rows(records: Iterable[Record]) -> list[Row]:
     return _name_skipped(ordered)
 
 
-def _add(rows: dict[str, Row], case: str, metric: Metric, record: Record) -> None:
-    row = rows.setdefault(
-        metric.name, Row(case, metric.name, metric.unit, metric.better, metric.primary)
-    )
-    value = Value(
-        record.block, record.position, f"runs/{record.run}.json", run_value(metric.repeats)
-    )
-    row.arms.setdefault(record.arm, []).append(value)
+def _row(rows: dict[str, Row], case: str, metric: Metric) -> Row:
+    found = rows.get(metric.name)
+    if found is None:
+        found = Row(case, metric.name, metric.unit, metric.better, metric.primary)
+        rows[metric.name] = found
+    return found
 
 
 def _name_skipped(rows: list[Row]) -> list[Row]:

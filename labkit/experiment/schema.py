@@ -63,8 +63,9 @@ class Metric:
         """Check that the values are numbers."""
         require(self.better in BETTER, f"metric {self.name}: better={self.better!r}")
         require(bool(self.repeats), f"metric {self.name}: no value")
-        bad = next((x for x in self.repeats if not math.isfinite(x)), None)
-        require(bad is None, f"metric {self.name}: {bad} is not a finite number")
+        if not all(map(math.isfinite, self.repeats)):
+            bad = next(x for x in self.repeats if not math.isfinite(x))
+            raise RecordError(f"metric {self.name}: {bad} is not a finite number")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 """Two studies: what changed, what is refused, and when CI should fail."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.analysis.two_sample import splits, two_sided_p
+from labkit.analysis.two_sample import Splits, _draw, splits, two_sided_p
 from labkit.compare import main
 
 
@@ -29,6 +31,26 @@ def test_two_sample_p_matches_scipy():
     assert found == pytest.approx(expected)
     sampled = splits(20, 20)
     assert sampled.count == 100_000 and sampled.overlap[0] == pytest.approx(1.0)
+
+
+def test_drawn_splits_are_equally_likely():
+    """Of 3 old and 3 new runs there are 20 splits; and every run is new as often as any other."""
+    drawn = _draw(3, 3)[:, 1:]
+    assert (drawn.sum(axis=0) == 3).all()
+    seen = np.unique(np.packbits(drawn, axis=0)[0], return_counts=True)[1]
+    assert len(seen) == 20 and stats.chisquare(seen).pvalue > 1e-3
+    often = _draw(400, 200)[:, 1:].sum(axis=1, dtype=np.int64)
+    assert stats.chisquare(often).pvalue > 1e-3
+
+
+def test_drawn_and_enumerated_splits_agree_in_p_for_all_rows_at_once():
+    values = np.random.default_rng(3).normal(size=(10, 4)) + 5.0
+    values[5:] += [0.0, 0.5, 1.0, 3.0]
+    exact, drawn = splits(5, 5), Splits(_draw(5, 5), 5, 5)
+    for column, row in enumerate(values.T):
+        one = two_sided_p(exact.mean_differences(row))
+        many = two_sided_p(drawn.mean_differences(values)[:, column])
+        assert many == pytest.approx(one, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -112,3 +134,16 @@ def test_few_runs_are_estimate_only_and_failed_gates_invalid(make_cell, capsys):
     broken = make_cell("broken/cell", change=crash).parent
     good = make_cell("good/cell").parent
     assert main([str(good), str(broken), "--fail-on", "invalid"]) == 1
+
+
+def test_what_loads_slowly_is_not_loaded_to_compare(make_cell):
+    """Each of these would take longer to import than the comparison takes."""
+    old, new = (make_cell(f"{name}/cell").parent for name in ("old", "new"))
+    code = (
+        "import sys; from labkit.compare import main; main(sys.argv[1:]); "
+        "print(*{'scipy.stats', 'pandas', 'matplotlib', 'jinja2'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(old), str(new)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == ""
