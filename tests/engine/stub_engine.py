@@ -1,13 +1,20 @@
-"""An engine whose model is a stub that keeps the KV cache: every way to run a step."""
+"""An engine with a stub in the model's place: every way to run a step, no arithmetic.
+
+The stub keeps the KV cache as the real model would see it: it writes the token into the slot
+that the batch's block table names, and reads the whole context back from the slots. What it
+returns is a function of that context, so a wrong slot, position or block shows.
+"""
 
 import numpy as np
 
 from labkit import config
 from labkit.engine import decode_shape, prefix_cache
+from labkit.engine.base import NO_TOKEN
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import staircase, window
 from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.drafting import Drafting
 from labkit.engine.speculation.ngram import Ngram
@@ -96,6 +103,7 @@ def make_engine(
     num_blocks=9,
     block_size=4,
     *,
+    prefixes="none",
     pipeline="sync",
     shape="exact",
     proposer=None,
@@ -107,7 +115,7 @@ def make_engine(
 ):
     """An engine on a stub; ``proposer`` is None, "ngram" or a Proposer."""
     scheduling = config.Scheduler(**options)
-    cache = cache or make_cache(num_blocks, block_size)
+    cache = cache or make_cache(num_blocks, block_size, prefixes)
     counters = Counters()
     model = model or StubModel(num_blocks, block_size)
     speculation = None
@@ -129,3 +137,29 @@ def make_engine(
         pipeline_name=config.Pipeline(pipeline),
     )
     return engine, model
+
+
+def request(request_id, prompt, max_tokens, ignore_eos=True, priority=0, **params):
+    """A request by what matters most."""
+    return Request(
+        request_id,
+        tuple(prompt),
+        SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, **params),
+        priority=priority,
+    )
+
+
+def run(engine, requests):
+    """Submit all, step to the end; tokens and last events by request id."""
+    for asked in requests:
+        engine.submit(asked)
+    tokens, last = {}, {}
+    while engine.has_work():
+        for event in engine.step():
+            assert event.request_id not in last
+            if event.token != NO_TOKEN:
+                tokens.setdefault(event.request_id, []).append(event.token)
+            if event.finish_reason:
+                last[event.request_id] = event
+        engine.check()
+    return tokens, last

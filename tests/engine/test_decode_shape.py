@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from stub_engine import make_engine, solo
-from test_engine_state_machine import request, run
+from stub_engine import make_engine, request, run, solo
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create, decode_shape

@@ -3,8 +3,7 @@
 import threading
 
 import pytest
-from stub_engine import StubModel, make_engine, solo
-from test_engine_state_machine import request, run
+from stub_engine import StubModel, make_engine, request, run, solo
 
 from labkit import config
 from labkit.engine import SamplingParams, create

@@ -7,8 +7,7 @@ block that is free is overwritten before each step: whoever reads one gets other
 import numpy as np
 import pytest
 import stub_engine
-from stub_engine import StubModel, make_cache, solo
-from test_engine_state_machine import request, run
+from stub_engine import StubModel, make_cache, request, run, solo
 
 from labkit import config
 from labkit.engine.prefix_cache.hash import HashPrefixCache

@@ -1,0 +1,164 @@
+"""Requests through the engine, a stub in the model's place: chunks, memory, ends, refusals."""
+
+import pytest
+from stub_engine import EOS, VOCAB, make_engine, next_token, request, run, solo
+
+from labkit.engine.base import EngineError, KVBytes, Observable
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_prompt_lengths_around_block_boundaries(length, max_tokens):
+    engine, _ = make_engine(max_num_seqs=2, max_num_batched_tokens=4)
+    prompts = {"a": list(range(1, length + 1)), "b": list(range(2, length + 2))}
+    tokens, last = run(engine, [request(k, p, max_tokens) for k, p in prompts.items()])
+    for key, prompt in prompts.items():
+        assert tokens[key] == solo(prompt, max_tokens, True)
+        assert last[key].finish_reason == "length"
+
+
+def test_a_partial_chunk_never_samples():
+    engine, _ = make_engine(max_num_seqs=1, max_num_batched_tokens=3)
+    engine.submit(request("a", range(1, 11), 1))
+    assert [len(engine.step()) for _ in range(4)] == [0, 0, 0, 1]
+    assert not engine.has_work()
+
+
+def test_decodes_share_steps_with_prefill_chunks_within_the_budget():
+    engine, model = make_engine(40, max_num_seqs=3, max_num_batched_tokens=5)
+    requests = [request("a", [1], 12), request("b", range(1, 20), 3), request("c", [2, 3], 4)]
+    tokens, _ = run(engine, requests)
+    assert {k: len(v) for k, v in tokens.items()} == {"a": 12, "b": 3, "c": 4}
+    counters = engine.counters()
+    assert counters["steps.mixed"] > 0 and model.largest == 5
+    assert counters["tokens.prefill"] == 22
+    # The last token of each request is never computed.
+    assert counters["tokens.decode"] == 11 + 2 + 3
+    assert counters["engine.paged"] == counters["steps.total"]
+
+
+def test_the_chunk_cap_holds_per_request():
+    engine, _ = make_engine(40, max_num_seqs=2, max_num_batched_tokens=8, chunk=3)
+    engine.submit(request("a", range(1, 10), 1))
+    engine.submit(request("b", range(1, 10), 1))
+    assert [len(engine.step()) for _ in range(3)] == [0, 0, 2]
+
+
+def test_full_reservation_admits_in_order_and_never_starves():
+    engine, _ = make_engine(5, max_num_seqs=4, max_num_batched_tokens=16)  # 4 blocks of 4
+    engine.submit(request("large", range(1, 9), 5))  # 12 slots: 3 blocks
+    engine.submit(request("next", range(1, 6), 4))  # 8 slots: 2 blocks, must wait
+    engine.submit(request("small", [1], 2))  # would fit, but came later
+    assert {event.request_id for event in engine.step()} == {"large"}
+    while engine.has_work():
+        engine.step()
+        engine.check()
+    assert engine.counters()["requests.finished"] == 3
+
+
+def test_a_request_that_can_never_fit_is_refused_and_the_others_go_on():
+    engine, _ = make_engine(5, max_num_seqs=4, max_num_batched_tokens=16)
+    requests = [
+        request("good", [1, 2], 3),
+        request("huge", range(1, 14), 5),
+        request("empty", [], 3),
+        request("alien", [VOCAB], 3),
+        request("fits", range(1, 14), 4),
+    ]
+    tokens, last = run(engine, requests)
+    assert {k: v.finish_reason for k, v in last.items()} == {
+        "good": "length",
+        "huge": "error",
+        "empty": "error",
+        "alien": "error",
+        "fits": "length",
+    }
+    assert "5 KV blocks, the pool has 4; raise the budget" in last["huge"].error
+    assert tokens["good"] == solo([1, 2], 3, True)
+    assert engine.counters()["requests.refused"] == 3
+
+
+def test_a_live_id_is_refused_and_a_finished_one_may_return():
+    engine, _ = make_engine()
+    engine.submit(request("a", [1], 2))
+    with pytest.raises(EngineError, match="live already"):
+        engine.submit(request("a", [1], 2))
+    run(engine, [])
+    assert run(engine, [request("a", [1], 2)])[0]["a"] == solo([1], 2, True)
+
+
+def test_a_look_between_steps_tells_kv_bytes_and_who_was_admitted():
+    engine, _ = make_engine(5, max_num_seqs=2, max_num_batched_tokens=4)  # blocks of 4 tokens
+    assert isinstance(engine, Observable)
+    engine.submit(request("a", range(1, 7), 3))  # 8 slots: 2 blocks of 100 bytes
+    engine.submit(request("b", range(1, 10), 4))  # 12 slots: 3 blocks, must wait
+    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
+    engine.step()
+    assert (engine.is_running("a"), engine.is_running("b")) == (True, False)
+    assert engine.kv_bytes() == KVBytes(held=200, used=4 * 25)
+    run(engine, [])
+    assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
+
+
+def test_stop_tokens_and_end_of_text():
+    prompt = [3, 1, 4]
+    free = solo(prompt, 12, True)
+    engine, _ = make_engine(40, max_num_seqs=4)
+    stop = free[2]
+    first = free.index(stop)
+    tokens, last = run(engine, [request("a", prompt, 12, stop_token_ids=(stop,))])
+    assert tokens["a"] == free[: first + 1] and last["a"].finish_reason == "stop"
+    # A prompt after which the stub says end of text at once.
+    prompt = next([a, b] for a in range(VOCAB) for b in range(VOCAB) if next_token([a, b]) == EOS)
+    tokens, last = run(engine, [request("b", prompt, 5, ignore_eos=False)])
+    assert tokens["b"] == [EOS] and last["b"].finish_reason == "stop"
+    tokens, last = run(engine, [request("c", prompt, 5)])
+    assert len(tokens["c"]) == 5 and last["c"].finish_reason == "length"
+
+
+def test_abort_frees_blocks_at_once_and_silences_the_request():
+    engine, _ = make_engine(5, max_num_seqs=2, max_num_batched_tokens=4)
+    engine.submit(request("a", range(1, 10), 6))
+    engine.submit(request("b", range(1, 10), 6))
+    engine.step()
+    held = engine.counters()
+    assert held["blocks.allocated"] - held["blocks.freed"] == 4
+    engine.abort("a")
+    engine.abort("a")
+    engine.abort("unknown")
+    after = engine.counters()
+    assert after["blocks.allocated"] == after["blocks.freed"]
+    tokens, _ = run(engine, [])
+    assert set(tokens) == {"b"} and tokens["b"] == solo(range(1, 10), 6, True)
+    assert engine.counters()["requests.aborted"] == 1
+
+
+def test_peak_kv_bytes_follow_the_blocks_held():
+    engine, _ = make_engine(9, max_num_seqs=1)
+    run(engine, [request("a", range(1, 9), 4), request("b", [1], 1)])  # 11 slots: 3 blocks
+    assert engine.counters()["peak_kv_bytes"] == 300
+    engine.reset_counters()
+    assert engine.counters()["peak_kv_bytes"] == 0
+    run(engine, [request("c", [1], 1)])
+    assert engine.counters()["peak_kv_bytes"] == 100
+
+
+def test_two_engines_share_nothing():
+    first, _ = make_engine()
+    second, _ = make_engine()
+    first.submit(request("a", [1, 2], 3))
+    assert not second.has_work()
+    second.submit(request("a", [1, 2], 3))
+    first.abort("a")
+    assert run(second, [])[0]["a"] == solo([1, 2], 3, True)
+    assert first.counters()["engine.paged"] == 0 < second.counters()["engine.paged"]
+
+
+def test_a_closed_engine_serves_nothing():
+    engine, _ = make_engine()
+    engine.submit(request("a", [1, 2], 3))
+    engine.close()
+    assert not engine.has_work()
+    engine.submit(request("b", [1, 2], 3))
+    with pytest.raises(EngineError, match="closed"):
+        engine.step()
