@@ -1,0 +1,137 @@
+"""``engine=mlx_lm``: plain mlx_lm's tokens, one cap on what is in flight, errors by name."""
+
+import dataclasses
+import shutil
+
+import pytest
+from mlx_lm_bench import CAP, in_flight, options, prompts, requests, serve
+
+from labkit.engine import Request, SamplingParams, create
+from labkit.engine.base import EngineError, InvalidLogitsError
+from labkit.engine.mlx_lm.loading import load
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("qwen3", None), ("llama", 5), ("gemma3", None)])
+def test_greedy_tokens_equal_plain_mlx_lm(name, chunk, shared, plain_greedy):
+    engine = shared(name, chunk)
+    tokens, last = serve(engine, requests())
+    for i, prompt in enumerate(prompts()):
+        assert tokens[str(i)] == plain_greedy(name, prompt, 12), f"prompt {i}"
+        assert last[str(i)].finish_reason == "length"
+
+
+def test_end_of_text_and_stop_tokens(shared, plain_greedy, monkeypatch):
+    free = plain_greedy("qwen3", prompts()[1], 12)
+    stop = free[4]
+    expected = free[: free.index(stop) + 1]
+    engine = shared()
+    tokens, last = serve(engine, requests(stop_token_ids=(stop,))[1:2])
+    assert tokens["1"] == expected and last["1"].finish_reason == "stop"
+    monkeypatch.setattr(
+        engine, "_loaded", dataclasses.replace(engine._loaded, eos_token_ids=frozenset({stop}))
+    )
+    tokens, last = serve(engine, requests(ignore_eos=False)[1:2])
+    assert tokens["1"] == expected and last["1"].finish_reason == "stop"
+    tokens, last = serve(engine, requests()[1:2])
+    assert tokens["1"] == free and last["1"].finish_reason == "length"
+
+
+def test_the_models_own_end_of_text_is_known(shared):
+    assert shared()._loaded.eos_token_ids == {299}
+
+
+def test_abort_leaves_the_others_as_they_were(shared, plain_greedy):
+    engine = shared("llama", 5)
+    asked = requests()
+    for request in asked:
+        engine.submit(request)
+    tokens = {}
+
+    def step(times=1):
+        for _ in range(times):
+            for event in engine.step():
+                tokens.setdefault(event.request_id, []).append(event.token)
+
+    step(4)
+    assert "0" in tokens and engine._generator._prompt_batch.uids  # 2 is still in its prefill
+    for gone in ("0", "2", "7", "unknown"):  # decoding, in its prefill, waiting
+        engine.abort(gone)
+    before = len(tokens["0"])
+    assert in_flight(engine) == 1
+    while engine.has_work():
+        step()
+        assert in_flight(engine) <= CAP
+    assert len(tokens["0"]) == before and not {"2", "7"} & set(tokens)
+    for i in (1, 3, 4, 5, 6):
+        assert tokens[str(i)] == plain_greedy("llama", prompts()[i], 12)
+    assert engine.counters()["requests.aborted"] == 3
+    assert engine.counters()["requests.finished"] == 5
+
+
+def test_what_cannot_be_served_ends_with_an_error_event(shared):
+    engine = shared()
+    bad = [
+        Request("empty", ()),
+        Request("high", (1, 300)),
+        Request("low", (-1,)),
+        Request("other", (1,), SamplingParams(min_p=0.1)),
+    ]
+    _, last = serve(engine, [*bad, requests()[0]])
+    assert [last[r.request_id].finish_reason for r in bad] == ["error"] * 4
+    assert "the prompt is empty" in last["empty"].error
+    assert "token ids must be 0 to 299" in last["high"].error
+    assert last["other"].error == "request other: min_p=0.1: engine=mlx_lm does not have it"
+    assert last["0"].finish_reason == "length"
+    assert engine.counters()["requests.refused"] == 4
+
+
+def test_an_id_that_is_live_is_refused(shared):
+    engine = shared()
+    engine.submit(requests()[0])
+    with pytest.raises(EngineError, match="request 0: this id is live already"):
+        engine.submit(requests()[0])
+    engine.step()
+    with pytest.raises(EngineError, match="request 0: this id is live already"):
+        engine.submit(requests()[0])
+    engine.abort("0")
+    assert not engine.has_work() and in_flight(engine) == 0
+
+
+def test_weights_in_half_precision_become_float32(model_dir, tmp_path):
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    weights = mx.load(str(model_dir("qwen3") / "model.safetensors"))
+    half = {name: value.astype(mx.float16) for name, value in weights.items()}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), half, metadata={"format": "mlx"})
+    shutil.copy(model_dir("qwen3") / "config.json", tmp_path)
+    model = load(tmp_path).model
+    assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
+
+
+def test_broken_logits_are_an_error(shared, monkeypatch):
+    engine = shared()
+    monkeypatch.setattr("labkit.engine.mlx_lm.engine.lead", lambda *_: float("nan"))
+    engine.submit(requests()[0])
+    with pytest.raises(InvalidLogitsError, match="request 0"):
+        while engine.has_work():
+            engine.step()
+    monkeypatch.undo()
+    engine.abort("0")
+
+
+def test_a_closed_engine_holds_nothing(model_dir):
+    engine = create(options(), model_dir("qwen3"))
+    engine.submit(requests()[0])
+    engine.step()
+    engine.close()
+    engine.close()
+    assert not engine.has_work()
+    with pytest.raises(EngineError, match="closed"):
+        engine.step()
+
+
+def test_a_directory_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(EngineError, match="engine=mlx_lm: ") as caught:
+        create(options(), tmp_path)
+    assert "\n" not in str(caught.value)

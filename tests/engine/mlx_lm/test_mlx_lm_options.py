@@ -1,0 +1,64 @@
+"""``engine=mlx_lm`` takes its own options and refuses those of other engines."""
+
+import pytest
+from mlx_lm_bench import options
+
+from labkit import config
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"attention": config.Attention(resolver="seq_map")},
+            "engine.attention.resolver=seq_map: engine=mlx_lm does not have it; "
+            "leave it binary_search",
+        ),
+        (
+            {"budget": config.Budget(blocks=64)},
+            "engine.budget.blocks=64: engine=mlx_lm does not have it; leave it null",
+        ),
+        ({"kv": config.KV(block_size=8)}, "engine.kv.block_size=8"),
+        (
+            {"scheduler": config.Scheduler(max_num_batched_tokens=64)},
+            "engine.scheduler.max_num_batched_tokens=64",
+        ),
+        (
+            {
+                "attention": config.Attention(backend="reference"),
+            },
+            "engine.attention.backend=reference: engine=mlx_lm does not have it; leave it fused",
+        ),
+    ],
+)
+def test_options_of_other_engines_are_refused(changes, said):
+    with pytest.raises(config.ConfigError) as caught:
+        config.Engine(name="mlx_lm", **changes)
+    assert str(caught.value).startswith(said)
+
+
+def test_its_own_options_are_taken():
+    scheduler = config.Scheduler(max_num_seqs=4, chunk=64)
+    engine = config.Engine(
+        name="mlx_lm",
+        threads=1,
+        blas=config.Blas.stock,
+        memory_limit=1 << 30,
+        mlx_cache_limit=1 << 20,
+        scheduler=scheduler,
+    )
+    assert engine.scheduler.chunk == 64
+
+
+def test_a_kernel_workload_is_refused():
+    with pytest.raises(config.ConfigError, match=r"engine\.name=mlx_lm: it serves requests"):
+        config.Experiment(
+            engine=options(),
+            model=config.Model(shape=config.ModelShape()),
+            workload=config.Workload(
+                name="k",
+                kind=config.WorkloadKind.kernel,
+                cases=[config.Case("d", decode=1, context=1)],
+            ),
+            ablation=config.Ablation(arms={"base": {}}),
+        )
