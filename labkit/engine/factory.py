@@ -76,7 +76,8 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
     refuse_early(options, model_dir, machine)
     loaded = load(model_dir)
     expected = self_test.expect(loaded, options.kv.block_size)
-    choice = choose_forward(loaded)
+    shape = decode_shape.create(options.decode_shape, speculation.rows_of(options))
+    choice = choose_forward(loaded, compiled=shape.bounded)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
     difference = self_test.verify(loaded, choice.forward, small, expected)
     if options.batch_invariant:
@@ -104,6 +105,7 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
             "model_type": loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
+            "compiled_blocks": blocks.number if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,
             "budget": str(pool),
             "draft": draft.source if draft else None,
@@ -113,7 +115,7 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
         name=options.name,
         speculation=speculation.create(options, layout.cache, run_draft, counters),
         cut=speculation.cut_of(options),
-        shape=decode_shape.create(options.decode_shape, speculation.rows_of(options)),
+        shape=shape,
         pipeline_name=options.pipeline,
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import EngineError
+from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.input_builder import Batch
 from labkit.engine.layer_cache import ArrayBridge, LayerCache, Step
 from labkit.engine.model_loader import LoadedModel
@@ -60,13 +61,20 @@ def select_rows(model: Any) -> SelectRows | None:
 class PackedForward:
     """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer.
 
-    The model's first layer is layer ``first_layer`` of the KV memory.
+    The model's first layer is layer ``first_layer`` of the KV memory. ``blocks``, where
+    there are any, run compiled in steps of decodes alone.
     """
 
     def __init__(
-        self, loaded: LoadedModel, bridge: ArrayBridge, name: str, first_layer: int = 0
+        self,
+        loaded: LoadedModel,
+        bridge: ArrayBridge,
+        name: str,
+        first_layer: int = 0,
+        blocks: CompiledBlocks | None = None,
     ) -> None:
         self.name = name
+        self.blocks = blocks
         self._model = loaded.model
         self._bridge = bridge
         self._caches = [
@@ -82,6 +90,8 @@ class PackedForward:
             cache.step = step
         if self._selector is not None:
             self._selector.rows = self._bridge.from_numpy(batch.logit_rows)
+        if self.blocks is not None:
+            self.blocks.on = not batch.prefill_tokens
         try:
             hidden = self._model(self._bridge.from_numpy(batch.tokens[:, None]), cache=self._caches)
         finally:
@@ -89,6 +99,8 @@ class PackedForward:
                 cache.step = None
             if self._selector is not None:
                 self._selector.rows = None
+        if self.blocks is not None:
+            self.blocks.count(counters)
         (logits,) = self._bridge.to_numpy(hidden)
         logits = logits[:, 0]
         if len(logits) != len(batch.logit_rows):
@@ -135,15 +147,20 @@ class ForwardChoice:
     reason: str | None
 
 
-def choose_forward(loaded: LoadedModel, first_layer: int = 0) -> ForwardChoice:
+def choose_forward(
+    loaded: LoadedModel, first_layer: int = 0, *, compiled: bool = False
+) -> ForwardChoice:
     """Run the model on NumPy arrays with numba leaves where its code allows it, else on MLX.
 
-    The model's leaves are replaced in place, or it is left as it is: ask plain mlx_lm
-    what you want to know before.
+    On MLX its feed-forward blocks are ``compiled`` for steps of decodes alone, if asked to;
+    on NumPy arrays there is nothing to compile. The model's parts are replaced in place:
+    ask plain mlx_lm what you want to know before.
     """
     from labkit.engine.cpu import swap_leaves
 
     report = swap_leaves(loaded.model)
     if report.ok:
         return ForwardChoice(PackedForward(loaded, NumpyBridge(), "numpy", first_layer), None)
-    return ForwardChoice(PackedForward(loaded, MlxBridge(), "mlx", first_layer), report.reason)
+    blocks = CompiledBlocks(loaded.model) if compiled else None
+    forward = PackedForward(loaded, MlxBridge(), "mlx", first_layer, blocks)
+    return ForwardChoice(forward, report.reason)

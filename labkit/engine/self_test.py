@@ -59,8 +59,11 @@ def expect(loaded: LoadedModel, block_size: int) -> Expected:
 
 
 def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
-    """Return each step's tokens of both sequences: chunked, mixed, ragged, two blocks long."""
-    return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1))
+    """Return each step's tokens of both sequences: chunked, mixed, ragged, two blocks long.
+
+    Two decodes end them: what the first leaves behind (a graph) the second finds.
+    """
+    return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1), (1, 1))
 
 
 def cached_shapes(loaded: LoadedModel) -> tuple[LayerShape, ...]:
@@ -150,7 +153,10 @@ def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[
             for state, logits, count in zip(states, expected.logits, counts, strict=True)
         ]
         rows = np.arange(batch.total_q, dtype=np.int32)
-        yield replace(batch, logit_rows=rows), np.concatenate(spans)
+        # A token of each is a step of decodes: what only those run is tested too.
+        prefill = batch.prefill_tokens if max(counts) > 1 else 0
+        batch = replace(batch, logit_rows=rows, prefill_tokens=prefill)
+        yield batch, np.concatenate(spans)
         for chunk in chunks:
             chunk.state.num_computed_tokens += chunk.num_tokens
 

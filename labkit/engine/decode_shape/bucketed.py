@@ -7,6 +7,7 @@ class Bucketed:
     """The next power of two, at most ``capacity``, the rows there can be."""
 
     name = "bucketed"
+    bounded = True
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

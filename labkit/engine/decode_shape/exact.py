@@ -7,6 +7,7 @@ class Exact:
     """As many rows as tokens."""
 
     name = "exact"
+    bounded = False
 
     def rows(self, needed: int) -> int:
         """Return what is needed."""

@@ -11,6 +11,7 @@ class Fixed:
     """Always ``capacity``, the rows there can be."""
 
     name = "fixed"
+    bounded = True
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
