@@ -35,6 +35,11 @@ def labkit(cwd, *words, timeout=60):
         (["engine.kv.layout=null"], "a value is needed"),
         (["engine.kv=3"], "set one of its options"),
         (["engine=null"], "choose a file of the group"),
+        (["engine.attention.resolver=identity"], "it serves pure decode only"),
+        (
+            ["ablation=seq_map", "design.isolation=in_process", "engine.memory_limit=1073741824"],
+            "set design.isolation=process",
+        ),
         (["model=local"], "set model.path=DIR"),
         (["model=local", "model.path=/nowhere"], "/nowhere"),
         (["+ablation.arms.on={}"], "ablation.arms.on"),

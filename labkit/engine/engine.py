@@ -137,7 +137,10 @@ class PagedEngine:
         """End a request now and free its memory; unknown or finished ids are ignored."""
         self._scheduler.abort(request_id)
         if not self._scheduler.has_work():
+            start = time.perf_counter()
             self._pipeline.discard()
+            # The end of the step in flight: a wait, as the pipeline counts it too.
+            self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
     def has_work(self) -> bool:
@@ -156,7 +159,8 @@ class PagedEngine:
         except BaseException:
             self._scheduler.close()
             raise
-        self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
+        finally:
+            self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         return events
 
     def _advance(self) -> list[TokenEvent]:

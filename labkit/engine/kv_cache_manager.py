@@ -60,6 +60,10 @@ class KVCacheManager:
         """Bytes of the blocks that requests hold now."""
         return self.pool.num_used * self.block_bytes
 
+    @property
+    def _held_tokens(self) -> int:
+        return self.pool.num_used * self.block_size
+
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
@@ -138,8 +142,7 @@ class KVCacheManager:
         a drafted token that may yet be rejected must not be among them.
         """
         request_id = state.request_id
-        held = self.pool.num_used * self.block_size
-        self._used.note(request_id, state.num_computed_tokens, held)
+        self._used.note(request_id, state.num_computed_tokens, self._held_tokens)
         full = state.num_computed_tokens // self.block_size
         if full <= self._published[request_id]:
             return
@@ -195,7 +198,7 @@ class KVCacheManager:
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held."""
         self.pool.reset_counters()
-        self._used.reset()
+        self._used.reset(self._held_tokens)
         self._prefixes.evicted = 0
         self._hit_tokens = self._queried_tokens = 0
 

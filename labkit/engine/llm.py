@@ -37,7 +37,8 @@ class LLM:
     """A model directory, served. Also a context manager that closes it.
 
     An exception or ctrl-C leaves it usable: a step is finished before it is raised, and
-    the requests of the call that it ends are aborted.
+    the requests of the call that it ends are aborted. A step that fails itself ends the
+    requests of every call.
 
     Parameters
     ----------
@@ -46,8 +47,9 @@ class LLM:
     **options
         The engine's options (``labkit.config.Engine``), each by its own name wherever it
         stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``.
-        Not ``blas`` and ``threads``: a process settles them before MLX and numba are
-        imported (``labkit.platform``, ``NUMBA_NUM_THREADS``).
+        Not ``name``, which is a preset's, and not ``blas``, ``threads`` and ``memory_limit``: a
+        process settles them before MLX and numba are imported (``labkit.platform``,
+        ``NUMBA_NUM_THREADS``).
 
     Raises
     ------
@@ -157,7 +159,7 @@ class LLM:
         """Run one batch and hand each output to the stream that waits for it."""
         if not self._engine.has_work():
             lost = ", ".join(sorted(wanted, key=int))
-            raise EngineError(f"requests {lost} are lost: the LLM was closed")
+            raise EngineError(f"requests {lost} are lost: a step failed, or the LLM was closed")
         with held_back():
             for event in self._engine.step():
                 live = self._live.get(event.request_id)

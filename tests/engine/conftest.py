@@ -4,6 +4,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 # Makes ``stub_engine`` and the state machine importable: tests are no packages here.
@@ -25,8 +26,11 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def plain_greedy(model_dir):
-    """A function: architecture, prompt, length -> tokens of plain mlx_lm's own loop."""
+def plain_steps(model_dir):
+    """A function: architecture, prompt, length -> (token, log probabilities) of mlx_lm's own loop.
+
+    The log probabilities are an array [vocabulary] before each token.
+    """
     import mlx.core as mx
     from mlx_lm.generate import generate_step
     from mlx_lm.utils import load_model
@@ -37,9 +41,15 @@ def plain_greedy(model_dir):
         if name not in models:
             models[name] = load_model(model_dir(name))[0]
         steps = generate_step(mx.array(prompt), models[name], max_tokens=max_tokens)
-        return [int(token) for token, _ in steps]
+        return [(int(token), np.array(logprobs)) for token, logprobs in steps]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def plain_greedy(plain_steps):
+    """A function: architecture, prompt, length -> tokens of plain mlx_lm's own loop."""
+    return lambda *asked: [token for token, _ in plain_steps(*asked)]
 
 
 @pytest.fixture

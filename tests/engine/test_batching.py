@@ -138,6 +138,17 @@ def test_a_static_chunk_cap_holds_for_each_request():
     assert bench.counts()["chunk.static"] == 1
 
 
+@pytest.mark.parametrize(
+    ("chunk", "prompt"),
+    [(8, 20), (6, 6), (6, 3)],  # the budget cuts the prompt; nothing does
+)
+def test_a_cap_that_cuts_nothing_is_not_counted(chunk, prompt):
+    bench = Bench(chunk=chunk)
+    bench.add("a", prompt, 3)
+    bench.steps(4)
+    assert not any(name.startswith("chunk.") for name in bench.counts())
+
+
 def test_a_shrinking_chunk_gives_a_token_for_each_decode():
     bench = Bench(chunk=5, chunk_policy=config.ChunkPolicy.shrinking, max_num_batched_tokens=16)
     bench.add("a", 2, 9)

@@ -58,7 +58,9 @@ def test_a_fixed_step_has_room_for_every_draft(cut):
     )
     tokens, _ = run(engine, [request("a", [1, 2, 1], 30), request("b", [3, 4], 30)])
     assert tokens == {"a": solo([1, 2, 1], 30), "b": solo([3, 4], 30)}
-    assert set(model.shapes[1:]) == {8} and engine.counters()["spec.accepted"] > 0
+    counters = engine.counters()
+    assert set(model.shapes[1:]) == {8} and counters["spec.accepted"] > 0
+    assert counters["spec.unit_segments"] == (counters["spec.drafted"] if cut == "staircase" else 0)
 
 
 def serve(engine, prompts, max_tokens=14):

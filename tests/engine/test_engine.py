@@ -1,7 +1,20 @@
 """Requests through the engine, a stub in the model's place: chunks, memory, ends, refusals."""
 
+import gc
+import weakref
+
 import pytest
-from stub_engine import EOS, VOCAB, make_engine, next_token, request, run, solo
+from stub_engine import (
+    EOS,
+    VOCAB,
+    Adversary,
+    StubModel,
+    make_engine,
+    next_token,
+    request,
+    run,
+    solo,
+)
 
 from labkit.engine.base import EngineError, KVBytes, Observable
 
@@ -143,6 +156,20 @@ def test_peak_kv_bytes_follow_the_blocks_held():
     assert engine.counters()["peak_kv_bytes"] == 100
 
 
+def test_tokens_that_requests_share_are_used_once():
+    engine, _ = make_engine(20, prefixes="hash", max_num_seqs=3, max_num_batched_tokens=20)
+    shared = range(1, 17)  # 4 blocks
+    run(engine, [request("first", shared, 1)])
+    engine.reset_counters()
+    for name in "abc":
+        engine.submit(request(name, [*shared, 20], 4))
+    engine.step()
+    for _ in range(2):  # once as they came, once as they stand when the count begins anew
+        counters = engine.counters()
+        assert 0 < counters["kv_used_bytes"] <= counters["peak_kv_bytes"] == (4 + 3) * 100
+        engine.reset_counters()
+
+
 def test_two_engines_share_nothing():
     first, _ = make_engine()
     second, _ = make_engine()
@@ -152,6 +179,46 @@ def test_two_engines_share_nothing():
     first.abort("a")
     assert run(second, [])[0]["a"] == solo([1, 2], 3, True)
     assert first.counters()["engine.paged"] == 0 < second.counters()["engine.paged"]
+
+
+class Breaking(StubModel):
+    """A model whose third forward fails."""
+
+    forwards = 0
+
+    def __call__(self, batch):
+        self.forwards += 1
+        if self.forwards == 3:
+            raise RuntimeError("no more")
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize("pipeline", ["sync", "overlap"])
+def test_a_failed_step_leaves_no_request_and_no_block_behind(pipeline):
+    engine, _ = make_engine(
+        20, pipeline=pipeline, model=Breaking(20, 4), max_num_seqs=2, max_num_batched_tokens=6
+    )
+    for name in "abc":  # c waits for a place
+        engine.submit(request(name, range(1, 9), 5))
+    with pytest.raises(RuntimeError, match="no more"):
+        while engine.has_work():
+            engine.step()
+    engine.check()
+    counters = engine.counters()
+    assert not engine.has_work() and counters["requests.aborted"] == 3
+    assert counters["blocks.allocated"] == counters["blocks.freed"] > 0
+    assert counters["host_ms"] >= 0
+    assert run(engine, [request("a", [1, 2], 4)])[0] == {"a": solo([1, 2], 4)}
+
+
+def test_a_closed_engine_keeps_neither_model_nor_draft_model():
+    held = [StubModel(9, 4), Adversary()]
+    engine, _ = make_engine(model=held[0], proposer=held[1])
+    references = [weakref.ref(part) for part in held]
+    del held, _
+    engine.close()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
 
 
 def test_a_closed_engine_serves_nothing():

@@ -82,8 +82,30 @@ def test_options_go_by_their_own_names():
         engine_config({"block_sise": 3})
     with pytest.raises(ConfigError, match=r"engine\.kv\.block_size=3"):
         engine_config({"block_size": 3})
-    with pytest.raises(ConfigError, match="blas: no such engine option"):
-        engine_config({"blas": "stock"})
+
+
+def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
+    def fail(batch):
+        raise RuntimeError("no more")
+
+    first = llm.stream("First", LONG)
+    next(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine._pipeline, "_run_model", fail)
+        with pytest.raises(RuntimeError, match="no more"):
+            llm.generate("Second", LONG)
+    with pytest.raises(EngineError, match="lost: a step failed, or the LLM was closed"):
+        next(first)
+    assert idle(llm) and llm._live == {}
+    assert len(llm.generate("Third", LONG)[0].token_ids) == 30
+
+
+@pytest.mark.parametrize("name", ["name", "blas", "threads", "memory_limit"])
+def test_what_a_process_settles_is_no_option(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"^{name}: no such engine option; there are ") as caught:
+        LLM(tmp_path, **{name: 1})
+    assert "\n" not in str(caught.value)
+    assert name not in str(caught.value).split("there are ")[1].split(", ")
 
 
 def test_what_counts_as_one_prompt():
@@ -219,7 +241,7 @@ def test_a_with_block_closes_it(tiny):
     with LLM(tiny, max_num_seqs=2, max_num_batched_tokens=32, blocks=50) as llm:
         stream = llm.stream("First", LONG)
         next(stream)
-    with pytest.raises(EngineError, match="the LLM was closed"):
+    with pytest.raises(EngineError, match="lost: a step failed, or the LLM was closed"):
         list(stream)
 
 

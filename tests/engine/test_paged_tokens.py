@@ -6,6 +6,7 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import NO_TOKEN, EngineError
+from labkit.engine.forward import SelectRows
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
 ARCHITECTURES = ("qwen3", "llama", "gemma3")
@@ -245,17 +246,27 @@ def test_an_architecture_that_attends_by_hand_is_refused_by_name(make, model_dir
     assert "\n" not in str(caught.value)
 
 
-def test_an_architecture_whose_logits_differ_is_refused(model_dir, monkeypatch):
+@pytest.mark.parametrize("factor", [1.01, np.nan])
+def test_an_architecture_whose_logits_differ_is_refused(factor, model_dir, monkeypatch):
     from labkit.engine.attention.reference import ReferenceBackend
 
     real = ReferenceBackend.attend
 
-    def wrong(self, q, *args, scale, **kwargs):
-        return real(self, q, *args, scale=scale * 1.01, **kwargs)
+    def wrong(self, *args, **kwargs):
+        out, report = real(self, *args, **kwargs)
+        out *= factor
+        return out, report
 
     monkeypatch.setattr(ReferenceBackend, "attend", wrong)
     with pytest.raises(EngineError, match="logits differ from plain mlx_lm's"):
         create(options(backend="reference"), model_dir("qwen3"))
+
+
+def test_a_forward_that_takes_other_rows_than_those_asked_for_is_refused(model_dir, monkeypatch):
+    """Where all rows are asked for, the first so many are the right ones."""
+    monkeypatch.setattr(SelectRows, "__call__", lambda self, h: self.norm(h[: len(self.rows)]))
+    with pytest.raises(EngineError, match="logits differ from plain mlx_lm's"):
+        create(options(), model_dir("qwen3"))
 
 
 def test_a_stale_stamp_stops_the_step(model_dir, monkeypatch):

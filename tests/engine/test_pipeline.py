@@ -1,6 +1,7 @@
 """One step in flight: what the host does meanwhile, and that nobody can tell from the tokens."""
 
 import threading
+import time
 
 import pytest
 from stub_engine import StubModel, make_engine, request, run, solo
@@ -119,6 +120,9 @@ def test_nothing_is_left_in_flight_when_the_last_request_is_aborted():
     threading.Timer(0.05, model.gate.release).start()
     engine.abort("a")
     assert not engine.has_work() and model.ended == 1
+    counters = engine.counters()
+    # Nobody else waited; what is no waiting is the host's time, and none of it is negative.
+    assert counters["pipeline.wait_ms"] > 0 and counters["host_ms"] > 0
     engine.submit(request("a", [1, 2], 1))
     model.gate.release()
     assert run(engine, [])[0] == {"a": solo([1, 2], 1)}
@@ -127,6 +131,7 @@ def test_nothing_is_left_in_flight_when_the_last_request_is_aborted():
 def test_a_failure_in_flight_is_raised_by_the_next_step():
     class Broken(StubModel):
         def __call__(self, batch):
+            time.sleep(0.05)
             raise EngineError("it broke")
 
     engine = overlapped(Broken(30, 4))
@@ -134,6 +139,7 @@ def test_a_failure_in_flight_is_raised_by_the_next_step():
     engine.step()
     with pytest.raises(EngineError, match="it broke"):
         engine.step()
+    assert engine.counters()["host_ms"] > 0  # its wait is part of a step
     engine.close()
     assert not engine.has_work()
 

@@ -48,6 +48,17 @@ def test_decodes_come_first_whatever_the_order_of_arrival():
     assert output.total_tokens == 6
 
 
+def test_a_request_whose_last_token_is_in_flight_takes_part_in_no_choice():
+    scheduler = make_scheduler(max_num_seqs=2, max_num_batched_tokens=8)
+    for name, prompt in (("last", 2), ("long", 20), ("waits", 1)):
+        scheduler.add(Request(name, tuple(range(prompt)), SamplingParams(max_tokens=1)))
+    scheduler.schedule()
+    output = scheduler.schedule()  # as under overlap, before the first step's results
+    assert [(c.state.request_id, c.num_tokens) for c in output.chunks] == [("long", 8)]
+    assert not any(name.startswith("order.") for name in scheduler.counts.as_dict())
+    assert scheduler.num_running == 2  # it has its place still
+
+
 @pytest.mark.parametrize(("start", "count"), [(0, 0), (2, 2), (3, 1)])
 def test_a_chunk_beyond_the_known_tokens_cannot_be_made(start, count):
     state = RequestState(Request("a", (1, 2, 3)))

@@ -63,6 +63,7 @@ def test_tokens_are_those_of_no_speculation(proposer, cut):
     assert (accepted > 0) != isinstance(proposer, Fool) and drafted > 0
     assert accepted == sum(counters[f"spec.accepted.pos{i}"] for i in range(3))
     assert drafted == sum(counters[f"spec.drafted.pos{i}"] for i in range(3))
+    assert counters["spec.unit_segments"] == (drafted if cut == "staircase" else 0)
     assert counters["spec.accepted.pos0"] >= counters["spec.accepted.pos1"]
     # Every token but each request's last is computed once; a wrong draft is computed in vain.
     needed = sum(len(r.prompt_token_ids) + 25 - 1 for r in requests)

@@ -1,8 +1,9 @@
 """Every pair of choices, together in one engine: the tokens are plain mlx_lm's.
 
 Combinations are drawn at random, those that the config refuses are left out, and as few as
-cover every pair that any of them has are run. Where the attention's arithmetic is the same,
-the logits agree bit for bit too, which the margins and log probabilities of every token show.
+cover every pair that any of them has are run. The logits are bit for bit those of each request
+alone, in the plainest engine with the same attention, which the margins and log probabilities
+of every token show; and that engine's are mlx_lm's, within rounding.
 """
 
 from __future__ import annotations
@@ -124,11 +125,14 @@ def named(combination):
     return ",".join(f"{axis}={c}" for axis, c in combination if c != plain[axis]) or "default"
 
 
-def serve(combination, path):
-    engine = create(legal(combination), path)
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=2)
-    for i, prompt in enumerate(PROMPTS):
-        engine.submit(Request(str(i), prompt, params, priority=i % 3))
+PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True, logprobs=2)
+REQUESTS = [Request(str(i), p, PARAMS, priority=i % 3) for i, p in enumerate(PROMPTS)]
+
+
+def serve(engine, requests):
+    """Tokens, and margins with log probabilities, of requests that come together."""
+    for request in requests:
+        engine.submit(request)
     tokens, numbers = {}, {}
     while engine.has_work():
         for event in engine.step():
@@ -136,7 +140,6 @@ def serve(combination, path):
             tokens.setdefault(event.request_id, []).append(event.token)
             numbers.setdefault(event.request_id, []).append((event.margin, event.logprobs))
         engine.check()
-    engine.close()
     return tokens, numbers
 
 
@@ -145,23 +148,53 @@ def expected(plain_greedy):
     return {str(i): plain_greedy("qwen3", prompt, TOKENS) for i, prompt in enumerate(PROMPTS)}
 
 
-@pytest.fixture(scope="module")
-def seen():
-    """The margins and log probabilities of the first combination of each arithmetic."""
-    return {}
-
-
-def arithmetic(combination):
-    """Which attention computes: its results may round in ways of their own."""
+def plainest(combination):
+    """The same attention, which may round in a way of its own, and no other choice."""
     c = dict(combination)
-    return c["backend"] if c["engine"] == "paged" else c["engine"]
+    plain = {axis: values[0] for axis, values in AXES.items()}
+    plain |= {"engine": c["engine"], "backend": c["backend"]}
+    if c["engine"] != "paged":
+        plain |= {"composition": "split", "order": "prefill_first"}
+    if c["engine"] == "naive":
+        plain["admission"] = "static"
+    return tuple(plain.items())
 
 
-def verify(combination, model_dir, expected, seen):
-    tokens, numbers = serve(combination, model_dir("qwen3"))
+@pytest.fixture(scope="module")
+def alone(model_dir, plain_steps):
+    """A function: combination -> the numbers of each request alone in the plainest engine."""
+    known = {}
+
+    def numbers_of(combination):
+        plain = plainest(combination)
+        if plain not in known:
+            engine = create(legal(plain), model_dir("qwen3"))
+            known[plain] = {r.request_id: serve(engine, [r])[1][r.request_id] for r in REQUESTS}
+            engine.close()
+            check_against_mlx_lm(known[plain], plain_steps)
+        return known[plain]
+
+    return numbers_of
+
+
+def check_against_mlx_lm(numbers, plain_steps):
+    for request in REQUESTS:
+        steps = plain_steps("qwen3", request.prompt_token_ids, TOKENS)
+        for (margin, told), (token, logprobs) in zip(
+            numbers[request.request_id], steps, strict=True
+        ):
+            second, best = sorted(logprobs)[-2:]
+            assert margin == pytest.approx(best - second, abs=1e-4)
+            assert told.token == pytest.approx(logprobs[token], abs=1e-4)
+            assert [value for _, value in told.top] == pytest.approx([best, second], abs=1e-4)
+
+
+def verify(combination, model_dir, expected, alone):
+    engine = create(legal(combination), model_dir("qwen3"))
+    tokens, numbers = serve(engine, REQUESTS)
+    engine.close()
     assert tokens == expected
-    first = seen.setdefault(arithmetic(combination), numbers)
-    assert numbers == first
+    assert numbers == alone(combination)
 
 
 def test_the_sweep_meets_every_choice():
@@ -171,12 +204,12 @@ def test_the_sweep_meets_every_choice():
 
 
 @pytest.mark.parametrize("combination", SWEEP, ids=named)
-def test_every_pair_of_choices(combination, model_dir, expected, seen):
-    verify(combination, model_dir, expected, seen)
+def test_every_pair_of_choices(combination, model_dir, expected, alone):
+    verify(combination, model_dir, expected, alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_many_combinations(seed, model_dir, expected, seen):
+def test_many_combinations(seed, model_dir, expected, alone):
     for combination in drawn(1500, seed=100 + seed)[:50]:
-        verify(combination, model_dir, expected, seen)
+        verify(combination, model_dir, expected, alone)

@@ -44,6 +44,17 @@ def test_a_clean_checkout_is_clean_whatever_lies_beside_the_code(checkout):
     assert environment_git.changes(checkout) == "clean"
 
 
+@pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
+def test_a_worktree_names_its_folder_by_any_path(checkout, gitdir):
+    def git(*words):
+        command = ["git", "-C", str(checkout), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("worktree", "add", "tree")
+    (checkout / "tree" / ".git").write_text(f"gitdir: {gitdir.format(checkout)}\n")
+    assert environment_git.commit(checkout / "tree") == git("rev-parse", "HEAD")
+
+
 @pytest.mark.parametrize("name", ["labkit/a.py", "conf/a.yaml", "labkit/new.py"])
 def test_a_change_to_the_code_has_a_hash_of_its_own(checkout, name):
     path = checkout / name

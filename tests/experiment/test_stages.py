@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.experiment import stages
-from labkit.platform import threads
+from labkit.experiment.record import Record
+from labkit.platform import blas, threads
+
+REQUESTS = {"name": "ragged", "kind": "ragged"}
+KERNELS = {"name": "k", "kind": "kernel", "cases": [{"name": "d", "decode": 1, "context": 1}]}
 
 
-def experiment(**engine):
+def experiment(workload=REQUESTS, **engine):
     return from_plain(
         Experiment,
         {
             "engine": engine,
             "model": {"shape": {}},
-            "workload": {"name": "ragged", "kind": "ragged"},
+            "workload": workload,
             "ablation": {"arms": {"base": {}}},
         },
     )
@@ -34,3 +39,22 @@ def test_the_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, mo
     monkeypatch.setattr(threads, "core_count", lambda: 5)
     assert stages.blas_threads(experiment(**engine)) == blas_threads
     assert stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "backend", "noted"),
+    [
+        (KERNELS, "fused", False),
+        (KERNELS, "reference", False),
+        (KERNELS, "gather", True),
+        (REQUESTS, "fused", True),
+        (REQUESTS, "gather", True),
+    ],
+)
+def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, noted, monkeypatch):
+    monkeypatch.setattr(blas, "activate", lambda kind, threads: {"name": kind, "threads": threads})
+    monkeypatch.setattr(workload, "load", lambda *_, **__: None)
+    monkeypatch.setattr(stages, "use_threads", lambda experiment: None)
+    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    stages.load(experiment(asked, attention={"backend": backend}, blas="stock"), draft)
+    assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)

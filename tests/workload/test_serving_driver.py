@@ -3,7 +3,7 @@ from collections import deque
 import pytest
 
 from labkit.config import CacheState, Workload, WorkloadKind
-from labkit.engine.base import StaleLaunchError, TokenEvent
+from labkit.engine.base import InvalidLogitsError, StaleLaunchError, TokenEvent
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
@@ -260,12 +260,16 @@ def test_what_cannot_be_right_is_invalid_output(fault, message):
         measure(fault=fault)
 
 
-def test_a_stale_launch_is_stale_output():
-    def stale(engine, events):
-        raise StaleLaunchError("layer 3: stamp 7, expected 8")
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(StaleLaunchError, StaleOutput), (InvalidLogitsError, InvalidOutput)],
+)
+def test_what_the_engine_finds_wrong_is_named(error, outcome):
+    def fault(engine, events):
+        raise error("layer 3: stamp 7, expected 8")
 
-    with pytest.raises(StaleOutput, match="layer 3: stamp 7"):
-        measure(fault=stale)
+    with pytest.raises(outcome, match="layer 3: stamp 7"):
+        measure(fault=fault)
 
 
 def test_free_lengths_may_stop_early():

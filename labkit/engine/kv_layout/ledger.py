@@ -26,9 +26,9 @@ class UsedTokens:
         """Say that a request holds none any more."""
         self._total -= self._tokens.pop(request_id, 0)
 
-    def reset(self) -> None:
-        """Start the peak anew, from what is held now."""
-        self.peak = self._total
+    def reset(self, held: float = math.inf) -> None:
+        """Start the peak anew, from what is used now; memory for ``held`` tokens is held."""
+        self.peak = min(self._total, held)
 
 
 class Ledger:
