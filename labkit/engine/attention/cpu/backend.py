@@ -16,7 +16,6 @@ from labkit.engine.attention.base import Array
 from labkit.engine.attention.cpu import decode, dispatch, kernels, layers, tiled
 from labkit.engine.attention.cpu.dispatch import Dispatch
 from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
-from labkit.engine.attention.cpu.rows import scratch_bytes
 from labkit.engine.attention.cpu.tiles import KEYS
 from labkit.engine.attention.metadata import AttentionMetadata
 from labkit.engine.attention.options import FusedOptions
@@ -130,8 +129,11 @@ class CpuBackend(PagedBackend):
     ) -> Counted:
         """Run the chosen kernel, and the reduce kernel where the keys are split."""
         workers, group = numba.get_num_threads(), q.shape[1] // num_kv_heads
-        rows = (BQ if chosen.kernel == "tiled" else 1) * group
-        self._reserve(workers, scratch_bytes(rows, chosen.heads, q.shape[2]))
+        if chosen.kernel == "tiled":
+            size = tiled.scratch_bytes(BQ * group, q.shape[2])
+        else:
+            size = decode.scratch_bytes(chosen.heads * group, q.shape[2])
+        self._reserve(workers, size)
         counters = np.zeros((workers + 1, kernels.NUM_COUNTERS), dtype=np.int64)
         nonce = secrets.randbits(32)
         work = (self._memory, counters, meta.cu_seqlens_q, meta.seq_lens, num_kv_heads)

@@ -1,8 +1,7 @@
 """The body of the decode kernel: one query token against its whole context.
 
-The limit is memory. A unit serves several KV heads, whose keys lie side by side, and
-reads a strip of keys in the order of memory before it is used; while it multiplies, it
-prefetches what comes next.
+The limit is memory. A unit serves several KV heads, whose keys lie side by side, and reads
+every key and value once, in the order of memory, while it prefetches what comes next.
 """
 
 from __future__ import annotations
@@ -12,29 +11,44 @@ from typing import Any, NamedTuple
 
 from numba import carray, cfunc, from_dtype, types
 
-from labkit.engine.attention.cpu.jit import inner
+from labkit.engine.attention.cpu.jit import inlined, inner
 from labkit.engine.attention.cpu.rows import (
     LAYER,
     Scratch,
-    add_values,
     carve,
     finish_rows,
     keep_rows,
     offset_of,
-    pack_keys,
+    row_bytes,
     run_end,
-    score_rows,
     start_rows,
     stride_of,
     weigh_row,
-    whole_tiles,
 )
-from labkit.engine.attention.cpu.simd import LANES, LINE
-from labkit.engine.attention.cpu.tiles import KEYS, ROWS, touch
+from labkit.engine.attention.cpu.simd import BYTES, LANES
+from labkit.engine.attention.cpu.streams import (
+    RUN,
+    add_lanes,
+    dot_1,
+    dot_2,
+    dot_4,
+    dots_1,
+    dots_2,
+    dots_4,
+    spread_1,
+    spread_2,
+    spread_4,
+    spreads_1,
+    spreads_2,
+    spreads_4,
+)
+from labkit.engine.attention.cpu.tiles import KEYS
+
+AHEAD = RUN * RUN  # keys between what is read and what is prefetched
 
 
 class Unit(NamedTuple):
-    """One query token for the KV heads from ``head`` on, whose rows lie ``height`` apart.
+    """One query token for some KV heads from ``head`` on, whose rows follow each other.
 
     The token sees the keys from ``low`` to ``high``.
     """
@@ -45,17 +59,20 @@ class Unit(NamedTuple):
     token: int
     low: int
     high: int
-    height: int
+
+
+def scratch_bytes(rows: int, head_dim: int) -> int:
+    """Return the bytes of a worker's scratch for units of so many rows."""
+    return row_bytes(rows, head_dim) + rows * LANES * BYTES
 
 
 @inner
 def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     """Attend, write the output, return the KV blocks walked."""
-    for i in range(unit.heads):
-        start_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+    start(layer, scratch, unit)
     walk(layer, scratch, unit)
     for i in range(unit.heads):
-        finish_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+        finish_rows(layer, scratch, unit.head + i, i * layer.group, unit.token, 1)
     return blocks_of(layer, unit.low, unit.high) * unit.heads
 
 
@@ -65,20 +82,28 @@ def attend_part(layer: Any, scratch: Scratch, unit: Unit) -> int:
 
     The kernel for the ablations of both; ``unit.low`` is where the window begins.
     """
-    for i in range(unit.heads):
-        start_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+    start(layer, scratch, unit)
     begin, end = part_of(layer, unit.low if layer.window_skip != 0 else 0, unit.high)
-    seen = Unit(
-        unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end, unit.height
-    )
-    read_masked(layer, scratch, seen, begin, min(end, unit.low))
+    seen = Unit(unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end)
+    for base in range(begin // KEYS * KEYS, min(end, unit.low), KEYS):
+        first, stop = max(base, begin), min(base + KEYS, end, unit.low)
+        # For nothing: both are read, and what they score is overwritten.
+        score_keys(layer, scratch, seen, layer.k_pool, base, first, stop)
+        score_keys(layer, scratch, seen, layer.v_pool, base, first, stop)
     walk(layer, scratch, seen)
     for i in range(unit.heads):
         if layer.partitions > 1:
-            keep_rows(layer, scratch, unit.head + i, i * unit.height, unit.token)
+            keep_rows(layer, scratch, unit.head + i, i * layer.group, unit.token)
         else:
-            finish_rows(layer, scratch, unit.head + i, i * unit.height, unit.token, 1)
+            finish_rows(layer, scratch, unit.head + i, i * layer.group, unit.token, 1)
     return blocks_of(layer, begin, end) * unit.heads
+
+
+@inner
+def start(layer: Any, scratch: Scratch, unit: Unit) -> None:
+    """Load the unit's queries."""
+    for i in range(unit.heads):
+        start_rows(layer, scratch, unit.head + i, i * layer.group, unit.token, 1)
 
 
 @inner
@@ -86,25 +111,137 @@ def walk(layer: Any, scratch: Scratch, unit: Unit) -> None:
     """Fold the keys that the unit sees into its rows, tile by tile."""
     for base in range(unit.low // KEYS * KEYS, unit.high, KEYS):
         begin, end = max(base, unit.low), min(base + KEYS, unit.high)
-        take_keys(layer, scratch, unit, base, begin, end)
-        for i in range(unit.heads):
-            weigh_head(layer, scratch, unit, i, base, begin, end)
-        take_values(layer, scratch, unit, base, begin, end)
+        score_keys(layer, scratch, unit, layer.k_pool, base, begin, end)
+        for row in range(unit.heads * layer.group):
+            weigh_row(layer, scratch, row, begin - base, end - base)
+        add_values(layer, scratch, unit, base, begin, end)
 
 
 @inner
-def read_masked(layer: Any, scratch: Scratch, unit: Unit, begin: int, end: int) -> None:
-    """Read and score the keys and read the values from ``begin`` to ``end``, for nothing."""
-    near = scratch.scores
-    for base in range(begin // KEYS * KEYS, end, KEYS):
-        first, stop = max(base, begin), min(base + KEYS, end)
-        take_keys(layer, scratch, unit, base, first, stop)
-        for i in range(unit.heads):
-            keys = scratch.keys + i * 4 * KEYS * layer.head_dim
-            for row in range(i * unit.height, i * unit.height + layer.group, ROWS):
-                count = min(ROWS, i * unit.height + layer.group - row)
-                score_rows(layer, scratch, keys, row, count, first - base, stop - base, near, near)
-        read_ahead(layer, scratch, unit, layer.v_pool, first, stop)
+def score_keys(
+    layer: Any, scratch: Scratch, unit: Unit, pool: int, base: int, begin: int, end: int
+) -> None:
+    """Score the keys of a pool from ``begin`` to ``end``, in the tile from ``base`` on."""
+    for strip in range(begin // LANES * LANES, end, LANES):
+        key, stop = max(strip, begin), min(strip + LANES, end)
+        while key < stop:
+            count = run_of(layer, key, stop)
+            lanes = scratch.rest + BYTES * (key - strip)
+            ahead = ahead_of(layer, unit, pool, key, end, layer.v_pool, begin)
+            source = place(layer, unit, pool, key)
+            for row in range(0, unit.heads * layer.group, layer.group):
+                multiply(layer, scratch, row, lanes, source, count, ahead)
+                source += 4 * layer.head_dim
+                ahead += 4 * layer.head_dim
+            key += count
+        for row in range(unit.heads * layer.group):
+            scores = scratch.scores + 4 * (KEYS * row + strip - base)
+            add_lanes(scores, scratch.rest + BYTES * LANES * row)
+
+
+@inlined
+def multiply(
+    layer: Any, scratch: Scratch, row: int, lanes: int, key: int, count: int, ahead: int
+) -> None:
+    """Multiply the rows of one KV head from ``row`` on with one key or ``RUN``."""
+    width, pitch = 4 * layer.head_dim, BYTES * LANES
+    stride, vectors = stride_of(layer), layer.head_dim // LANES
+    end = row + layer.group
+    while row < end:
+        sums, queries = lanes + pitch * row, scratch.queries + width * row
+        if end - row >= 4:
+            if count == RUN:
+                dots_4(sums, pitch, queries, width, key, stride, vectors, ahead)
+            else:
+                dot_4(sums, pitch, queries, width, key, stride, vectors, ahead)
+            row += 4
+        elif end - row >= 2:
+            if count == RUN:
+                dots_2(sums, pitch, queries, width, key, stride, vectors, ahead)
+            else:
+                dot_2(sums, pitch, queries, width, key, stride, vectors, ahead)
+            row += 2
+        else:
+            if count == RUN:
+                dots_1(sums, pitch, queries, width, key, stride, vectors, ahead)
+            else:
+                dot_1(sums, pitch, queries, width, key, stride, vectors, ahead)
+            row += 1
+
+
+@inner
+def add_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+    """Add the weighted values from ``begin`` to ``end``, of the tile from ``base`` on."""
+    key = begin
+    while key < end:
+        count = run_of(layer, key, end)
+        weights = scratch.scores + 4 * (key - base)
+        ahead = ahead_of(layer, unit, layer.v_pool, key, end, layer.k_pool, end)
+        source = place(layer, unit, layer.v_pool, key)
+        for row in range(0, unit.heads * layer.group, layer.group):
+            accumulate(layer, scratch, row, weights, source, count, ahead)
+            source += 4 * layer.head_dim
+            ahead += 4 * layer.head_dim
+        key += count
+
+
+@inlined
+def accumulate(
+    layer: Any, scratch: Scratch, row: int, weights: int, value: int, count: int, ahead: int
+) -> None:
+    """Add one weighted value or ``RUN`` to the rows of one KV head from ``row`` on."""
+    width, pitch = 4 * layer.head_dim, 4 * KEYS
+    stride, vectors = stride_of(layer), layer.head_dim // LANES
+    end = row + layer.group
+    while row < end:
+        sums, factors = scratch.sums + width * row, weights + pitch * row
+        if end - row >= 4:
+            if count == RUN:
+                spreads_4(sums, width, factors, pitch, value, stride, vectors, ahead)
+            else:
+                spread_4(sums, width, factors, pitch, value, stride, vectors, ahead)
+            row += 4
+        elif end - row >= 2:
+            if count == RUN:
+                spreads_2(sums, width, factors, pitch, value, stride, vectors, ahead)
+            else:
+                spread_2(sums, width, factors, pitch, value, stride, vectors, ahead)
+            row += 2
+        else:
+            if count == RUN:
+                spreads_1(sums, width, factors, pitch, value, stride, vectors, ahead)
+            else:
+                spread_1(sums, width, factors, pitch, value, stride, vectors, ahead)
+            row += 1
+
+
+@inlined
+def run_of(layer: Any, key: int, end: int) -> int:
+    """Return how many keys from ``key`` on to take at once: ``RUN`` side by side, else one."""
+    return RUN if run_end(layer, key, end) - key >= RUN else 1
+
+
+@inlined
+def place(layer: Any, unit: Unit, pool: int, key: int) -> int:
+    """Return the address of the unit's first head of a key."""
+    address: int = pool + offset_of(layer, unit.sequence, key) + 4 * layer.head_dim * unit.head
+    return address
+
+
+@inlined
+def ahead_of(
+    layer: Any, unit: Unit, pool: int, key: int, end: int, following: int, first: int
+) -> int:
+    """Return the first of ``RUN`` keys to prefetch at a key; past ``end`` in ``following``.
+
+    While ``RUN`` keys are read side by side, ``RUN`` others are prefetched, ``RUN`` keys
+    apart: they mostly lie in as many pages, and as many streams are what memory is read
+    fastest in. Each run of the ``AHEAD`` keys takes its share of the next ``AHEAD``.
+    """
+    key = key // AHEAD * AHEAD + AHEAD + key % AHEAD // RUN
+    if key >= end:
+        pool, key = following, key - end + first
+    return place(layer, unit, pool, min(key, unit.high - 1))
 
 
 @inner
@@ -126,94 +263,6 @@ def blocks_of(layer: Any, begin: int, end: int) -> int:
     return blocks
 
 
-@inner
-def read_ahead(layer: Any, scratch: Scratch, unit: Unit, pool: int, begin: int, end: int) -> None:
-    """Bring the unit's heads of some keys or values near, in the order of memory."""
-    width = 4 * layer.head_dim
-    vectors = unit.heads * layer.head_dim // LANES
-    key = begin
-    while key < end:
-        stop = run_end(layer, key, end)
-        source = pool + offset_of(layer, unit.sequence, key) + unit.head * width
-        if unit.heads == layer.num_kv_heads:
-            touch(source, (stop - key) * vectors, scratch.values)
-        else:
-            for _ in range(stop - key):
-                touch(source, vectors, scratch.values)
-                source += stride_of(layer)
-        key = stop
-
-
-@inner
-def stretch(layer: Any, scratch: Scratch, unit: Unit, pool: int, key: int) -> tuple[int, int]:
-    """Return the first and last cache line of the keys side by side from ``key`` on.
-
-    A line that is near anyway where there is nothing to prefetch: past the context, or
-    where the unit has only some of the heads.
-    """
-    if key >= unit.high or unit.heads < layer.num_kv_heads:
-        return scratch.scores, scratch.scores
-    ahead = pool + offset_of(layer, unit.sequence, key)
-    return ahead, ahead + (run_end(layer, key, unit.high) - key) * stride_of(layer) - LINE
-
-
-@inner
-def take_keys(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
-    """Transpose a tile's keys of all heads, strip by strip."""
-    tile = 4 * KEYS * layer.head_dim
-    for strip in range(begin // LANES * LANES, end, LANES):
-        first, stop = max(strip, begin), min(strip + LANES, end)
-        read_ahead(layer, scratch, unit, layer.k_pool, first, stop)
-        for i in range(unit.heads):
-            keys = scratch.keys + i * tile
-            pack_keys(layer, scratch, unit.head + i, keys, unit.sequence, base, first, stop)
-
-
-@inner
-def weigh_head(
-    layer: Any, scratch: Scratch, unit: Unit, i: int, base: int, begin: int, end: int
-) -> None:
-    """Score a tile's keys for the unit's ``i``-th head; prefetch its share of the values."""
-    keys = scratch.keys + i * 4 * KEYS * layer.head_dim
-    low, high = begin - base, end - base
-    ahead, last = stretch(layer, scratch, unit, layer.v_pool, base + i * KEYS // unit.heads)
-    for row in range(i * unit.height, i * unit.height + layer.group, ROWS):
-        count = min(ROWS, i * unit.height + layer.group - row)
-        score_rows(layer, scratch, keys, row, count, low, high, ahead, last)
-        for j in range(row, row + count):
-            weigh_row(layer, scratch, j, low, high)
-
-
-@inner
-def take_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
-    """Add a tile's weighted values to all heads, strip by strip; prefetch the next keys."""
-    width = 4 * layer.head_dim
-    for strip in range(begin // LANES * LANES, end, LANES):
-        stop = min(strip + LANES, end)
-        key = max(strip, begin)
-        read_ahead(layer, scratch, unit, layer.v_pool, key, stop)
-        ahead, last = stretch(layer, scratch, unit, layer.k_pool, strip + KEYS)
-        while key < stop:
-            following = run_end(layer, key, stop)
-            values = layer.v_pool + offset_of(layer, unit.sequence, key) + unit.head * width
-            for i in range(unit.heads):
-                for row in range(i * unit.height, i * unit.height + layer.group, ROWS):
-                    count = min(ROWS, i * unit.height + layer.group - row)
-                    ahead = add_values(
-                        layer,
-                        scratch,
-                        row,
-                        count,
-                        key - base,
-                        following - key,
-                        values + i * width,
-                        stride_of(layer),
-                        ahead,
-                        last,
-                    )
-            key = following
-
-
 @cache
 def body(plain: bool = True) -> int:
     """Return the address of the body in C's calling convention, compiled or from cache.
@@ -221,8 +270,7 @@ def body(plain: bool = True) -> int:
     ``plain``: all keys of the window by one unit, else what ``attend_part`` does.
 
     int64 (layer: rows.LAYER *, memory, sequence, head, heads, token, high) returns the
-    KV blocks walked; ``memory`` is the address of the worker's ``rows.scratch_bytes``,
-    zeros before its first use.
+    KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
     signature = types.int64(types.CPointer(from_dtype(LAYER)), *[types.int64] * 6)
     compiled = cfunc(signature, cache=True, error_model="numpy")(_decode if plain else _part)
@@ -233,17 +281,15 @@ def _decode(
     layers: Any, memory: int, sequence: int, head: int, heads: int, token: int, high: int
 ) -> int:
     layer = carray(layers, 1)[0]
-    height = whole_tiles(layer.group)
-    scratch = carve(memory, heads * height, heads, layer.head_dim)
+    scratch = carve(memory, heads * layer.group, layer.head_dim)
     low = max(0, high - layer.window)
-    return attend(layer, scratch, Unit(sequence, head, heads, token, low, high, height))
+    return attend(layer, scratch, Unit(sequence, head, heads, token, low, high))
 
 
 def _part(
     layers: Any, memory: int, sequence: int, head: int, heads: int, token: int, high: int
 ) -> int:
     layer = carray(layers, 1)[0]
-    height = whole_tiles(layer.group)
-    scratch = carve(memory, heads * height, heads, layer.head_dim)
+    scratch = carve(memory, heads * layer.group, layer.head_dim)
     low = max(0, high - layer.window)
-    return attend_part(layer, scratch, Unit(sequence, head, heads, token, low, high, height))
+    return attend_part(layer, scratch, Unit(sequence, head, heads, token, low, high))

@@ -14,7 +14,7 @@ from labkit.metal.dispatch import BQ, partitions
 # Decode units for each worker that make up for their unequal contexts.
 UNITS_PER_WORKER = 4
 # Bytes of a key's heads in one unit: read in order, and a tile of them fits the cache.
-STREAM_BYTES = 2048
+STREAM_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,11 @@ def inner(function: F) -> F:
     return cast(F, numba.njit(error_model="numpy")(function))
 
 
+def inlined(function: F) -> F:
+    """Compile a part of a kernel that is too short for the cost of a call."""
+    return cast(F, numba.njit(error_model="numpy", forceinline=True)(function))
+
+
 def kernel(function: F) -> F:
     """Compile a launch: parallel, cached on disk, without the interpreter lock."""
     compiled = numba.njit(cache=True, parallel=True, nogil=True, error_model="numpy")

@@ -13,34 +13,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention import validate
-from labkit.engine.attention.cpu.jit import inner
+from labkit.engine.attention.cpu.jit import inlined, inner
 from labkit.engine.attention.cpu.simd import LANES, LINE
 from labkit.engine.attention.cpu.tiles import (
     KEYS,
-    LINES_AHEAD,
-    ROWS,
-    WIDE,
     clear,
     copy_bytes,
     exp2_scalar,
     load_float,
     load_int32,
     scale_row,
-    scores_1,
-    scores_4,
     softcap_tile,
     softmax_tile,
     store_float,
-    store_int64,
-    transpose_strip,
-    values_1,
-    values_1_wide,
-    values_4,
-    values_4_wide,
 )
 
-MAX_HEAD_DIM = validate.MAX_HEAD_DIM
 LOG2E = np.float32(1.4426950408889634)
 
 # One layer's operands and options; arrays by address (bytes), contiguous.
@@ -72,56 +59,38 @@ LAYER = np.dtype(
 
 
 class Scratch(NamedTuple):
-    """One worker's memory: addresses (bytes) of its parts, float32 but for ``sources``.
-
-    ``rows`` counts the rows of all the unit's KV heads, each head's rounded up to whole
-    register tiles.
-    """
+    """One worker's memory: addresses (bytes) of its parts, float32."""
 
     queries: int  # [rows, head_dim], scaled
     sums: int  # [rows, head_dim], weighted values
     scores: int  # [rows, KEYS]
-    keys: int  # [heads, head_dim, KEYS], a tile transposed
-    values: int  # [KEYS, head_dim], a tile side by side
     states: int  # [rows, 2], running maximum and sum
-    zeros: int  # [MAX_HEAD_DIM]
-    sources: int  # int64 [KEYS], addresses of a tile's keys
+    rest: int  # what a kernel needs besides
 
 
-def scratch_bytes(rows: int, heads: int, head_dim: int) -> int:
-    """Return the bytes of a worker's scratch for ``rows`` rows of each of ``heads`` KV heads."""
-    rows = -(-rows // ROWS) * ROWS * heads
-    floats = rows * (2 * head_dim + KEYS + 2) + (heads + 1) * head_dim * KEYS + MAX_HEAD_DIM
-    return -(-(4 * floats + 8 * KEYS) // LINE) * LINE
+def row_bytes(rows: int, head_dim: int) -> int:
+    """Return the bytes of so many rows, in whole cache lines."""
+    return -(-4 * rows * (2 * head_dim + KEYS + 2) // LINE) * LINE
 
 
 @inner
-def carve(memory: int, rows: int, heads: int, head_dim: int) -> Scratch:
-    """Divide a worker's memory; the zeros lie first, so that nothing else ever lies there."""
-    sources = memory + 4 * MAX_HEAD_DIM
-    queries = sources + 8 * KEYS
-    sums = queries + 4 * rows * head_dim
+def carve(memory: int, rows: int, head_dim: int) -> Scratch:
+    """Divide a worker's memory; vectors begin on a cache line."""
+    sums = memory + 4 * rows * head_dim
     scores = sums + 4 * rows * head_dim
-    keys = scores + 4 * rows * KEYS
-    values = keys + 4 * heads * head_dim * KEYS
-    states = values + 4 * head_dim * KEYS
-    return Scratch(queries, sums, scores, keys, values, states, memory, sources)
+    states = scores + 4 * rows * KEYS
+    rest = states + (8 * rows + LINE - 1) // LINE * LINE
+    return Scratch(memory, sums, scores, states, rest)
 
 
-@inner
-def whole_tiles(rows: int) -> int:
-    """Return ``rows`` rounded up to whole register tiles."""
-    return (rows + ROWS - 1) // ROWS * ROWS
-
-
-@inner
+@inlined
 def stride_of(layer: Any) -> int:
     """Return the bytes from one key to the next one of its block."""
     stride: int = 4 * layer.num_kv_heads * layer.head_dim
     return stride
 
 
-@inner
+@inlined
 def offset_of(layer: Any, sequence: int, key: int) -> int:
     """Return the bytes from a pool's start to the key at a position of a sequence."""
     table = layer.block_tables + 4 * sequence * layer.max_blocks
@@ -131,7 +100,7 @@ def offset_of(layer: Any, sequence: int, key: int) -> int:
     return offset
 
 
-@inner
+@inlined
 def run_end(layer: Any, key: int, end: int) -> int:
     """Return where the run of keys that lie side by side from ``key`` on stops."""
     stop: int = min(end, (key // layer.block_size + 1) * layer.block_size)
@@ -154,118 +123,15 @@ def start_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, to
 
 
 @inner
-def pack_keys(
-    layer: Any,
-    scratch: Scratch,
-    head: int,
-    keys: int,
-    sequence: int,
-    base: int,
-    begin: int,
-    end: int,
-) -> None:
-    """Transpose one KV head's keys from ``begin`` to ``end`` to their columns of a tile.
-
-    ``keys`` is the tile's address, ``base`` its first key. Columns of the first and last
-    strip that are out of the range become zeros.
-    """
-    first = (begin - base) // LANES * LANES
-    last = (end - base + LANES - 1) // LANES * LANES
-    for i in range(first, last):
-        store_int64(scratch.sources + 8 * i, scratch.zeros)
-    key = begin
-    while key < end:
-        stop = run_end(layer, key, end)
-        source = layer.k_pool + offset_of(layer, sequence, key) + 4 * head * layer.head_dim
-        for i in range(key - base, stop - base):
-            store_int64(scratch.sources + 8 * i, source)
-            source += stride_of(layer)
-        key = stop
-    vectors = layer.head_dim // LANES
-    for i in range(first, last, LANES):
-        transpose_strip(scratch.sources + 8 * i, keys + 4 * i, 4 * KEYS, vectors)
-
-
-@inner
-def score_rows(
-    layer: Any,
-    scratch: Scratch,
-    keys: int,
-    row: int,
-    count: int,
-    low: int,
-    high: int,
-    ahead: int,
-    last: int,
-) -> None:
-    """Multiply up to ``ROWS`` rows with a tile's keys from ``low`` to ``high``.
-
-    Meanwhile memory from ``ahead`` to ``last`` is prefetched.
-    """
-    width = 4 * layer.head_dim
-    queries = scratch.queries + width * row
-    depth, pitch = layer.head_dim, 4 * KEYS
-    for key in range(low // WIDE * WIDE, high, WIDE):
-        scores = scratch.scores + pitch * row + 4 * key
-        columns = keys + 4 * key
-        if count > 1:
-            scores_4(scores, pitch, queries, width, columns, pitch, depth, ahead, last)
-        else:
-            scores_1(scores, pitch, queries, width, columns, pitch, depth, ahead, last)
-        ahead += LINE * LINES_AHEAD * depth
-    if layer.softcap > 0:
-        for i in range(row, row + count):
-            softcap_tile(scratch.scores + pitch * i, layer.softcap)
-
-
-@inner
 def weigh_row(layer: Any, scratch: Scratch, row: int, low: int, high: int) -> None:
     """Turn a row's scores from ``low`` to ``high`` (at least one) into weights."""
-    shrink = softmax_tile(scratch.scores + 4 * KEYS * row, low, high, scratch.states + 8 * row)
+    scores = scratch.scores + 4 * KEYS * row
+    if layer.softcap > 0:
+        softcap_tile(scores, layer.softcap)
+    shrink = softmax_tile(scores, low, high, scratch.states + 8 * row)
     if shrink != 1:
         sums = scratch.sums + 4 * layer.head_dim * row
         scale_row(sums, sums, layer.head_dim // LANES, shrink)
-
-
-@inner
-def add_values(
-    layer: Any,
-    scratch: Scratch,
-    row: int,
-    count: int,
-    first: int,
-    keys: int,
-    values: int,
-    stride: int,
-    ahead: int,
-    last: int,
-) -> int:
-    """Add a tile's weighted values from key ``first`` on to ``count`` rows.
-
-    ``values`` is the address of the first, the others follow ``stride`` bytes apart.
-    Meanwhile memory from ``ahead`` to ``last`` is prefetched; returns how far it came.
-    """
-    width = 4 * layer.head_dim
-    sums = scratch.sums + width * row
-    weights = scratch.scores + 4 * KEYS * row + 4 * first
-    pitch = 4 * KEYS
-    column = 0
-    while column + 4 * WIDE <= width:
-        target, source = sums + column, values + column
-        if count > 1:
-            values_4_wide(target, width, weights, pitch, source, stride, keys, ahead, last)
-        else:
-            values_1_wide(target, width, weights, pitch, source, stride, keys, ahead, last)
-        ahead += LINE * LINES_AHEAD * keys
-        column += 4 * WIDE
-    while column < width:
-        target, source = sums + column, values + column
-        if count > 1:
-            values_4(target, width, weights, pitch, source, stride, keys, last, last)
-        else:
-            values_1(target, width, weights, pitch, source, stride, keys, last, last)
-        column += 4 * LANES
-    return ahead
 
 
 @inner

@@ -69,10 +69,10 @@ class Emitter:
         self.builder.store(value, self._pointer(address, offset), align=4)
 
     def prefetch(self, address: Any) -> None:
-        """Ask for the cache line at ``address``."""
+        """Ask for the cache line at ``address``, into the second level."""
         kind = ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         function = self._declared("llvm.prefetch.p0", kind)
-        self.builder.call(function, [self._pointer(address, 0), I32(0), I32(3), I32(1)])
+        self.builder.call(function, [self._pointer(address, 0), I32(0), I32(2), I32(1)])
 
     def constant(self, value: float) -> Any:
         """Return a vector of one constant."""
@@ -191,6 +191,11 @@ class Emitter:
         build.cbranch(build.icmp_signed("<", following, count), turn, after)
         build.position_at_end(after)
         return values
+
+    def apart(self, address: Any, stride: Any, count: int) -> list[Any]:
+        """Return ``count`` addresses, ``stride`` bytes apart."""
+        build = self.builder
+        return [build.add(address, build.mul(stride, I64(index))) for index in range(count)]
 
     def _pointer(self, address: Any, offset: int) -> Any:
         if offset:

@@ -12,22 +12,41 @@ from typing import Any, NamedTuple
 from numba import carray, cfunc, from_dtype, types
 
 from labkit.engine.attention.cpu.jit import inner
+from labkit.engine.attention.cpu.products import (
+    ROWS,
+    WAITING,
+    WIDE,
+    scores_1,
+    scores_4,
+    transpose_strip,
+    values_1,
+    values_1_wide,
+    values_4,
+    values_4_wide,
+)
 from labkit.engine.attention.cpu.rows import (
     LAYER,
     Scratch,
-    add_values,
     carve,
     finish_rows,
     offset_of,
-    pack_keys,
+    row_bytes,
     run_end,
-    score_rows,
     start_rows,
     stride_of,
     weigh_row,
-    whole_tiles,
 )
-from labkit.engine.attention.cpu.tiles import KEYS, ROWS, copy_bytes
+from labkit.engine.attention.cpu.simd import LANES
+from labkit.engine.attention.cpu.tiles import KEYS, copy_bytes, store_int64
+
+
+class Packed(NamedTuple):
+    """A worker's memory for one KV head's keys and values of a tile: addresses (bytes)."""
+
+    keys: int  # float32 [head_dim, KEYS], transposed
+    values: int  # float32 [KEYS, head_dim], side by side
+    sources: int  # int64 [KEYS], addresses of the keys
+    waiting: int  # ``WAITING`` bytes
 
 
 class Unit(NamedTuple):
@@ -43,6 +62,25 @@ class Unit(NamedTuple):
     high: int
 
 
+def scratch_bytes(rows: int, head_dim: int) -> int:
+    """Return the bytes of a worker's scratch for units of so many rows."""
+    return row_bytes(-(-rows // ROWS) * ROWS, head_dim) + KEYS * (8 * head_dim + 8) + WAITING
+
+
+@inner
+def whole_tiles(rows: int) -> int:
+    """Return ``rows`` rounded up to whole register tiles."""
+    return (rows + ROWS - 1) // ROWS * ROWS
+
+
+@inner
+def packed(layer: Any, scratch: Scratch) -> Packed:
+    """Divide the rest of a worker's memory."""
+    values = scratch.rest + 4 * KEYS * layer.head_dim
+    sources = values + 4 * KEYS * layer.head_dim
+    return Packed(scratch.rest, values, sources, sources + 8 * KEYS)
+
+
 @inner
 def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     """Attend, write the output, return the KV blocks walked."""
@@ -51,7 +89,7 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     high = unit.high + unit.tokens - 1
     for base in range(low // KEYS * KEYS, high, KEYS):
         begin, end = max(base, low), min(base + KEYS, high)
-        pack_keys(layer, scratch, unit.head, scratch.keys, unit.sequence, base, begin, end)
+        pack_keys(layer, scratch, unit, base, begin, end)
         pack_values(layer, scratch, unit, base, begin, end)
         rows = unit.tokens * layer.group
         for row in range(0, rows, ROWS):
@@ -65,31 +103,70 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
 def attend_masked(layer: Any, scratch: Scratch, unit: Unit) -> int:
     """Attend without skipping: keys before the window are packed and scored, for nothing."""
     start_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
-    low, near = max(0, unit.high - layer.window), scratch.scores
+    low = max(0, unit.high - layer.window)
     rows = unit.tokens * layer.group
     for base in range(0, low, KEYS):
         end = min(base + KEYS, low)
-        pack_keys(layer, scratch, unit.head, scratch.keys, unit.sequence, base, base, end)
+        pack_keys(layer, scratch, unit, base, base, end)
         pack_values(layer, scratch, unit, base, base, end)
         for row in range(0, rows, ROWS):
             count = min(ROWS, rows - row)
-            score_rows(layer, scratch, scratch.keys, row, count, 0, end - base, near, near)
+            score_rows(layer, scratch, row, count, 0, end - base)
     blocks: int = attend(layer, scratch, unit) + low // layer.block_size
     return blocks
 
 
 @inner
+def pack_keys(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
+    """Transpose one KV head's keys from ``begin`` to ``end`` to their columns of a tile.
+
+    Columns of the first and last strip that are out of the range repeat the first key;
+    what they score is masked.
+    """
+    tile, width = packed(layer, scratch), 4 * layer.head_dim
+    first = (begin - base) // LANES * LANES
+    last = (end - base + LANES - 1) // LANES * LANES
+    source = layer.k_pool + offset_of(layer, unit.sequence, begin) + unit.head * width
+    for i in range(first, last):
+        store_int64(tile.sources + 8 * i, source)
+    key = begin
+    while key < end:
+        stop = run_end(layer, key, end)
+        source = layer.k_pool + offset_of(layer, unit.sequence, key) + unit.head * width
+        for i in range(key - base, stop - base):
+            store_int64(tile.sources + 8 * i, source)
+            source += stride_of(layer)
+        key = stop
+    vectors = layer.head_dim // LANES
+    for i in range(first, last, LANES):
+        transpose_strip(tile.sources + 8 * i, tile.keys + 4 * i, 4 * KEYS, vectors)
+
+
+@inner
 def pack_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
     """Copy one KV head's values from ``begin`` to ``end`` side by side."""
-    width = 4 * layer.head_dim
+    target, width = packed(layer, scratch).values, 4 * layer.head_dim
     key = begin
     while key < end:
         stop = run_end(layer, key, end)
         source = layer.v_pool + offset_of(layer, unit.sequence, key) + unit.head * width
         for i in range(key - base, stop - base):
-            copy_bytes(scratch.values + width * i, source, width)
+            copy_bytes(target + width * i, source, width)
             source += stride_of(layer)
         key = stop
+
+
+@inner
+def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
+    """Multiply up to ``ROWS`` rows with the tile's keys from ``low`` to ``high``."""
+    width, pitch, steps = 4 * layer.head_dim, 4 * KEYS, layer.head_dim // LANES
+    queries, tile = scratch.queries + width * row, packed(layer, scratch)
+    for key in range(low // WIDE * WIDE, high, WIDE):
+        scores, keys = scratch.scores + pitch * row + 4 * key, tile.keys + 4 * key
+        if count > 1:
+            scores_4(scores, pitch, queries, width, keys, pitch, steps, tile.waiting)
+        else:
+            scores_1(scores, pitch, queries, width, keys, pitch, steps, tile.waiting)
 
 
 @inner
@@ -110,8 +187,7 @@ def fold_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, ba
     last_low, high = seen(layer, unit, row + count - 1, base)
     if low >= high:
         return
-    near = scratch.scores
-    score_rows(layer, scratch, scratch.keys, row, count, low, high, near, near)
+    score_rows(layer, scratch, row, count, low, high)
     if low == last_low and first_high == high:
         for i in range(row, row + count):
             weigh_row(layer, scratch, i, low, high)
@@ -132,11 +208,27 @@ def fold_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, ba
 @inner
 def add_packed(layer: Any, scratch: Scratch, row: int, count: int, begin: int, end: int) -> None:
     """Add the tile's weighted values from ``begin`` to ``end``, if any, to some rows."""
-    if begin < end:
-        width = 4 * layer.head_dim
-        values = scratch.values + width * begin
-        near = scratch.scores
-        add_values(layer, scratch, row, count, begin, end - begin, values, width, near, near)
+    if begin >= end:
+        return
+    width, pitch, keys = 4 * layer.head_dim, 4 * KEYS, end - begin
+    sums = scratch.sums + width * row
+    weights = scratch.scores + pitch * row + 4 * begin
+    values = packed(layer, scratch).values + width * begin
+    column = 0
+    while column + 4 * WIDE <= width:
+        target, source = sums + column, values + column
+        if count > 1:
+            values_4_wide(target, width, weights, pitch, source, width, keys)
+        else:
+            values_1_wide(target, width, weights, pitch, source, width, keys)
+        column += 4 * WIDE
+    while column < width:
+        target, source = sums + column, values + column
+        if count > 1:
+            values_4(target, width, weights, pitch, source, width, keys)
+        else:
+            values_1(target, width, weights, pitch, source, width, keys)
+        column += 4 * LANES
 
 
 @cache
@@ -146,8 +238,7 @@ def body(window_skip: bool = True) -> int:
     ``window_skip``: whether keys before the window are left out.
 
     int64 (layer: rows.LAYER *, memory, sequence, head, token, tokens, high) returns the
-    KV blocks walked; ``memory`` is the address of the worker's ``rows.scratch_bytes``,
-    zeros before its first use.
+    KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
     signature = types.int64(types.CPointer(from_dtype(LAYER)), *[types.int64] * 6)
     kind = _tiled if window_skip else _masked
@@ -159,7 +250,7 @@ def _tiled(
     layers: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
 ) -> int:
     layer = carray(layers, 1)[0]
-    scratch = carve(memory, whole_tiles(tokens * layer.group), 1, layer.head_dim)
+    scratch = carve(memory, whole_tiles(tokens * layer.group), layer.head_dim)
     return attend(layer, scratch, Unit(sequence, head, token, tokens, high))
 
 
@@ -167,5 +258,5 @@ def _masked(
     layers: Any, memory: int, sequence: int, head: int, token: int, tokens: int, high: int
 ) -> int:
     layer = carray(layers, 1)[0]
-    scratch = carve(memory, whole_tiles(tokens * layer.group), 1, layer.head_dim)
+    scratch = carve(memory, whole_tiles(tokens * layer.group), layer.head_dim)
     return attend_masked(layer, scratch, Unit(sequence, head, token, tokens, high))

@@ -1,4 +1,4 @@
-"""The register tiles of the attention kernels, as numba intrinsics.
+"""What both kernels do with a tile of scores, and single elements, as numba intrinsics.
 
 Addresses are int64 bytes (``array.ctypes.data``), strides are bytes, elements float32.
 """
@@ -12,139 +12,9 @@ from numba import types
 from numba.core import cgutils
 
 from labkit.engine.attention.cpu.jit import intrinsic
-from labkit.engine.attention.cpu.simd import (
-    BYTES,
-    F32,
-    I64,
-    INTEGERS,
-    LANES,
-    LINE,
-    POINTER,
-    VECTORS,
-    Emitter,
-)
+from labkit.engine.attention.cpu.simd import BYTES, F32, I64, INTEGERS, LANES, POINTER, Emitter
 
 KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
-ROWS = 4  # query rows of a register tile
-LINES_AHEAD = 2  # measured: half of what a step of decode reads is best
-WIDE = LANES * VECTORS  # columns of a wide tile
-
-
-def _product(rows: int, vectors: int, accumulate: bool) -> Any:
-    """Return an intrinsic for ``C [+]= A @ B`` on a register tile.
-
-    C is [rows, vectors * LANES], A [rows, depth] read one element at a time, B [depth,
-    vectors * LANES]. Each element is one chain of fused multiply-adds in the order of
-    the depth, whatever the shape of the tile. Meanwhile ``LINES_AHEAD`` cache lines per
-    step of the depth are prefetched from ``ahead`` on, none past ``last``.
-    """
-
-    @intrinsic
-    def product(
-        typing_context: Any,
-        c: Any,
-        ldc: Any,
-        a: Any,
-        lda: Any,
-        b: Any,
-        ldb: Any,
-        depth: Any,
-        ahead: Any,
-        last: Any,
-    ) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = Emitter(builder)
-            c, ldc, a, lda, b, ldb, depth, ahead, last = arguments
-            c_rows = [builder.add(c, builder.mul(ldc, I64(row))) for row in range(rows)]
-            a_rows = [builder.add(a, builder.mul(lda, I64(row))) for row in range(rows)]
-            start = [
-                code.load(row, BYTES * v) if accumulate else code.constant(0.0)
-                for row in c_rows
-                for v in range(vectors)
-            ]
-
-            def turn(index: Any, sums: list[Any]) -> list[Any]:
-                line = builder.add(ahead, builder.mul(index, I64(LINE * LINES_AHEAD)))
-                for i in range(LINES_AHEAD):
-                    there = builder.add(line, I64(LINE * i))
-                    past = builder.icmp_signed(">", there, last)
-                    code.prefetch(builder.select(past, last, there))
-                b_row = builder.add(b, builder.mul(ldb, index))
-                step = builder.mul(index, I64(4))
-                columns = [code.load(b_row, BYTES * v) for v in range(vectors)]
-                following = []
-                for row in range(rows):
-                    factor = code.splat(code.load(builder.add(a_rows[row], step), kind=F32))
-                    for v in range(vectors):
-                        following.append(code.fma(factor, columns[v], sums[row * vectors + v]))
-                return following
-
-            sums = code.loop(depth, turn, start)
-            for row in range(rows):
-                for v in range(vectors):
-                    code.store(sums[row * vectors + v], c_rows[row], BYTES * v)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 9), emit
-
-    return product
-
-
-scores_4 = _product(ROWS, VECTORS, accumulate=False)
-scores_1 = _product(1, VECTORS, accumulate=False)
-values_4_wide = _product(ROWS, VECTORS, accumulate=True)
-values_4 = _product(ROWS, 1, accumulate=True)
-values_1_wide = _product(1, VECTORS, accumulate=True)
-values_1 = _product(1, 1, accumulate=True)
-
-
-@intrinsic
-def transpose_strip(typing_context: Any, rows: Any, target: Any, stride: Any, vectors: Any) -> Any:
-    """Write ``LANES`` rows as ``LANES`` columns.
-
-    ``rows`` is the address of ``LANES`` int64 row addresses; a row has ``vectors``
-    vectors; element ``d`` of the rows goes to ``target + d * stride``.
-    """
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        rows, target, stride, vectors = arguments
-        sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
-
-        def turn(index: Any, carried: list[Any]) -> list[Any]:
-            offset = builder.mul(index, I64(BYTES))
-            block = code.transpose([code.load(builder.add(row, offset)) for row in sources])
-            base = builder.add(target, builder.mul(stride, builder.mul(index, I64(LANES))))
-            for lane, column in enumerate(block):
-                code.store(column, builder.add(base, builder.mul(stride, I64(lane))))
-            return []
-
-        code.loop(vectors, turn, [])
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), emit
-
-
-@intrinsic
-def touch(typing_context: Any, source: Any, vectors: Any, sink: Any) -> Any:
-    """Read ``vectors`` vectors in the order of their addresses, into the caches.
-
-    Streams in this order are what hardware prefetchers follow. The sum, which makes the
-    loads happen, goes to ``sink``.
-    """
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = Emitter(builder)
-        source, vectors, sink = arguments
-
-        def turn(index: Any, total: list[Any]) -> list[Any]:
-            address = builder.add(source, builder.mul(index, I64(BYTES)))
-            return [builder.fadd(total[0], code.load(address))]
-
-        code.store(code.loop(vectors, turn, [code.constant(0.0)])[0], sink)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 3), emit
 
 
 @intrinsic
