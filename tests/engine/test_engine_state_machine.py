@@ -153,9 +153,6 @@ class EngineMachine(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             self.engine.check()
             assert self.model.largest <= self.options["max_num_batched_tokens"]
-            counters = self.engine.counters()
-            assert counters["kv_used_bytes"] <= counters["peak_kv_bytes"]
-            assert counters["host_ms"] > -1e-6  # no more than rounding
 
     def teardown(self):
         if not hasattr(self, "engine"):

@@ -5,10 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from stub_engine import EOS, VOCAB, Adversary, StubModel, make_cache, make_engine, solo
+from stub_engine import EOS, VOCAB, Adversary, StubModel, make_cache, make_engine, run, solo
+from stub_engine import request as ask
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create
+from labkit.engine import Request, create
 from labkit.engine.base import EngineError
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.speculation.base import Wanted
@@ -33,20 +34,8 @@ class Fool(Adversary):
         ]
 
 
-def ask(request_id, prompt, max_tokens, **params):
-    params = {"ignore_eos": True} | params
-    return Request(request_id, tuple(prompt), SamplingParams(max_tokens=max_tokens, **params))
-
-
-def run(engine, requests):
-    for request in requests:
-        engine.submit(request)
-    tokens = {}
-    while engine.has_work():
-        for event in engine.step():
-            tokens.setdefault(event.request_id, []).append(event.token)
-        engine.check()
-    return tokens
+def tokens_of(engine, requests):
+    return run(engine, requests)[0]
 
 
 @pytest.mark.parametrize("cut", ["window", "staircase"])
@@ -54,7 +43,7 @@ def run(engine, requests):
 def test_tokens_are_those_of_no_speculation(proposer, cut):
     engine, _ = make_engine(60, proposer=proposer, cut=cut, max_num_seqs=4)
     requests = [ask(f"r{i}", range(i, 2 * i + 1), 25) for i in range(7)]
-    tokens = run(engine, requests)
+    tokens = tokens_of(engine, requests)
     for request in requests:
         assert tokens[request.request_id] == solo(request.prompt_token_ids, 25)
     counters = engine.counters()
@@ -80,7 +69,7 @@ def test_drafts_are_bounded_by_max_tokens_the_budget_and_the_blocks_held():
     # 1 token from the prompt, 7 from a full draft, and the last 4 from a draft of 3.
     assert limits == [[6], [3]]
     limits.clear()
-    assert len(run(engine, [ask("b", [1], 1), ask("c", [1, 2], 2)])["c"]) == 2
+    assert len(tokens_of(engine, [ask("b", [1], 1), ask("c", [1, 2], 2)])["c"]) == 2
     assert limits == []  # nothing to draft: one token is sampled anyway
     tight = make_engine(
         60, proposer=oracle, num_drafts=6, max_num_seqs=3, max_num_batched_tokens=5
@@ -107,23 +96,19 @@ def test_a_stop_within_the_accepted_drafts_ends_the_request_there():
 def test_trap_rejected_drafts_are_never_published(prefixes):
     """The same requests, cold and warm: a block with a rejected draft's key would show."""
     for proposer in (Adversary(3), Fool()):
-        engine, _ = engine_with_prefixes(proposer, prefixes)
+        engine, _ = make_engine(80, proposer=proposer, prefixes=prefixes, max_num_seqs=3)
         rng = np.random.default_rng(0)
         shared = rng.integers(0, VOCAB, 9).tolist()
         requests = [ask(f"r{i}", shared + [i] * i, 14) for i in range(6)]
-        cold = run(engine, requests)
+        cold = tokens_of(engine, requests)
         # What was generated is asked for again as a prompt: its blocks were published.
         longer = [
             ask(f"{r.request_id}+", [*r.prompt_token_ids, *cold[r.request_id]], 9) for r in requests
         ]
-        warm = run(engine, longer)
+        warm = tokens_of(engine, longer)
         for request in longer:
             assert warm[request.request_id] == solo(request.prompt_token_ids, 9)
         assert engine.counters()["prefix.hit_tokens"] > 100
-
-
-def engine_with_prefixes(proposer, prefixes):
-    return make_engine(80, proposer=proposer, cache=make_cache(80, 4, prefixes), max_num_seqs=3)
 
 
 class Loaded(StubModel):
@@ -142,9 +127,9 @@ def weights(last):
 def test_sampled_tokens_follow_the_target_and_equal_those_of_no_speculation(cut):
     """Chi-square of the tokens at drafted positions, given the token before."""
     requests = [ask(f"r{i}", [1], 9, temperature=1.0, seed=i) for i in range(300)]
-    plain = run(make_engine(600, model=Loaded(600, 4), max_num_seqs=16)[0], requests)
+    plain = tokens_of(make_engine(600, model=Loaded(600, 4), max_num_seqs=16)[0], requests)
     engine, _ = make_engine(600, model=Loaded(600, 4), proposer=Likely(), cut=cut, max_num_seqs=16)
-    tokens = run(engine, requests)
+    tokens = tokens_of(engine, requests)
     assert tokens == plain
     accepted = engine.counters()["spec.accepted"]
     assert 0.1 < accepted / engine.counters()["spec.drafted"] < 0.9
@@ -276,7 +261,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(temperature, model_dir, 
     requests = [
         ask(str(i), prompt, 14, temperature=temperature) for i, prompt in enumerate(prompts())
     ]
-    tokens = run(engine, requests)
+    tokens = tokens_of(engine, requests)
     counters = engine.counters()
     assert counters["spec.accepted"] == counters["spec.drafted"] > 40
     if temperature == 0:
@@ -291,7 +276,7 @@ def test_a_model_of_fewer_layers_drafts_and_the_tokens_stay(verification, model_
     engine = create(chosen, model_dir("qwen3"))
     for again in range(2):  # cold, then with a prefix cache that is warm
         requests = [ask(f"{again} {i}", prompt, 14) for i, prompt in enumerate(prompts())]
-        tokens = run(engine, requests)
+        tokens = tokens_of(engine, requests)
         for i, prompt in enumerate(prompts()):
             assert tokens[f"{again} {i}"] == plain_greedy("qwen3", prompt, 14)
     counters = engine.counters()
@@ -334,7 +319,7 @@ def test_a_draft_of_another_vocabulary_or_too_many_layers_is_refused(model_dir, 
 
 def test_another_model_may_draft(model_dir, plain_greedy):
     engine = create(options(draft_path=str(model_dir("llama"))), model_dir("qwen3"))
-    tokens = run(engine, [ask(str(i), prompt, 8) for i, prompt in enumerate(prompts()[:3])])
+    tokens = tokens_of(engine, [ask(str(i), prompt, 8) for i, prompt in enumerate(prompts()[:3])])
     for i, prompt in enumerate(prompts()[:3]):
         assert tokens[str(i)] == plain_greedy("qwen3", prompt, 8)
 
