@@ -35,7 +35,7 @@ def read() -> Memory:
     import psutil
 
     machine, swap = psutil.virtual_memory(), psutil.swap_memory()
-    rooms = [memory_linux.room(folder) for folder in cgroup_folders()]
+    rooms = [memory_linux.room(folder) for folder in _cgroups()]
     return Memory(
         total=machine.total,
         available=min([machine.available, *(room for room in rooms if room is not None)]),
@@ -45,14 +45,15 @@ def read() -> Memory:
     )
 
 
-def cgroup_limit(folder: Path | None = None) -> int | None:
-    """Return the container's memory limit, or None (cgroup v2, else v1).
-
-    ``folder``: one cgroup; by default this process's and all above it, the smallest limit.
-    """
-    folders = cgroup_folders() if folder is None else [folder]
-    limits = [memory_linux.limit(one) for one in folders]
+def cgroup_limit() -> int | None:
+    """Return the smallest memory limit of this process's cgroups and all above; None: none."""
+    limits = [memory_linux.limit(folder) for folder in _cgroups()]
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _cgroups() -> list[Path]:
+    """Return where limits may be stated: in v2's hierarchy, and in v1's of memory."""
+    return [*cgroup_folders(), *cgroup_folders(controller="memory")]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 # v1 says "no limit" with a number near 2**63.
 UNLIMITED = 1 << 62
-LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-USED = ("memory.current", "memory/memory.usage_in_bytes")
-STAT = ("memory.stat", "memory/memory.stat")
-# Pages of files that the kernel drops before it kills: v2's name, v1's name.
+# v2's name, v1's name.
+LIMITS = ("memory.max", "memory.limit_in_bytes")
+USED = ("memory.current", "memory.usage_in_bytes")
+STAT = "memory.stat"
+# Pages of files that the kernel drops before it kills.
 RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
@@ -53,11 +54,9 @@ def _number(folder: Path, names: tuple[str, ...]) -> int | None:
 
 
 def _reclaimable(folder: Path) -> int:
-    for name in STAT:
-        try:
-            lines = (folder / name).read_text().splitlines()
-        except OSError:
-            continue
-        found = dict(line.split() for line in lines)
-        return next((int(found[key]) for key in RECLAIMABLE if key in found), 0)
-    return 0
+    try:
+        lines = (folder / STAT).read_text().splitlines()
+    except OSError:
+        return 0
+    found = dict(line.split() for line in lines)
+    return next((int(found[key]) for key in RECLAIMABLE if key in found), 0)

@@ -31,7 +31,7 @@ def test_the_room_is_the_limit_less_what_is_used_but_files_can_be_dropped(tmp_pa
 
 def test_cgroup_v1_is_read_too(tmp_path):
     write(
-        tmp_path / "memory",
+        tmp_path,
         memory__limit_in_bytes="1000",
         memory__usage_in_bytes="300",
         memory__stat="cache 5\ntotal_inactive_file 50\n",
@@ -39,11 +39,22 @@ def test_cgroup_v1_is_read_too(tmp_path):
     assert memory_linux.room(tmp_path) == 750
 
 
-def test_a_limit_above_the_own_cgroup_counts(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("controller", "files"),
+    [
+        ("", {"memory__max": "5000000\n", "memory__current": "4000000\n"}),
+        (
+            "memory",
+            {"memory__limit_in_bytes": "5000000\n", "memory__usage_in_bytes": "4000000\n"},
+        ),
+    ],
+)
+def test_a_limit_above_the_own_cgroup_counts(controller, files, tmp_path, monkeypatch):
     own, above = tmp_path / "own", tmp_path / "above"
     write(own, memory__max="max\n")
-    write(above, memory__max="5000000\n", memory__current="4000000\n")
-    monkeypatch.setattr(memory, "cgroup_folders", lambda: [own, above])
+    write(above, **files)
+    folders = {controller: [own, above]}
+    monkeypatch.setattr(memory, "cgroup_folders", lambda controller="": folders.get(controller, []))
     assert memory.cgroup_limit() == 5_000_000
     assert memory.read().available == 1_000_000
     machine = memory_machine.this_machine()
