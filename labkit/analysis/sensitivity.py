@@ -19,7 +19,7 @@ import numpy as np
 from labkit.analysis.cell import CellAnalysis, CellData
 from labkit.analysis.disturbance import disturbed_blocks
 from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
-from labkit.analysis.permutation import Floats, pooled, relabellings, two_sided
+from labkit.analysis.permutation import Floats, Relabellings, pooled, relabellings, two_sided
 from labkit.analysis.probe import adjust, noise_correlation
 from labkit.analysis.values import Row, complete_blocks, log_values
 
@@ -40,18 +40,30 @@ class Second:
     blocks: int
 
 
+@dataclass(frozen=True)
+class _Question:
+    """The log values that a second analysis is made of, both float64 [blocks, runs]."""
+
+    row: int
+    arm: str
+    how: str
+    base: Floats
+    other: Floats
+
+
 def second_analyses(analysis: CellAnalysis) -> list[Second]:
     """Give every second analysis of the primary rows that has grounds to be made."""
     data = analysis.data
     disturbed = frozenset(disturbed_blocks(data.records))
-    found: list[Second] = []
+    questions: list[_Question] = []
     for index, row in enumerate(analysis.rows):
         if not row.primary or row.skipped is not None or not row.positive:
             continue
+        correlation = _correlation(row, data)
         for arm in analysis.comparisons[index]:
-            found += _adjusted(index, row, arm, data)
-            found += _undisturbed(index, row, arm, data, disturbed)
-    return found
+            questions += _adjusted(index, row, arm, data, correlation)
+            questions += _undisturbed(index, row, arm, data, disturbed)
+    return _answers(questions, data.levels.alpha)
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
@@ -73,11 +85,12 @@ def _correlation(row: Row, data: CellData) -> float | None:
     return noise_correlation(*tables)
 
 
-def _adjusted(index: int, row: Row, arm: str, data: CellData) -> Iterator[Second]:
-    probe, correlation = data.probe, _correlation(row, data)
+def _adjusted(
+    index: int, row: Row, arm: str, data: CellData, correlation: float | None
+) -> Iterator[_Question]:
     if correlation is None or abs(correlation) < CORRELATES:
         return
-    pair = (data.baseline, arm)
+    probe, pair = data.probe, (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.levels.runs)
     if any(key not in probe for key in _places(row, pair, blocks)):
         return
@@ -86,7 +99,7 @@ def _adjusted(index: int, row: Row, arm: str, data: CellData) -> Iterator[Second
     if found is not None:
         how = f"probe-adjusted (correlation {correlation:.2f})"
         runs = data.levels.runs
-        yield _second(index, arm, how, found.values[:, :runs], found.values[:, runs:], data)
+        yield _Question(index, arm, how, found.values[:, :runs], found.values[:, runs:])
 
 
 def _places(row: Row, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
@@ -104,26 +117,39 @@ def _tables(
 
 def _undisturbed(
     index: int, row: Row, arm: str, data: CellData, disturbed: frozenset[int]
-) -> Iterator[Second]:
+) -> Iterator[_Question]:
     blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
     kept = [b for b in blocks if b not in disturbed]
     if len(kept) == len(blocks) or not kept:
         return
     out = ", ".join(str(b) for b in blocks if b in disturbed)
     base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
-    yield _second(index, arm, f"without disturbed blocks ({out})", base, other, data)
+    yield _Question(index, arm, f"without disturbed blocks ({out})", base, other)
 
 
-def _second(index: int, arm: str, how: str, base: Floats, other: Floats, data: CellData) -> Second:
-    labels = relabellings(*base.shape)
-    statistics_ = labels.mean_differences(pooled(base, other))
-    limits = breakpoints(statistics_, labels).interval(data.levels.alpha)
+def _answers(questions: Sequence[_Question], alpha: float) -> list[Second]:
+    """Answer all questions, in their order; those of as many blocks share a relabelling."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, question in enumerate(questions):
+        groups.setdefault(question.base.shape, []).append(i)
+    found: dict[int, Second] = {}
+    for (blocks, runs), members in groups.items():
+        labels = relabellings(blocks, runs)
+        units = [pooled(questions[i].base, questions[i].other) for i in members]
+        statistics = labels.mean_differences(np.stack(units, axis=1))
+        for column, i in enumerate(members):
+            found[i] = _answer(questions[i], statistics[:, column], labels, alpha)
+    return [found[i] for i in range(len(questions))]
+
+
+def _answer(question: _Question, statistics: Floats, labels: Relabellings, alpha: float) -> Second:
+    limits = breakpoints(statistics, labels).interval(alpha)
     return Second(
-        row=index,
-        arm=arm,
-        how=how,
-        effect_pct=percent(hodges_lehmann(base, other)),
+        row=question.row,
+        arm=question.arm,
+        how=question.how,
+        effect_pct=percent(hodges_lehmann(question.base, question.other)),
         ci_pct=None if limits is None else (percent(limits[0]), percent(limits[1])),
-        p=two_sided(statistics_),
-        blocks=len(base),
+        p=two_sided(statistics),
+        blocks=len(question.base),
     )
