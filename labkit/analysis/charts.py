@@ -26,9 +26,15 @@ CDF_POINTS = 101
 
 
 def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
-    """Give every arm's style class and mark; the control is grey crosses."""
+    """Give every arm's style class and mark; the control is grey crosses.
+
+    There are six colours that everybody can tell apart; the lines of further arms are dashed.
+    """
     real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
-    styles = {n: (f"arm{i % 6}", MARKS[i % len(MARKS)]) for i, n in enumerate(real)}
+    styles = {
+        name: (f"arm{i % 6}{' dashed' if i >= 6 else ''}", MARKS[i % len(MARKS)])
+        for i, name in enumerate(real)
+    }
     control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
     return {**styles, **{name: ("control", "cross") for name in control}}
 
@@ -53,7 +59,7 @@ def forest(cell: Json) -> str | None:
         y=(0.0, float(len(lines))),
         x_label=f"difference from {cell['arms'][0]['name']} (%), margin shaded",
         height=22 * len(lines) + 62,
-        left=min(360, 30 + round(7.4 * max(len(f"{name}, {c['arm']}") for name, c in lines))),
+        left=min(400, 16 + round(8.6 * max(len(f"{name}, {c['arm']}") for name, c in lines))),
     )
     chart.band(-margin, margin, "margin")
     chart.axes(y_ticks=False)

@@ -84,7 +84,8 @@ def shown_arms(cell: Json) -> list[str]:
 def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> Table:
     """Lay out the primary rows of a cell (or, with ``primary=False``, all the others)."""
     rows = [(i, row) for i, row in enumerate(cell["rows"]) if row["primary"] is primary]
-    arms, ran, published = shown_arms(cell), kernels(records), _published(cell)
+    arms, ran = shown_arms(cell), kernels(records)
+    published = _published(cell, [row for _, row in rows], arms)
     requests = all(row["case"] == "all" for _, row in rows)
     mixed = not requests and len({row["metric"] for _, row in rows if row["metric"]}) > 1
     units = {row["unit"] for _, row in rows if row["metric"] is not None}
@@ -161,15 +162,22 @@ def _numbers(
     ]
 
 
-def _published(cell: Json) -> dict[tuple[str, str], Json]:
-    """Index the published rows that this cell has by case and metric."""
+def _published(
+    cell: Json, shown: Sequence[Json], arms: Sequence[str]
+) -> dict[tuple[str, str], Json]:
+    """Index by case and metric what was published of the rows and arms that are shown."""
     published = cell["published"]
     if not isinstance(published, Mapping):
         return {}
     rows = published.get("rows") or []
     index = {(str(r["case"]), str(r.get("metric", published.get("metric")))): r for r in rows}
-    ours = {(row["case"], row["metric"]) for row in cell["rows"]}
-    return {key: row for key, row in index.items() if key in ours}
+    ours = {(row["case"], row["metric"]) for row in shown}
+    return {
+        key: row
+        for key, row in index.items()
+        if key in ours
+        and any(arm in (row.get(k) or {}) for k in ("delta_pct", "p") for arm in arms)
+    }
 
 
 def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: str) -> str:

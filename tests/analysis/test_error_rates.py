@@ -16,6 +16,7 @@ from labkit.analysis.permutation import permutation_test, pooled, relabellings
 from labkit.analysis.power import detectable_pct
 from labkit.analysis.probe import adjust
 from labkit.analysis.sequential import alpha_now, parse_looks
+from labkit.analysis.two_sample import splits, two_sided_p
 
 KINDS = ("clean", "drifting", "modal", "heavy")
 REPEATS = 20
@@ -169,3 +170,17 @@ def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():
         claimed += any(p[b] <= alpha_now(looks, b, 0.05) for b in p)
         naive += any(value <= 0.05 for value in p.values())
     assert claimed / 400 <= 0.06 < naive / 400
+
+
+@pytest.mark.parametrize("kind", ["clean", "modal", "heavy"])
+def test_two_studies_that_do_not_differ_are_rarely_said_to(kind):
+    """Of runs that were not interleaved: the same promises, as long as nothing drifts."""
+    rng, labels, studies = np.random.default_rng([10, KINDS.index(kind)]), splits(6, 6), 4000
+    repeats = np.stack([study(rng, kind, blocks=6, runs=1) for _ in range(studies)])
+    runs = run_values(repeats).reshape(studies, 12).T
+    moved = runs + 0.03 * (np.arange(12) >= 6)[:, None]
+    found = labels.mean_differences(runs), labels.mean_differences(moved)
+    assert np.mean([two_sided_p(t) <= 0.05 for t in found[0].T]) <= 0.06
+    limits = [breakpoints(t, labels).interval(0.05) for t in found[1].T]
+    assert np.mean([low <= 0.03 <= high for low, high in limits]) >= 0.94
+    assert np.mean([pooled_t_p(r) <= 0.05 for r in repeats[:300]]) > 0.06

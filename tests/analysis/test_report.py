@@ -114,6 +114,22 @@ def test_published_p_is_shown_as_published(make_cell, capsysbinary):
     assert "+0.9% (p = 0.26)" in printed(capsysbinary, study, "md")
 
 
+def test_a_column_of_published_deltas_stands_only_where_one_was_published(make_cell, capsysbinary):
+    """Numbers of other arms or metrics have their own table."""
+    published = {
+        "source": "an article",
+        "machine": "a Mac",
+        "metric": "request_s",
+        "unit": "s",
+        "rows": [{"case": "all", "arms": {"binary_search": 40.3, "seq_map": 41.0}}],
+    }
+    study = make_cell("study/cell", requests=True, published=published).parent
+    text = printed(capsysbinary, study, "md")
+    heads = [line for line in text.splitlines() if line.startswith("| metric")]
+    assert heads and not any("published" in line for line in heads)
+    assert "### Published by others" in text and "40.3" in text
+
+
 def test_csv_has_every_number_unrounded(study, capsysbinary):
     lines = list(csv.DictReader(io.StringIO(printed(capsysbinary, study, "csv"))))
     cell = analyse_cell(study / "kernel")
