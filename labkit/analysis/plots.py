@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 CONTROL_COLOUR = "#888888"
-MARKS = ("o", "s", "^", "D", "v", "P")
+MARKS = ("o", "s", "^", "D", "v")  # not as many as colours, so that 30 arms differ
 STYLE: Mapping[str, Any] = {
     "svg.hashsalt": "labkit",
     "svg.fonttype": "path",
@@ -43,7 +43,9 @@ STYLE: Mapping[str, Any] = {
 def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
     """Give every arm's colour and mark; the control is grey."""
     real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
-    styles = {n: (COLOURS[i % 6], MARKS[i % 6]) for i, n in enumerate(real)}
+    styles = {
+        name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
+    }
     control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
     return {**styles, **{name: (CONTROL_COLOUR, "x") for name in control}}
 

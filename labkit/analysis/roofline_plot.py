@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 Json = Mapping[str, Any]
 X_LABEL = "intensity (FLOP per byte)"
 Y_LABEL = "GFLOP/s"
+ROOM = 0.1  # decades between the outermost points and the edges
 
 
 def _ranges(found: Sequence[Point]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Give the exponents of 10 that hold all points and the roof's corner."""
+    """Give the exponents of 10 between which all points and the roof's corner lie."""
     x, y = [p.intensity for p in found], [p.gflop_s for p in found]
     limits = found[0].limits
     if limits is not None:
@@ -30,7 +31,8 @@ def _ranges(found: Sequence[Point]) -> tuple[tuple[float, float], tuple[float, f
 
 
 def _exponents(values: Sequence[float]) -> tuple[float, float]:
-    return float(floor(log10(min(values)))), float(ceil(log10(max(values)) + 0.05))
+    low, high = log10(min(values)), log10(max(values))
+    return min(floor(low), low - ROOM), max(ceil(high), high + ROOM)
 
 
 def _roof(found: Sequence[Point], x: tuple[float, float]) -> list[tuple[float, float]]:

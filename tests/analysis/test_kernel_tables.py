@@ -1,6 +1,7 @@
 """What kernel workloads show besides times: counters that hold anywhere, and the roofline."""
 
 from dataclasses import replace
+from math import log10
 
 import pytest
 
@@ -8,6 +9,7 @@ from labkit.analysis import write_study
 from labkit.analysis.cell import analyse
 from labkit.analysis.kernel_tables import counters_table, roofline_table
 from labkit.analysis.roofline import Limits, Point, find_limits, points
+from labkit.analysis.roofline_plot import _ranges
 from labkit.analysis.svg import power, power_ticks
 
 LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
@@ -108,3 +110,10 @@ def test_axes_of_powers():
         "0.1", "0.2", "0.5", "1", "2", "5", "10"
     ]  # fmt: skip
     assert [power(e) for e in power_ticks(0.0, 3.0)] == ["1", "10", "100", "1,000"]
+
+
+def test_the_roofline_s_axes_leave_room_for_every_point():
+    found = [Point("a", "x", 10, 103, 1e-8, None), Point("b", "x", 10, 999, 1e-8, None)]
+    for (low, high), name in zip(_ranges(found), ("intensity", "gflop_s"), strict=True):
+        places = [log10(getattr(p, name)) for p in found]
+        assert low + 0.09 <= min(places) and max(places) <= high - 0.09

@@ -14,7 +14,9 @@ import pytest
 
 from labkit.analysis import analyse_cell, write_study
 from labkit.analysis.cell import analyse
+from labkit.analysis.charts import arm_classes
 from labkit.analysis.formats import FORMATS
+from labkit.analysis.plots import arm_styles
 from labkit.analysis.timeline import timelines
 from labkit.report import main
 
@@ -304,3 +306,9 @@ def test_the_terminal_table_fits_100_and_80_columns(study, capsys):
         assert max(map(len, lines)) <= width
         assert any("faster" in line and "−" in line for line in lines)
         assert ("publ." in out.getvalue()) is (width == 100)
+
+
+def test_no_two_of_many_arms_look_alike():
+    arms = [{"name": f"arm{i}", "role": "arm" if i else "baseline"} for i in range(12)]
+    for styles in (arm_styles({"arms": arms}), arm_classes({"arms": arms})):
+        assert len(set(styles.values())) == 12
