@@ -77,7 +77,7 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
     loaded = load(model_dir)
     expected = self_test.expect(loaded, options.kv.block_size)
     shape = decode_shape.create(options.decode_shape, speculation.rows_of(options))
-    choice = choose_forward(loaded, compiled=shape.bounded)
+    choice = choose_forward(loaded, options.attention.device, compiled=shape.bounded)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
     difference = self_test.verify(loaded, choice.forward, small, expected)
     if options.batch_invariant:

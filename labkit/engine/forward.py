@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.config import Device
 from labkit.engine.base import EngineError
 from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.input_builder import Batch
@@ -141,26 +142,33 @@ class NumpyBridge:
 
 @dataclass(frozen=True, slots=True)
 class ForwardChoice:
-    """Which forward a model runs, decided once at load, and why not the NumPy one."""
+    """Which forward a model runs, decided once at load, and why where it is MLX's."""
 
     forward: PackedForward
     reason: str | None
 
 
 def choose_forward(
-    loaded: LoadedModel, first_layer: int = 0, *, compiled: bool = False
+    loaded: LoadedModel, device: Device, first_layer: int = 0, *, compiled: bool = False
 ) -> ForwardChoice:
     """Run the model on NumPy arrays with numba leaves where its code allows it, else on MLX.
 
-    On MLX its feed-forward blocks are ``compiled`` for steps of decodes alone, if asked to;
-    on NumPy arrays there is nothing to compile. The model's parts are replaced in place:
-    ask plain mlx_lm what you want to know before.
+    Where attention runs on Metal, so does the rest. On MLX its feed-forward blocks are
+    ``compiled`` for steps of decodes alone, if asked to; on NumPy arrays there is nothing to
+    compile. The model's parts are replaced in place: ask plain mlx_lm what you want to know
+    before.
     """
-    from labkit.engine.cpu import swap_leaves
-
-    report = swap_leaves(loaded.model)
-    if report.ok:
+    reason = _reason_for_mlx(loaded, device)
+    if reason is None:
         return ForwardChoice(PackedForward(loaded, NumpyBridge(), "numpy", first_layer), None)
     blocks = CompiledBlocks(loaded.model) if compiled else None
-    forward = PackedForward(loaded, MlxBridge(), "mlx", first_layer, blocks)
-    return ForwardChoice(forward, report.reason)
+    return ForwardChoice(PackedForward(loaded, MlxBridge(), "mlx", first_layer, blocks), reason)
+
+
+def _reason_for_mlx(loaded: LoadedModel, device: Device) -> str | None:
+    """Swap the model's leaves for NumPy's, or say why it stays on MLX."""
+    from labkit.engine.cpu import swap_leaves
+
+    if device is Device.metal:
+        return "engine.attention.device=metal: the model runs where its attention does"
+    return swap_leaves(loaded.model).reason

@@ -111,6 +111,8 @@ class ServingSession:
         notes = {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
+            # What it decided at load; an engine of a user's own need not say.
+            "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": timeline.report(),
         }
         cases = (whole, *(self._own(entry) for entry in served if self._per_request))

@@ -99,6 +99,17 @@ def test_a_quantised_model_runs_on_mlx_and_says_why(engine_for, plain_greedy):
     assert "quantised" in engine.notes["forward_reason"]
 
 
+def test_a_model_runs_on_mlx_where_its_attention_runs_on_metal(model_dir):
+    from labkit.engine.forward import choose_forward
+    from labkit.engine.model_loader import load
+
+    chosen = [choose_forward(load(model_dir("llama")), device) for device in config.Device]
+    assert [choice.forward.name for choice in chosen] == [
+        "mlx" if device is config.Device.metal else "numpy" for device in config.Device
+    ]
+    assert any("device=metal" in (choice.reason or "") for choice in chosen)
+
+
 @pytest.mark.parametrize("make", [create, create_mlx])
 def test_steps_that_sample_nothing(make, engine_for, plain_greedy):
     """A prompt longer than the budget, alone: no row needs logits until the last chunk."""

@@ -122,6 +122,15 @@ def test_times_and_throughput_are_those_of_the_clock():
     assert metrics["itl_chunk_p99_ms"] == metrics["tpot_excl_first_p50_ms"] == pytest.approx(1000)
     assert metrics["peak_kv_bytes"] == 640
     assert result.counters["engine.stub"] == 10
+    assert result.notes["engine"] == {}
+
+
+def test_what_the_engine_decided_at_load_is_recorded():
+    clock = Clock()
+    engine = StubEngine(clock)
+    engine.notes = {"forward": "mlx", "forward_reason": "it is quantised"}
+    result = session(engine, clock, PROMPTS).measure(lambda text: None)
+    assert result.notes["engine"] == engine.notes
 
 
 def test_ttft_counts_the_wait_inside_the_engine():

@@ -42,7 +42,7 @@ def load_draft(
         sizes = [asked.logits[0].shape[-1] for asked in (target, expected)]
         if sizes[0] != sizes[1]:
             raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
-        choice = choose_forward(loaded, first_layer=len(target.shapes))
+        choice = choose_forward(loaded, options.attention.device, len(target.shapes))
         shapes = target.shapes + expected.shapes
         small = kind.holding(shapes, len(expected.sequences), expected.longest)
         self_test.verify(loaded, choice.forward, small, expected)

@@ -80,7 +80,7 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
 
     loaded = load(tiny_dir)
     shapes = self_test.cached_shapes(loaded)
-    forward = choose_forward(loaded).forward
+    forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.choose(config.Engine())
     measured = profiling.activation_bytes(forward, kind, shapes, scheduler)
