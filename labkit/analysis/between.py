@@ -97,7 +97,7 @@ def compare_studies(
     Raises
     ------
     Refused
-        Other machines, other configs, or no cell in common.
+        Other machines, other configs, or no cell or row in common.
     """
     cells, weak = _cells(old, new)
     pairs = [_pair(one, other, margin_pct) for one, other in cells]
@@ -106,7 +106,10 @@ def compare_studies(
             weak.append(f"{pair.name}: no probe; a change of the machine would not be seen")
         elif _moved(pair):
             weak.append(f"{pair.name}: {_moved_reason(pair)}")
+        weak += _rows_alone(pair)
     compared = [item for pair in pairs for item in _compare(pair)]
+    if not compared:
+        raise Refused("the studies have no row in common that both measured")
     known = [i for i, item in enumerate(compared) if item.found.p is not None]
     adjusted = dict(zip(known, holm([compared[i].found.p or 0.0 for i in known]), strict=True))
     changes = []
@@ -237,12 +240,22 @@ def _compare(pair: _Pair) -> list[_Compared]:
     return items
 
 
+def _rows_alone(pair: _Pair) -> Iterator[str]:
+    """Name the primary rows that only one of the studies measured."""
+    old, new = (
+        {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
+        for a in (pair.old, pair.new)
+    )
+    for name, mine, other in zip(NAMES, (old, new), (new, old), strict=True):
+        yield from (f"{pair.name}: {mine[row]}: only in {name}" for row in mine if row not in other)
+
+
 def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
     rows = {(row.case, row.metric): row for row in pair.new.rows}
     blocks = min(len(a.data.blocks_done) for a in (pair.old, pair.new))
     for row in pair.old.rows:
         match = rows.get((row.case, row.metric))
-        if not row.primary or row.skipped is not None or match is None:
+        if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
         for arm in pair.old.data.arms:
             if arm.role != "control":

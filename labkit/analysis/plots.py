@@ -159,11 +159,9 @@ def draw_runs(panel: Axes, cell: Json, row: Json, order: Mapping[str, int]) -> N
 
 def run_positions(cell: Json) -> dict[str, int]:
     """Give every run's place in the whole study, from 1, by its file."""
-    places: dict[tuple[int, int, str], str] = {}
-    for row in cell["rows"]:
-        for values in row["arms"].values():
-            for run in values["runs"]:
-                places[parse_run_name(Path(run["file"]).stem)] = run["file"]
+    arms = (values for row in cell["rows"] for values in row["arms"].values())
+    files = {run["file"] for values in arms for run in values["runs"]}  # rows share their runs
+    places = {parse_run_name(Path(file).stem): file for file in sorted(files)}
     sizes = [len(arms) for arms in cell["design"]["order"]]
     starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({key[0] for key in places}))}
     # A block's failed runs keep their places: positions count from the block's start.

@@ -98,6 +98,19 @@ def test_other_configs_and_arms_are_refused(make_cell, capsys):
     assert "other arms: identity, seq_map" in refused(capsys, old, arms)
 
 
+def test_what_only_one_study_measured_is_said_and_nothing_shared_is_refused(make_cell, capsys):
+    """An empty table that exits with 0 would pass in CI for good."""
+    old = make_cell("old/cell", cases=("a", "b")).parent
+    new = make_cell("new/cell", cases=("b", "c")).parent
+    assert main([str(old), str(new)]) == 0
+    out = capsys.readouterr().out
+    assert "a: only in old" in out and "c: only in new" in out
+    other = make_cell("other/cell", cases=("c",)).parent
+    assert "no row in common" in refused(capsys, old, other)
+    skipping = make_cell("skipping/cell", cases=("a",), skipped={"a": "too large"}).parent
+    assert "no row in common" in refused(capsys, make_cell("a/cell", cases=("a",)).parent, skipping)
+
+
 def test_what_cannot_be_read_is_one_line(make_cell, capsys, tmp_path):
     old = make_cell("old/cell").parent
     assert "no such directory" in refused(capsys, old, tmp_path / "nowhere")
