@@ -15,7 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,11 +95,12 @@ def child() -> None:
     stages.use_threads(experiment)
     session = workload.load(experiment, seed=experiment.seed)
     session.warm_up()
-    start = time.perf_counter()
     measurement = session.measure(lambda text: None)
-    wall_ms = (time.perf_counter() - start) * 1e3
     session.close()
-    metrics = {m.name: m.repeats[0] for m in measurement.cases[0].metrics}
+    served = measurement.cases[0]
+    metrics = {m.name: m.repeats[0] for m in served.metrics}
+    # From the first request to the last token, without what is reported afterwards.
+    wall_ms = 1e3 * len(served.notes["requests"]) / metrics["request_s"]
     counters = measurement.counters
     print(
         json.dumps(

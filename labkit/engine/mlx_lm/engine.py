@@ -20,6 +20,7 @@ from labkit.platform import blas
 
 MLX_LM_PREFILL_BATCH = 8  # its own default
 MLX_LM_PREFILL_STEP = 2048  # its own default, in tokens of one prompt
+LEAST = np.float32(-np.inf)
 ZERO = (
     "engine.mlx_lm",
     "steps.total",
@@ -239,5 +240,6 @@ class MlxLmEngine:
 def lead(logprobs: mx.array, token: int) -> float:
     """Return a token's lead over the best other one; ``logprobs`` [vocabulary], evaluated."""
     row = np.asarray(logprobs)
-    others = max((part.max() for part in (row[:token], row[token + 1 :]) if part.size), default=0)
-    return float(row[token] - others)
+    below = np.maximum.reduce(row[:token], initial=LEAST)
+    above = np.maximum.reduce(row[token + 1 :], initial=LEAST)
+    return float(row[token] - np.maximum(below, above))
