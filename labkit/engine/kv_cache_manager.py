@@ -47,7 +47,7 @@ class KVCacheManager:
         self._reuse_blocks = reuse_blocks
         self._tables: dict[str, BlockTable] = {}
         self._published: dict[str, int] = {}
-        self._hit_tokens = self._queried_tokens = 0
+        self._reserved = self._hit_tokens = self._queried_tokens = 0
         self._used = UsedTokens()
 
     @property
@@ -105,6 +105,7 @@ class KVCacheManager:
         blocks = [*shared, *self._allocate(missing)]
         self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
         self._published[request_id] = len(shared)
+        self._reserved += 1
         self._queried_tokens += state.num_tokens
         self._hit_tokens += len(shared) * self.block_size
         return len(shared) * self.block_size
@@ -189,6 +190,7 @@ class KVCacheManager:
             "kv_block_bytes": self.block_bytes,
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
             "kv_used_bytes": self._used.peak * self.block_bytes / self.block_size,
+            f"prefix_cache.{self._prefixes.name}": self._reserved,
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
             "prefix.evicted_blocks": self._prefixes.evicted,
@@ -200,7 +202,7 @@ class KVCacheManager:
         self.pool.reset_counters()
         self._used.reset(self._held_tokens)
         self._prefixes.evicted = 0
-        self._hit_tokens = self._queried_tokens = 0
+        self._reserved = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests own blocks."""

@@ -184,8 +184,10 @@ def test_counters_say_what_was_asked_found_kept_and_evicted(name):
         "prefix.evicted_blocks": 3,
         "prefix.cached_blocks": 4,
     }
+    assert counters[f"prefix_cache.{name}"] == 3
     bench.manager.reset_counters()
     counters = bench.manager.counters()
+    assert counters[f"prefix_cache.{name}"] == 0
     assert counters["prefix.cached_blocks"] == 4
     assert not counters["prefix.hit_tokens"] + counters["prefix.evicted_blocks"]
 
