@@ -116,6 +116,21 @@ def test_published_p_is_shown_as_published(make_cell, capsysbinary):
     assert "+0.9% (p = 0.26)" in printed(capsysbinary, study, "md")
 
 
+def test_the_serving_experiment_has_the_article_s_p_values():
+    """Nine rounds per arm, end to end: the article's own p, which nothing recomputes."""
+    from labkit import app
+    from labkit.experiment.arms import compose_cell
+
+    app.register()
+    with app.initialized():
+        asked = compose_cell([], ["experiment=seq_map_serving"]).experiment
+    rows = asked.ablation.published["rows"]
+    assert [(row["delta_pct"], row["p"]) for row in rows] == [
+        ({"seq_map": 0.9}, {"seq_map": 0.26}),
+        ({"seq_map": -0.7}, {"seq_map": 0.45}),
+    ]
+
+
 def test_a_column_of_published_deltas_stands_only_where_one_was_published(make_cell, capsysbinary):
     """Numbers of other arms or metrics have their own table."""
     published = {
