@@ -30,14 +30,10 @@ from labkit.engine.attention.cpu.streams import (
     RUN,
     add_lanes,
     dot_1,
-    dot_2,
-    dot_4,
     dots_1,
     dots_2,
     dots_4,
     spread_1,
-    spread_2,
-    spread_4,
     spreads_1,
     spreads_2,
     spreads_4,
@@ -149,23 +145,17 @@ def multiply(
     end = row + layer.group
     while row < end:
         sums, queries = lanes + pitch * row, scratch.queries + width * row
-        if end - row >= 4:
-            if count == RUN:
-                dots_4(sums, pitch, queries, width, key, stride, vectors, ahead)
-            else:
-                dot_4(sums, pitch, queries, width, key, stride, vectors, ahead)
+        if count < RUN:
+            dot_1(sums, pitch, queries, width, key, stride, vectors, ahead)
+            row += 1
+        elif end - row >= 4:
+            dots_4(sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 4
         elif end - row >= 2:
-            if count == RUN:
-                dots_2(sums, pitch, queries, width, key, stride, vectors, ahead)
-            else:
-                dot_2(sums, pitch, queries, width, key, stride, vectors, ahead)
+            dots_2(sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 2
         else:
-            if count == RUN:
-                dots_1(sums, pitch, queries, width, key, stride, vectors, ahead)
-            else:
-                dot_1(sums, pitch, queries, width, key, stride, vectors, ahead)
+            dots_1(sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 1
 
 
@@ -195,23 +185,17 @@ def accumulate(
     end = row + layer.group
     while row < end:
         sums, factors = scratch.sums + width * row, weights + pitch * row
-        if end - row >= 4:
-            if count == RUN:
-                spreads_4(sums, width, factors, pitch, value, stride, vectors, ahead)
-            else:
-                spread_4(sums, width, factors, pitch, value, stride, vectors, ahead)
+        if count < RUN:
+            spread_1(sums, width, factors, pitch, value, stride, vectors, ahead)
+            row += 1
+        elif end - row >= 4:
+            spreads_4(sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 4
         elif end - row >= 2:
-            if count == RUN:
-                spreads_2(sums, width, factors, pitch, value, stride, vectors, ahead)
-            else:
-                spread_2(sums, width, factors, pitch, value, stride, vectors, ahead)
+            spreads_2(sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 2
         else:
-            if count == RUN:
-                spreads_1(sums, width, factors, pitch, value, stride, vectors, ahead)
-            else:
-                spread_1(sums, width, factors, pitch, value, stride, vectors, ahead)
+            spreads_1(sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 1
 
 

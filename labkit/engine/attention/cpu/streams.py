@@ -118,9 +118,9 @@ def _spread(rows: int, keys: int) -> Any:
 
 
 dots_4, dots_2, dots_1 = _dots(4, RUN), _dots(2, RUN), _dots(1, RUN)
-dot_4, dot_2, dot_1 = _dots(4, 1), _dots(2, 1), _dots(1, 1)
 spreads_4, spreads_2, spreads_1 = _spread(4, RUN), _spread(2, RUN), _spread(1, RUN)
-spread_4, spread_2, spread_1 = _spread(4, 1), _spread(2, 1), _spread(1, 1)
+# Of the few keys that are left over, one with one row at a time.
+dot_1, spread_1 = _dots(1, 1), _spread(1, 1)
 
 
 @intrinsic
