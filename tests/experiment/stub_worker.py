@@ -115,8 +115,9 @@ def write(path, body) -> None:
     if kind == "full":
         raise OSError(28, "No space left on device")
     if kind == "nan-json":
-        text = json.dumps(body.to_json()).replace("100.0", "NaN", 1)
-        path.write_text(text)
+        data = body.to_json()
+        data["cases"][0]["metrics"][0]["repeats"] = [float("nan")]
+        path.write_text(json.dumps(data))
     elif kind == "half":
         path.write_text(json.dumps(body.to_json())[:200])
         os.kill(os.getpid(), signal.SIGKILL)
