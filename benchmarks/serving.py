@@ -93,10 +93,7 @@ def child() -> None:
     experiment = from_plain(Experiment, json.load(sys.stdin))
     blas.activate(experiment.engine.blas.value, stages.blas_threads(experiment))
     stages.use_threads(experiment)
-    session = workload.load(experiment, seed=experiment.seed)
-    session.warm_up()
-    measurement = session.measure(lambda text: None)
-    session.close()
+    measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}
     # From the first request to the last token, without what is reported afterwards.

@@ -21,7 +21,6 @@ from labkit.config import (
     Drafts,
     Engine,
     Experiment,
-    Isolation,
     KVLayout,
     Model,
     ModelShape,
@@ -218,14 +217,6 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (
             lambda: experiment(engine=Engine(attention=Attention(resolver="identity"))),
             "engine.attention.resolver=identity: it serves pure decode only",
-        ),
-        (
-            lambda: experiment(
-                engine=Engine(memory_limit=1 << 30),
-                design=Design(isolation=Isolation.in_process),
-                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
-            ),
-            "engine.memory_limit=1073741824: it holds a process",
         ),
         (lambda: experiment(ablation=Ablation()), "there is no arm"),
         (lambda: experiment(model=Model()), "set model.path=DIR"),

@@ -46,7 +46,7 @@ from labkit.config.rules import (
     require_strategy,
 )
 from labkit.config.scheduler import DEFAULT_WATERMARK, Scheduler
-from labkit.config.workload import Case, Workload, WorkloadKind
+from labkit.config.workload import Case, State, Workload, WorkloadKind
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -96,6 +96,7 @@ __all__ = [
     "Reservation",
     "Scheduler",
     "Speculation",
+    "State",
     "Verification",
     "WiredCollector",
     "Workload",

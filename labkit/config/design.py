@@ -13,11 +13,12 @@ class Isolation(Enum):
     """Where a run happens.
 
     ``process``: in a fresh process of its own. ``in_process``: one fresh process holds
-    every arm and alternates them repeat by repeat; kernel workloads only.
+    every arm, and they take turns. ``auto``: in_process wherever the arms can share one.
     """
 
-    process = "process"
+    auto = "auto"
     in_process = "in_process"
+    process = "process"
 
 
 @dataclass
@@ -44,8 +45,7 @@ class Design:
     control: bool = True
     margin_pct: float = 2.0
     alpha: float = 0.05
-    isolation: Isolation = Isolation.process
-    peek: bool = False
+    isolation: Isolation = Isolation.auto
     timeout_s: float = 600.0
     looks: list[Look] = field(default_factory=list)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.ablation import Ablation
-from labkit.config.design import Design, Isolation
+from labkit.config.design import Design
 from labkit.config.engine import Engine
 from labkit.config.model import Model
 from labkit.config.rules import require
@@ -52,14 +52,4 @@ class Experiment:
             f"engine.attention.resolver=identity: it serves pure decode only, and workload="
             f"{self.workload.name} serves requests, which begin with a prefill",
         )
-        require(
-            self.engine.memory_limit is None or self.design.isolation is Isolation.process,
-            f"engine.memory_limit={self.engine.memory_limit}: it holds a process, and "
-            "design.isolation=in_process has all arms in one; set design.isolation=process",
-        )
         require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")
-        require(
-            self.design.isolation is Isolation.process or self.workload.kind is WorkloadKind.kernel,
-            f"design.isolation=in_process: alternates kernel dispatches, and "
-            f"workload={self.workload.name} serves requests; set design.isolation=process",
-        )

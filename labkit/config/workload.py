@@ -22,6 +22,18 @@ class WorkloadKind(Enum):
     agent = "agent"
 
 
+class State(Enum):
+    """What the caches hold when a launch is measured.
+
+    hot: what the same arm's launch just before left there. cold: nothing of it, because
+    more memory than they hold was read in between. both: every case is two rows.
+    """
+
+    hot = "hot"
+    cold = "cold"
+    both = "both"
+
+
 @dataclass
 class Case:
     """One row of a kernel workload.
@@ -58,13 +70,13 @@ class Workload:
     """What is asked of the engine.
 
     Kernel workloads: ``cases``, the head counts, ``window`` (keys that a query sees; null:
-    all), ``max_pool_bytes``.
+    all), ``state`` (of the caches), ``max_pool_bytes``.
     Request workloads: ``num_requests``, ``concurrency`` (requests in flight, closed
     loop), ``stagger_ms`` (each of these clients begins so many milliseconds after the one
     before), ``ignore_eos`` (fixed output lengths), ``cache_state`` (of the prefix cache)
     and the sampling parameters.
-    ``warmup`` and ``repeats`` are counts of kernel dispatches per case; request
-    workloads warm up with ``warmup`` requests and are measured once.
+    ``warmup`` and ``repeats`` are counts of kernel launches per case (at least ``warmup``
+    before the first one that counts); request workloads warm up with ``warmup`` requests.
     """
 
     name: str = "chat"
@@ -85,6 +97,7 @@ class Workload:
     num_kv_heads: int = 4
     head_dim: int = 128
     window: int | None = None
+    state: State = State.hot
     max_pool_bytes: int = 1 << 30
     cases: list[Case] = field(default_factory=list)
 
@@ -153,7 +166,14 @@ class Workload:
         require(0 < self.top_p <= 1, f"workload.top_p={self.top_p}: allowed are above 0, at most 1")
         require(self.repeats == 1, f"workload.repeats={self.repeats}: requests are measured once")
         self._unread(
-            "request", "num_heads", "num_kv_heads", "head_dim", "window", "max_pool_bytes", "cases"
+            "request",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "window",
+            "state",
+            "max_pool_bytes",
+            "cases",
         )
 
     def _unread(self, kind: str, *names: str) -> None:

@@ -15,10 +15,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.config import CONTROL, ConfigError, Experiment, from_plain, own_classes, require
+from labkit.config import (
+    CONTROL,
+    ConfigError,
+    Experiment,
+    Isolation,
+    from_plain,
+    own_classes,
+    require,
+)
+from labkit.experiment import sharing
 from labkit.experiment.mistakes import one_line
 
-UNNAMED = ("out", "plan", "redo", "design.blocks", "design.peek")
+UNNAMED = ("out", "plan", "redo", "design.blocks")
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,16 @@ class ComposedArm:
 
 @dataclass(frozen=True)
 class ComposedCell:
-    """A cell: the name of its folder, its config and its arms, the baseline first."""
+    """A cell: the name of its folder, its config and its arms, the baseline first.
+
+    ``isolation``: where its runs happen, decided. ``apart``: why not in one process.
+    """
 
     name: str
     experiment: Experiment
     arms: tuple[ComposedArm, ...]
+    isolation: Isolation
+    apart: str | None = None
 
 
 def cell_name(task_overrides: Iterable[str]) -> str:
@@ -112,7 +126,8 @@ def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) 
     if whole.design.control:
         first = arms[0]
         arms.append(ComposedArm(CONTROL, "control", first.overrides, first.experiment))
-    return ComposedCell(cell_name(task_overrides), whole, tuple(arms))
+    isolation, apart = sharing.settle(whole.design, [arm.experiment for arm in arms])
+    return ComposedCell(cell_name(task_overrides), whole, tuple(arms), isolation, apart)
 
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:

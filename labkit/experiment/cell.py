@@ -37,6 +37,8 @@ class Cell:
         roles = [arm.role for arm in self.arms]
         if roles.count("baseline") != 1 or roles.count("control") > 1:
             raise ValueError(f"cell {self.name}: exactly one baseline, at most one control")
+        if self.design.isolation is Isolation.auto:
+            raise ValueError(f"cell {self.name}: its isolation is not decided")
         if len({arm.name for arm in self.arms}) != len(self.arms):
             raise ValueError(f"cell {self.name}: two arms have the same name")
         object.__setattr__(self, "design", by_process(self.design))

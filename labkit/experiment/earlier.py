@@ -34,7 +34,7 @@ def studies(composed: ComposedCell, out: Path) -> Iterator[tuple[Path, Mapping[s
         isolation = data["design"].get("isolation", "process")
         if (
             same
-            and isolation == whole.design.isolation.value
+            and isolation == composed.isolation.value
             and arms
             and arms[0].config["workload"]["name"] == whole.workload.name
         ):

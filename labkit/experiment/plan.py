@@ -26,6 +26,7 @@ class CellPlan:
     bytes: int
     sees: str
     start_up: str
+    apart: str | None
 
     @property
     def runs(self) -> int:
@@ -46,6 +47,7 @@ def plan_cell(composed: ComposedCell, out: Path) -> CellPlan:
         bytes=together(cost.bytes for cost in costs.values()),
         sees=_sees(cell, composed, out),
         start_up=_start_up(composed, out),
+        apart=composed.apart,
     )
 
 
@@ -73,6 +75,8 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
             f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
             f"and {plan.bytes / 2**30:.1f} GiB per {where}"
         )
+        if plan.apart is not None:
+            console.print(escape(f"every run in a process of its own: {plan.apart}"))
         if design.looks:
             at = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
             console.print(f"ends where all is decided, at a look after so many blocks: {at}")

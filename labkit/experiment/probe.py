@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -76,6 +79,26 @@ class Probe:
         _matmul(a, b, out)
         _read(self.stream, np.empty(64, dtype=np.float32))
 
+    def pulse(self) -> None:
+        """Multiply once, by all threads: about half a millisecond of the same work."""
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        _matmul(*self.inputs)
+        numba.set_num_threads(before)
+
+    def flush(self) -> None:
+        """Read more memory than the caches hold, by all threads."""
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        _read(self.large, np.empty(64, dtype=np.float32))
+        numba.set_num_threads(before)
+
+    @cached_property
+    def large(self) -> NDArray[Any]:
+        """Twice the largest cache (64 MiB where the system does not tell, 512 at most)."""
+        size = min(max(2 * largest_cache(), 64 << 20), 512 << 20)
+        return np.ones(size // 4, dtype=np.float32)
+
     def time(self) -> dict[str, float]:
         """Time both kernels: the median of a few repeats of each, in microseconds.
 
@@ -98,6 +121,15 @@ class Probe:
         if out[1, 2] != np.dot(a[1], b[2]) or parts.sum() != len(self.stream):
             raise RuntimeError("the probe's kernels computed something wrong")
         return result
+
+
+def largest_cache() -> int:
+    """Return the bytes of the largest CPU cache, 0 where the system does not tell."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().rstrip("K")) << 10)
+    return max(sizes, default=0)
 
 
 def _median_us(kernel: Any, *arguments: Any) -> float:

@@ -1,16 +1,15 @@
-"""The stages of one run, inside its process, and the names of what can go wrong.
+"""The stages of a run's process, and the names of what can go wrong in them.
 
-fingerprint, probe, load, canary, warm_up, measure, probe, fingerprint: in every arm the
-same code in the same order.
+fingerprint, probe, load, canary, warm_up, measure, probe, fingerprint: in every process
+the same code in the same order (:mod:`labkit.experiment.in_process`).
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labkit.workload.measurement import CaseResult, Measurement, Session
+    from labkit.workload.measurement import CaseResult, Measurement
+    from labkit.workload.turns import Setting, Turns
 
 
 # How MLX, C++ and the system say that there is no memory left.
@@ -93,22 +93,6 @@ def uses_mlx(experiment: Experiment) -> bool:
     return not kernel or experiment.engine.attention.backend not in ("fused", "reference")
 
 
-def run(draft: Draft, arm: Arm) -> None:
-    """Go through all stages; whatever happens, ``draft`` says what."""
-    with named_failures(draft):
-        probe = begin(draft)
-        experiment = experiment_of(arm)
-        with draft.watch.time("load"):
-            session = load(experiment, draft)
-        try:
-            _measure(session, arm, draft)
-        finally:
-            session.close()
-        probe_again(draft, probe)
-        note_limits(draft, experiment)
-    finish(draft)
-
-
 def begin(draft: Draft) -> Any:
     """Take the fingerprint and the first probe; give the probe."""
     with draft.watch.time("fingerprint"):
@@ -166,19 +150,19 @@ def start_probe(draft: Draft) -> Any:
     return probe
 
 
-def load(experiment: Experiment, draft: Draft) -> Session:
-    """Set threads and BLAS, then load the workload and its engine."""
+def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> Turns:
+    """Set what the process has one of, then load the workload and the arms' engines."""
     from labkit import workload
     from labkit.platform import blas, memory_limit
 
-    limit = experiment.engine.memory_limit
+    first = experiments[0]
+    limit = first.engine.memory_limit
     if limit is not None:
         draft.note(memory_limit={"bytes": limit, "held_by": memory_limit.apply(limit)})
-    if uses_mlx(experiment):
-        draft.note(blas=blas.activate(experiment.engine.blas.value, blas_threads(experiment)))
-    use_threads(experiment)
-    session: Session = workload.load(experiment, seed=experiment.seed)
-    return session
+    if uses_mlx(first):
+        draft.note(blas=blas.activate(first.engine.blas.value, blas_threads(first)))
+    use_threads(first)
+    return workload.load(experiments, setting)
 
 
 def blas_threads(experiment: Experiment) -> int:
@@ -201,21 +185,6 @@ def use_threads(experiment: Experiment) -> None:
     import numba
 
     numba.set_num_threads(min(budget_threads(experiment), numba.config.NUMBA_NUM_THREADS))
-
-
-def _measure(session: Session, arm: Arm, draft: Draft) -> None:
-    with draft.watch.time("canary"):
-        canary.check()
-    with draft.watch.time("warm_up"):
-        session.warm_up()
-    gc.collect()
-    gc.freeze()
-    with draft.watch.time("measure"):
-        measurement = session.measure(lambda what: None)
-    gc.unfreeze()
-    with draft.watch.time("canary"):
-        draft.note(canary="ok" if canary.check() else "no mlx")
-    accept(measurement, arm, draft)
 
 
 def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:

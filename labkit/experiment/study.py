@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from labkit.config import CONTROL, Claims, Experiment, Redo, WorkloadKind, to_plain
@@ -25,7 +26,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         dir=folder,
         name=composed.name,
         arms=tuple(_arm(arm, claims, baseline) for arm in composed.arms),
-        design=whole.design,
+        design=replace(whole.design, isolation=composed.isolation),
         seed=whole.seed,
         question=whole.ablation.question,
         published=whole.ablation.published,

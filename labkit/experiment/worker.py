@@ -2,7 +2,7 @@
 
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. Several pairs are a block whose arms take turns
-(:mod:`labkit.experiment.together`). ``--keep CELL`` keeps array outputs in that cell's
+(:mod:`labkit.experiment.in_process`). ``--keep CELL`` keeps array outputs in that cell's
 folder (:mod:`labkit.experiment.kept`). ``--prepare ARM`` loads and warms up an arm
 without measuring, so that no compilation falls inside a measured run. The stages are in
 :mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
 from labkit.experiment import environment, kept, stages, watchdog
+from labkit.experiment.in_process import Process
 from labkit.experiment.record import (
     Arm,
     Record,
@@ -33,7 +34,7 @@ from labkit.experiment.record import (
     read_arm,
     write,
 )
-from labkit.experiment.stages import Draft, Stopwatch, one_line
+from labkit.experiment.stages import Stopwatch, one_line
 
 if TYPE_CHECKING:
     from labkit.experiment.kept import Values
@@ -60,18 +61,10 @@ def perform(
     watch = Stopwatch(spawned_ns)
     watch.seconds["startup"] = watch.since_spawn()
     records = list(map(_begun, arms, arm_paths, run_paths))
-    if len(arms) > 1:
-        from labkit.experiment.together import Block
-
-        block = Block(records, arms, watch)
-        records = block.run()
-        _keep(keep, block.values)
-        return records
-    draft = Draft(records[0], watch)
-    stages.run(draft, arms[0])
-    draft.note(compiles=draft.compiles)
-    _keep(keep, draft.values)
-    return [replace(draft.record, seconds={**watch.seconds, "total": watch.since_spawn()})]
+    process = Process(records, arms, watch)
+    records = process.run()
+    _keep(keep, process.values)
+    return records
 
 
 def _keep(cell_dir: Path | None, values: Values) -> None:
@@ -89,20 +82,11 @@ def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
 
 def prepare(arm_path: Path) -> None:
     """Compile, build and cache whatever the arm's runs will need."""
-    from labkit import workload
-
     arm = read_arm(arm_path)
     experiment = stages.experiment_of(arm)
     record = Record(arm.name, arm.role, 0, 0, experiment.seed, "ok", environment.utc_now())
-    draft = Draft(record, Stopwatch(time.monotonic_ns()))
-    stages.start_probe(draft).time()
-    workload.prepare(experiment)
-    session = stages.load(experiment, draft)
-    try:
-        session.warm_up()
-    finally:
-        session.close()
-    stages.note_limits(draft, experiment)
+    process = Process([record], [arm], Stopwatch(time.monotonic_ns()))
+    process.prepare()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,12 +6,13 @@ here that ends in ``KIND = ...``, named as its member of ``labkit.config.Workloa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
 from labkit.config import Experiment
-from labkit.workload.base import Kind
-from labkit.workload.measurement import Estimate, Session
+from labkit.workload.measurement import Estimate, Measurement
+from labkit.workload.turns import Kind, Setting, Turns, by_itself
 
 
 def kind_of(experiment: Experiment) -> Kind:
@@ -25,12 +26,26 @@ def prepare(experiment: Experiment) -> None:
     kind_of(experiment).prepare(experiment)
 
 
-def load(experiment: Experiment, *, seed: int) -> Session:
-    """Make the workload ready in the worker; see ``Kind.load``.
+def apart(experiments: Sequence[Experiment]) -> str | None:
+    """Say why these arms cannot share a process; see ``Kind.apart``."""
+    if len({kind_of(experiment) for experiment in experiments}) > 1:
+        return "the arms have workloads of different kinds"
+    return kind_of(experiments[0]).apart(experiments)
 
-    ``seed`` is the cell's, the same in every run: arms must be given the same input.
-    """
-    return kind_of(experiment).load(experiment, seed=seed)
+
+def load(experiments: Sequence[Experiment], setting: Setting) -> Turns:
+    """Make the workload ready in the worker; see ``Kind.load``."""
+    return kind_of(experiments[0]).load(experiments, setting)
+
+
+def measure(experiment: Experiment) -> Measurement:
+    """Load, warm up and measure one arm in this process, outside any study."""
+    turns = load([experiment], by_itself(experiment.seed))
+    try:
+        turns.warm_up()
+        return turns.measure(lambda text: None)[0]
+    finally:
+        turns.close()
 
 
 def estimate(experiment: Experiment) -> Estimate:

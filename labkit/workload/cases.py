@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,10 @@ F32 = 4  # bytes
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
 TEMPLATE = 1_048_573
 POOLS = 2  # keys and values
+# A wash-out launch is one of the whole batch, or of the part of it that does this much: a
+# batch that does more reads more than the caches hold anyway.
+WASH_FLOPS = 0.5e9
+WASH_BYTES = 48e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,21 @@ def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
     )
 
 
+def wash_share(size: Geometry, workload: Workload) -> float:
+    """Return how much of a batch washes the caches out: all of it, unless it is large."""
+    asked = work(size, workload)
+    return min(1.0, WASH_FLOPS / asked.flops, WASH_BYTES / asked.bytes)
+
+
+def part(case: Case, share: float) -> Case:
+    """Return a case with a share of the requests of each kind, at least one."""
+
+    def some(number: int) -> int:
+        return max(1, math.ceil(number * share)) if number else 0
+
+    return replace(case, decode=some(case.decode), prefill=some(case.prefill))
+
+
 def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
     values = np.array([decode, prefill], np.int32)
     return np.repeat(values, [case.decode, case.prefill])
@@ -118,7 +138,7 @@ def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The arrays that all cases share; a case takes the beginning of each.
+    """One arm's view of a case's memory.
 
     ``q`` and ``out`` are float32 [tokens, num_heads, head_dim]; the pools are float32
     [num_blocks, block_size, num_kv_heads, head_dim].
@@ -130,27 +150,54 @@ class Arrays:
     v_pool: NDArray[np.float32]
 
 
-def allocate(sizes: list[Geometry], workload: Workload, block_size: int, seed: int) -> Arrays:
-    """Make one pool and one query big enough for every case, and fill them.
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Flat float32 memory for every arm and case: where it lies differs between none of them."""
+
+    q: NDArray[np.float32]
+    out: NDArray[np.float32]
+    keys: NDArray[np.float32]
+    values: NDArray[np.float32]
+
+    def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
+        """Shape the beginning of each array for a case."""
+        rows = (size.total_q, workload.num_heads, workload.head_dim)
+        pool = (size.num_blocks, block_size, workload.num_kv_heads, workload.head_dim)
+        return Arrays(
+            q=_shaped(self.q, rows),
+            out=_shaped(self.out, rows),
+            k_pool=_shaped(self.keys, pool),
+            v_pool=_shaped(self.values, pool),
+        )
+
+
+def _shaped(flat: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    return flat[: math.prod(shape)].reshape(shape)
+
+
+def query_numbers(size: Geometry, workload: Workload) -> int:
+    """Return how many numbers a case's queries have, and its output."""
+    return size.total_q * workload.num_heads * workload.head_dim
+
+
+def allocate(pool_bytes: int, query_numbers: int, seed: int) -> Memory:
+    """Make room for the largest case (``Geometry.pool_bytes``, queries) and fill it.
 
     Random numbers for a gigabyte would take seconds, so a short random sequence is
     repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
     """
-    blocks = max(size.num_blocks for size in sizes)
-    tokens = max(size.total_q for size in sizes)
     template = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
-    pool_shape = (blocks, block_size, workload.num_kv_heads, workload.head_dim)
-    q_shape = (tokens, workload.num_heads, workload.head_dim)
-    k_pool, v_pool = np.empty(pool_shape, np.float32), np.empty(pool_shape, np.float32)
-    q, out = np.empty(q_shape, np.float32), np.empty(q_shape, np.float32)
+    half = pool_bytes // POOLS // F32
+    keys, values = np.empty(half, np.float32), np.empty(half, np.float32)
+    q, out = np.empty(query_numbers, np.float32), np.empty(query_numbers, np.float32)
     with ThreadPoolExecutor(2) as threads:
         fills = [
-            threads.submit(_tile, array.reshape(-1), np.roll(template, shift))
-            for array, shift in ((k_pool, 0), (v_pool, TEMPLATE // 3), (q, TEMPLATE // 2))
+            threads.submit(_tile, array, np.roll(template, shift))
+            for array, shift in ((keys, 0), (values, TEMPLATE // 3), (q, TEMPLATE // 2))
         ]
         for fill in fills:
             fill.result()
-    return Arrays(q=q, out=out, k_pool=k_pool, v_pool=v_pool)
+    return Memory(q=q, out=out, keys=keys, values=values)
 
 
 def _tile(target: NDArray[np.float32], template: NDArray[np.float32]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,22 +64,3 @@ class Estimate:
 
     seconds: float
     bytes: int
-
-
-class Session(Protocol):
-    """A workload made ready in the worker's process."""
-
-    def warm_up(self) -> None:
-        """Do a fixed amount of the work, unmeasured; the same for every arm."""
-
-    def measure(self, beat: Callable[[str], None]) -> Measurement:
-        """Do the work once and time it; ``beat`` is told how far it is.
-
-        Raises
-        ------
-        InvalidOutput, StaleOutput
-            An output that must not be believed.
-        """
-
-    def close(self) -> None:
-        """Release what is held."""

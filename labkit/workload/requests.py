@@ -9,9 +9,9 @@ from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
 from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.model import ModelDir, resolve
-from labkit.workload.base import START_SECONDS
-from labkit.workload.measurement import Estimate, Session
+from labkit.workload.measurement import Estimate
 from labkit.workload.prompts import Prompt, prompt_key, stored
+from labkit.workload.turns import START_SECONDS, Setting, Turns
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FLOPS = 60e9
@@ -44,24 +44,30 @@ class RequestKind:
         model = resolve(experiment.model)
         _check(self._prompts(experiment, model), experiment, model)
 
-    def load(self, experiment: Experiment, *, seed: int) -> Session:
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Say why these arms cannot share a process."""
+        return "engines that serve requests do not take turns yet"
+
+    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
         """Create the engine on the cached model and prompts."""
         from labkit.engine import create
         from labkit.workload.pieces import Pieces
-        from labkit.workload.serving import ServingSession
+        from labkit.workload.serving import Alone, ServingSession
 
+        (experiment,) = experiments
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)
-        return ServingSession(
+        session = ServingSession(
             create(experiment.engine, model.path),
             prompts,
             experiment.workload,
-            seed=seed,
+            seed=setting.seed,
             vocab_size=model.vocab_size,
             pieces=Pieces(model.path),
             per_request=self._per_request,
             model_digest=model.digest,
         )
+        return Alone(session)
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Count floating-point operations and steps; attention is left out."""

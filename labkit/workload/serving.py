@@ -96,7 +96,7 @@ class ServingSession:
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
-        """Serve all requests once; see ``Session``."""
+        """Serve all requests once; see ``Turns``."""
         timeline = Timeline(self._engine)
         served = self._serve(self._prompts, beat, timeline)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
@@ -169,6 +169,25 @@ class ServingSession:
             seed=(self._seed << 32) + index,
         )
         return Request(prompt.request_id, prompt.token_ids, params)
+
+
+class Alone:
+    """One arm that serves requests; see ``Turns``."""
+
+    def __init__(self, session: ServingSession) -> None:
+        self._session = session
+
+    def warm_up(self) -> None:
+        """See ``ServingSession``."""
+        self._session.warm_up()
+
+    def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
+        """See ``ServingSession``."""
+        return [self._session.measure(beat)]
+
+    def close(self) -> None:
+        """See ``ServingSession``."""
+        self._session.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ def make_cell(tmp_path, monkeypatch, stub_cache):
             runs_per_block=runs_per_block,
             timeout_s=timeout_s,
             control=control,
-            **design,
+            **{"isolation": config.Isolation.process, **design},
         )
         return Cell(tmp_path / folder, folder, arms, design, seed, "Which is faster?")
 

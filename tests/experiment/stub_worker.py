@@ -75,18 +75,32 @@ def strike(stage: str, resolver: str = "") -> str | None:
     return kind
 
 
-class StubSession:
-    def __init__(self, seed: int, resolver: str) -> None:
-        self.seed, self.resolver = seed, resolver
+class StubTurns:
+    """Arms that are their resolvers, each with a single turn."""
+
+    def __init__(self, resolvers: list[str], setting) -> None:
+        self.resolvers, self.setting = resolvers, setting
+        for arm, resolver in enumerate(resolvers):
+            with setting.turn(arm):
+                strike("load", resolver)
 
     def warm_up(self) -> None:
-        strike("warm_up", self.resolver)
+        for arm, resolver in enumerate(self.resolvers):
+            with self.setting.turn(arm):
+                strike("warm_up", resolver)
 
-    def measure(self, beat) -> Measurement:
-        kind = strike("measure", self.resolver)
+    def measure(self, beat) -> list[Measurement]:
+        found = []
+        for arm, resolver in enumerate(self.resolvers):
+            with self.setting.turn(arm):
+                found.append(self.measured(resolver, beat))
+        return found
+
+    def measured(self, resolver: str, beat) -> Measurement:
+        kind = strike("measure", resolver)
         time.sleep(float(os.environ.get("LABKIT_TEST_SECONDS", "0")))
         beat("one")
-        value = float("nan") if kind == "nan" else 100.0 + self.seed
+        value = float("nan") if kind == "nan" else 100.0 + self.setting.seed
         metric = Metric("dispatch_us", "us", "lower", True, (value, 101.0, 102.0))
         engaged = 0.0 if kind == "vacuous" else 3.0
         counters = {"engine.paged": 1.0, "resolver.seq_map": engaged}
@@ -104,10 +118,8 @@ def start_probe(draft) -> StubProbe:
     return StubProbe(1)
 
 
-def load(experiment, *, seed: int) -> StubSession:
-    resolver = experiment.engine.attention.resolver
-    strike("load", resolver)
-    return StubSession(seed, resolver)
+def load(experiments, setting) -> StubTurns:
+    return StubTurns([e.engine.attention.resolver for e in experiments], setting)
 
 
 def write(path, body) -> None:

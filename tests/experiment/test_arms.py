@@ -13,7 +13,7 @@ from labkit.experiment.arms import cell_name, compose_cell, expand, quote
         ([], "default"),
         (["workload=chat", "ablation=seq_map"], "ablation=seq_map,workload=chat"),
         (
-            ["out=outputs/x", "plan=true", "redo=failed", "design.blocks=8", "design.peek=true"],
+            ["out=outputs/x", "plan=true", "redo=failed", "design.blocks=8"],
             "default",
         ),
         (["design=quick", "out=x"], "design=quick"),

@@ -15,10 +15,8 @@ from labkit.experiment.runner import run_cell
 
 
 def asked(workload="stub", isolation=config.Isolation.process):
-    experiment = SimpleNamespace(
-        workload=SimpleNamespace(name=workload), design=SimpleNamespace(isolation=isolation)
-    )
-    return SimpleNamespace(experiment=experiment)
+    experiment = SimpleNamespace(workload=SimpleNamespace(name=workload))
+    return SimpleNamespace(experiment=experiment, isolation=isolation)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
 import pytest
 
 from labkit.experiment import (

@@ -172,7 +172,9 @@ STUDY = textwrap.dedent(
     from labkit import config
     from labkit.experiment import runner, progress
     arms = (make_arm("base", "baseline"), make_arm("control", "control"))
-    design = config.Design(blocks=int(sys.argv[2]), runs_per_block=2)
+    design = config.Design(
+            blocks=int(sys.argv[2]), runs_per_block=2, isolation=config.Isolation.process
+        )
     cell = runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
     launcher = runner.ProcessLauncher((sys.executable, str(STUB)))
     try:

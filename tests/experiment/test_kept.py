@@ -22,7 +22,7 @@ def test_arms_that_agree_leave_no_values(make_cell, launcher):
     assert len(digests(cell)) == 1 and not (cell.dir / "outputs").exists()
 
 
-@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize("isolation", [Isolation.process, Isolation.in_process])
 def test_what_differs_is_kept_once_and_its_distance_told(
     make_cell, launcher, monkeypatch, isolation
 ):

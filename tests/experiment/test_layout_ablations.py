@@ -25,10 +25,7 @@ def measured(name):
     results = {}
     for arm in cell.arms:
         workload.prepare(arm.experiment)
-        session = workload.load(arm.experiment, seed=0)
-        session.warm_up()
-        results[arm.name] = session.measure(lambda _: None)
-        session.close()
+        results[arm.name] = workload.measure(arm.experiment)
     return cell.experiment.ablation, results
 
 

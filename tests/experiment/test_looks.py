@@ -151,5 +151,5 @@ def test_in_process_every_process_is_a_block():
     assert (run.blocks, run.runs_per_block) == (12, 1)
     assert [(look.blocks, look.alpha) for look in run.looks] == [(8, 0.02), (12, 0.03)]
     assert by_process(run) == run
-    apart = config.Design(blocks=6)
+    apart = config.Design(blocks=6, isolation=config.Isolation.process)
     assert by_process(apart) == apart

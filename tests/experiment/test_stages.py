@@ -9,6 +9,7 @@ from labkit.config import Experiment, from_plain
 from labkit.experiment import stages
 from labkit.experiment.record import Record
 from labkit.platform import blas, threads
+from labkit.workload.turns import by_itself
 
 REQUESTS = {"name": "ragged", "kind": "ragged"}
 KERNELS = {"name": "k", "kind": "kernel", "cases": [{"name": "d", "decode": 1, "context": 1}]}
@@ -56,5 +57,6 @@ def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, note
     monkeypatch.setattr(workload, "load", lambda *_, **__: None)
     monkeypatch.setattr(stages, "use_threads", lambda experiment: None)
     draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
-    stages.load(experiment(asked, attention={"backend": backend}, blas="stock"), draft)
+    arm = experiment(asked, attention={"backend": backend}, blas="stock")
+    stages.load([arm], by_itself(0), draft)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)

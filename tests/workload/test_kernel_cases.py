@@ -10,8 +10,9 @@ from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, WorkloadKind, from_plain, to_plain
 from labkit.workload import cases, devices
 from labkit.workload.digest import array_outputs
-from labkit.workload.kernel import KernelSession
+from labkit.workload.kernel_turns import KernelArm, KernelTurns
 from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.turns import by_itself
 
 DECODE = Case(name="decode", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24)
@@ -54,25 +55,30 @@ class StubBackend:
             out[3, 1, :] = np.nan
         if self.fault == "stale" and self.launches == 4:
             stamp = 6
-        if self.fault == "flicker" and self.launches == 4:
+        if self.fault == "flicker" and self.launches > 1:
             out[2, 0, 0] = np.nextafter(out[2, 0, 0], np.float32(np.inf))
         if self.fault == "elsewhere":
             out = out.copy()
         report = SimpleNamespace(
-            kernel="decode", reason="", grid=(2, 5), stamp=stamp, expected_stamp=7, stale=stamp != 7
+            kernel="decode",
+            partitions=1,
+            reason="",
+            grid=(2, 5),
+            stamp=stamp,
+            expected_stamp=7,
+            stale=stamp != 7,
         )
         report.counters = lambda: {"kernel.decode": 1, "attention.search_iterations": 10}
         return out, report
 
 
 def run(backend, *asked, **changes):
-    session = KernelSession(
-        backend, engine="paged", workload=make(*asked, **changes), block_size=16, seed=3
-    )
-    session.warm_up()
+    arm = KernelArm("paged", backend, make(*asked, **changes), block_size=16)
+    turns = KernelTurns([arm], by_itself(seed=3))
+    turns.warm_up()
     beats = []
-    result = session.measure(beats.append)
-    session.close()
+    (result,) = turns.measure(beats.append)
+    turns.close()
     return result, beats
 
 
@@ -84,8 +90,7 @@ def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
     assert decode.metrics[0].primary and decode.metrics[0].better == "lower"
     assert len(decode.metrics[0].repeats) == 6 and len(prefill.metrics[0].repeats) == 2
     assert all(t > 0 for t in decode.metrics[0].repeats)
-    assert backend.launches == 2 * (1 + 2) + 6 + 2
-    assert beats == ["decode", "prefill"]
+    assert beats == [f"round {n} of 8" for n in range(1, 9)]
     assert decode.notes["map_us"] == 12.5 and decode.notes["kernel"] == "decode"
     assert decode.notes["counters"]["attention.search_iterations"] == 10  # of one dispatch
     assert decode.notes["flops"] == 4 * 5 * 40 * 4 * 16
@@ -110,12 +115,6 @@ def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
     assert found == cases.Work(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
 
 
-def test_the_output_is_poisoned_before_every_launch():
-    backend = StubBackend()
-    run(backend, DECODE, PREFILL)
-    assert len(backend.poisoned) == 14 and all(backend.poisoned)
-
-
 def test_counters_are_of_the_measured_dispatches_only():
     result, _ = run(StubBackend(), DECODE)
     assert result.counters == {
@@ -129,8 +128,8 @@ def test_counters_are_of_the_measured_dispatches_only():
     ("fault", "error", "message"),
     [
         ("unwritten", InvalidOutput, "NaN left in the output, first at token 3, head 1"),
-        ("stale", StaleOutput, "decode: repeat 0: the kernel's stamp is 6, expected 7"),
-        ("flicker", InvalidOutput, "repeat 0 differs from the first dispatch in 1 rows.*token 2"),
+        ("stale", StaleOutput, "decode: warm-up 3: the kernel's stamp is 6, expected 7"),
+        ("flicker", InvalidOutput, "round 0 differs from the first launch in 1 rows.*token 2"),
         ("elsewhere", InvalidOutput, "not written where it was asked for"),
     ],
 )
@@ -146,7 +145,7 @@ def test_a_case_beyond_the_pool_limit_is_skipped_with_its_reason():
         f"its KV pool needs {needed} bytes; raise workload.max_pool_bytes (now 1048576)"
     )
     assert result.cases[0].metrics == () and result.cases[0].outputs is None
-    assert result.cases[1].skipped is None and beats == ["decode"]
+    assert result.cases[1].skipped is None and len(beats) == 6
 
 
 def test_a_prefill_may_follow_cached_tokens():
@@ -184,9 +183,10 @@ def test_inputs_do_not_depend_on_which_other_cases_run():
 
 def test_no_two_blocks_hold_the_same_values():
     workload = make(Case(name="d", decode=300, context=128), num_kv_heads=4, head_dim=32)
-    workload.max_pool_bytes = 1 << 30
     size = cases.geometry(workload.cases[0], workload, 16)
-    arrays = cases.allocate([size], workload, 16, seed=0)
+    numbers = cases.query_numbers(size, workload)
+    arrays = cases.allocate(size.pool_bytes, numbers, seed=0).view(size, workload, 16)
+    assert arrays.q.shape == arrays.out.shape == (300, 4, 32)
     for pool in (arrays.k_pool, arrays.v_pool):
         assert pool.shape == (2401, 16, 4, 32) and np.isfinite(pool).all()
         blocks = {zlib.crc32(block.tobytes()) for block in pool}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import stages, together
+from labkit.experiment import in_process, stages
 from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.record import Record, read_cell, read_runs
 from labkit.experiment.runner import run_cell
@@ -62,97 +63,97 @@ def blocks_of(cell) -> list[list[Record]]:
     return [[r for r in records if r.block == b] for b in range(cell.design.blocks)]
 
 
-# ------------------------------------------------------------------ turns, without a process
+# ------------------------------------------------------------------ without a process
 
 
 class Turns:
-    """Sessions that write down whose turn it is."""
+    """Three arms whose turns do nothing but say that they happen."""
 
-    def __init__(self) -> None:
-        self.order: list[str] = []
-        self.open = 0
-
-    def load(self, experiment, draft):
-        self.open += 1
-        return Session(self, experiment)
-
-
-class Session:
-    def __init__(self, turns: Turns, experiment) -> None:
-        self.turns, self.experiment = turns, experiment
+    def __init__(self, world, arms, setting) -> None:
+        self.world, self.arms, self.setting = world, arms, setting
 
     def warm_up(self) -> None:
-        self.turns.order.append("warm-up")
+        self.world.events.append("warm up")
 
-    def measure(self, beat) -> Measurement:
-        (case,) = self.experiment.workload.cases
-        assert (case.factor, self.experiment.workload.repeats) == (1, 1)
-        self.turns.order.append(self.experiment.engine.attention.resolver)
-        value = float(len(self.turns.order))
-        metric = Metric("dispatch_us", "us", "lower", True, (value,))
-        counters = {"engine.paged": 1.0, "resolver.seq_map": 1.0}
-        return Measurement((CaseResult(case.name, None, (metric,), None),), counters)
+    def measure(self, beat) -> list[Measurement]:
+        found = []
+        for arm, counters in enumerate(self.world.counters[: len(self.arms)]):
+            with self.setting.turn(arm):
+                self.world.events.append(("turn", arm, self.world.threads))
+            value = self.setting.order.random()
+            metric = Metric("dispatch_us", "us", "lower", True, (value,))
+            found.append(Measurement((CaseResult("few", None, (metric,), None),), counters))
+        return found
 
     def close(self) -> None:
-        self.turns.open -= 1
+        self.world.events.append("close")
 
 
 @pytest.fixture
-def turns(monkeypatch):
-    turns = Turns()
-    monkeypatch.setattr(stages, "load", turns.load)
+def world(monkeypatch):
+    ok = {"engine.paged": 1.0, "resolver.seq_map": 1.0}
+    world = SimpleNamespace(events=[], threads=None, counters=[ok, ok, ok])
+
+    def use_threads(experiment):
+        world.threads = experiment.engine.attention.resolver
+
+    def load(experiments, setting, draft):
+        return Turns(world, experiments, setting)
+
+    monkeypatch.setattr(stages, "load", load)
     monkeypatch.setattr(stages, "begin", lambda draft: None)
     monkeypatch.setattr(stages, "probe_again", lambda draft, probe: None)
+    monkeypatch.setattr(stages, "note_limits", lambda draft, experiment: None)
     monkeypatch.setattr(stages, "finish", lambda draft: None)
-    monkeypatch.setattr(stages, "use_threads", lambda experiment: None)
-    return turns
+    monkeypatch.setattr(stages, "use_threads", use_threads)
+    return world
 
 
-def block_of(cell, number=0) -> list[Record]:
+def block_of(cell, number=0, arms=None) -> list[Record]:
+    arms = cell.arms if arms is None else arms
     begun = [
         Record(arm.name, arm.role, number, i, cell.seed, "ok", "2026-11-20T20:00:00Z")
-        for i, arm in enumerate(cell.arms)
+        for i, arm in enumerate(arms)
     ]
-    return together.Block(begun, cell.arms, Stopwatch(0)).run()
+    return in_process.Process(begun, arms, Stopwatch(0)).run()
 
 
-def test_every_arm_has_one_turn_in_every_round_in_random_order(make, turns):
-    records = block_of(make(control=False))
-    rounds = [word for word in turns.order if word != "warm-up"]
-    pairs = list(zip(rounds[::2], rounds[1::2], strict=True))
-    assert len(pairs) == 10
-    assert set(pairs) == {("binary_search", "seq_map"), ("seq_map", "binary_search")}
-    assert turns.open == 0
-    places = [record.cases[0].notes["turns"] for record in records]
-    assert [{p[i] for p in places} for i in range(10)] == [{0, 1}] * 10
-    for record, mine in zip(records, ("binary_search", "seq_map"), strict=True):
-        assert record.counters["engine.paged"] == 10
-        repeats = record.cases[0].metrics[0].repeats
-        assert [turns.order[int(value) - 1] for value in repeats] == [mine] * 10
-        assert record.notes["together"] == [r.run for r in records]
+def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
+    records = block_of(make())
+    assert world.events == [
+        "warm up",
+        ("turn", 0, "binary_search"),
+        ("turn", 1, "seq_map"),
+        ("turn", 2, "binary_search"),
+        "close",
+    ]
+    assert [record.arm for record in records] == ["base", "seq_map", "control"]
+    assert all(record.notes["together"] == [r.run for r in records] for record in records)
+    assert all(record.seconds["turns"] >= 0 for record in records)
 
 
-def test_another_block_has_another_order_and_the_same_block_the_same(make, turns):
-    def places(number):
-        return [r.cases[0].notes["turns"] for r in block_of(make(), number)]
-
-    assert places(0) == places(0)
-    assert places(0) != places(1)
-
-
-def test_a_case_that_needs_too_much_memory_is_skipped_in_all_arms(make, turns):
-    large = config.Case(name="large", decode=64, context=2048)
-    for record in block_of(make(cases=[*CASES, large])):
-        assert [case.case for case in record.cases] == ["few", "mixed", "large"]
-        assert "workload.max_pool_bytes" in record.cases[2].skipped
+def test_an_arm_alone_takes_the_same_way(make, world):
+    cell = make()
+    (record,) = block_of(cell, arms=cell.arms[1:2])
+    assert record.ok and "together" not in record.notes
+    assert world.events == ["warm up", ("turn", 0, "seq_map"), "close"]
 
 
-def test_a_vacuous_arm_fails_alone(make, turns, monkeypatch):
-    monkeypatch.setattr(Session, "measure", without_counter(Session.measure))
+def test_another_block_has_another_order_and_the_same_block_the_same(make, world):
+    def drawn(number):
+        return [r.cases[0].metrics[0].repeats for r in block_of(make(), number)]
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
+
+
+def test_a_vacuous_arm_fails_alone(make, world):
+    world.counters = [dict(world.counters[0]) for _ in range(3)]
+    world.counters[1]["resolver.seq_map"] = 0.0
     assert [r.outcome for r in block_of(make())] == ["ok", "vacuous", "ok"]
 
 
-def test_what_goes_wrong_between_turns_is_no_arm_s_fault(make, turns, monkeypatch):
+def test_what_goes_wrong_between_turns_is_no_arm_s_fault(make, world, monkeypatch):
     def fails(draft, probe):
         raise RuntimeError("planted")
 
@@ -161,12 +162,15 @@ def test_what_goes_wrong_between_turns_is_no_arm_s_fault(make, turns, monkeypatc
     assert not any("in one process" in r.detail for r in block_of(make()))
 
 
-def without_counter(measure):
-    def changed(self, beat):
-        done = measure(self, beat)
-        return Measurement(done.cases, {"engine.paged": 1.0, "resolver.seq_map": 0.0})
-
-    return changed
+def test_an_arm_s_budget_of_threads_is_numba_s(monkeypatch):
+    asked = []
+    numba = SimpleNamespace(
+        set_num_threads=asked.append, config=SimpleNamespace(NUMBA_NUM_THREADS=4)
+    )
+    monkeypatch.setitem(sys.modules, "numba", numba)
+    for threads in (1, 3, 9):
+        stages.use_threads(SimpleNamespace(engine=SimpleNamespace(threads=threads)))
+    assert asked == [1, 3, 4]
 
 
 # ------------------------------------------------------------------ processes, stub workload
@@ -220,15 +224,6 @@ def test_isolations_are_not_mixed_in_one_folder(make, make_cell, launcher):
     run_cell(apart, launcher)
     with pytest.raises(ConfigError, match=r"design\.isolation was process, now in_process"):
         run_cell(make(), launcher)
-
-
-def test_requests_are_refused():
-    with pytest.raises(ConfigError, match=r"^design\.isolation=in_process: .*workload=chat"):
-        config.Experiment(
-            model=config.Model(shape=config.ModelShape()),
-            ablation=config.Ablation(arms={"base": {}}),
-            design=config.Design(isolation=Isolation.in_process),
-        )
 
 
 # ------------------------------------------------------------------ the real worker and kernels

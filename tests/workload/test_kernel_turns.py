@@ -1,0 +1,334 @@
+"""What a kernel's turns time, in which order, and what they leave out. On a clock of our own."""
+
+import gc
+import random
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit.config import Case, Experiment, State, Workload, WorkloadKind, from_plain, to_plain
+from labkit.workload import cases, kernel, kernel_turns
+from labkit.workload.kernel_turns import KernelArm, KernelTurns, spread
+from labkit.workload.measurement import InvalidOutput
+from labkit.workload.turns import Setting
+
+FEW = Case(name="few", decode=5, context=40, factor=3)
+PREFILL = Case(name="prefill", prefill=2, chunk=24, factor=2)
+LARGE = Case(name="large", decode=64, context=2048)  # more than a wash-out needs
+PULSE, FLUSH = 0.5, 3.0  # seconds
+
+
+class World:
+    """A clock that only the work moves, and everything that was done, in order."""
+
+    def __init__(self):
+        self.now, self.done, self.turn = 0.0, [], None
+        self.collecting = []
+
+    def clock(self):
+        return self.now
+
+    def spend(self, what, seconds):
+        self.now += seconds
+        self.done.append((what, self.turn))
+
+    def pulse(self):
+        self.spend("pulse", PULSE)
+
+    def flush(self):
+        self.spend("flush", FLUSH)
+
+    @contextmanager
+    def enter(self, arm):
+        assert self.turn is None, "a turn inside a turn"
+        self.turn = arm
+        yield
+        self.turn = None
+
+
+class Backend:
+    """A launch takes ``seconds(world)``; other things that take time are named."""
+
+    name = "stub"
+
+    def __init__(self, world, seconds, value=0.0, kernel="decode"):
+        self.world, self.seconds, self.value, self.kernel = world, seconds, value, kernel
+        self.poisoned, self.memory = [], set()
+
+    def plan(self, *, block_tables, seq_lens, cu_seqlens_q, block_size, total_q=None):
+        self.world.spend("plan", 11.0)
+        return SimpleNamespace(num_seqs=len(seq_lens), map_us=12.5)
+
+    def attend(self, q, k_pool, v_pool, meta, *, scale, window=None, out=None):
+        self.poisoned.append(bool(np.isnan(out).all()))
+        self.memory.add(tuple(a.__array_interface__["data"][0] for a in (q, out, k_pool, v_pool)))
+        self.world.collecting.append(gc.isenabled())
+        out[:] = q + np.float32(self.value)
+        self.world.spend(("launch", meta.num_seqs), self.seconds(self.world))
+        report = SimpleNamespace(
+            kernel=self.kernel if meta.num_seqs > 1 else "other",
+            partitions=1,
+            reason="",
+            grid=(2, 5),
+            stamp=7,
+            expected_stamp=7,
+            stale=False,
+        )
+        report.counters = lambda: {"kernel.decode": 1}
+        return out, report
+
+
+def asked(*wanted, **changes):
+    options = {
+        "warmup": 1,
+        "repeats": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "max_pool_bytes": 1 << 30,
+    }
+    return Workload("test", WorkloadKind.kernel, cases=list(wanted), **{**options, **changes})
+
+
+def turns(world, backends, *wanted, seed=0, **changes):
+    arms = [KernelArm("paged", b, asked(*wanted, **changes), block_size=16) for b in backends]
+    setting = Setting(3, random.Random(seed), world.enter, world)
+    return KernelTurns(arms, setting, clock=world.clock)
+
+
+def measured(world, backends, *wanted, **changes):
+    found = turns(world, backends, *wanted, **changes)
+    found.warm_up()
+    world.done.clear()
+    results = found.measure(lambda text: None)
+    found.close()
+    return results
+
+
+def repeats(measurement, index=0):
+    return measurement.cases[index].metrics[0].repeats
+
+
+def test_a_timing_is_the_launch_alone_whatever_else_takes_time():
+    world = World()
+    # 2 s for the first arm, 5 s for the second; a pulse, a plan and a wash-out take theirs.
+    results = measured(world, [Backend(world, lambda w: 2.0), Backend(world, lambda w: 5.0)], FEW)
+    assert repeats(results[0]) == (2e6,) * 6 and repeats(results[1]) == (5e6,) * 6
+    assert results[0].cases[0].notes["pulse_us"] == [PULSE * 1e6] * 6
+    # The first launch, the rounds of warming up, and two launches a round.
+    warm_up = results[0].cases[0].notes["warm_up_rounds"]
+    assert warm_up == 2
+    assert results[0].notes["launch_s"] == 2.0 * (1 + warm_up + 2 * 6)
+
+
+def test_the_time_of_a_launch_follows_the_launch():
+    world = World()
+    steps = iter(range(1, 1000))
+    (result,) = measured(world, [Backend(world, lambda w: float(next(steps)))], FEW)
+    assert len(set(repeats(result))) == 6
+
+
+def test_a_hot_turn_is_pulse_wash_out_and_the_launch_in_the_arms_own_turn():
+    world = World()
+    measured(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
+    assert len(world.done) == 2 * 6 * 3
+    for start in range(0, len(world.done), 3):
+        (pulse, nobody), (wash, arm), (launch, same) = world.done[start : start + 3]
+        assert (pulse, nobody) == ("pulse", None)
+        assert wash == launch == ("launch", 5) and arm == same and arm is not None
+
+
+def test_a_cold_turn_flushes_instead():
+    world = World()
+    (result,) = measured(world, [Backend(world, lambda w: 1.0)], FEW, state=State.cold)
+    assert [what for what, _ in world.done[:3]] == ["pulse", "flush", ("launch", 5)]
+    assert len(world.done) == 6 * 3
+    assert repeats(result) == (1e6,) * 6 and result.cases[0].notes["state"] == "cold"
+
+
+def test_hot_and_cold_in_one_study_are_two_rows_of_a_case():
+    world = World()
+    cold = {"now": False}
+
+    def flush():
+        cold["now"] = True
+
+    world.flush = flush
+
+    def launch(w):
+        seconds, cold["now"] = (9.0 if cold["now"] else 4.0), False
+        return seconds
+
+    (result,) = measured(world, [Backend(world, launch)], FEW, state=State.both)
+    assert [case.case for case in result.cases] == ["few (hot)", "few (cold)"]
+    assert repeats(result, 0) == (4e6,) * 6 and repeats(result, 1) == (9e6,) * 6
+
+
+def test_a_carry_over_from_the_other_arm_is_gone_when_hot():
+    """What is planted: a launch after another arm's is slower, and more so for arm 1."""
+
+    def arm(number):
+        def seconds(world):
+            carried = world.last is not None and world.last != number
+            world.last = number
+            return 1.0 + (0.02 * (1 + number) if carried else 0.0)
+
+        return seconds
+
+    def ratio(state):
+        world = World()
+        world.last = None
+        backends = [Backend(world, arm(0)), Backend(world, arm(1))]
+        results = measured(world, backends, FEW, state=state, repeats=20)
+        return np.median(np.array(repeats(results[1])) / np.array(repeats(results[0])))
+
+    assert ratio(State.hot) == 1.0
+    assert ratio(State.cold) > 1.01  # without the wash-out it is seen
+
+
+def test_rounds_are_spread_over_the_whole_time_and_turns_are_in_random_order():
+    world = World()
+    results = measured(
+        world, [Backend(world, lambda w: 1.0) for _ in range(3)], FEW, PREFILL, repeats=10
+    )
+    sizes = [what[1] for what, _ in world.done if what != "pulse"][::6]  # one a round
+    halves = [sizes[: len(sizes) // 2].count(n) / sizes.count(n) for n in (5, 2)]
+    assert all(0.4 < share < 0.6 for share in halves)
+    places = [result.cases[0].notes["turns"] for result in results]
+    assert {tuple(sorted(place[i] for place in places)) for i in range(30)} == {(0, 1, 2)}
+    assert len({tuple(place[i] for place in places) for i in range(30)}) == 6  # every order
+
+
+def test_spread_takes_every_round_once_each_in_its_part_of_the_time():
+    order = spread([3, 30], random.Random(1))
+    assert order.count(0) == 3 and order.count(1) == 30
+    positions = [i for i, row in enumerate(order) if row == 0]
+    assert [p * 3 // len(order) for p in positions] == [0, 1, 2]
+    assert order != spread([3, 30], random.Random(2))
+
+
+def test_garbage_is_not_collected_while_measuring_and_is_again_afterwards():
+    world = World()
+    found = turns(world, [Backend(world, lambda w: 1.0)], FEW)
+    found.warm_up()
+    assert all(world.collecting)
+    world.collecting.clear()
+    frozen = []
+    found.measure(lambda text: frozen.append(gc.get_freeze_count()))
+    assert world.collecting and not any(world.collecting)
+    assert frozen[0] > 0 and gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_a_measured_launch_writes_into_a_poisoned_output():
+    world = World()
+    backend = Backend(world, lambda w: 1.0)
+    measured(world, [backend], FEW)
+    assert backend.poisoned[-12:] == [False, True] * 6  # wash-out, launch
+    assert backend.poisoned[0]
+
+
+def test_all_arms_work_on_the_same_memory():
+    world = World()
+    backends = [Backend(world, lambda w: 1.0) for _ in range(3)]
+    measured(world, backends, FEW, PREFILL)
+    assert len({memory for backend in backends for memory in backend.memory}) == 1
+
+
+def test_an_output_is_compared_with_the_arms_own_first():
+    world = World()
+    backends = [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0, value=1.0)]
+    one, other = measured(world, backends, FEW)
+    assert one.cases[0].outputs["digest"] != other.cases[0].outputs["digest"]
+    assert one.cases[0].values is not None  # arms that differ keep what they gave
+    same = measured(world, [Backend(world, lambda w: 1.0) for _ in range(2)], FEW)
+    assert same[0].cases[0].values is None
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_a_number_that_changes_anywhere_is_refused(row):
+    world = World()
+    backend = Backend(world, lambda w: 1.0)
+    found = turns(world, [backend], FEW)
+    found.warm_up()
+    attend = backend.attend
+
+    def wrong(*args, out=None, **options):
+        result = attend(*args, out=out, **options)
+        out[row, 3, 15] = np.nextafter(out[row, 3, 15], np.float32(np.inf))
+        return result
+
+    backend.attend = wrong
+    with pytest.raises(InvalidOutput, match=f"differs .* in 1 rows, the first of them token {row}"):
+        found.measure(lambda text: None)
+
+
+@pytest.mark.parametrize(
+    ("times", "rounds"),
+    [
+        ([10, 9, 8, 7, 7], 5),  # falls until the fourth round
+        ([10, 10], 2),
+        ([10, 9.9], 2),  # by less than 2 %
+        ([100 * 0.9**n for n in range(40)], 20),  # never settles
+    ],
+)
+def test_warming_up_ends_when_launches_no_longer_get_faster(times, rounds):
+    world = World()
+    clock = iter([50.0, *times])  # the first launch
+    (result,) = measured_until(world, Backend(world, lambda w: next(clock, 1.0)))
+    assert result == rounds
+
+
+def measured_until(world, backend):
+    found = turns(world, [backend], FEW)
+    found.warm_up()
+    return [row.warm_up for row in found._rows]
+
+
+def test_a_large_batch_is_washed_out_by_a_part_of_it_and_a_small_one_by_itself():
+    whole = asked(LARGE, num_heads=16, num_kv_heads=4, head_dim=128)
+    size = cases.geometry(LARGE, whole, 16)
+    part = cases.geometry(cases.part(LARGE, cases.wash_share(size, whole)), whole, 16)
+    assert 1 <= len(part.seq_lens) < 64 and part.seq_lens[0] == 2048
+    work = cases.work(part, whole)
+    assert work.bytes >= cases.WASH_BYTES or work.flops >= cases.WASH_FLOPS
+    few = asked(FEW)
+    assert cases.wash_share(cases.geometry(FEW, few, 16), few) == 1
+
+
+def test_a_part_that_takes_another_kernel_washes_nothing_out(monkeypatch):
+    monkeypatch.setattr(cases, "WASH_BYTES", 1)  # one request of each kind
+    world = World()
+    measured(world, [Backend(world, lambda w: 1.0)], FEW)
+    assert {what for what, _ in world.done} == {"pulse", ("launch", 5)}
+    world = World()
+    measured(world, [Backend(world, lambda w: 1.0, kernel="other")], FEW)
+    assert {what for what, _ in world.done} == {"pulse", ("launch", 5), ("launch", 1)}
+
+
+def experiments(*workloads):
+    for workload in workloads:
+        plain = {
+            "model": {"shape": {}},
+            "workload": to_plain(workload),
+            "ablation": {"arms": {"base": {}}},
+        }
+        yield from_plain(Experiment, plain)
+
+
+@pytest.mark.parametrize("change", [{"repeats": 3}, {"warmup": 4}, {"state": State.cold}])
+def test_arms_whose_rounds_would_differ_stay_apart(change):
+    (name,) = change
+    arms = list(experiments(asked(FEW), asked(FEW, **change)))
+    assert f"workload.{name}" in kernel.KIND.apart(arms)
+    assert kernel.KIND.apart([arms[0], arms[0]]) is None
+
+
+def test_a_factor_of_ones_own_stays_apart():
+    arms = experiments(asked(FEW), asked(Case("few", decode=5, context=40, factor=4)))
+    assert "factor" in kernel.KIND.apart(list(arms))
+
+
+def test_the_rule_of_warming_up_is_what_its_page_says():
+    assert (kernel_turns.SETTLED, kernel_turns.MOST_ROUNDS) == (0.98, 20)
