@@ -6,9 +6,8 @@ import pytest
 
 from labkit.platform import cache
 
-# One pool of threads per test process is enough, and two processes share two cores.
+# One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 
 def pytest_configure():

@@ -15,6 +15,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.platform import pool
+
 STREAM_BYTES = 128 << 20
 SIZE = 768  # rows and columns of each thread's product: 0.9 GFLOP
 REPEATS = 4
@@ -75,7 +77,7 @@ def _total(part: NDArray[np.float32]) -> np.float32:
     return a + b + c + d
 
 
-@numba.njit(cache=True, parallel=True)  # type: ignore[untyped-decorator]
+@pool.kernel()
 def read_memory(stream: NDArray[np.float32], parts: int) -> float:
     """Read ``stream``, split between the threads in so many parts, whole but for a few bytes."""
     length = len(stream) // parts

@@ -19,12 +19,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.platform import pool
+
 SIZE = 256  # rows and columns of the product, float32: 33.6 MFLOP
 STREAM_BYTES = 32 << 20
 REPEATS = 7
 
 
-@numba.njit(cache=True, parallel=True, fastmath=True)  # type: ignore[untyped-decorator]
+@pool.kernel(fastmath=True)
 def _matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
     """``out = a @ b.T`` with 4x4 register tiles (float32, sizes multiples of 4)."""
     for tile in numba.prange(a.shape[0] // 4):
@@ -44,7 +46,7 @@ def _matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
                 out[i + di, j + 3] = s3
 
 
-@numba.njit(cache=True, parallel=True, fastmath=True)  # type: ignore[untyped-decorator]
+@pool.kernel(fastmath=True)
 def _read(stream: NDArray[Any], parts: NDArray[Any]) -> None:
     """Sum ``stream`` in ``len(parts)`` chunks."""
     chunk = len(stream) // len(parts)

@@ -22,6 +22,7 @@ KERNELS = (
     "engine/attention/metadata.py",
     "engine/attention/report.py",
     "engine/attention/validate.py",
+    "platform/pool*.py",
 )
 
 

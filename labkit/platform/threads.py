@@ -6,7 +6,6 @@ AVX-512 machine), so a worker gets a clean, known set. Standard library only.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import sys
@@ -91,28 +90,6 @@ def numba_without_scipy() -> Iterator[None]:
         del sys.modules["scipy.linalg"]
 
 
-def end_openmp_pool() -> bool:
-    """End the OpenMP threads that wait for this thread's next parallel region.
-
-    GNU's runtime keeps a pool for every thread that ever ran a parallel region, and spins
-    a hundredth as long once all pools together have more threads than there are cores. A
-    thread that hands its work over to another one gives its pool up first.
-
-    Returns
-    -------
-    bool
-        Whether it did: False where libgomp is not loaded, or is inside a region.
-    """
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return False
-    loaded = {line.split()[-1] for line in maps.splitlines() if "/libgomp" in line}
-    hard = 2  # omp_pause_hard
-    paused = [ctypes.CDLL(path).omp_pause_resource_all(hard) == 0 for path in sorted(loaded)]
-    return any(paused)
-
-
 def worker_environment(
     base: Mapping[str, str], *, threads: int, cores: int
 ) -> tuple[dict[str, str], list[str]]:
@@ -131,10 +108,7 @@ def worker_environment(
     Notes
     -----
     BLAS starts with one thread: its spinning workers fight any other pool (a numba
-    kernel after a two-thread product waits a scheduler tick). numba's own pool keeps the
-    OpenMP runtime's long spin: on an idle machine it served 1.25 times the tokens per
-    second of ``GOMP_SPINCOUNT=5000`` and 1.7 times of 0; beside one busy process it is
-    the slowest of them, which is why foreign load is a warning above every table.
+    kernel after a two-thread product waits a scheduler tick).
     """
     removed = sorted(
         name for name in base if name.startswith(CLEANED_PREFIXES) or name in CLEANED_NAMES

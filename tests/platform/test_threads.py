@@ -123,31 +123,3 @@ def test_importing_it_loads_only_the_standard_library():
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment
     )
     assert done.stdout.strip() == "[]", done.stderr
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="libgomp's pools")
-def test_an_openmp_pool_ends_and_the_next_region_makes_a_new_one():
-    code = """
-import os
-import numba
-import numpy as np
-from labkit.platform.threads import end_openmp_pool
-
-@numba.njit(parallel=True)
-def double(x):
-    for i in numba.prange(len(x)):
-        x[i] *= 2
-
-def threads():
-    return len(os.listdir("/proc/self/task"))
-
-alone, x = threads(), np.ones(64)
-assert not end_openmp_pool()
-double(x)
-assert threads() == alone + 1, (alone, threads())
-assert end_openmp_pool() and threads() == alone, threads()
-double(x)
-assert threads() == alone + 1 and (x == 4).all()
-"""
-    environment = {**os.environ, "NUMBA_NUM_THREADS": "2", "NUMBA_THREADING_LAYER": "omp"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)

@@ -8,16 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.engine.cpu.greedy import argmax
     from labkit.engine.cpu.handle import AttentionHandle
     from labkit.engine.cpu.swap import SwapReport, swap_leaves
 
-__all__ = ["AttentionHandle", "SwapReport", "argmax", "swap_leaves"]
+__all__ = ["AttentionHandle", "SwapReport", "swap_leaves"]
 
 _HOME = {
     "AttentionHandle": "handle",
     "SwapReport": "swap",
-    "argmax": "greedy",
     "swap_leaves": "swap",
 }
 

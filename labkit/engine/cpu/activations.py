@@ -11,6 +11,8 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from labkit.platform import pool
+
 Array = NDArray[np.float32]
 
 SILU, SWIGLU, GELU_TANH, GELU_ERF, SIGMOID = range(5)
@@ -82,11 +84,8 @@ def _span(kind, x, gated, out):  # type: ignore[no-untyped-def]
             out[i] = np.float32(0.5 * value * (1.0 + math.erf(value * 0.7071067811865476)))
 
 
-@njit(
+@pool.kernel(
     "void(int64, float32[::1], float32[::1], float32[::1])",
-    parallel=True,
-    nogil=True,
-    cache=True,
     error_model="numpy",
 )
 def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]

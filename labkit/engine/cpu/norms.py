@@ -6,6 +6,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from labkit.platform import pool
+
 Array = NDArray[np.float32]
 
 # Below this many numbers a thread hand-off costs more than the work.
@@ -24,11 +26,8 @@ def _rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
         out[i] = x[i] * scale * weight[i]
 
 
-@njit(
+@pool.kernel(
     "void(float32[:, ::1], float32[::1], float64, float32[:, ::1])",
-    parallel=True,
-    nogil=True,
-    cache=True,
     error_model="numpy",
 )
 def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
@@ -40,11 +39,8 @@ def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
             _rms_row(x[row], weight, eps, out[row])
 
 
-@njit(
+@pool.kernel(
     "void(float32[:, ::1], float32[::1], float32[::1], float64, float32[:, ::1])",
-    parallel=True,
-    nogil=True,
-    cache=True,
     error_model="numpy",
     fastmath={"reassoc", "contract", "nsz"},
 )

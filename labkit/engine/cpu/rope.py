@@ -6,6 +6,8 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from labkit.platform import pool
+
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
@@ -29,12 +31,9 @@ def _rotate(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-u
         out[row, i] = x[row, i]
 
 
-@njit(
+@pool.kernel(
     "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
     " boolean, float32[:, ::1])",
-    parallel=True,
-    nogil=True,
-    cache=True,
     error_model="numpy",
 )
 def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]

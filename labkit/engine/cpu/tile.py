@@ -25,6 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.engine.cpu.registers import register_tile
+from labkit.platform import pool
 
 TILE = register_tile()
 LANES = TILE.lanes
@@ -249,11 +250,8 @@ def _panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-unt
         bias_at += PANEL_ROW
 
 
-@njit(
+@pool.kernel(
     "void(float32[:, ::1], float32[:, :, ::1], float32[::1], int64[:, ::1], float32[::1])",
-    parallel=True,
-    nogil=True,
-    cache=True,
     error_model="numpy",
 )
 def product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
@@ -274,7 +272,7 @@ def product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
             _panels(task % groups * step, task // groups, x, panels, bias, columns, out)
 
 
-@njit("void(float32[:, ::1], float32[:, :, ::1], int64)", parallel=True, nogil=True, cache=True)
+@pool.kernel("void(float32[:, ::1], float32[:, :, ::1], int64)")
 def pack(weight, panels, first):  # type: ignore[no-untyped-def]
     """Fill panels first, first + 1, ... with the rows of a weight matrix as columns."""
     width, depth = weight.shape

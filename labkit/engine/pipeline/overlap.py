@@ -26,7 +26,6 @@ from labkit.engine.input_builder import Batch
 from labkit.engine.pipeline.base import Done, Results, RunModel, Sample
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.stats import Counters
-from labkit.platform.threads import end_openmp_pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +112,8 @@ def fill_in(batch: Batch, sampled: Results) -> None:
 
 
 def _same_threads() -> Callable[[], None]:
-    """Hand this thread's numba threads over: their number, and no idle pool beside it."""
+    """Return what gives another thread this one's number of numba threads."""
     import numba
 
     count = numba.get_num_threads()
-    end_openmp_pool()
     return lambda: numba.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Norms, activations, rotary embedding and argmax against float64 NumPy."""
+"""Norms, activations and rotary embedding against float64 NumPy."""
 
 import math
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.engine.cpu import activations, argmax, norms
+from labkit.engine.cpu import activations, norms
 from labkit.engine.cpu.rope import RotaryTable
 
 
@@ -163,31 +163,3 @@ def test_rope_takes_one_offset_and_refuses_wrong_ones():
         table.rotate(x, np.zeros(2, np.int32), traditional=False)
     with pytest.raises(ValueError, match="negative position"):
         table.rotate(x, np.array([0, -1, 2], np.int32), traditional=False)
-
-
-@pytest.mark.parametrize("width", [1, 2, 5, 1024, 1025, 5000])
-def test_argmax(width):
-    logits = random(0, 7, width)
-    tokens, margins = argmax(logits)
-    np.testing.assert_array_equal(tokens, logits.argmax(1))
-    if width > 1:
-        ranked = np.sort(logits, axis=1)
-        np.testing.assert_array_equal(margins, ranked[:, -1] - ranked[:, -2])
-    else:
-        assert np.isinf(margins).all()
-
-
-def test_argmax_of_ties_takes_the_first_and_says_so():
-    logits = np.zeros((2, 3000), np.float32)
-    logits[0, [17, 2500]] = 4
-    tokens, margins = argmax(logits)
-    assert tokens.tolist() == [17, 0]
-    assert margins.tolist() == [0, 0]
-
-
-def test_argmax_finds_what_is_no_number():
-    logits = random(0, 3, 2000)
-    logits[1, 1999] = np.nan
-    logits[2, 3] = -np.inf
-    _, margins = argmax(logits)
-    assert np.isnan(margins).tolist() == [False, True, False]

@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import extending
 
+from labkit.platform import pool
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -22,9 +24,8 @@ def inlined(function: F) -> F:
 
 
 def kernel(function: F) -> F:
-    """Compile a launch: parallel, cached on disk, without the interpreter lock."""
-    compiled = numba.njit(cache=True, parallel=True, nogil=True, error_model="numpy")
-    return cast(F, compiled(function))
+    """Compile a launch on the pool of threads."""
+    return cast(F, pool.kernel(error_model="numpy")(function))
 
 
 def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,179 @@
+"""The thread pool beside other load: kernel launches on labkit's pool and numba's layers.
+
+    python benchmarks/pool.py [--rounds 5] [--layers labkit,omp,workqueue,tbb]
+
+Decode attention and one small matrix product, each layer in a process of its own, all
+started first; then turns of a fraction of a second in an order that changes from round to
+round: alone, beside one busy process, beside two. A turn gives its median launch, the
+table medians of turns, and in brackets what it is to the same layer alone. TBB counts
+where numba finds it (``pip install tbb``, its library on the loader's path).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+LAYERS = ("labkit", "omp", "workqueue", "tbb")
+DECODE = [(16, 16), (256, 16), (64, 128), (64, 512)]
+HEADS, KV_HEADS, HEAD_DIM = 16, 4, 128
+PRODUCT = (16, 512, 1536)
+TURN_S = 0.12
+SETTLE_S = 0.1  # until new neighbours have their share of the machine
+SITUATIONS = ("alone", "one", "two")
+
+
+def decode(sequences: int, context: int) -> Callable[[], object]:
+    """Return a launch of decode attention on shuffled blocks of 16."""
+    import numpy as np
+
+    from labkit.engine import attention
+
+    rng = np.random.default_rng(0)
+    blocks = -(-context // 16)
+    shape = (sequences * blocks, 16, KV_HEADS, HEAD_DIM)
+    k_pool, v_pool = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    q = rng.standard_normal((sequences, HEADS, HEAD_DIM)).astype(np.float32)
+    backend = attention.create()
+    meta = backend.plan(
+        block_tables=rng.permutation(sequences * blocks).reshape(sequences, -1).astype(np.int32),
+        seq_lens=np.full(sequences, context, np.int32),
+        cu_seqlens_q=np.arange(sequences + 1, dtype=np.int32),
+        block_size=16,
+    )
+    out = np.empty_like(q)
+    return lambda: backend.attend(q, k_pool, v_pool, meta, scale=HEAD_DIM**-0.5, out=out)
+
+
+def product() -> Callable[[], object]:
+    """Return a matrix product as a decode step of 16 requests has it."""
+    import numpy as np
+
+    from labkit.engine.cpu.linear import PackedWeights
+
+    rows, depth, width = PRODUCT
+    rng = np.random.default_rng(0)
+    x, weight = (rng.standard_normal((n, depth)).astype(np.float32) for n in (rows, width))
+    packed = PackedWeights([weight], [None])
+    return lambda: packed.multiply(x)
+
+
+def child(layer: str) -> None:
+    """Be the process of one layer: a line in names a case, a line out gives its median (us)."""
+    if layer != "labkit":
+        from labkit.platform import pool
+
+        pool.install = lambda: None  # kernels stay on the layer that the environment names
+    launches = {f"decode {s} x {c}": decode(s, c) for s, c in DECODE}
+    launches["linear {} x {} x {}".format(*PRODUCT)] = product()
+    for launch in launches.values():
+        launch()
+    print(json.dumps(list(launches)), flush=True)
+    for line in sys.stdin:
+        launch, times = launches[line.strip()], []
+        launch(), launch()
+        end = time.perf_counter() + TURN_S
+        while len(times) < 5 or times[-1][1] < end:
+            start = time.perf_counter()
+            launch()
+            times.append((start, time.perf_counter()))
+        print(json.dumps(statistics.median(b - a for a, b in times) * 1e6), flush=True)
+
+
+def start(layer: str) -> subprocess.Popen[str]:
+    """Start a layer's process."""
+    from labkit.platform.threads import core_count, worker_environment
+
+    cores = core_count()
+    environment, _ = worker_environment(os.environ, threads=cores, cores=cores)
+    if layer != "labkit":
+        environment["NUMBA_THREADING_LAYER"] = layer
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", layer]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+
+@contextmanager
+def neighbours(count: int) -> Iterator[None]:
+    """Keep so many processes busy."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    time.sleep(SETTLE_S)
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+def ask(process: subprocess.Popen[str], line: str) -> float:
+    """Measure one case in one process."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+    return float(json.loads(process.stdout.readline()))
+
+
+def measure(layers: list[str], rounds: int) -> None:
+    """Start all layers, give them turns, print the table."""
+    processes = {layer: start(layer) for layer in layers}
+    first = {layer: process.stdout.readline() for layer, process in processes.items()}
+    missing = [layer for layer, line in first.items() if not line]
+    print(f"not there: {', '.join(missing)}" if missing else "", end="\n" if missing else "")
+    processes = {layer: p for layer, p in processes.items() if layer not in missing}
+    cases = json.loads(first["labkit"])
+    found: dict[tuple[str, str, str], list[float]] = {}
+    order = random.Random(0)
+    for _ in range(rounds):
+        for count, situation in enumerate(SITUATIONS):
+            with neighbours(count):
+                turns = [(case, layer) for case in cases for layer in processes]
+                order.shuffle(turns)
+                for case, layer in turns:
+                    us = ask(processes[layer], case)
+                    found.setdefault((case, layer, situation), []).append(us)
+    show(cases, list(processes), found)
+
+
+def show(
+    cases: list[str], layers: list[str], found: dict[tuple[str, str, str], list[float]]
+) -> None:
+    """Print medians (us) and ratios to the same layer alone."""
+    print(f"{'case':26}{'layer':11}{'alone':>9}{'to omp':>8}{'beside one':>18}{'beside two':>18}")
+    for case in cases:
+        for layer in layers:
+            alone, one, two = (statistics.median(found[case, layer, s]) for s in SITUATIONS)
+            to = statistics.median(found[case, "omp", "alone"]) if "omp" in layers else alone
+            print(
+                f"{case:26}{layer:11}{alone:9.0f}{alone / to:8.2f}"
+                f"{one:11.0f} ({one / alone:4.1f}){two:11.0f} ({two / alone:4.1f})"
+            )
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", default=",".join(LAYERS))
+    parser.add_argument("--child", choices=LAYERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child)
+    else:
+        measure(options.layers.split(","), options.rounds)
+
+
+if __name__ == "__main__":
+    main()
