@@ -1,12 +1,12 @@
 """Launches in turn: every arm's kernel on the same memory, a launch at a time.
 
 A *row* is a case in one state of the caches. Each row has its rounds, spread over the whole
-process at random, and in a round every arm has a turn, in random order:
+process at random. A round begins with a pulse of the arm-blind probe, which is timed and
+wakes the threads; then every arm has a turn, in random order:
 
-1. a pulse of the arm-blind probe, timed;
-2. hot: a wash-out launch of the arm, so that the caches hold what *this* arm leaves, not
+1. hot: a wash-out launch of the arm, so that the caches hold what *this* arm leaves, not
    the arm before; cold: a flush, so that they hold nothing of either;
-3. the output is poisoned, the launch is timed, the output is checked.
+2. the output is poisoned, the launch is timed, the output is checked.
 
 Without the wash-out the first launch after a switch is slower than the second by 2 % on
 small cases, and an arm with more to load is punished for it.
@@ -116,20 +116,23 @@ class Seat:
     expected: NDArray[np.float32]
     outputs: dict[str, object]
     seconds: list[float] = field(default_factory=list)
-    pulses: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     report: LaunchReport | None = None
 
 
 @dataclass
 class Row:
-    """A case in one state of the caches, with the arms that have it."""
+    """A case in one state of the caches, with the arms that have it.
+
+    ``pulses``: seconds of the arm-blind pulse before each round. ``warm_up``: rounds.
+    """
 
     name: str
     state: State
     rounds: int
     seats: list[Seat]
-    warm_up: int = 0
+    warm_up: int
+    pulses: list[float] = field(default_factory=list)
 
 
 class KernelTurns:
@@ -195,7 +198,7 @@ class KernelTurns:
             for state in states(workload.state):
                 label = f"{name} ({state.value})" if workload.state is State.both else name
                 row = Row(label, state, workload.repeats * case.factor, [], rounds)
-                row.seats += [replace(s, seconds=[], pulses=[], places=[]) for s in seats]
+                row.seats += [replace(s, seconds=[], places=[]) for s in seats]
                 self._rows.append(row)
 
     def _seat(self, index: int, case: Case, shared: dict[str, NDArray[np.float32]]) -> Seat:
@@ -264,17 +267,21 @@ class KernelTurns:
                 row = self._rows[index]
                 seats = list(row.seats)
                 order.shuffle(seats)
+                row.pulses.append(self._pulse())
                 for place, seat in enumerate(seats):
                     self._take(seat, row, place)
                 beat(f"round {number + 1} of {len(rounds)}")
         return [self._measurement(index) for index in range(len(self._arms))]
 
+    def _pulse(self) -> float:
+        """Time the arm-blind pulse (seconds)."""
+        start = self._clock()
+        self._setting.machine.pulse()
+        return self._clock() - start
+
     def _take(self, seat: Seat, row: Row, place: int) -> None:
         """One turn of one arm; see the module."""
         which = f"round {len(seat.seconds)}"
-        start = self._clock()
-        self._setting.machine.pulse()
-        seat.pulses.append(self._clock() - start)
         if row.state is State.cold:
             self._setting.machine.flush()
         with self._setting.turn(seat.arm):
@@ -401,7 +408,7 @@ def _result(seat: Seat, row: Row) -> CaseResult:
             "counters": report.counters(),
             "state": row.state.value,
             "warm_up_rounds": row.warm_up,
-            "pulse_us": [round(seconds * 1e6, 2) for seconds in seat.pulses],
+            "pulse_us": [round(seconds * 1e6, 2) for seconds in row.pulses],
             "turns": list(seat.places),
         },
     )

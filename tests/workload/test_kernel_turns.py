@@ -130,14 +130,16 @@ def test_the_time_of_a_launch_follows_the_launch():
     assert len(set(repeats(result))) == 6
 
 
-def test_a_hot_turn_is_pulse_wash_out_and_the_launch_in_the_arms_own_turn():
+def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launch_in_its_own_turn():
     world = World()
     measured(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
-    assert len(world.done) == 2 * 6 * 3
-    for start in range(0, len(world.done), 3):
-        (pulse, nobody), (wash, arm), (launch, same) = world.done[start : start + 3]
-        assert (pulse, nobody) == ("pulse", None)
-        assert wash == launch == ("launch", 5) and arm == same and arm is not None
+    assert len(world.done) == 6 * (1 + 2 * 2)
+    for start in range(0, len(world.done), 5):
+        pulse, *launches = world.done[start : start + 5]
+        assert pulse == ("pulse", None)
+        assert {what for what, _ in launches} == {("launch", 5)}
+        first, again, second, once_more = (arm for _, arm in launches)
+        assert first == again != second == once_more
 
 
 def test_a_cold_turn_flushes_instead():
@@ -193,7 +195,7 @@ def test_rounds_are_spread_over_the_whole_time_and_turns_are_in_random_order():
     results = measured(
         world, [Backend(world, lambda w: 1.0) for _ in range(3)], FEW, PREFILL, repeats=10
     )
-    sizes = [what[1] for what, _ in world.done if what != "pulse"][::6]  # one a round
+    sizes = [what[1] for what, _ in world.done if what != "pulse"][::6]  # three arms
     halves = [sizes[: len(sizes) // 2].count(n) / sizes.count(n) for n in (5, 2)]
     assert all(0.4 < share < 0.6 for share in halves)
     places = [result.cases[0].notes["turns"] for result in results]
