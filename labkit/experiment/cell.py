@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +67,13 @@ class Cell:
 
 
 def by_process(design: Design) -> Design:
-    """Give the design as it is run: ``in_process``, every process is a block of its own.
+    """Give the design as it is run, its last look said; a process of turns is a block.
 
     What happens to a process as a whole (where its code and memory lie) happens to both
     runs of an arm in it, so two runs in one process are not two: the process is the unit,
     and 4 blocks of 2 are 8 blocks of 1.
     """
-    runs = design.runs_per_block
+    runs, design = design.runs_per_block, replace(design, looks=design.all_looks)
     if design.isolation is Isolation.process or runs == 1:
         return design
     looks = [Look(look.blocks * runs, look.alpha) for look in design.looks]
@@ -187,12 +189,21 @@ def _difference(cell: Cell) -> str | None:
 def _design_difference(cell: Cell) -> str | None:
     kept, ours = read_cell(cell.dir)["design"], facts(cell, cell.design.blocks)["design"]
     for key in BOUND:
-        if key in kept and kept[key] != ours[key]:
+        if key in kept and not (_same_looks if key == "looks" else eq)(kept[key], ours[key]):
             name = "seed" if key == "seed" else f"design.{key}"
             return f"{name} was {kept[key]}, now {ours[key]}"
     if kept.get("blocks", 0) > ours["blocks"]:
         return f"design.blocks was {kept['blocks']}, now {ours['blocks']}: blocks may only grow"
     return None
+
+
+def _same_looks(kept: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> bool:
+    """Compare looks. The last one moves with the blocks that are asked for, where they grow."""
+    ends = [looks[-1]["blocks"] if looks else math.inf for looks in (kept, ours)]
+    if ends[0] == ends[1]:
+        return list(kept) == list(ours)
+    early = [[look for look in looks if look["blocks"] < min(ends)] for looks in (kept, ours)]
+    return early[0] == early[1]
 
 
 def difference(kept: Any, ours: Any, where: str = "") -> str | None:

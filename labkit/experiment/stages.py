@@ -132,7 +132,6 @@ def start_probe(draft: Draft) -> Any:
     """Start numba, load the arm-blind kernels, and count compilations from now on."""
     from numba.core import event
 
-    from labkit.experiment.probe import Probe
     from labkit.platform.threads import core_count, numba_without_scipy
 
     class Listener(event.Listener):  # type: ignore[misc]
@@ -144,8 +143,10 @@ def start_probe(draft: Draft) -> Any:
             """Nothing to count."""
 
     event.register("numba:compile", Listener())
-    probe = Probe(threads=core_count())
     with numba_without_scipy():
+        from labkit.experiment.probe import Probe  # starts the pool
+
+        probe = Probe(threads=core_count())
         probe.load()
     return probe
 

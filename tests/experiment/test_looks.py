@@ -131,17 +131,45 @@ def test_other_looks_are_refused_in_the_same_folder(make):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"looks": [Look(8, 0.03), Look(12, 0.03)]}, r"0\.06.* at most design\.alpha=0\.05"),
+        ({"looks": [Look(8, 0.03), Look(12, 0.03)]}, r"at most design\.alpha=0\.05"),
+        ({"looks": [Look(8, 0.05)]}, "and so does the last block"),
         ({"looks": [Look(8, 0.03), Look(12, 0.0)]}, "every look spends some alpha"),
         ({"looks": [Look(12, 0.01), Look(8, 0.01)]}, "grow from look to look"),
         ({"looks": [Look(8, 0.02), Look(8, 0.02)]}, "grow from look to look"),
-        ({"blocks": 11}, r"design\.blocks=11: the last block must be a look"),
         ({"looks": [Look(4, 0.01), Look(12, 0.04)]}, "4 blocks of 1 cannot reach p = 0.01"),
     ],
 )
 def test_impossible_looks_are_refused(make, change, said):
     with pytest.raises(ConfigError, match=said):
         make(**change)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "looks"),
+    [
+        (6, []),  # before the first look: looked at once
+        (8, [(8, 0.02), (12, 0.02)]),  # at a look: as declared
+        (12, [(8, 0.02), (12, 0.02)]),
+        (10, [(8, 0.02), (10, 0.03)]),  # the last block spends what is left
+        (20, [(8, 0.02), (12, 0.02), (20, 0.01)]),
+    ],
+)
+def test_the_last_block_spends_what_the_looks_before_it_leave(blocks, looks):
+    declared = [Look(8, 0.02), Look(12, 0.02)]
+    design = config.Design(blocks=blocks, runs_per_block=1, looks=declared)
+    assert [(look.blocks, look.alpha) for look in design.all_looks] == looks
+
+
+def test_more_blocks_move_the_last_look_and_no_other(make):
+    early = [Look(8, 0.02)]
+    run_cell(make(looks=early, blocks=10), Planted(0.0, 0.1))
+    assert run_cell(make(looks=early, blocks=12), Planted(0.0, 0.1)).ran == 2 * 3
+    with pytest.raises(ConfigError, match=r"design\.looks was"):
+        run_cell(make(looks=[Look(8, 0.01)], blocks=13), Planted(0.0, 0.1))
+    with pytest.raises(ConfigError, match=r"design\.looks was"):
+        run_cell(make(looks=[Look(9, 0.02)], blocks=13), Planted(0.0, 0.1))
+    with pytest.raises(ConfigError, match=r"design\.looks was"):
+        run_cell(make(looks=[], blocks=13), Planted(0.0, 0.1))
 
 
 def test_in_process_every_process_is_a_block():
