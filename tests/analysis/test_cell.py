@@ -96,7 +96,7 @@ def test_a_planted_effect_is_named_with_its_interval(make_cell):
     assert (c["wins"], c["blocks"]) == (4, 4)
     assert found(cell, "control")["verdict"] in ("equivalent", "trivial")
     line = sentences(cell, "bitwise")[0]
-    assert "seq_map is 4.8 % faster (95 % CI 4.2 to 5.6, " in line
+    assert "seq_map is 4.8 % faster (95 % CI 4.3 to 5.6, " in line
     assert line.endswith("exact p = 0.0015, 4 blocks); outputs bit-identical")
 
 
