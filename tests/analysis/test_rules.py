@@ -1,5 +1,6 @@
 """The families and the limits that decide what is said, each with both sides of its edge."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from labkit.analysis.multiplicity import joint_p
 from labkit.analysis.study import analyse_study, study_family
 from labkit.analysis.values import probe_values
 from labkit.analysis.verdict import judge
+from labkit.analysis.weakness import weaknesses
 
 LEVELS = Levels(2, 0.05, 2.0)
 
@@ -102,6 +104,19 @@ def test_blocks_that_were_not_asked_for_yet_claim_nothing(make_cell):
     assert c["verdict"] == "estimate_only" and "3 of 4 blocks are done" in c["reason"]
     assert c["p"] is not None and c["p_adjusted"] is None and c["ci_low_pct"] is None
     assert analyse_cell(path)["design"]["shown"] == []
+
+
+def test_an_exploratory_study_says_so_before_its_numbers(make_cell):
+    path = make_cell(blocks=6)
+    file = path / "cell.json"
+    facts = json.loads(file.read_text())
+    facts["design"]["shown"] = [4]
+    file.write_text(json.dumps(facts))
+    reason = "exploratory: blocks were added after results were shown (4 -> 6)"
+    assert reason in weaknesses(analyse(path))
+    c = found(analyse_cell(path))
+    assert (c["verdict"], c["reason"]) == ("estimate_only", reason)
+    assert study_family([analyse(path)]) == []
 
 
 def test_the_probe_is_the_mean_of_logarithms(make_cell):
