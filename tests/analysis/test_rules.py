@@ -13,6 +13,7 @@ from labkit.analysis.disturbance import disturbed_blocks
 from labkit.analysis.equivalence import Equivalence
 from labkit.analysis.identity import Agreement, above_noise_floor
 from labkit.analysis.multiplicity import joint_p
+from labkit.analysis.power import seen_pct
 from labkit.analysis.study import analyse_study, study_family
 from labkit.analysis.values import probe_values
 from labkit.analysis.verdict import judge
@@ -87,6 +88,15 @@ def test_the_study_s_family_counts_its_arms(make_cell):
     family = study_family(analyses)
     assert [one["p_adjusted"] for one in family] == pytest.approx(expected)
     assert min(expected) < 1.0
+
+
+def test_arms_leave_each_row_less_and_see_less(make_cell):
+    one = found(analyse_cell(make_cell("a/one", effects={"seq_map": 1.0})))
+    effects = {"seq_map": 1.0, "third": 1.0, "fourth": 1.0}
+    three = found(analyse_cell(make_cell("a/three", effects=effects)))
+    assert three["alpha_row"] == pytest.approx(one["alpha_row"] / 3, rel=0.3)
+    assert three["mde_pct"] == pytest.approx(seen_pct(three["sd"], 4, 2, three["alpha_row"]))
+    assert three["p_floor"] == pytest.approx(3 * one["p_floor"])
 
 
 def test_at_a_look_the_interval_s_level_is_the_look_s(make_cell):
