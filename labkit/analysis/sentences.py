@@ -64,7 +64,7 @@ def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
     blocks = count(comparison["blocks"], "block")
     if word == "estimate_only":
         return f"{arm}: estimate only: {direction(row, comparison)} in {blocks} ({reason})"
-    level = f"{100 * (1 - float(cell['design']['alpha'])):g} %"
+    level = f"{100 * comparison['level']:g} %" if comparison["level"] is not None else ""
     directed = word in ("faster", "slower", "trivial")
     evidence = (
         f"({_interval(row, comparison, level, directed)}, {p_phrase(comparison, runs)}, {blocks}); "

@@ -17,7 +17,7 @@ from labkit.analysis.effect import (
 )
 from labkit.analysis.equivalence import equivalence
 from labkit.analysis.modes import find_modes, fisher_p
-from labkit.analysis.multiplicity import holm, joint_max_t, max_t, standardised
+from labkit.analysis.multiplicity import holm
 from labkit.analysis.permutation import (
     permutation_test,
     pooled,
@@ -25,9 +25,9 @@ from labkit.analysis.permutation import (
     sign_flip,
     smallest_p,
 )
-from labkit.analysis.power import blocks_needed, detectable_pct, run_sd
-from labkit.analysis.probe import adjust, noise_correlation
-from labkit.analysis.sequential import alpha_now, parse_looks
+from labkit.analysis.power import blocks_needed, detectable_pct, run_sd, seen_pct
+from labkit.analysis.probe import noise_correlation, probe_adjusted
+from labkit.analysis.sequential import alpha_now, parse_looks, withheld
 
 rng = np.random.default_rng
 
@@ -89,8 +89,8 @@ def test_monte_carlo_past_300_000_adds_one_and_agrees_with_a_normal_bound():
     assert permutation_test(values, values + 9.0) == labels.floor  # never 0
     arm = rng(2).normal(0.7, 1.0, (8, 2))
     units = pooled(values, arm)
-    observed = labels.mean_differences(units)[0]
-    scale = abs(standardised(np.array([[observed]]), units[:, None], 8)[0, 0])
+    statistics = labels.mean_differences(units)
+    scale = abs(statistics[0]) / statistics.std()
     assert permutation_test(values, arm) == pytest.approx(2 * stats.norm.sf(scale), abs=0.01)
 
 
@@ -162,7 +162,7 @@ def test_adding_a_block_constant_scaling_and_swapping_change_what_they_should(se
     assert hodges_lehmann(arm, baseline) == pytest.approx(-hl)
 
 
-def test_equivalence_is_the_larger_of_two_shifted_one_sided_tests():
+def test_equivalence_is_twice_the_larger_of_two_shifted_one_sided_tests():
     baseline, arm = rng(1).normal(0, 0.004, (4, 2)), rng(2).normal(0.003, 0.004, (4, 2))
     labels = relabellings(4, 2)
     found = equivalence(
@@ -173,7 +173,7 @@ def test_equivalence_is_the_larger_of_two_shifted_one_sided_tests():
         t = sign * labels.mean_differences(pooled(baseline, arm - shift))
         return np.mean(t >= t[0] - 1e-13)
 
-    expected = max(share(log_ratio(-2.0), 1), share(log_ratio(2.0), -1))
+    expected = 2 * max(share(log_ratio(-2.0), 1), share(log_ratio(2.0), -1))
     assert found.p == pytest.approx(expected) and found.p < 0.05
     assert 0 < found.bound_pct < 2.0
     far = equivalence(
@@ -206,10 +206,13 @@ def test_run_sd_takes_out_blocks_and_arm():
     assert run_sd(base[:1, :1], arm[:1, :1]) is None
 
 
-def test_detectable_effect_follows_the_t_formula():
-    freedom = 4 * 3 - 1
-    expected = (stats.t.ppf(0.975, freedom) + stats.t.ppf(0.8, freedom)) * 0.01 * np.sqrt(2 / 8)
-    assert detectable_pct(0.01, 4, 2, 0.05) == pytest.approx(percent(expected))
+def test_detectable_effect_has_eighty_percent_power_by_the_noncentral_t():
+    freedom, error = 4 * 3 - 1, 0.01 * np.sqrt(2 / 8)
+    away = log_ratio(detectable_pct(0.01, 4, 2, 0.05)) / error
+    critical = stats.t.ppf(0.975, freedom)
+    assert stats.nct.sf(critical, freedom, away) == pytest.approx(0.8, abs=1e-3)
+    # For a row in a family: a smaller alpha of its own, and more is needed.
+    assert seen_pct(0.01, 4, 2, 0.005) > 1.3 * seen_pct(0.01, 4, 2, 0.05)
     assert detectable_pct(0.01, 2, 2, 0.05) is None  # 2 / 36 is above 0.05
 
 
@@ -233,69 +236,61 @@ def test_holm():
     assert holm([]) == []
 
 
-def test_max_t_of_one_row_is_the_plain_test_and_never_below_it():
-    baseline, arm = rng(1).normal(0, 1, (4, 2, 6)), rng(2).normal(0.5, 1, (4, 2, 6))
-    units = pooled(baseline, arm)
-    labels = relabellings(4, 2)
-    t = standardised(labels.mean_differences(units), units, 4)
-    plain = [permutation_test(baseline[..., i], arm[..., i]) for i in range(6)]
-    assert max_t(t[:, :1]) == pytest.approx(plain[:1])
-    assert all(a >= p - 1e-12 for a, p in zip(max_t(t), plain, strict=True))
-    # A copied row costs nothing: the dependence is in the relabelling.
-    assert max_t(np.repeat(t[:, :1], 5, axis=1)) == pytest.approx(plain[:1] * 5)
+def probed(seed, blocks=10, runs=1, effect=0.01):
+    """Values that follow the probe, both float64 [2, blocks, runs]."""
+    probe = rng(seed).normal(0, 0.02, (2, blocks, runs))
+    values = 0.8 * probe + rng(seed + 1).normal(0, 0.001, probe.shape)
+    return values + np.array([0.0, effect])[:, None, None], probe
 
 
-def test_max_t_matches_a_count_by_hand():
-    t = np.array([[3.0, -1.0], [1.0, 3.5], [0.5, 0.2], [-2.0, 1.0]])
-    # Row 1 against the maxima 3, 3.5, 0.5, 2; row 2 against its own 1, 3.5, 0.2, 1.
-    assert max_t(t) == pytest.approx([0.5, 0.75])
-    # A smaller statistic is never more significant: 1/4 alone, but after a p of 1.
-    t = np.array([[3.0, 2.9], [5.0, 0.0], [-5.0, 0.1], [5.0, 0.0]])
-    assert max_t(t) == pytest.approx([1.0, 1.0])
+def rest(values, probe):
+    """What a regression through block means leaves of the values, fitted here and now."""
+    dv, dp = (x - x.mean(axis=(0, 2), keepdims=True) for x in (values, probe))
+    return values - (dv * dp).sum() / (dp * dp).sum() * dp
 
 
-def test_standardised_has_unit_variance_over_the_relabellings():
-    units = rng(1).normal(0, [[1.0, 50.0]], (16, 2))
-    labels = relabellings(4, 2)
-    t = standardised(labels.mean_differences(units), units, 4)
-    assert np.mean(t**2, axis=0) == pytest.approx([1.0, 1.0])
-    constant = np.ones((16, 1))
-    assert not standardised(labels.mean_differences(constant), constant, 4).any()
+def test_the_probe_s_part_is_taken_out_and_no_label_enters():
+    values, probe = probed(1)
+    found = probe_adjusted(values, probe, 0.05)
+    assert found.effect == pytest.approx(0.01, abs=0.001)
+    assert permutation_test(*values) > 0.05 > 0.01 > found.p
+    assert found.p == pytest.approx(permutation_test(*rest(values, probe)))
+    swapped = probe_adjusted(values[::-1], probe[::-1], 0.05)
+    assert swapped.effect == pytest.approx(-found.effect) and swapped.p == pytest.approx(found.p)
+    assert swapped.interval == pytest.approx((-found.interval[1], -found.interval[0]))
+    assert probe_adjusted(values, np.ones_like(probe), 0.05) is None
 
 
-def test_joint_max_t_over_cells():
-    labels = relabellings(4, 2)
-    units = rng(5).normal(0, 1, (16, 2))
-    units[labels.signs[0] > 0, 0] += 4.0
-    t = standardised(labels.mean_differences(units), units, 4)
-    (one,) = joint_max_t([t])
-    assert one == pytest.approx(max_t(t), abs=0.01)
-    two = joint_max_t([t, t[:, 1:]])
-    assert [len(cell) for cell in two] == [2, 1]
-    assert two[0][0] >= one[0] - 1e-3
+@pytest.mark.parametrize(("blocks", "runs"), [(8, 1), (3, 2)])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_probe_is_fitted_anew_at_every_shift(blocks, runs, seed):
+    values, probe = probed(seed, blocks, runs)
+    low, high = probe_adjusted(values, probe, 0.05).interval
+    width = high - low
+    for shift, inside in (
+        (low + 1e-6 * width, True),
+        (high - 1e-6 * width, True),
+        (low - 1e-6 * width, False),
+        (high + 1e-6 * width, False),
+    ):
+        moved = values - np.array([0.0, shift])[:, None, None]
+        assert (permutation_test(*rest(moved, probe)) > 0.05) is inside
 
 
-def test_probe_adjustment_is_exact_and_sign_invariant():
-    noise = rng(1).normal(0, 0.02, (10, 1)), rng(2).normal(0, 0.02, (10, 1))
-    probe = np.concatenate(noise, axis=1)
-    values = probe * 0.8 + rng(3).normal(0, 0.001, (10, 2)) + [[0.0, 0.01]]
-    found = adjust(values, probe)
-    d, p = values[:, 1] - values[:, 0], probe[:, 1] - probe[:, 0]
-    assert found.theta == pytest.approx((d * p).sum() / (p * p).sum())
-    swapped = adjust(values[:, ::-1], probe[:, ::-1])
-    assert swapped.theta == pytest.approx(found.theta)
-    before = permutation_test(values[:, :1], values[:, 1:])
-    after = permutation_test(found.values[:, :1], found.values[:, 1:])
-    assert after < 0.01 < before
-    assert adjust(values, np.ones_like(probe)) is None
-
-
-def test_noise_correlation_does_not_see_effects_of_arms_or_blocks():
+def test_noise_correlation_looks_at_no_arm_and_sees_no_block():
     noise, block = rng(1).normal(0, 0.02, (3, 6, 2)), np.arange(6)[None, :, None]
-    arm = np.arange(3)[:, None, None]
-    assert noise_correlation(noise + 5 * arm + block, noise + block) == pytest.approx(1.0)
+    assert noise_correlation(noise + 9 * block, noise + block) == pytest.approx(1.0)
     other = rng(2).normal(0, 0.02, (3, 6, 2))
-    assert abs(noise_correlation(other + 5 * arm + 9 * block, noise + arm + block)) < 0.4
+    assert abs(noise_correlation(other + 9 * block, noise + block)) < 0.4
+    # Any exchange of arms within a block, of value and probe alike, changes nothing.
+    mixed = noise + 0.3 * other
+    shuffled = [x.copy() for x in (mixed, noise)]
+    for x in shuffled:
+        x[:, 2] = x[::-1, 2, ::-1]
+    assert noise_correlation(*shuffled) == pytest.approx(noise_correlation(mixed, noise))
+    # An effect of an arm can only hide one.
+    arm = 0.05 * np.arange(3)[:, None, None]
+    assert abs(noise_correlation(mixed + arm, noise)) < abs(noise_correlation(mixed, noise))
     assert noise_correlation(noise, np.ones_like(noise)) == 0.0
 
 
@@ -322,7 +317,20 @@ def test_looks_spend_alpha():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
     assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]
     assert alpha_now((), 3, 0.05) == 0.05
+    assert withheld(4, 4, looks, [4]) is None
+    assert withheld(6, 8, looks, []) == "no look was declared after 6 blocks"
     with pytest.raises(ValueError, match="spend more"):
         parse_looks([{"blocks": 4, "alpha": 0.04}, {"blocks": 8, "alpha": 0.03}], 0.05)
     with pytest.raises(ValueError, match="grow"):
         parse_looks([{"blocks": 8, "alpha": 0.01}, {"blocks": 4, "alpha": 0.01}], 0.05)
+
+
+def test_blocks_that_were_added_after_results_were_shown_claim_nothing():
+    assert withheld(4, 4, (), [4]) is None
+    reason = "exploratory: blocks were added after results were shown (4 -> 6)"
+    assert withheld(6, 6, (), [4, 6]) == reason
+    assert withheld(7, 7, (), [4, 6, 7]).endswith("(4 -> 6 -> 7)")
+    assert "3 of 4 blocks are done" in withheld(3, 4, (), [])
+    looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
+    assert withheld(8, 8, looks, [4, 8]) is None  # they were declared
+    assert withheld(8, 8, looks, [6, 8]).startswith("exploratory")
