@@ -222,7 +222,7 @@ def run(command: Command) -> int:
     except KeyboardInterrupt:
         say(f"interrupted; nothing is lost. Continue with: {again}")
         return 130
-    return study.finish(out, [cell.name for cell in cells])
+    return study.finish(out, cells)
 
 
 def _quoted(words: Sequence[str]) -> list[str]:

@@ -83,7 +83,10 @@ def test_broken_yaml_names_file_and_line(tmp_path):
 def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):
     done = labkit(tmp_path, "ablation=seq_map", "plan=true")
     assert done.returncode == 0, done.stderr
-    assert "30 runs (10 blocks x 1 x 3 arms)" in " ".join(done.stdout.split()) and "nothing was written" in done.stdout
+    assert (
+        "30 runs (10 blocks x 1 x 3 arms)" in " ".join(done.stdout.split())
+        and "nothing was written" in done.stdout
+    )
     assert list(tmp_path.iterdir()) == []
 
 

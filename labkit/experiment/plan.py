@@ -13,7 +13,7 @@ from labkit.experiment import doctor_noise, earlier
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
-from labkit.experiment.study import to_cell
+from labkit.experiment.study import to_cells
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,12 @@ class CellPlan:
         return len(self.cell.schedule())
 
 
-def plan_cell(composed: ComposedCell, out: Path) -> CellPlan:
-    """Estimate one cell; nothing is run or written."""
-    cell = to_cell(composed, out / composed.name)
+def plan_cells(composed: ComposedCell, out: Path) -> list[CellPlan]:
+    """Estimate a cell and what confirms it; nothing is run or written."""
+    return [_plan(cell, composed, out) for cell in to_cells(composed, out / composed.name)]
+
+
+def _plan(cell: Cell, composed: ComposedCell, out: Path) -> CellPlan:
     costs = {arm.name: workload.estimate(arm.experiment) for arm in composed.arms}
     todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     together = max if cell.design.isolation is Isolation.process else sum
@@ -58,7 +61,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    plans = [plan_cell(cell, out) for cell in composed]
+    plans = [plan for cell in composed for plan in plan_cells(cell, out)]
     for plan in plans:
         design = plan.cell.design
         table = Table(title=escape(plan.cell.name), title_justify="left", title_style="bold")

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from labkit.config import CONTROL, Claims, Experiment, Redo, WorkloadKind, to_plain
+from labkit.config import (
+    CONTROL,
+    Claims,
+    Experiment,
+    Isolation,
+    Redo,
+    WorkloadKind,
+    to_plain,
+)
 from labkit.experiment import cell as cells
 from labkit.experiment import progress, runner
 from labkit.experiment.arms import ComposedArm, ComposedCell
@@ -16,6 +24,32 @@ from labkit.experiment.errors import StudyError
 from labkit.experiment.record import Arm
 
 CONFIG = ("engine", "model", "workload", "seed")
+
+
+PROCESSES = "~processes"  # the folder of a cell's confirmation is its own with this behind
+
+
+def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
+    """Turn a composed cell into what is run: itself, and what confirms it in processes.
+
+    What the arms do to each other in one process, and what differs from process to process,
+    is not in the turns; a few blocks of separate processes say whether it matters.
+    """
+    cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
+    if not confirm or composed.isolation is not Isolation.in_process:
+        return [cell]
+    apart = replace(
+        composed.experiment.design,
+        isolation=Isolation.process,
+        blocks=confirm,
+        looks=[],
+        confirm=0,
+    )
+    name = f"{folder.name}{PROCESSES}"
+    return [
+        cell,
+        replace(cell, dir=folder.with_name(name), name=cell.name + PROCESSES, design=apart),
+    ]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> Cell:
@@ -54,8 +88,9 @@ def refuse_changes(out: Path, composed: Sequence[ComposedCell]) -> None:
     ConfigError
         One line with the first difference.
     """
-    for cell in composed:
-        cells.refuse_changes(to_cell(cell, out / cell.name))
+    for one in composed:
+        for cell in to_cells(one, out / one.name):
+            cells.refuse_changes(cell)
 
 
 def run_and_report(composed: ComposedCell, folder: Path) -> None:
@@ -66,15 +101,15 @@ def run_and_report(composed: ComposedCell, folder: Path) -> None:
     """
     from labkit import analysis
 
-    cell = to_cell(composed, folder)
     show = progress.create(sys.stderr)
     try:
         _prepare(composed.arms, show)
         redo = composed.experiment.redo is Redo.failed
-        runner.run_cell(cell, progress=show, redo_failed=redo)
-        analysis.write_cell(folder)
-        analysis.print_cell(folder)
-        analysis.write_study(folder.parent, plots=False)
+        for cell in to_cells(composed, folder):
+            runner.run_cell(cell, progress=show, redo_failed=redo)
+            analysis.write_cell(cell.dir)
+            analysis.print_cell(cell.dir)
+            analysis.write_study(folder.parent, plots=False)
     except StudyError as error:
         print(f"labkit: {composed.name}: {error}", file=sys.stderr)
 
@@ -93,11 +128,12 @@ def _prepare(arms: Sequence[ComposedArm], show: progress.Progress) -> None:
         ready.append(arm.experiment)
 
 
-def finish(out: Path, names: Sequence[str]) -> int:
+def finish(out: Path, composed: Sequence[ComposedCell]) -> int:
     """Draw the study's plots, and give its exit code from its cells' files."""
     from labkit import analysis
 
-    if not all((out / name / "cell.json").exists() for name in names):
+    cells = (cell for one in composed for cell in to_cells(one, out / one.name))
+    if not all((cell.dir / "cell.json").exists() for cell in cells):
         return 1
     analysis.write_study(out)
     return analysis.exit_code(out)
