@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from labkit.engine.base import InvalidLogitsError, StaleLaunchError
 from labkit.workload.measurement import InvalidOutput, StaleOutput
@@ -31,6 +34,14 @@ class Clients:
         if elapsed >= self.stagger * (self.number - 1):
             return self.number
         return 1 + int(elapsed / self.stagger)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step: when it ended (seconds), and the requests that got its tokens."""
+
+    end: float
+    receivers: tuple[str, ...]
 
 
 class Drive:
@@ -68,6 +79,7 @@ class Drive:
         self.requests = tuple(requests)
         self.served: list[Served] = []
         self.timeline = timeline
+        self.steps: list[Step] = []
         self._engine = engine
         self._waiting = iter(self.requests)
         self._clients = clients
@@ -80,6 +92,32 @@ class Drive:
     def done(self) -> bool:
         """Whether every request is finished; ``served`` is then in the order of ``requests``."""
         return len(self.served) == len(self.requests) and not self._live
+
+    def step_seconds(self) -> NDArray[np.float64]:
+        """Return how long each step took, from the end of the one before: seconds, [steps]."""
+        began = [] if self._began is None else [self._began]
+        return np.diff(np.array([*began, *(step.end for step in self.steps)]))
+
+    def served_without(self, lost: NDArray[np.float64]) -> list[Served]:
+        """Return what was served, by a clock that stood still while steps lost time.
+
+        ``lost``: seconds of each step, [steps].
+        """
+        ends = np.array([step.end for step in self.steps])
+        gone = np.concatenate([[0.0], np.cumsum(lost)])
+
+        def moved(time: float) -> float:
+            return float(time - gone[np.searchsorted(ends, time, side="right")])
+
+        return [
+            replace(
+                entry,
+                submitted=moved(entry.submitted),
+                chunk_times=[moved(time) for time in entry.chunk_times],
+                admitted=None if entry.admitted is None else moved(entry.admitted),
+            )
+            for entry in self.served
+        ]
 
     def run(self) -> None:
         """Step until all is done; see ``step``."""
@@ -109,6 +147,7 @@ class Drive:
         except InvalidLogitsError as error:
             raise InvalidOutput(str(error)) from error
         now = self._clock()
+        self.steps.append(Step(now, tuple(event.request_id for event in events)))
         finished = self._deliver(events, now)
         self.timeline.stepped(start, now)
         if finished:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
 from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.model import ModelDir, resolve
+from labkit.workload import company
 from labkit.workload.base import START_SECONDS
 from labkit.workload.measurement import Estimate, Session
 from labkit.workload.prompts import Prompt, prompt_key, stored
+from labkit.workload.turns import Turn, Turns
+
+if TYPE_CHECKING:
+    from labkit.engine.shared_models import SharedModels
+    from labkit.workload.drive import Clock
+    from labkit.workload.serving import ServingSession
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FLOPS = 60e9
@@ -46,6 +55,13 @@ class RequestKind:
 
     def load(self, experiment: Experiment, *, seed: int) -> Session:
         """Create the engine on the cached model and prompts."""
+        from labkit.engine.shared_models import SharedModels
+
+        return self._session(experiment, seed, SharedModels(), time.perf_counter)
+
+    def _session(
+        self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
+    ) -> ServingSession:
         from labkit.engine import create
         from labkit.workload.pieces import Pieces
         from labkit.workload.serving import ServingSession
@@ -53,7 +69,7 @@ class RequestKind:
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)
         return ServingSession(
-            create(experiment.engine, model.path),
+            create(experiment.engine, model.path, models),
             prompts,
             experiment.workload,
             seed=seed,
@@ -61,7 +77,40 @@ class RequestKind:
             pieces=Pieces(model.path),
             per_request=self._per_request,
             model_digest=model.digest,
+            clock=clock,
         )
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Say why arms cannot take turns in one process; see ``company.apart``."""
+        return company.apart([experiment.engine for experiment in experiments])
+
+    def share(
+        self,
+        experiments: Sequence[Experiment],
+        *,
+        seed: int,
+        order: random.Random,
+        turn: Turn,
+    ) -> Turns:
+        """Create an engine for every arm, in random order, on models that they share."""
+        from labkit.engine.shared_models import SharedModels
+        from labkit.workload.serving_turns import Seat, ServingTurns
+        from labkit.workload.turn_clock import TurnClock
+
+        models, seats = SharedModels(), dict[int, Seat]()
+        loading = list(range(len(experiments)))
+        order.shuffle(loading)
+        try:
+            for arm in loading:
+                clock = TurnClock()
+                with turn(arm):
+                    session = self._session(experiments[arm], seed, models, clock)
+                    seats[arm] = Seat(session, clock)
+        except BaseException:
+            for seat in seats.values():
+                seat.session.close()
+            raise
+        return ServingTurns([seats[arm] for arm in sorted(seats)], order, turn)
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Count floating-point operations and steps; attention is left out."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
 from labkit.workload.digest import token_digest
@@ -103,8 +104,14 @@ class ServingSession:
         """Return what serves all requests once, a step at a time; nothing is submitted yet."""
         return self._drive(self._prompts, beat)
 
-    def measured(self, drive: Drive) -> Measurement:
+    def computed_tokens(self) -> float:
+        """Return the tokens computed so far, by the engine's count; 0 where it has none."""
+        return self._engine.counters().get("tokens.computed", 0.0)
+
+    def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:
         """Compute what a drive that is done has measured.
+
+        ``lost``: seconds that each step lost to a stall, [steps], which no metric counts.
 
         Raises
         ------
@@ -112,6 +119,13 @@ class ServingSession:
             A request has not as many tokens as it asked for.
         """
         served = _complete(drive)
+        notes: dict[str, Any] = {}
+        if lost is not None:
+            served = drive.served_without(lost)
+            notes["stalls"] = {
+                "steps": int((lost > 0).sum()),
+                "seconds": round(float(lost.sum()), 6),
+            }
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         whole = CaseResult(
             case="all",
@@ -121,7 +135,7 @@ class ServingSession:
             outputs=token_outputs(served, self._pieces),
             notes={"requests": request_notes(served)},
         )
-        notes = {
+        notes |= {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
             # What it decided at load; an engine of a user's own need not say.
