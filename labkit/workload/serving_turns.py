@@ -42,11 +42,10 @@ class Seat:
 
 
 @dataclass(slots=True)
-class Slices:
-    """Where an arm's slices ended (in steps), and how many tokens had been computed by then."""
+class Progress:
+    """An arm's requests on their way: ``tokens`` had been computed when each step ended."""
 
     drive: Drive
-    ends: list[int] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
 
 
@@ -76,25 +75,25 @@ class ServingTurns:
 
     def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
         """Serve every arm's requests once; see ``Turns``."""
-        arms = [Slices(seat.session.begin(beat)) for seat in self._seats]
+        arms = [Progress(seat.session.begin(beat)) for seat in self._seats]
         while unfinished := [index for index, arm in enumerate(arms) if not arm.drive.done]:
             self._order.shuffle(unfinished)
             for index in unfinished:
                 with self._turn(index):
                     self._slice(self._seats[index], arms[index])
         measured = []
-        for index, lost in enumerate(_lost([arm for arm in arms])):
+        for index, lost in enumerate(_lost(arms)):
             with self._turn(index):
                 measured.append(self._seats[index].session.measured(arms[index].drive, lost))
         return measured
 
-    def _slice(self, seat: Seat, arm: Slices) -> None:
-        with seat.clock.running(), seat.surround():
-            end = seat.clock() + SLICE_S
-            while not arm.drive.done and seat.clock() < end:
+    def _slice(self, seat: Seat, arm: Progress) -> None:
+        clock = seat.clock
+        end = clock() + SLICE_S
+        while not arm.drive.done and clock() < end:
+            with clock.running():
                 arm.drive.step()
-        arm.ends.append(len(arm.drive.steps))
-        arm.tokens.append(seat.session.computed_tokens())
+            arm.tokens.append(seat.session.computed_tokens())
 
     def close(self) -> None:
         """Close every arm's engine."""
@@ -102,21 +101,13 @@ class ServingTurns:
             seat.session.close()
 
 
-def _lost(arms: Sequence[Slices]) -> list[NDArray[np.float64]]:
+def _lost(arms: Sequence[Progress]) -> list[NDArray[np.float64]]:
     """Return what every step of every arm lost to stalls, in seconds."""
     times = [arm.drive.step_seconds() for arm in arms]
     schedules = [[step.receivers for step in arm.drive.steps] for arm in arms]
     if len(arms) > 1 and all(schedule == schedules[0] for schedule in schedules):
         return list(stalls.among_equals(np.stack(times)))
-    return [_lost_alone(arm, own) for arm, own in zip(arms, times, strict=True)]
-
-
-def _lost_alone(arm: Slices, times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Take what a slice lost from its longest step."""
-    starts = [0, *arm.ends[:-1]]
-    slices = np.array([times[a:b].sum() for a, b in zip(starts, arm.ends, strict=True)])
-    excess = stalls.among_alike(slices, np.diff(arm.tokens, prepend=0.0))
-    lost = np.zeros_like(times)
-    for start, end, seconds in zip(starts, arm.ends, excess, strict=True):
-        lost[start + int(np.argmax(times[start:end]))] = seconds
-    return lost
+    return [
+        stalls.among_alike(own, np.diff(arm.tokens, prepend=0.0))
+        for arm, own in zip(arms, times, strict=True)
+    ]

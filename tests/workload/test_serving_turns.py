@@ -9,6 +9,7 @@ import pytest
 
 from labkit.config import Workload, WorkloadKind
 from labkit.engine.base import TokenEvent
+from labkit.workload import stalls
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.prompts import Prompt
 from labkit.workload.serving import ServingSession
@@ -275,3 +276,13 @@ def test_what_goes_wrong_goes_wrong_in_the_turn_of_its_arm():
     assert together.log[-1] == 2
     together.turns.close()
     assert all(engine.closed for engine in together.engines)
+
+
+def test_steps_of_a_rare_kind_are_no_stalls():
+    """Four long prefills beside many decodes, where nothing of the same schedule is beside them."""
+    times = np.array([0.03] * 60 + [5.0] * 4)
+    tokens = np.array([96.0] * 60 + [4000.0] * 4)
+    assert not stalls.among_alike(times, tokens).any()
+    times[7] += 0.5
+    assert stalls.among_alike(times, tokens).nonzero()[0].tolist() == [7]
+    assert not stalls.among_alike(times, np.zeros(64)).any()
