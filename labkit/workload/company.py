@@ -6,12 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.config import BudgetPolicy, Engine, Pipeline, is_class_path, to_plain
+from labkit.platform.threads import core_count
 
 
 def apart(engines: Sequence[Engine]) -> str | None:
     """Say in one line why arms with these engines cannot share a process; None: they can."""
     reasons = (reason for rule in RULES if (reason := rule(engines)) is not None)
     return next(reasons, None)
+
+
+def blas_threads(engine: Engine) -> int:
+    """Return how many threads BLAS gets: the arm's CPU budget where MLX does the work.
+
+    numba's pool has it elsewhere. Two pools that spin fight each other, so that only one of
+    them ever gets threads.
+    """
+    return (engine.threads or core_count()) if engine.name == "mlx_lm" else 1
 
 
 def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
@@ -32,6 +42,22 @@ def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
         return None if found is None else f"engine.{option}={found}: {why}"
 
     return rule
+
+
+def _one_pool(engines: Sequence[Engine]) -> str | None:
+    """Refuse MLX's and BLAS' threads beside numba's.
+
+    Measured (two cores, uniform, four requests): beside mlx_lm with two BLAS threads paged
+    took 1.5 to 3 times as long as alone, whether or not OpenBLAS' threads were ended with
+    each turn; with one BLAS thread up to 1.4 times as long as beside another paged. On a
+    Mac mlx_lm raises Metal's wired limit too, of which a process has one.
+    """
+    if len({engine.name == "mlx_lm" for engine in engines}) == 1:
+        return None
+    return (
+        "engine=mlx_lm: in one process the threads of MLX and its BLAS take the cores from the "
+        "other arms' numba threads, which were 1.4 to 3 times as slow"
+    )
 
 
 def _no_overlap(engines: Sequence[Engine]) -> str | None:
@@ -74,6 +100,8 @@ RULES: tuple[Rule, ...] = (
         lambda e: e.budget.wired_collector.value,
         "a machine has one, and it is changed between two runs",
     ),
+    _one_pool,
+    _same("threads (of BLAS)", blas_threads, "OpenBLAS has one pool in a process"),
     _live_budget,
     _no_overlap,
     _own_engine,

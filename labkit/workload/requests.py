@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
@@ -91,12 +91,20 @@ class RequestKind:
         seed: int,
         order: random.Random,
         turn: Turn,
+        notes: Callable[..., None],
     ) -> Turns:
-        """Create an engine for every arm, in random order, on models that they share."""
+        """Create an engine for every arm, in random order, on models that they share.
+
+        Nothing of MLX may be imported before: the BLAS is activated here, and ``notes``
+        is called with ``blas=``, what multiplies in this process.
+        """
         from labkit.engine.shared_models import SharedModels
+        from labkit.platform import blas
         from labkit.workload.serving_turns import Seat, ServingTurns
         from labkit.workload.turn_clock import TurnClock
 
+        engines = [experiment.engine for experiment in experiments]
+        notes(blas=blas.activate(engines[0].blas.value, max(map(company.blas_threads, engines))))
         models, seats = SharedModels(), dict[int, Seat]()
         loading = list(range(len(experiments)))
         order.shuffle(loading)

@@ -108,6 +108,13 @@ class ServingSession:
         """Return the tokens computed so far, by the engine's count; 0 where it has none."""
         return self._engine.counters().get("tokens.computed", 0.0)
 
+    def drain(self) -> None:
+        """Wait until the engine computes nothing any more."""
+        from labkit.engine.base import WorksAhead
+
+        if isinstance(self._engine, WorksAhead):
+            self._engine.drain()
+
     def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:
         """Compute what a drive that is done has measured.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,15 +29,10 @@ SLICE_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """An arm: its session, the clock by which it serves, and what surrounds its work in a turn.
-
-    ``surround`` is entered and left while the clock runs: what the arm must set or end of
-    what the process has one of is its own time.
-    """
+    """An arm: its session, and the clock by which it serves."""
 
     session: ServingSession
     clock: TurnClock
-    surround: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(slots=True)
@@ -70,8 +64,9 @@ class ServingTurns:
     def warm_up(self) -> None:
         """Warm every arm up; see ``ServingSession.warm_up``."""
         for arm, seat in enumerate(self._seats):
-            with self._turn(arm), seat.clock.running(), seat.surround():
+            with self._turn(arm), seat.clock.running():
                 seat.session.warm_up()
+                seat.session.drain()
 
     def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
         """Serve every arm's requests once; see ``Turns``."""
@@ -94,6 +89,8 @@ class ServingTurns:
             with clock.running():
                 arm.drive.step()
             arm.tokens.append(seat.session.computed_tokens())
+        with clock.running():
+            seat.session.drain()
 
     def close(self) -> None:
         """Close every arm's engine."""

@@ -31,7 +31,10 @@ ARMS = {
         "attention": {"backend": "sdpa"},
     },
     "naive": {"name": "naive", "scheduler": STATIC, **PADDED},
-    "mlx_lm": {"name": "mlx_lm"},
+}
+MLX_LM = {
+    "mlx_lm": {"name": "mlx_lm", "threads": 1},
+    "chunked": {"name": "mlx_lm", "threads": 1, "scheduler": {"chunk": 48, "max_num_seqs": 2}},
 }
 
 
@@ -53,6 +56,14 @@ def experiment(**engine):
     )
 
 
+@pytest.fixture(autouse=True)
+def activated(monkeypatch):
+    """The BLAS that was asked for, left as the test process has it."""
+    asked = []
+    monkeypatch.setattr("labkit.platform.blas.activate", lambda *given: asked.append(given))
+    return asked
+
+
 @contextmanager
 def whoever(arm):
     yield
@@ -63,14 +74,11 @@ def share(*engines, turn=whoever, order=7):
     kind = kind_of(experiments[0])
     kind.prepare(experiments[0])
     assert kind.apart(experiments) is None
-    return kind.share(experiments, seed=0, order=random.Random(order), turn=turn)
+    return kind.share(experiments, seed=0, order=random.Random(order), turn=turn, notes=dict)
 
 
 def outputs(measurement):
     return measurement.cases[0].outputs
-
-
-TIMES = ("_ms", "budget.")
 
 
 def counted(measurement):
@@ -78,20 +86,27 @@ def counted(measurement):
     return {k: v for k, v in measurement.counters.items() if not k.endswith("_ms")}
 
 
-def test_outputs_and_counters_are_those_of_the_arms_served_alone():
-    turns = share(*ARMS.values())
+@pytest.mark.parametrize("arms", [ARMS, MLX_LM], ids=["labkit", "mlx_lm"])
+def test_outputs_and_counters_are_those_of_the_arms_served_alone(arms):
+    turns = share(*arms.values())
     turns.warm_up()
     together = turns.measure(lambda text: None)
     turns.close()
-    for name, measured in zip(ARMS, together, strict=True):
-        asked = experiment(**ARMS[name])
+    for (name, engine), measured in zip(arms.items(), together, strict=True):
+        asked = experiment(**engine)
         session = kind_of(asked).load(asked, seed=0)
         session.warm_up()
         alone = session.measure(lambda text: None)
         session.close()
         assert outputs(measured) == outputs(alone), name
         assert counted(measured) == counted(alone), name
-    assert len({measured.counters["steps.total"] for measured in together}) > 2
+    assert len({measured.counters["steps.total"] for measured in together}) > 1
+
+
+def test_blas_has_the_threads_of_the_arms_that_multiply_with_it(activated):
+    share({}, {"threads": 2}).close()
+    share({"name": "mlx_lm", "threads": 3}, {"name": "mlx_lm", "threads": 3}).close()
+    assert activated == [("stock", 1), ("stock", 3)]
 
 
 def test_arms_are_loaded_in_random_order_each_in_its_own_turn():
@@ -168,6 +183,8 @@ def test_an_arm_that_cannot_load_closes_the_others():
         ([{}, {"blas": "openblas"}], "engine.blas is openblas and stock"),
         ([{"mlx_cache_limit": 0}, {"mlx_cache_limit": 0}], "engine.mlx_cache_limit=0"),
         ([{}, {"memory_limit": 1 << 30}], "engine.memory_limit=1073741824"),
+        ([{"threads": 1}, {"name": "mlx_lm", "threads": 1}], "engine=mlx_lm: in one process"),
+        ([{"name": "mlx_lm", "threads": n} for n in (1, 2)], "engine.threads (of BLAS) is 1 and 2"),
         ([{}, {"pipeline": "overlap"}], "engine.pipeline=overlap"),
         ([{}, {"name": "mine:Engine"}], "engine.name=mine:Engine"),
         ([{}, {"budget": {"policy": "vllm"}}], "engine.budget.policy=vllm"),
@@ -184,6 +201,8 @@ def test_arms_that_stay_apart_say_why_in_one_line(engines, reason):
 
 
 def test_arms_that_differ_in_what_an_engine_has_share():
+    two = [{"name": "mlx_lm", "threads": 2}] * 2
+    assert kind_of(experiment()).apart([experiment(**engine) for engine in two]) is None
     simulated = {"budget": {"policy": "vllm", "machine": "sim_m1_pro_16gb"}}
     engines = [*ARMS.values(), {"threads": 1}, simulated]
     assert kind_of(experiment()).apart([experiment(**engine) for engine in engines]) is None

@@ -286,3 +286,23 @@ def test_steps_of_a_rare_kind_are_no_stalls():
     times[7] += 0.5
     assert stalls.among_alike(times, tokens).nonzero()[0].tolist() == [7]
     assert not stalls.among_alike(times, np.zeros(64)).any()
+
+
+def test_what_an_engine_computes_ahead_ends_in_its_own_turn_and_on_its_own_clock():
+    together = Together(plain, plain)
+    engine, seen = together.engines[0], []
+
+    def drain():
+        seen.append(together.log[-1])
+        together.base.now += 0.002
+
+    engine.drain = drain
+    ahead, other = together.measure()
+    slices = together.log[:-2].count(0)
+    assert set(seen) == {0} and len(seen) == slices + 1  # and one after the warm-up
+    lost = ahead.notes["stalls"]["seconds"]
+    assert lost == other.notes["stalls"]["seconds"] == 0
+    tokens = sum(len(p.token_ids) + p.max_tokens for p in PROMPTS)
+    # The last one comes after the last token.
+    extra = tokens / speed(ahead) - tokens / speed(other)
+    assert extra == pytest.approx(0.002 * (slices - 1))
