@@ -89,9 +89,10 @@ def child() -> None:
     from labkit.config import Experiment, from_plain
     from labkit.experiment import stages
     from labkit.platform import blas
+    from labkit.workload import process_wide
 
     experiment = from_plain(Experiment, json.load(sys.stdin))
-    blas.activate(experiment.engine.blas.value, stages.blas_threads(experiment))
+    blas.activate(experiment.engine.blas.value, process_wide.blas_threads(experiment.engine))
     stages.use_threads(experiment)
     measurement = workload.measure(experiment)
     served = measurement.cases[0]

@@ -81,6 +81,14 @@ class KeepsRows(Protocol):
         """Return the requests that have ended but whose rows every step still computes."""
 
 
+@runtime_checkable
+class WorksAhead(Protocol):
+    """What an engine offers that computes between two steps."""
+
+    def drain(self) -> None:
+        """Wait until nothing is computed any more; the next step finds its results."""
+
+
 class InferenceEngine(Protocol):
     """Requests in, timed token events out, and counters that say what ran."""
 

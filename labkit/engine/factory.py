@@ -17,11 +17,10 @@ from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.budget.profiling import activation_bytes
 from labkit.engine.budget.sizing import refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
-from labkit.engine.forward import choose_forward
 from labkit.engine.invariance import require_invariance
-from labkit.engine.model_loader import load
 from labkit.engine.model_runner import ModelRunner
 from labkit.engine.scheduler import Scheduler
+from labkit.engine.shared_models import SharedModels
 from labkit.engine.speculation.draft_loader import load_draft
 from labkit.engine.stats import Counters
 from labkit.platform import memory_machine
@@ -38,7 +37,9 @@ _METHODS = (
 )
 
 
-def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
+def create(
+    options: config.Engine, model_dir: Path, models: SharedModels | None = None
+) -> InferenceEngine:
     """Load a model and build the engine that ``options`` describe.
 
     A user's own class (``options.name`` is a path) is made with ``(options, model_dir)``.
@@ -49,6 +50,8 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
         The engine's part of the config, already checked.
     model_dir
         A directory with config.json and model*.safetensors.
+    models
+        Those of the engines that this one takes turns with; None: it shares nothing.
 
     Raises
     ------
@@ -61,11 +64,11 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     if options.name == "mlx_lm":
         from labkit.engine import mlx_lm
 
-        return mlx_lm.create(options, Path(model_dir))
-    return _create_paged(options, Path(model_dir))
+        return mlx_lm.create(options, Path(model_dir), models or SharedModels())
+    return _create_paged(options, Path(model_dir), models or SharedModels())
 
 
-def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
+def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
@@ -74,16 +77,17 @@ def _create_paged(options: config.Engine, model_dir: Path) -> InferenceEngine:
     kind = kv_layout.choose(options)
     machine = memory_machine.find(options.budget.machine)
     refuse_early(options, model_dir, machine)
-    loaded = load(model_dir)
-    expected = self_test.expect(loaded, options.kv.block_size)
     shape = decode_shape.create(options.decode_shape, speculation.rows_of(options))
-    choice = choose_forward(loaded, options.attention.device, compiled=shape.bounded)
+    ready = models.ready(
+        model_dir, options.kv.block_size, options.attention.device, compiled=shape.bounded
+    )
+    loaded, choice, expected = ready.loaded, ready.choice, ready.expected
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
     difference = self_test.verify(loaded, choice.forward, small, expected)
     if options.batch_invariant:
         require_invariance(options, choice.forward, kind, expected)
 
-    draft = load_draft(options, Path(model_dir), kind, expected)
+    draft = load_draft(options, model_dir, kind, expected, models)
     shapes = expected.shapes + (draft.shapes if draft else ())
     pool = size_pool(
         options,

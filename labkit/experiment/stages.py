@@ -155,23 +155,17 @@ def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> T
     """Set what the process has one of, then load the workload and the arms' engines."""
     from labkit import workload
     from labkit.platform import blas, memory_limit
+    from labkit.workload.process_wide import blas_threads
 
     first = experiments[0]
     limit = first.engine.memory_limit
     if limit is not None:
         draft.note(memory_limit={"bytes": limit, "held_by": memory_limit.apply(limit)})
-    if uses_mlx(first):
-        draft.note(blas=blas.activate(first.engine.blas.value, blas_threads(first)))
+    if any(map(uses_mlx, experiments)):
+        threads = max(blas_threads(experiment.engine) for experiment in experiments)
+        draft.note(blas=blas.activate(first.engine.blas.value, threads))
     use_threads(first)
     return workload.load(experiments, setting)
-
-
-def blas_threads(experiment: Experiment) -> int:
-    """Give the arm's CPU budget to BLAS where MLX does the work; numba's pool has it elsewhere.
-
-    Two pools that spin fight each other, so that only one of them ever gets threads.
-    """
-    return budget_threads(experiment) if experiment.engine.name == "mlx_lm" else 1
 
 
 def budget_threads(experiment: Experiment) -> int:

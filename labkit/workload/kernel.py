@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.config import Device, Experiment, State, Workload, require
-from labkit.workload import cases
+from labkit.workload import cases, process_wide
 from labkit.workload.measurement import Estimate
 from labkit.workload.turns import START_SECONDS, Setting, Turns
 
@@ -40,7 +40,10 @@ class KernelKind:
         )
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Refuse arms whose rounds would not be the same."""
+        """Refuse what a process has one of, and arms whose rounds would not be the same."""
+        reason = process_wide.kernels([experiment.engine for experiment in experiments])
+        if reason is not None:
+            return reason
         first, *others = (e.workload for e in experiments)
         for name in ("repeats", "warmup", "state"):
             if any(getattr(w, name) != getattr(first, name) for w in others):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
 from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.model import ModelDir, resolve
+from labkit.workload import process_wide
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompts import Prompt, prompt_key, stored
 from labkit.workload.turns import START_SECONDS, Setting, Turns
+
+if TYPE_CHECKING:
+    from labkit.engine.shared_models import SharedModels
+    from labkit.workload.drive import Clock
+    from labkit.workload.serving import ServingSession
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
 FLOPS = 60e9
@@ -45,29 +51,50 @@ class RequestKind:
         _check(self._prompts(experiment, model), experiment, model)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Say why these arms cannot share a process."""
-        return "engines that serve requests do not take turns yet"
+        """Say why arms cannot take turns in one process; see ``process_wide.requests``."""
+        return process_wide.requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
-        """Create the engine on the cached model and prompts."""
+        """Create an engine for every arm, in random order, on models that they share."""
+        from labkit.engine.shared_models import SharedModels
+        from labkit.workload.serving_turns import Seat, ServingTurns
+        from labkit.workload.turn_clock import TurnClock
+
+        models, seats = SharedModels(), dict[int, Seat]()
+        loading = list(range(len(experiments)))
+        setting.order.shuffle(loading)
+        try:
+            for arm in loading:
+                clock = TurnClock()
+                with setting.turn(arm):
+                    session = self._session(experiments[arm], setting.seed, models, clock)
+                    seats[arm] = Seat(session, clock)
+        except BaseException:
+            for seat in seats.values():
+                seat.session.close()
+            raise
+        return ServingTurns([seats[arm] for arm in sorted(seats)], setting.order, setting.turn)
+
+    def _session(
+        self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
+    ) -> ServingSession:
         from labkit.engine import create
         from labkit.workload.pieces import Pieces
-        from labkit.workload.serving import Alone, ServingSession
+        from labkit.workload.serving import ServingSession
 
-        (experiment,) = experiments
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)
-        session = ServingSession(
-            create(experiment.engine, model.path),
+        return ServingSession(
+            create(experiment.engine, model.path, models),
             prompts,
             experiment.workload,
-            seed=setting.seed,
+            seed=seed,
             vocab_size=model.vocab_size,
             pieces=Pieces(model.path),
             per_request=self._per_request,
             model_digest=model.digest,
+            clock=clock,
         )
-        return Alone(session)
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Count floating-point operations and steps; attention is left out."""

@@ -1,28 +1,27 @@
-"""Drive an engine in a closed loop: so many requests in flight, every token stamped."""
+"""A request workload on one engine: warm-up, the requests once, metrics and outputs."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
 from labkit.workload.digest import token_digest
-from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, StaleOutput
+from labkit.workload.drive import Clients, Clock, Drive
+from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement
 from labkit.workload.metrics import Served, request_metrics, request_notes, serving_metrics
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
 from labkit.workload.timeline import Timeline
 
 if TYPE_CHECKING:
-    from labkit.engine.base import InferenceEngine, TokenEvent
+    from labkit.engine.base import InferenceEngine
     from labkit.engine.request import Request
 
-Clock = Callable[[], float]
 PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
 
 
@@ -89,16 +88,51 @@ class ServingSession:
             )
             for index, shape in enumerate(shapes)
         ]
-        self._serve(prompts, lambda text: None)
+        self._serve(prompts)
         self._engine.clear_cache()
         if self._workload.cache_state is CacheState.warm:
-            self._serve(self._prompts, lambda text: None)
+            self._serve(self._prompts)
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
         """Serve all requests once; see ``Turns``."""
-        timeline = Timeline(self._engine)
-        served = self._serve(self._prompts, beat, timeline)
+        drive = self.begin(beat)
+        drive.run()
+        return self.measured(drive)
+
+    def begin(self, beat: Callable[[str], None]) -> Drive:
+        """Return what serves all requests once, a step at a time; nothing is submitted yet."""
+        return self._drive(self._prompts, beat)
+
+    def computed_tokens(self) -> float:
+        """Return the tokens computed so far, by the engine's count; 0 where it has none."""
+        return self._engine.counters().get("tokens.computed", 0.0)
+
+    def drain(self) -> None:
+        """Wait until the engine computes nothing any more."""
+        from labkit.engine.base import WorksAhead
+
+        if isinstance(self._engine, WorksAhead):
+            self._engine.drain()
+
+    def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:
+        """Compute what a drive that is done has measured.
+
+        ``lost``: seconds that each step lost to a stall, [steps], which no metric counts.
+
+        Raises
+        ------
+        InvalidOutput
+            A request has not as many tokens as it asked for.
+        """
+        served = _complete(drive)
+        notes: dict[str, Any] = {}
+        if lost is not None:
+            served = drive.served_without(lost)
+            notes["stalls"] = {
+                "steps": int((lost > 0).sum()),
+                "seconds": round(float(lost.sum()), 6),
+            }
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         whole = CaseResult(
             case="all",
@@ -108,12 +142,12 @@ class ServingSession:
             outputs=token_outputs(served, self._pieces),
             notes={"requests": request_notes(served)},
         )
-        notes = {
+        notes |= {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
             # What it decided at load; an engine of a user's own need not say.
             "engine": dict(getattr(self._engine, "notes", {})),
-            "timeline": timeline.report(),
+            "timeline": drive.timeline.report(),
         }
         cases = (whole, *(self._own(entry) for entry in served if self._per_request))
         return Measurement(cases=cases, counters=counters, notes=notes)
@@ -130,31 +164,20 @@ class ServingSession:
         """Close the engine."""
         self._engine.close()
 
-    def _serve(
-        self,
-        prompts: Sequence[Prompt],
-        beat: Callable[[str], None],
-        timeline: Timeline | None = None,
-    ) -> list[Served]:
-        from labkit.engine.base import InvalidLogitsError, StaleLaunchError
+    def _serve(self, prompts: Sequence[Prompt]) -> None:
+        drive = self._drive(prompts, lambda text: None)
+        drive.run()
+        _complete(drive)
 
-        requests = [self._request(index, prompt) for index, prompt in enumerate(prompts)]
-        try:
-            served = drive(
-                self._engine,
-                requests,
-                clients=Clients(self._workload.concurrency, self._workload.stagger_ms / 1e3),
-                clock=self._clock,
-                beat=beat,
-                timeline=timeline or Timeline(self._engine),
-            )
-        except StaleLaunchError as error:
-            raise StaleOutput(str(error)) from error
-        except InvalidLogitsError as error:
-            raise InvalidOutput(str(error)) from error
-        for request, got in zip(requests, served, strict=True):
-            _check_complete(request, got)
-        return served
+    def _drive(self, prompts: Sequence[Prompt], beat: Callable[[str], None]) -> Drive:
+        return Drive(
+            self._engine,
+            [self._request(index, prompt) for index, prompt in enumerate(prompts)],
+            clients=Clients(self._workload.concurrency, self._workload.stagger_ms / 1e3),
+            clock=self._clock,
+            beat=beat,
+            timeline=Timeline(self._engine),
+        )
 
     def _request(self, index: int, prompt: Prompt) -> Request:
         from labkit.engine.request import Request, SamplingParams
@@ -171,114 +194,11 @@ class ServingSession:
         return Request(prompt.request_id, prompt.token_ids, params)
 
 
-class Alone:
-    """One arm that serves requests; see ``Turns``."""
-
-    def __init__(self, session: ServingSession) -> None:
-        self._session = session
-
-    def warm_up(self) -> None:
-        """See ``ServingSession``."""
-        self._session.warm_up()
-
-    def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
-        """See ``ServingSession``."""
-        return [self._session.measure(beat)]
-
-    def close(self) -> None:
-        """See ``ServingSession``."""
-        self._session.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Clients:
-    """``number`` clients, each with a request in flight; one joins every ``stagger`` seconds."""
-
-    number: int
-    stagger: float = 0.0
-
-    def present(self, elapsed: float) -> int:
-        """Return how many there are after so many seconds, at least one."""
-        if elapsed >= self.stagger * (self.number - 1):
-            return self.number
-        return 1 + int(elapsed / self.stagger)
-
-
-def drive(
-    engine: InferenceEngine,
-    requests: Sequence[Request],
-    *,
-    clients: Clients,
-    clock: Clock,
-    beat: Callable[[str], None],
-    timeline: Timeline,
-) -> list[Served]:
-    """Keep a request per client in flight until all are finished.
-
-    A token's time is the moment at which the step that produced it returned, the
-    earliest at which a client could have it.
-
-    Returns
-    -------
-    list of Served
-        In the order of ``requests``.
-
-    Raises
-    ------
-    InvalidOutput
-        A request failed or was lost, or an event belongs to no live request.
-    """
-    waiting = iter(requests)
-    served: list[Served] = []
-    live: dict[str, Served] = {}
-    began = clock()
-    while True:
-        while (
-            len(live) < clients.present(clock() - began)
-            and (request := next(waiting, None)) is not None
-        ):
-            entry = Served(request.request_id, len(request.prompt_token_ids), submitted=clock())
-            live[entry.request_id] = entry
-            served.append(entry)
-            engine.submit(request)
-            timeline.submitted(entry)
-        if not live:
-            return served
-        if not engine.has_work():
-            raise InvalidOutput(f"the engine has no work left, but {sorted(live)} are unfinished")
-        start = clock()
-        events = engine.step()
-        now = clock()
-        finished = _deliver(events, live, now)
-        timeline.stepped(start, now)
-        if finished:
-            beat(f"{len(served) - len(live)} of {len(requests)} requests")
-
-
-def _deliver(events: Sequence[TokenEvent], live: dict[str, Served], now: float) -> int:
-    """Hand one step's events to their requests; return how many requests finished."""
-    finished = 0
-    chunk: set[str] = set()
-    for event in events:
-        entry = live.get(event.request_id)
-        if entry is None:
-            raise InvalidOutput(f"an event for request {event.request_id}, which is not live")
-        if event.finish_reason in ("error", "abort"):
-            reason = event.error or event.finish_reason
-            raise InvalidOutput(f"request {event.request_id} failed: {reason}")
-        if event.margin is not None and not math.isfinite(event.margin):
-            where = f"request {event.request_id}, token {len(entry.tokens)}"
-            raise InvalidOutput(f"{where}: the logits are not finite")
-        entry.tokens.append(event.token)
-        entry.margins.append(event.margin)
-        if event.request_id not in chunk:
-            chunk.add(event.request_id)
-            entry.chunk_times.append(now)
-        if event.finish_reason is not None:
-            entry.finish = event.finish_reason
-            del live[event.request_id]
-            finished += 1
-    return finished
+def _complete(drive: Drive) -> list[Served]:
+    """Return what a drive has served, if every request has got all that it asked for."""
+    for request, got in zip(drive.requests, drive.served, strict=True):
+        _check_complete(request, got)
+    return drive.served
 
 
 def _check_complete(request: Request, got: Served) -> None:

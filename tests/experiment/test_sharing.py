@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
 from labkit.experiment import sharing
 
@@ -31,7 +32,6 @@ def test_kernels_share_a_process():
         (({"memory_limit": 1 << 30}, {"memory_limit": 1 << 30}), "engine.memory_limit"),
         (({}, {"blas": "stock"}), "engine.blas"),
         (({}, {"mlx_cache_limit": 0}), "engine.mlx_cache_limit"),
-        (({}, {"budget": {"policy": "fraction", "fraction": 0.5}}), "engine.budget"),
     ],
 )
 def test_what_a_process_has_one_of_keeps_arms_apart(engines, reason):
@@ -48,4 +48,4 @@ def test_arms_are_apart_where_that_is_asked_for():
 
 def test_kernels_and_requests_are_apart():
     mixed = [*arms({}), *arms({}, workload={"name": "ragged", "kind": "ragged"})]
-    assert "different kinds" in sharing.apart(mixed)
+    assert "different kinds" in workload.apart(mixed)

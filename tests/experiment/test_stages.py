@@ -9,6 +9,7 @@ from labkit.config import Experiment, from_plain
 from labkit.experiment import stages
 from labkit.experiment.record import Record
 from labkit.platform import blas, threads
+from labkit.workload import process_wide
 from labkit.workload.turns import by_itself
 
 REQUESTS = {"name": "ragged", "kind": "ragged"}
@@ -38,7 +39,7 @@ def experiment(workload=REQUESTS, **engine):
 )
 def test_the_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, monkeypatch):
     monkeypatch.setattr(threads, "core_count", lambda: 5)
-    assert stages.blas_threads(experiment(**engine)) == blas_threads
+    assert process_wide.blas_threads(experiment(**engine).engine) == blas_threads
     assert stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import config
 from labkit.engine.base import InferenceEngine
 
+if TYPE_CHECKING:
+    from labkit.engine.shared_models import SharedModels
 
-def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
-    """Load a model as mlx_lm does and give it to a BatchGenerator of its own.
+
+def create(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
+    """Give a model that is loaded as mlx_lm does to a BatchGenerator of its own.
 
     Raises
     ------
@@ -17,7 +21,6 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
         mlx_lm cannot load the model; one line with its reason.
     """
     from labkit.engine.mlx_lm.engine import MlxLmEngine
-    from labkit.engine.mlx_lm.loading import load
 
     scheduler = options.scheduler
-    return MlxLmEngine(load(model_dir), scheduler.max_num_seqs, scheduler.chunk)
+    return MlxLmEngine(models.mlx_lm(model_dir), scheduler.max_num_seqs, scheduler.chunk)

@@ -187,6 +187,10 @@ class MlxLmEngine:
             self._counters.add("requests.finished")
         return TokenEvent(request.request_id, response.token, response.finish_reason, margin)
 
+    def drain(self) -> None:
+        """Wait for the step that the generator computes ahead; the next call returns its tokens."""
+        mx.synchronize(self._open_generator().stream)
+
     def counters(self) -> dict[str, float]:
         """Return what was counted: steps, tokens, KV bytes, requests and time.
 

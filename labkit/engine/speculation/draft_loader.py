@@ -8,9 +8,9 @@ from pathlib import Path
 from labkit import config
 from labkit.engine import self_test
 from labkit.engine.base import EngineError
-from labkit.engine.forward import Forward, choose_forward
+from labkit.engine.forward import Forward
 from labkit.engine.kv_layout import LayerShape, LayoutKind
-from labkit.engine.model_loader import load
+from labkit.engine.shared_models import SharedModels
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,11 @@ class LoadedDraft:
 
 
 def load_draft(
-    options: config.Engine, model_dir: Path, kind: LayoutKind, target: self_test.Expected
+    options: config.Engine,
+    model_dir: Path,
+    kind: LayoutKind,
+    target: self_test.Expected,
+    models: SharedModels,
 ) -> LoadedDraft | None:
     """Load the draft that ``options`` name; None where nobody drafts with a model.
 
@@ -37,12 +41,17 @@ def load_draft(
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
     try:
-        loaded = load(directory, drafts.draft_layers)
-        expected = self_test.expect(loaded, options.kv.block_size)
+        ready = models.ready(
+            directory,
+            options.kv.block_size,
+            options.attention.device,
+            layers=drafts.draft_layers,
+            first_layer=len(target.shapes),
+        )
+        loaded, choice, expected = ready.loaded, ready.choice, ready.expected
         sizes = [asked.logits[0].shape[-1] for asked in (target, expected)]
         if sizes[0] != sizes[1]:
             raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
-        choice = choose_forward(loaded, options.attention.device, len(target.shapes))
         shapes = target.shapes + expected.shapes
         small = kind.holding(shapes, len(expected.sequences), expected.longest)
         self_test.verify(loaded, choice.forward, small, expected)

@@ -1,0 +1,85 @@
+"""Models that the engines of one process share: read once, and never written again.
+
+What an engine changes lies in its KV memory, its scheduler and its sampler. Between two
+steps a model holds nothing but weights, so engines that step one after the other run the
+same one, packed weights and all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.config import Device
+from labkit.engine import self_test
+from labkit.engine.forward import ForwardChoice, choose_forward
+from labkit.engine.model_loader import LoadedModel, load
+from labkit.engine.self_test import Expected
+
+if TYPE_CHECKING:
+    from labkit.engine.mlx_lm.loading import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A model whose forward is chosen, and what the self-test expects of it."""
+
+    loaded: LoadedModel
+    choice: ForwardChoice
+    expected: Expected
+
+
+class SharedModels:
+    """The models of engines of which never two step at the same time."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[tuple[Path, int | None, Device, int], Ready] = {}
+        self._expected: dict[tuple[Path, int | None, int], Expected] = {}
+        self._mlx_lm: dict[Path, Loaded] = {}
+
+    def ready(
+        self,
+        model_dir: Path,
+        block_size: int,
+        device: Device,
+        *,
+        layers: int | None = None,
+        first_layer: int = 0,
+        compiled: bool = False,
+    ) -> Ready:
+        """Load a model, or return the one that is loaded.
+
+        Parameters
+        ----------
+        block_size
+            Tokens in a block of the self-test's sequences.
+        layers
+            See ``model_loader.load``.
+        device, first_layer, compiled
+            See ``choose_forward``. Compiled blocks count for one engine: they are not shared.
+        """
+        asked, key = (model_dir, layers, block_size), (model_dir, layers, device, first_layer)
+        ready = self._chosen.get(key)
+        if ready is not None and compiled and ready.choice.reason is not None:
+            ready = None  # it runs on MLX, where there is something to compile
+        fresh = load(model_dir, layers) if ready is None or asked not in self._expected else None
+        if fresh is not None and asked not in self._expected:
+            self._expected[asked] = self_test.expect(fresh, block_size)
+        expected = self._expected[asked]
+        if ready is not None:
+            return Ready(ready.loaded, ready.choice, expected)
+        assert fresh is not None
+        choice = choose_forward(fresh, device, first_layer, compiled=compiled)
+        ready = Ready(fresh, choice, expected)
+        if choice.forward.blocks is None:
+            self._chosen[key] = ready
+        return ready
+
+    def mlx_lm(self, model_dir: Path) -> Loaded:
+        """Load a model as mlx_lm does, or return the one that is loaded."""
+        from labkit.engine.mlx_lm.loading import load as load_plain
+
+        if model_dir not in self._mlx_lm:
+            self._mlx_lm[model_dir] = load_plain(model_dir)
+        return self._mlx_lm[model_dir]

@@ -1,0 +1,308 @@
+"""Request arms in turns: clocks of their own, fair random slices, stalls taken out."""
+
+import random
+from contextlib import contextmanager
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from labkit.config import Workload, WorkloadKind
+from labkit.engine.base import TokenEvent
+from labkit.workload import stalls
+from labkit.workload.measurement import InvalidOutput
+from labkit.workload.prompts import Prompt
+from labkit.workload.serving import ServingSession
+from labkit.workload.serving_turns import SLICE_S, Seat, ServingTurns
+from labkit.workload.turn_clock import TurnClock
+
+
+class Base:
+    """The clock on the wall: it runs when an engine steps, or somebody pushes it."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class StubEngine:
+    """A token per live request and step; ``seconds(step, live)`` is what a step takes."""
+
+    name = "stub"
+
+    def __init__(self, base, seconds):
+        self.base, self.seconds = base, seconds
+        self.live, self.submitted, self.steps, self.computed = {}, [], 0, 0
+        self.closed = False
+
+    def submit(self, request):
+        self.live[request.request_id] = request.params.max_tokens
+        self.submitted.append(request.request_id)
+
+    def has_work(self):
+        return bool(self.live)
+
+    def step(self):
+        self.base.now += self.seconds(self.steps, len(self.live))
+        self.steps += 1
+        self.computed += len(self.live)
+        events = []
+        for request_id in list(self.live):
+            self.live[request_id] -= 1
+            end = not self.live[request_id]
+            events.append(TokenEvent(request_id, self.steps, "length" if end else None, margin=1.0))
+            if end:
+                del self.live[request_id]
+        return events
+
+    def counters(self):
+        return {"tokens.computed": float(self.computed)}
+
+    def reset_counters(self):
+        self.steps = self.computed = 0
+
+    def clear_cache(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+PROMPTS = [Prompt(f"r{i}", (1, 2, 3), 20 + 7 * (i % 5)) for i in range(12)]
+
+
+def plain(step, live):
+    """Steps of 4 ms and some more for each live request."""
+    return 0.004 + 0.0005 * live
+
+
+def chat(**options):
+    given = {"concurrency": 4, "warmup": 1, **options}
+    return Workload(name="test", kind=WorkloadKind.chat, **given)
+
+
+def alone(seconds, **options):
+    base = Base()
+    session = ServingSession(
+        StubEngine(base, seconds), PROMPTS, chat(**options), seed=5, vocab_size=50, clock=base
+    )
+    session.warm_up()
+    return session.measure(lambda text: None)
+
+
+class Together:
+    """Arms that take turns; ``log`` is the order, ``between`` seconds pass between two turns."""
+
+    def __init__(self, *kinds, seed=1, between=0.0, workloads=None, **options):
+        self.base, self.log, self.between = Base(), [], between
+        self.engines = [StubEngine(self.base, kind) for kind in kinds]
+        seats = []
+        workloads = workloads or [chat(**options)] * len(kinds)
+        for engine, workload in zip(self.engines, workloads, strict=True):
+            clock = TurnClock(self.base)
+            session = ServingSession(engine, PROMPTS, workload, seed=5, vocab_size=50, clock=clock)
+            seats.append(Seat(session, clock))
+        self.turns = ServingTurns(seats, random.Random(seed), self.turn)
+
+    @contextmanager
+    def turn(self, arm):
+        self.base.now += self.between
+        self.log.append(arm)
+        yield
+
+    def measure(self):
+        self.turns.warm_up()
+        self.log.clear()
+        return self.turns.measure(lambda text: None)
+
+
+def metrics(measurement):
+    return {m.name: m.repeats[0] for m in measurement.cases[0].metrics}
+
+
+def speed(measurement):
+    return metrics(measurement)["total_tok_s"]
+
+
+def test_a_clock_stands_still_outside_its_turns():
+    base = Base()
+    clock = TurnClock(base)
+    base.now += 5
+    assert clock() == 0
+    with clock.running():
+        base.now += 2
+        assert clock() == 2
+        with pytest.raises(RuntimeError, match="inside a turn"), clock.running():
+            pass
+    base.now += 50
+    assert clock() == 2
+    with pytest.raises(KeyError), clock.running():
+        base.now += 1
+        raise KeyError
+    base.now += 50
+    assert clock() == 3
+
+
+def test_what_happens_in_the_others_turns_moves_no_time():
+    """Every metric, and every request's times, are those of the arm served alone."""
+    together = Together(plain, lambda step, live: 0.05, between=0.7)
+    first, second = together.measure()
+    assert metrics(first) == pytest.approx(metrics(alone(plain)))
+    assert metrics(second) == pytest.approx(metrics(alone(lambda step, live: 0.05)))
+    expected = alone(plain).cases[0].notes["requests"]
+    for got, wanted in zip(first.cases[0].notes["requests"], expected, strict=True):
+        assert got["ttft_ms"] == pytest.approx(wanted["ttft_ms"], abs=0.002)
+        assert got["itl_ms"] == pytest.approx(wanted["itl_ms"], abs=0.002)
+
+
+def test_clients_join_by_the_arm_s_own_clock():
+    options = {"stagger_ms": 60.0, "warmup": 0}
+    together = Together(plain, lambda step, live: 0.05, between=0.7, **options)
+    first, _ = together.measure()
+    expected = alone(plain, **options).cases[0].notes["requests"]
+    joined = [request["submitted_ms"] for request in first.cases[0].notes["requests"]]
+    assert joined == pytest.approx([request["submitted_ms"] for request in expected])
+    assert joined[:2] == [0, pytest.approx(63)]
+
+
+def test_outputs_are_those_of_the_arm_alone():
+    for got in Together(plain, plain).measure():
+        assert got.cases[0].outputs == alone(plain).cases[0].outputs
+        assert got.counters == alone(plain).counters
+
+
+def test_every_round_gives_every_arm_one_turn_in_a_random_order():
+    def orders(seed):
+        together = Together(*[lambda step, live: 0.04] * 3, seed=seed)
+        together.measure()
+        return together.log[:-3]  # the last turns compute the metrics
+
+    log = orders(1)
+    rounds = [tuple(log[i : i + 3]) for i in range(0, len(log), 3)]
+    assert all(sorted(order) == [0, 1, 2] for order in rounds)
+    firsts = [sum(order[0] == arm for order in rounds) for arm in range(3)]
+    assert len(set(rounds)) == 6 and min(firsts) > len(rounds) / 6
+    assert orders(1) == log != orders(2)
+
+
+def test_a_slice_is_whole_steps_and_ends_with_the_one_that_reaches_30_ms():
+    together = Together(lambda step, live: 0.008, lambda step, live: 0.2)
+    at = {0: [0], 1: [0]}
+
+    @contextmanager
+    def turn(arm):
+        yield
+        at[arm].append(together.engines[arm].steps)
+
+    together.turns.warm_up()
+    at[0], at[1] = [0], [0]
+    together.turns._turn = turn
+    together.turns.measure(lambda text: None)
+    assert {b - a for a, b in pairwise(at[0][:-2])} == {int(SLICE_S / 0.008) + 1}
+    assert {b - a for a, b in pairwise(at[1][:-1])} == {1}
+
+
+def test_an_arm_that_is_done_drops_out():
+    together = Together(plain, lambda step, live: 10 * plain(step, live))
+    fast, slow = together.measure()
+    log = together.log[:-2]  # the last two turns compute the metrics
+    last = max(i for i, arm in enumerate(log) if arm == 0)
+    assert len(log) > 2 * last and set(log[last + 1 :]) == {1}
+    assert speed(fast) / speed(slow) == pytest.approx(10)
+
+
+def noisy(seed, factor=1.0, stall=None):
+    rng = np.random.default_rng(seed)
+
+    def seconds(step, live):
+        noise = 1 + 0.03 * rng.random()
+        return factor * plain(step, live) * noise + (3.0 if step == stall else 0.0)
+
+    return seconds
+
+
+@pytest.mark.parametrize("arms", [2, 3])
+def test_a_stall_in_one_turn_does_not_move_the_estimate(arms):
+    calm = Together(*(noisy(i) for i in range(arms))).measure()
+    stalled = Together(noisy(0, stall=31), *(noisy(i) for i in range(1, arms))).measure()
+    before, after = (speed(m[0]) / speed(m[1]) for m in (calm, stalled))
+    assert after == pytest.approx(before, rel=0.004)
+    assert stalled[0].notes["stalls"]["seconds"] == pytest.approx(3.0, rel=0.01)
+    assert stalled[1].notes["stalls"] == {"steps": 0, "seconds": 0.0}
+    calm_ms, stalled_ms = metrics(calm[0]), metrics(stalled[0])
+    for name in ("e2e_p99_ms", "itl_chunk_p99_ms", "ttft_p99_ms"):
+        assert stalled_ms[name] == pytest.approx(calm_ms[name], rel=0.05)
+
+
+def test_a_stall_is_found_where_the_schedules_differ_too():
+    workloads = [chat(), chat(concurrency=3)]
+    stalled, other = Together(noisy(0, stall=31), noisy(1), workloads=workloads).measure()
+    assert speed(stalled) == pytest.approx(speed(alone(noisy(0))), rel=0.05)
+    assert other.notes["stalls"]["seconds"] == 0
+
+
+@pytest.mark.parametrize("factor", [1.03, 2.0, 0.5])
+def test_what_an_arm_does_slower_stays(factor):
+    base, _, arm = Together(noisy(0), noisy(1), noisy(2, factor)).measure()
+    assert speed(base) / speed(arm) == pytest.approx(factor, rel=0.005)
+
+
+def test_what_an_arm_does_slower_in_one_kind_of_step_stays():
+    def kinds(seed, long):
+        rng = np.random.default_rng(seed)
+        return lambda step, live: (long if step % 8 == 3 else 0.005) * (1 + 0.03 * rng.random())
+
+    base, arm = Together(kinds(0, 0.04), kinds(1, 0.12)).measure()
+    assert speed(base) / speed(arm) == pytest.approx((0.12 + 7 * 0.005) / (0.04 + 7 * 0.005), 0.02)
+
+
+def test_what_goes_wrong_goes_wrong_in_the_turn_of_its_arm():
+    together = Together(plain, plain, plain)
+    together.turns.warm_up()
+    engine = together.engines[2]
+    step = engine.step
+
+    def broken():
+        if engine.steps == 40:
+            engine.live.clear()
+            return []
+        return step()
+
+    engine.step = broken
+    with pytest.raises(InvalidOutput, match="no work left"):
+        together.turns.measure(lambda text: None)
+    assert together.log[-1] == 2
+    together.turns.close()
+    assert all(engine.closed for engine in together.engines)
+
+
+def test_steps_of_a_rare_kind_are_no_stalls():
+    """Four long prefills beside many decodes, where nothing of the same schedule is beside them."""
+    times = np.array([0.03] * 60 + [5.0] * 4)
+    tokens = np.array([96.0] * 60 + [4000.0] * 4)
+    assert not stalls.among_alike(times, tokens).any()
+    times[7] += 0.5
+    assert stalls.among_alike(times, tokens).nonzero()[0].tolist() == [7]
+    assert not stalls.among_alike(times, np.zeros(64)).any()
+
+
+def test_what_an_engine_computes_ahead_ends_in_its_own_turn_and_on_its_own_clock():
+    together = Together(plain, plain)
+    engine, seen = together.engines[0], []
+
+    def drain():
+        seen.append(together.log[-1])
+        together.base.now += 0.002
+
+    engine.drain = drain
+    ahead, other = together.measure()
+    slices = together.log[:-2].count(0)
+    assert set(seen) == {0} and len(seen) == slices + 1  # and one after the warm-up
+    lost = ahead.notes["stalls"]["seconds"]
+    assert lost == other.notes["stalls"]["seconds"] == 0
+    tokens = sum(len(p.token_ids) + p.max_tokens for p in PROMPTS)
+    # The last one comes after the last token.
+    extra = tokens / speed(ahead) - tokens / speed(other)
+    assert extra == pytest.approx(0.002 * (slices - 1))
