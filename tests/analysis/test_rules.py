@@ -94,7 +94,7 @@ def test_arms_leave_each_row_less_and_see_less(make_cell):
     one = found(analyse_cell(make_cell("a/one", effects={"seq_map": 1.0})))
     effects = {"seq_map": 1.0, "third": 1.0, "fourth": 1.0}
     three = found(analyse_cell(make_cell("a/three", effects=effects)))
-    assert three["alpha_row"] == pytest.approx(one["alpha_row"] / 3, rel=0.3)
+    assert 0.15 < three["alpha_row"] / one["alpha_row"] < 0.5
     assert three["mde_pct"] == pytest.approx(seen_pct(three["sd"], 4, 2, three["alpha_row"]))
     assert three["p_floor"] == pytest.approx(3 * one["p_floor"])
 
