@@ -145,10 +145,9 @@ def finish(draft: Draft) -> None:
 
 
 def start_probe(draft: Draft) -> Any:
-    """Start numba, load the arm-blind kernels, and count compilations from now on."""
+    """Start numba and its pool, load the arm-blind kernels, and count compilations from now on."""
     from numba.core import event
 
-    from labkit.experiment.probe import Probe
     from labkit.platform.threads import core_count, numba_without_scipy
 
     class Listener(event.Listener):  # type: ignore[misc]
@@ -160,8 +159,12 @@ def start_probe(draft: Draft) -> Any:
             """Nothing to count."""
 
     event.register("numba:compile", Listener())
-    probe = Probe(threads=core_count())
     with numba_without_scipy():
+        from labkit.experiment.probe import Probe
+        from labkit.platform import pool
+
+        draft.note(pool=pool.install().facts)
+        probe = Probe(threads=core_count())
         probe.load()
     return probe
 

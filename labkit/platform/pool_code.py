@@ -34,6 +34,8 @@ LINE = 16  # words: no two lines share what one core fetches for another (128 by
 GATE, TICKET, BUSY, JOB, WAITING, CROWDED, LIFE, LOCK, DONE = (i * LINE for i in range(9))
 FUNCTION, ARGUMENTS, DIMENSIONS, STEPS, DATA, RANK, COUNT, UNITS = (JOB + i for i in range(8))
 WORKERS, STOP = LIFE, LIFE + 1
+# The rule, which ``labkit.platform.pool.Rule`` explains.
+GRAIN, SPIN_US, ASIDE_US, CROWDED_US, CROWDED_SPIN_US = (LIFE + 2 + i for i in range(5))
 # A worker's own lines: is it asleep, who is it, and what wakes it.
 FIRST_WORKER = 9 * LINE
 ASLEEP, IDENTITY, OWN_LOCK, WAKE_UP = 0, 1, LINE, 2 * LINE
@@ -45,12 +47,6 @@ THREADS = 32  # the bit from which the gate says how many
 
 CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 LOOKS = 32  # at the gate, between two at the clock
-SPIN_NS = 2_000_000  # longer than the host needs between two launches of a step
-CROWDED_SPIN_NS = 5_000
-ASIDE_NS = 50_000  # between two looks at the clock: no interrupt takes that long
-CROWDED_NS = 100_000_000
-# Pieces per thread of a plain range: what a thread that is put aside has begun is short.
-GRAIN = 4
 
 # LLVM's intrinsics that tell a core it waits, and their arguments.
 _RELAX = {
@@ -215,17 +211,23 @@ def _worker(k, word):  # type: ignore[no-untyped-def]
 
 @njit
 def _now(buffer):  # type: ignore[no-untyped-def]
-    """Return nanoseconds of a clock that never jumps; ``buffer`` holds two words."""
+    """Return microseconds of a clock that nobody sets; ``buffer`` holds two words."""
     _clock_gettime(CLOCK, buffer)
-    return _load(buffer) * 1_000_000_000 + _load(buffer + 8)
+    return _load(buffer) * 1_000_000 + _load(buffer + 8) // 1_000
 
 
 @njit
 def _crowded(now, before):  # type: ignore[no-untyped-def]
     """Tell whether threads were put aside lately, this one since ``before`` included."""
-    if now - before > ASIDE_NS:
-        _show(_at(CROWDED), now + CROWDED_NS)
+    if now - before > _load(_at(ASIDE_US)):
+        _show(_at(CROWDED), now + _load(_at(CROWDED_US)))
     return now < _look(_at(CROWDED))
+
+
+@njit
+def _patience(now, before):  # type: ignore[no-untyped-def]
+    """Return for how many microseconds a thread that waits spins."""
+    return _load(_at(CROWDED_SPIN_US if _crowded(now, before) else SPIN_US))
 
 
 @njit
@@ -302,7 +304,7 @@ def _await_workers():  # type: ignore[no-untyped-def]
                 return
             _relax()
         now = _now(buffer)
-        if now - start > (CROWDED_SPIN_NS if _crowded(now, before) else SPIN_NS):
+        if now - start > _patience(now, before):
             break
         before = now
     _lock(_at(LOCK))
@@ -324,7 +326,7 @@ def _await_job(k):  # type: ignore[no-untyped-def]
                 return True
             _relax()
         now = _now(buffer)
-        if now - start > (CROWDED_SPIN_NS if _crowded(now, before) else SPIN_NS):
+        if now - start > _patience(now, before):
             _nap(k)
             if _enter(k):
                 _wake(k + 1, _look(_at(GATE)) >> THREADS)
@@ -418,7 +420,7 @@ def pieces(threads, axes, starts, ends):  # type: ignore[no-untyped-def]
     """
     extent = _extent(starts, ends, _longest(axes, starts, ends))
     chunk = _chunk_size()
-    wanted = extent // chunk if chunk > 0 else threads * GRAIN
+    wanted = extent // chunk if chunk > 0 else threads * _load(_at(GRAIN))
     return max(1, min(extent, wanted))
 
 
