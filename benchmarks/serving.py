@@ -88,8 +88,9 @@ def child() -> None:
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.experiment import stages
-    from labkit.platform import blas
+    from labkit.platform import blas, pool
 
+    pool.install()
     experiment = from_plain(Experiment, json.load(sys.stdin))
     blas.activate(experiment.engine.blas.value, stages.blas_threads(experiment))
     stages.use_threads(experiment)

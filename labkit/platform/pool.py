@@ -126,7 +126,6 @@ class Pool:
 
     def close(self) -> None:
         """End the workers after what they are at; kernels then run on their caller alone."""
-        self._write(self._code.WORKERS, 0)
         self._write(self._code.STOP, 1)
         for k, thread in enumerate(self._threads):
             lock = self._own(k, self._code.OWN_LOCK)
@@ -135,11 +134,12 @@ class Pool:
             self._libc.pthread_cond_signal(self._own(k, self._code.WAKE_UP))
             self._libc.pthread_join(thread, None)
         self._threads = []
+        self._write(self._code.WORKERS, 0)
 
     def _start(self) -> None:
         """Start the workers on clean memory, in a forked process as in a new one."""
         code, libc = self._code, self._libc
-        ctypes.memset(self._memory, 0, BYTES)
+        ctypes.memset(self._memory, 0, 8 * self._word(len(self._workers)))
         for word, value in asdict(self._rule).items():
             self._write(getattr(code, word.upper()), value)
         locks = [self._at(code.LOCK), *(self._own(k, code.OWN_LOCK) for k in self._workers)]
@@ -157,7 +157,12 @@ class Pool:
         return ctypes.c_void_p(self._memory + 8 * word)
 
     def _own(self, k: int, word: int) -> ctypes.c_void_p:
-        return self._at(self._code.FIRST_WORKER + k * self._code.WORKER_WORDS + word)
+        return self._at(self._word(k) + word)
+
+    def _word(self, k: int) -> int:
+        """Return the first word of worker k, from 0."""
+        first, each = self._code.FIRST_WORKER, self._code.WORKER_WORDS
+        return int(first + k * each)
 
     def _write(self, word: int, value: int) -> None:
         ctypes.c_int64.from_address(self._memory + 8 * word).value = value
