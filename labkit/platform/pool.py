@@ -34,22 +34,23 @@ class Rule:
         Pieces per thread of a plain range: what a thread that is put aside has begun, and
         the others must wait for, is short.
     spin_us
-        A thread that waits spins for so long, then sleeps: longer than the host needs
+        A worker without work spins for so long, then sleeps: longer than the host needs
         between two launches of a step.
     aside_us
-        What an interrupt does not take and another process's time slice exceeds: a thread
-        that sees its clock jump so far while it spins was put aside. The pool is crowded,
+        What an interrupt does not take and another process's time slice exceeds. A worker
+        that sees its clock jump so far while it spins was put aside: the pool is crowded. A
+        caller that has waited so long for begun work sleeps: whoever has it may need the core.
     crowded_us
-        for so long from then on,
+        For how long a pool is then held to be crowded.
     crowded_spin_us
-        and spins only so long: a spin would cost the time slice that the work needs.
+        How long a worker spins in it: more would cost the time slice that the work needs.
     """
 
     grain: int = 4
     spin_us: int = 2_000
     aside_us: int = 500
     crowded_us: int = 20_000
-    crowded_spin_us: int = 5
+    crowded_spin_us: int = 50
 
 
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -10,7 +10,7 @@ The gate is one word, so that entering is one compare-and-swap that fails once i
 closed: how many workers are inside, whether it is open, and for how many threads.
 
 A worker that waits spins, then sleeps. One that finds, by the clock, that it was put aside
-while it spun has company on its core: from then on, for a while, nobody spins for long.
+while it spun has company on its core: from then on, for a while, no worker spins for long.
 The next spin would cost the time slice in which it is to work.
 
 The pool's memory is the symbol ``labkit_pool``, offsets in 8-byte words. Everything is one
@@ -217,17 +217,11 @@ def _now(buffer):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _crowded(now, before):  # type: ignore[no-untyped-def]
-    """Tell whether threads were put aside lately, this one since ``before`` included."""
+def _patience(now, before):  # type: ignore[no-untyped-def]
+    """Return for how long a worker spins: less while workers are put aside, as since ``before``."""
     if now - before > _load(_at(ASIDE_US)):
         _show(_at(CROWDED), now + _load(_at(CROWDED_US)))
-    return now < _look(_at(CROWDED))
-
-
-@njit
-def _patience(now, before):  # type: ignore[no-untyped-def]
-    """Return for how many microseconds a thread that waits spins."""
-    return _load(_at(CROWDED_SPIN_US if _crowded(now, before) else SPIN_US))
+    return _load(_at(CROWDED_SPIN_US if now < _look(_at(CROWDED)) else SPIN_US))
 
 
 @njit
@@ -293,20 +287,16 @@ def _work():  # type: ignore[no-untyped-def]
 
 @njit
 def _await_workers():  # type: ignore[no-untyped-def]
-    """Wait until nobody is inside: spin, then sleep."""
+    """Wait until nobody is inside: spin, then leave the core to who was put aside."""
     if _look(_at(GATE)) & INSIDE == 0:
         return
     buffer = _words(2)
-    start = before = _now(buffer)
-    while True:
+    end = _now(buffer) + _load(_at(ASIDE_US))
+    while _now(buffer) < end:
         for _ in range(LOOKS):
             if _look(_at(GATE)) & INSIDE == 0:
                 return
             _relax()
-        now = _now(buffer)
-        if now - start > _patience(now, before):
-            break
-        before = now
     _lock(_at(LOCK))
     _show(_at(WAITING), 1)
     while _look(_at(GATE)) & INSIDE != 0:

@@ -282,7 +282,7 @@ def test_the_pool_is_made_once_and_says_what_it_is():
     made = pool.install()
     assert pool.install() is made
     rule = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 20000}
-    rule["crowded_spin_us"] = 5
+    rule["crowded_spin_us"] = 50
     expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **rule}
     assert made.facts == expected
 
