@@ -49,7 +49,7 @@ class Rule:
     grain: int = 4
     spin_us: int = 2_000
     aside_us: int = 500
-    crowded_us: int = 20_000
+    crowded_us: int = 100_000
     crowded_spin_us: int = 50
 
 

@@ -69,7 +69,7 @@ def run(code, threads):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr
@@ -281,7 +281,7 @@ def test_ctrl_c_comes_through_between_launches():
 def test_the_pool_is_made_once_and_says_what_it_is():
     made = pool.install()
     assert pool.install() is made
-    rule = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 20000}
+    rule = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 100_000}
     rule["crowded_spin_us"] = 50
     expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **rule}
     assert made.facts == expected
