@@ -185,7 +185,7 @@ def load(experiment: Experiment, draft: Draft) -> Session:
 
 
 def blas_threads(experiment: Experiment) -> int:
-    """Give the arm's CPU budget to BLAS where MLX does the work; numba's pool has it elsewhere.
+    """Give the arm's CPU budget to BLAS where MLX does the work; elsewhere the kernels have it.
 
     Two pools that spin fight each other, so that only one of them ever gets threads.
     """
