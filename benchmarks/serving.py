@@ -88,9 +88,10 @@ def child() -> None:
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.experiment import stages
-    from labkit.platform import blas
+    from labkit.platform import blas, pool
     from labkit.workload import process_wide
 
+    pool.install()
     experiment = from_plain(Experiment, json.load(sys.stdin))
     blas.activate(experiment.engine.blas.value, process_wide.blas_threads(experiment.engine))
     stages.use_threads(experiment)

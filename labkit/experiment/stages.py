@@ -129,7 +129,7 @@ def finish(draft: Draft) -> None:
 
 
 def start_probe(draft: Draft) -> Any:
-    """Start numba, load the arm-blind kernels, and count compilations from now on."""
+    """Start numba and its pool, load the arm-blind kernels, and count compilations from now on."""
     from numba.core import event
 
     from labkit.platform.threads import core_count, numba_without_scipy
@@ -144,8 +144,10 @@ def start_probe(draft: Draft) -> Any:
 
     event.register("numba:compile", Listener())
     with numba_without_scipy():
-        from labkit.experiment.probe import Probe  # starts the pool
+        from labkit.experiment.probe import Probe
+        from labkit.platform import pool
 
+        draft.note(pool=pool.install().facts)
         probe = Probe(threads=core_count())
         probe.load()
     return probe

@@ -22,7 +22,6 @@ KERNELS = (
     "engine/attention/metadata.py",
     "engine/attention/report.py",
     "engine/attention/validate.py",
-    "platform/pool*.py",
 )
 
 

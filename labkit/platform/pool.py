@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -25,19 +25,32 @@ MOST_THREADS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a record says about the pool.
+class Rule:
+    """How the pool shares work and waits; durations in microseconds.
 
-    A thread that waits spins for ``spin_us`` microseconds, then sleeps; for
-    ``crowded_us`` after one of them was put aside while it spun, only for
-    ``crowded_spin_us``. ``threads`` counts the caller of a kernel.
+    Parameters
+    ----------
+    grain
+        Pieces per thread of a plain range: what a thread that is put aside has begun, and
+        the others must wait for, is short.
+    spin_us
+        A worker without work spins for so long, then sleeps: longer than the host needs
+        between two launches of a step.
+    aside_us
+        What an interrupt does not take and another process's time slice exceeds. A worker
+        that sees its clock jump so far while it spins was put aside: the pool is crowded. A
+        caller that has waited so long for begun work sleeps: whoever has it may need the core.
+    crowded_us
+        For how long a pool is then held to be crowded.
+    crowded_spin_us
+        How long a worker spins in it: more would cost the time slice that the work needs.
     """
 
-    name: str
-    threads: int
-    spin_us: float
-    crowded_spin_us: float
-    crowded_us: float
+    grain: int = 4
+    spin_us: int = 2_000
+    aside_us: int = 500
+    crowded_us: int = 100_000
+    crowded_spin_us: int = 50
 
 
 def kernel(*signature: str, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -96,17 +109,16 @@ class Pool:
         self._memory = _reserve(self._libc, threads)
         self._code = _link(self._memory)
         self._workers = range(threads - 1)
+        self._rule = Rule()
         self._threads: list[ctypes.c_void_p] = []
         self._start()
         os.register_at_fork(after_in_child=self._start)
         atexit.register(self.close)
 
     @property
-    def facts(self) -> Facts:
-        """What a record says about this pool."""
-        code = self._code
-        spins = (code.SPIN_NS, code.CROWDED_SPIN_NS, code.CROWDED_NS)
-        return Facts("labkit", len(self._workers) + 1, *(spin / 1e3 for spin in spins))
+    def facts(self) -> dict[str, object]:
+        """What a record says: the pool's name, its threads with the caller, and its rule."""
+        return {"name": "labkit", "threads": len(self._workers) + 1, **asdict(self._rule)}
 
     @property
     def threads(self) -> tuple[int, ...]:
@@ -115,7 +127,6 @@ class Pool:
 
     def close(self) -> None:
         """End the workers after what they are at; kernels then run on their caller alone."""
-        self._write(self._code.WORKERS, 0)
         self._write(self._code.STOP, 1)
         for k, thread in enumerate(self._threads):
             lock = self._own(k, self._code.OWN_LOCK)
@@ -124,11 +135,14 @@ class Pool:
             self._libc.pthread_cond_signal(self._own(k, self._code.WAKE_UP))
             self._libc.pthread_join(thread, None)
         self._threads = []
+        self._write(self._code.WORKERS, 0)
 
     def _start(self) -> None:
         """Start the workers on clean memory, in a forked process as in a new one."""
         code, libc = self._code, self._libc
-        ctypes.memset(self._memory, 0, BYTES)
+        ctypes.memset(self._memory, 0, 8 * self._word(len(self._workers)))
+        for word, value in asdict(self._rule).items():
+            self._write(getattr(code, word.upper()), value)
         locks = [self._at(code.LOCK), *(self._own(k, code.OWN_LOCK) for k in self._workers)]
         signals = [self._at(code.DONE), *(self._own(k, code.WAKE_UP) for k in self._workers)]
         for lock, signal in zip(locks, signals, strict=True):
@@ -144,7 +158,12 @@ class Pool:
         return ctypes.c_void_p(self._memory + 8 * word)
 
     def _own(self, k: int, word: int) -> ctypes.c_void_p:
-        return self._at(self._code.FIRST_WORKER + k * self._code.WORKER_WORDS + word)
+        return self._at(self._word(k) + word)
+
+    def _word(self, k: int) -> int:
+        """Return the first word of worker k, from 0."""
+        first, each = self._code.FIRST_WORKER, self._code.WORKER_WORDS
+        return int(first + k * each)
 
     def _write(self, word: int, value: int) -> None:
         ctypes.c_int64.from_address(self._memory + 8 * word).value = value

@@ -10,7 +10,7 @@ The gate is one word, so that entering is one compare-and-swap that fails once i
 closed: how many workers are inside, whether it is open, and for how many threads.
 
 A worker that waits spins, then sleeps. One that finds, by the clock, that it was put aside
-while it spun has company on its core: from then on, for a while, nobody spins for long.
+while it spun has company on its core: from then on, for a while, no worker spins for long.
 The next spin would cost the time slice in which it is to work.
 
 The pool's memory is the symbol ``labkit_pool``, offsets in 8-byte words. Everything is one
@@ -34,6 +34,8 @@ LINE = 16  # words: no two lines share what one core fetches for another (128 by
 GATE, TICKET, BUSY, JOB, WAITING, CROWDED, LIFE, LOCK, DONE = (i * LINE for i in range(9))
 FUNCTION, ARGUMENTS, DIMENSIONS, STEPS, DATA, RANK, COUNT, UNITS = (JOB + i for i in range(8))
 WORKERS, STOP = LIFE, LIFE + 1
+# The rule, which ``labkit.platform.pool.Rule`` explains.
+GRAIN, SPIN_US, ASIDE_US, CROWDED_US, CROWDED_SPIN_US = (LIFE + 2 + i for i in range(5))
 # A worker's own lines: is it asleep, who is it, and what wakes it.
 FIRST_WORKER = 9 * LINE
 ASLEEP, IDENTITY, OWN_LOCK, WAKE_UP = 0, 1, LINE, 2 * LINE
@@ -45,12 +47,6 @@ THREADS = 32  # the bit from which the gate says how many
 
 CLOCK = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 LOOKS = 32  # at the gate, between two at the clock
-SPIN_NS = 2_000_000  # longer than the host needs between two launches of a step
-CROWDED_SPIN_NS = 5_000
-ASIDE_NS = 50_000  # between two looks at the clock: no interrupt takes that long
-CROWDED_NS = 100_000_000
-# Pieces per thread of a plain range: what a thread that is put aside has begun is short.
-GRAIN = 4
 
 # LLVM's intrinsics that tell a core it waits, and their arguments.
 _RELAX = {
@@ -215,17 +211,17 @@ def _worker(k, word):  # type: ignore[no-untyped-def]
 
 @njit
 def _now(buffer):  # type: ignore[no-untyped-def]
-    """Return nanoseconds of a clock that never jumps; ``buffer`` holds two words."""
+    """Return microseconds of a clock that nobody sets; ``buffer`` holds two words."""
     _clock_gettime(CLOCK, buffer)
-    return _load(buffer) * 1_000_000_000 + _load(buffer + 8)
+    return _load(buffer) * 1_000_000 + _load(buffer + 8) // 1_000
 
 
 @njit
-def _crowded(now, before):  # type: ignore[no-untyped-def]
-    """Tell whether threads were put aside lately, this one since ``before`` included."""
-    if now - before > ASIDE_NS:
-        _show(_at(CROWDED), now + CROWDED_NS)
-    return now < _look(_at(CROWDED))
+def _patience(now, before):  # type: ignore[no-untyped-def]
+    """Return for how long a worker spins: less while workers are put aside, as since ``before``."""
+    if now - before > _load(_at(ASIDE_US)):
+        _show(_at(CROWDED), now + _load(_at(CROWDED_US)))
+    return _load(_at(CROWDED_SPIN_US if now < _look(_at(CROWDED)) else SPIN_US))
 
 
 @njit
@@ -291,20 +287,16 @@ def _work():  # type: ignore[no-untyped-def]
 
 @njit
 def _await_workers():  # type: ignore[no-untyped-def]
-    """Wait until nobody is inside: spin, then sleep."""
+    """Wait until nobody is inside: spin, then leave the core to who was put aside."""
     if _look(_at(GATE)) & INSIDE == 0:
         return
     buffer = _words(2)
-    start = before = _now(buffer)
-    while True:
+    end = _now(buffer) + _load(_at(ASIDE_US))
+    while _now(buffer) < end:
         for _ in range(LOOKS):
             if _look(_at(GATE)) & INSIDE == 0:
                 return
             _relax()
-        now = _now(buffer)
-        if now - start > (CROWDED_SPIN_NS if _crowded(now, before) else SPIN_NS):
-            break
-        before = now
     _lock(_at(LOCK))
     _show(_at(WAITING), 1)
     while _look(_at(GATE)) & INSIDE != 0:
@@ -324,7 +316,7 @@ def _await_job(k):  # type: ignore[no-untyped-def]
                 return True
             _relax()
         now = _now(buffer)
-        if now - start > (CROWDED_SPIN_NS if _crowded(now, before) else SPIN_NS):
+        if now - start > _patience(now, before):
             _nap(k)
             if _enter(k):
                 _wake(k + 1, _look(_at(GATE)) >> THREADS)
@@ -418,7 +410,7 @@ def pieces(threads, axes, starts, ends):  # type: ignore[no-untyped-def]
     """
     extent = _extent(starts, ends, _longest(axes, starts, ends))
     chunk = _chunk_size()
-    wanted = extent // chunk if chunk > 0 else threads * GRAIN
+    wanted = extent // chunk if chunk > 0 else threads * _load(_at(GRAIN))
     return max(1, min(extent, wanted))
 
 

@@ -100,7 +100,7 @@ def worker_environment(
     base
         The parent's environment.
     threads
-        The arm's CPU budget (threads). numba's pool is made large enough for it; the
+        The arm's CPU budget (threads). The kernels' pool is made large enough for it; the
         engine sets how much of the pool it uses.
     cores
         The machine's cores: the pool that the arm-blind probe uses in every arm.

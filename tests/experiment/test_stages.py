@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numba
 import pytest
 
 from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.experiment import stages
 from labkit.experiment.record import Record
-from labkit.platform import blas, threads
+from labkit.platform import blas, pool, threads
 from labkit.workload import process_wide
 from labkit.workload.turns import by_itself
 
@@ -41,6 +42,14 @@ def test_the_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, mo
     monkeypatch.setattr(threads, "core_count", lambda: 5)
     assert process_wide.blas_threads(experiment(**engine).engine) == blas_threads
     assert stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
+
+
+def test_a_record_says_which_pool_of_threads_ran():
+    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    stages.start_probe(draft)
+    noted = draft.record.notes["pool"]
+    assert (noted["name"], noted["threads"]) == ("labkit", numba.config.NUMBA_NUM_THREADS)
+    assert noted == pool.install().facts
 
 
 @pytest.mark.parametrize(

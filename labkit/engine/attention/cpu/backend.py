@@ -26,7 +26,7 @@ from labkit.metal.stamp import KERNEL_IDS, launch_stamp
 
 
 class CpuBackend(PagedBackend):
-    """Paged attention in float32 by numba kernels, on numba's thread pool.
+    """Paged attention in float32 by numba kernels, on labkit's thread pool.
 
     A row's result is the same bits in every batch, by both kernels, with every resolver,
     block size, thread count and switch but ``split_kv``, which changes the order of
