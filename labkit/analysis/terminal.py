@@ -16,7 +16,7 @@ from labkit.analysis.weakness import weaknesses
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from labkit.analysis.between import Change, Comparisons
+    from labkit.analysis.between import Changed, Comparisons
 
 STYLES = {
     "faster": "bold green",
@@ -26,6 +26,7 @@ STYLES = {
     "inconclusive": "yellow",
     "estimate_only": "yellow",
     "invalid": "bold white on red",
+    "not_comparable": "dim",
 }
 WIDE, WIDER = 92, 110
 PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
@@ -149,24 +150,39 @@ def print_changes(found: Comparisons, out: Console) -> None:
         shown.add_column(name, justify="right" if right else "left", no_wrap=fixed, overflow="fold")
     for change in found.changes:
         row, c = change.row, change.found
-        low, high = c.ci_pct or (None, None)
+        low, high = (c.ci_pct if c is not None else None) or (None, None)
         shown.add_row(
             Text(_change_name(change)),
             Text(change.arm),
             value_text(change.old, row.unit),
             value_text(change.new, row.unit),
-            percent_text(c.effect_pct).rstrip("%"),
+            percent_text(c.effect_pct if c is not None else None).rstrip("%"),
             interval_text(low, high).replace(" to ", ", "),
-            p_text(c.p_adjusted),
-            Text(verdict_text(change.verdict.word), style=STYLES[change.verdict.word]),
+            p_text(c.p_adjusted if c is not None else None),
+            Text(_change_word(change), style=STYLES[change.verdict.word]),
         )
     out.print(shown)
-    for change in found.changes:
+    for line in found.notes:
+        out.print(Text(line, style="dim"))
+    for words, rows in _reasons(found.changes).items():
+        where = rows[0] if len(rows) == 1 else count(len(rows), "row")
+        out.print(Text(f"{where}: {words}"))
+
+
+def _reasons(changes: Sequence[Changed]) -> dict[str, list[str]]:
+    """Gather the rows under each reason, in the order in which reasons first appear."""
+    found: dict[str, list[str]] = {}
+    for change in changes:
         if change.verdict.reason is not None:
-            word = verdict_text(change.verdict.word)
-            name = f"{_change_name(change)}, {change.arm}"
-            out.print(Text(f"{name}: {word}: {change.verdict.reason}"))
+            words = f"{_change_word(change)}: {change.verdict.reason}"
+            found.setdefault(words, []).append(f"{_change_name(change)}, {change.arm}")
+    return found
 
 
-def _change_name(change: Change) -> str:
+def _change_word(change: Changed) -> str:
+    word = change.verdict.word
+    return "not comparable in time" if word == "not_comparable" else verdict_text(word)
+
+
+def _change_name(change: Changed) -> str:
     return str(change.row.metric) if change.row.case == "all" else change.row.case
