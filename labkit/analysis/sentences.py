@@ -31,13 +31,16 @@ def identity_phrase(cell: Json, claim: str) -> str:
     return CLAIMS.get(claim, "outputs not compared")
 
 
-def direction(row: Json, comparison: Json) -> str:
-    """Say the effect in words: ``2.1 % faster``; sizes (bytes) are more or less."""
-    effect = comparison["effect_pct"]
-    size = f"{plain(effect)} %"
-    if row["unit"] == "bytes":
-        return f"{size} {'more' if effect > 0 else 'less'}"
-    return f"{size} {'faster' if (effect > 0) == (row['better'] == 'higher') else 'slower'}"
+def direction(unit: str | None, better: str | None, effect_pct: float) -> str:
+    """Say an effect in words: ``2.1 % faster``; sizes (bytes) are more or less."""
+    size = f"{plain(effect_pct)} %"
+    if unit == "bytes":
+        return f"{size} {'more' if effect_pct > 0 else 'less'}"
+    return f"{size} {'faster' if (effect_pct > 0) == (better == 'higher') else 'slower'}"
+
+
+def _direction(row: Json, comparison: Json) -> str:
+    return direction(row["unit"], row["better"], comparison["effect_pct"])
 
 
 def _interval(row: Json, comparison: Json, level: str, directed: bool) -> str:
@@ -63,7 +66,7 @@ def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
         return f"{arm}: can't tell: {reason}"
     blocks = count(comparison["blocks"], "block")
     if word == "estimate_only":
-        return f"{arm}: estimate only: {direction(row, comparison)} in {blocks} ({reason})"
+        return f"{arm}: estimate only: {_direction(row, comparison)} in {blocks} ({reason})"
     level = f"{100 * (1 - float(cell['design']['alpha'])):g} %"
     directed = word in ("faster", "slower", "trivial")
     evidence = (
@@ -71,10 +74,10 @@ def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
         f"{identity_phrase(cell, claim)}"
     )
     if word in ("faster", "slower"):
-        return f"{arm} is {direction(row, comparison)} {evidence}"
+        return f"{arm} is {_direction(row, comparison)} {evidence}"
     if word == "trivial":
         margin = f"±{cell['design']['margin_pct']:g} %"
-        return f"{arm} is {direction(row, comparison)}, inside the margin of {margin} {evidence}"
+        return f"{arm} is {_direction(row, comparison)}, inside the margin of {margin} {evidence}"
     if word == "equivalent":
         return f"{arm}: flat: {reason} {evidence}"
     return f"{arm}: can't tell: {reason} {evidence}"
