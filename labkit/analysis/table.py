@@ -19,7 +19,7 @@ from labkit.analysis.numbers import (
     unit_name,
     value_text,
 )
-from labkit.analysis.sentences import control_name
+from labkit.analysis.sentences import control_name, level_text, relabelled
 from labkit.experiment.record import Record, parse_run_name
 
 Json = Mapping[str, Any]
@@ -119,14 +119,13 @@ def _arm_columns(cell: Json, arms: Sequence[str], unit: str, published: bool) ->
     baseline = Column(f"{cell['arms'][0]['name']}{unit}", row=True)
     if not arms:
         return [baseline]
-    level = f"{100 * (1 - float(cell['design']['alpha'])):g} % CI"
     return [
         *([] if len(arms) == 1 else [Column("arm", number=False)]),
         baseline,
         Column(f"{arms[0] if len(arms) == 1 else 'arm'}{unit}"),
         Column("delta"),
-        Column(f"{level} (%)"),
-        Column("p", extra=True),
+        Column(f"adjusted {level_text(cell)} CI (%)"),
+        Column("adjusted p", extra=True),
         Column("verdict", number=False),
         *([Column("published", extra=True)] if published else []),
     ]
@@ -287,8 +286,8 @@ def _notes(cell: Json, published: Any) -> list[str]:
     floors = {c["p_floor"] for row in primary for c in row["comparisons"] if c["p_floor"]}
     if floors:
         notes.append(
-            "p: permutation test within blocks, adjusted over all rows and arms; smallest "
-            f"reachable {p_text(min(floors))}. "
+            f"Interval and p: one permutation test within blocks ({relabelled(cell)}), adjusted "
+            f"over all rows and arms; smallest reachable p {p_text(min(floors))}. "
             "Delta: Hodges-Lehmann, above 0 where the metric is larger."
         )
     return notes
