@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.cell import CellAnalysis
-from labkit.analysis.comparison import Comparison, Levels
+from labkit.analysis.comparison import Comparison, Levels, in_percent
 from labkit.analysis.effect import breakpoints, percent
 from labkit.analysis.equivalence import Equivalence, equivalence
 from labkit.analysis.multiplicity import holm
@@ -208,7 +208,9 @@ def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> Co
         arm=item.arm,
         baseline=item.pair.old.data.baseline,
         effect_pct=percent(found.estimate),
-        ci_pct=None if limits is None else (percent(limits[0]), percent(limits[1])),
+        ci_pct=in_percent(limits),
+        ci_raw_pct=in_percent(points.interval(levels.alpha)),
+        level=1.0 - levels.alpha,
         p=found.p,
         p_adjusted=adjusted,
         p_floor=found.floor,
@@ -259,7 +261,9 @@ def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
     _refuse_config(old, new)
     alpha = min(float(a.data.design["alpha"]) for a in (old, new))
     runs = min(a.data.levels.runs for a in (old, new))
-    levels = Levels(runs, alpha, margin_pct)
+    why = [f"{name}: {a.data.withheld}" for name, a in zip(NAMES, (old, new), strict=True)
+           if a.data.withheld is not None]  # fmt: skip
+    levels = Levels(runs, alpha, margin_pct, "; ".join(why) or None)
     return _Pair(old, new, levels, probe_shift_pct(old, new))
 
 

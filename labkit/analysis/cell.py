@@ -16,7 +16,7 @@ from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
 from labkit.analysis.divergence import Values
 from labkit.analysis.numbers import steady
-from labkit.analysis.sequential import Look, alpha_now, parse_looks
+from labkit.analysis.sequential import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.values import Row, build_rows, probe_values, summary
 from labkit.analysis.verdict import Verdict, judge
 from labkit.experiment.record import (
@@ -59,10 +59,23 @@ class CellData:
     @cached_property
     def levels(self) -> Levels:
         """Runs per block, margin, and the alpha that may be spent now."""
-        runs = int(self.design["runs_per_block"])
-        done = len(self.blocks_done)
-        alpha = alpha_now(self.looks, done, float(self.design["alpha"]))
-        return Levels(runs, alpha, float(self.design["margin_pct"]))
+        runs, margin = int(self.design["runs_per_block"]), float(self.design["margin_pct"])
+        if self.withheld is not None:
+            return Levels(runs, 0.0, margin, self.withheld)
+        alpha = alpha_now(self.looks, len(self.blocks_done), float(self.design["alpha"]))
+        return Levels(runs, alpha, margin)
+
+    @cached_property
+    def withheld(self) -> str | None:
+        """Why nothing may be claimed from the blocks that are done now; None if it may."""
+        return withheld(len(self.blocks_done), int(self.design["blocks"]), self.looks, self.shown)
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """After how many blocks results were shown, by now."""
+        before = tuple(int(n) for n in self.design.get("shown", ()))
+        now = (len(self.blocks_done),) if self.complete else ()
+        return tuple(sorted({*before, *now}))
 
     @cached_property
     def blocks_done(self) -> tuple[int, ...]:
@@ -163,7 +176,12 @@ class CellAnalysis:
             "cell": self.name,
             "question": data.facts.get("question"),
             "arms": [_arm(arm, data.records) for arm in data.arms],
-            "design": {**data.design, "order": _order(data), "looks": _looks(data)},
+            "design": {
+                **data.design,
+                "order": _order(data),
+                "looks": _looks(data),
+                "shown": list(data.shown),
+            },
             "gates": {name: gate.to_json() for name, gate in self.gates.items()},
             "rows": [self._row(i) for i in range(len(self.rows))],
             "failures": [
@@ -202,7 +220,9 @@ def analyse(cell_dir: Path) -> CellAnalysis:
         "engaged": gates.engaged(data.records, data.arms),
         "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
     }
-    return CellAnalysis(data, tuple(build_rows(data.records)), found, report)
+    together = data.design.get("isolation") == "in_process"
+    rows = build_rows(data.records, data.baseline if together else None)
+    return CellAnalysis(data, tuple(rows), found, report)
 
 
 def _judge_row(
@@ -271,16 +291,22 @@ def _looks(data: CellData) -> list[dict[str, Any]]:
 
 def _comparison(found: Comparison, verdict: Verdict) -> dict[str, Any]:
     low, high = found.ci_pct if found.ci_pct is not None else (None, None)
+    raw_low, raw_high = found.ci_raw_pct if found.ci_raw_pct is not None else (None, None)
     return {
         "arm": found.arm,
         "baseline": found.baseline,
         "effect_pct": steady(found.effect_pct),
         "ci_low_pct": steady(low),
         "ci_high_pct": steady(high),
+        "level": steady(found.level),
+        "ci_raw_low_pct": steady(raw_low),
+        "ci_raw_high_pct": steady(raw_high),
         "p": steady(found.p),
         "p_adjusted": steady(found.p_adjusted),
         "p_floor": found.p_floor,
         "mde_pct": steady(found.mde_pct),
+        "alpha_row": steady(found.alpha_row),
+        "sd": steady(found.sd),
         "wins": found.wins,
         "blocks": found.blocks,
         "verdict": verdict.word,

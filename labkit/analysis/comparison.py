@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
+from labkit.analysis.effect import hodges_lehmann, percent
 from labkit.analysis.equivalence import Equivalence, equivalence
-from labkit.analysis.multiplicity import max_t, standardised
-from labkit.analysis.permutation import Floats, pooled, relabellings, smallest_p, two_sided
-from labkit.analysis.power import detectable_pct, run_sd
+from labkit.analysis.permutation import Floats, pooled, relabellings, smallest_p
+from labkit.analysis.power import run_sd, seen_pct
+from labkit.analysis.simultaneous import Region, RowTest, alpha_each, others_largest
 from labkit.analysis.values import Row, complete_blocks, log_values
 
 
 @dataclass(frozen=True)
 class Levels:
-    """What the design fixed beforehand: runs per block, alpha, margin (percent)."""
+    """What the design fixed beforehand: runs per block, alpha, margin (percent).
+
+    ``withheld``: why nothing may be claimed now; alpha is 0 then.
+    """
 
     runs: int
     alpha: float
     margin_pct: float
+    withheld: str | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
     """What the runs say about one arm in one row; None is unknown.
 
-    ``effect_pct`` is above 0 where the metric is larger. ``sd``: between runs, log scale.
+    ``effect_pct`` is above 0 where the metric is larger. ``ci_pct`` and ``p_adjusted`` are
+    one test's, adjusted over the rows and arms: the interval is simultaneous and leaves out
+    0 iff ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` are the row's alone.
+    ``level``: of both intervals (0.95; 0.99 at a look that spends 0.01). ``p_floor``: the
+    smallest ``p_adjusted`` that there can be. ``mde_pct``: the effect that gets a verdict in
+    80 of 100 studies like this one; ``alpha_row`` the level that a row alone has for it.
+    ``sd``: between runs, log scale.
     """
 
     arm: str
@@ -43,6 +53,9 @@ class Comparison:
     blocks: int = 0
     sd: float | None = None
     equivalence: Equivalence | None = None
+    ci_raw_pct: tuple[float, float] | None = None
+    level: float | None = None
+    alpha_row: float | None = None
 
 
 def compare_arm(
@@ -50,54 +63,49 @@ def compare_arm(
 ) -> list[Comparison]:
     """Compare ``arm`` with ``baseline`` in every row.
 
-    p-values are adjusted over the rows of the primary metric as one family, over all other
-    metrics as another (step-down max-T), and for ``arms_tested`` arms (times their number,
-    C. E. Bonferroni): their relabellings are not shared.
+    Intervals and p-values are adjusted over the rows of the primary metric as one family,
+    over all other metrics as another (single-step max-T), and for ``arms_tested`` arms
+    (C. E. Bonferroni): their relabellings are not shared.
     """
-    found: dict[int, Comparison] = {i: Comparison(arm, baseline) for i in range(len(rows))}
-    for blocks, members in _families(rows, arm, baseline, levels.runs):
-        data = [_arms(rows[i], arm, baseline, blocks) for i in members]
-        base = np.stack([pair[0] for pair in data], axis=2)
-        other = np.stack([pair[1] for pair in data], axis=2)
-        units = pooled(base, other)
-        labels = relabellings(len(blocks), levels.runs)
-        statistics = labels.mean_differences(units)
-        adjusted = max_t(standardised(statistics, units, len(blocks)))
-        for column, index in enumerate(members):
-            found[index] = _compare(
-                rows[index], data[column], statistics[:, column], levels,
-                Comparison(arm, baseline, p_adjusted=min(1.0, arms_tested * adjusted[column])),
-            )  # fmt: skip
-    return [found[i] for i in range(len(rows))]
+    found = [Comparison(arm, baseline) for _ in rows]
+    for primary in (True, False):
+        tests = row_tests(rows, arm, baseline, levels.runs, primary)
+        if not tests:
+            continue
+        each = alpha_each(list(tests.values()), levels.alpha / arms_tested)
+        others = others_largest(list(tests.values()))
+        for (index, test), rest, alpha in zip(tests.items(), others, each, strict=True):
+            region = test.region(rest, arms_tested)
+            found[index] = _compare(rows[index], found[index], test, region, levels, alpha)
+    return found
 
 
-def family_statistics(
-    rows: Sequence[Row], arm: str, baseline: str, runs: int
-) -> Iterator[tuple[list[int], Floats]]:
-    """Give each family of primary rows with its standardised statistics [relabellings, rows]."""
-    for blocks, members in _families(rows, arm, baseline, runs):
-        if all(rows[i].primary for i in members):
-            data = [_arms(rows[i], arm, baseline, blocks) for i in members]
-            units = pooled(
-                np.stack([pair[0] for pair in data], axis=2),
-                np.stack([pair[1] for pair in data], axis=2),
-            )
-            labels = relabellings(len(blocks), runs)
-            yield members, standardised(labels.mean_differences(units), units, len(blocks))
+def row_tests(
+    rows: Sequence[Row], arm: str, baseline: str, runs: int, primary: bool
+) -> dict[int, RowTest]:
+    """Give the tests of one family by the rows' indices; rows without values have none.
 
-
-def _families(
-    rows: Sequence[Row], arm: str, baseline: str, runs: int
-) -> list[tuple[tuple[int, ...], list[int]]]:
-    """Group the rows that can be compared by primary or not, and by their blocks."""
-    groups: dict[tuple[bool, tuple[int, ...]], list[int]] = {}
+    Rows that lack a block are tested on their own blocks, under the same relabellings.
+    """
+    groups: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
         if row.metric is None or row.skipped is not None or not row.positive:
             continue
         blocks = complete_blocks(row, (baseline, arm), runs)
-        if blocks:
-            groups.setdefault((row.primary, blocks), []).append(index)
-    return [(blocks, members) for (_, blocks), members in groups.items()]
+        if blocks and row.primary == primary:
+            groups.setdefault(blocks, []).append(index)
+    every = sorted({block for blocks in groups for block in blocks})
+    found: dict[int, RowTest] = {}
+    for blocks, members in groups.items():
+        labels = relabellings(len(every), runs).only([every.index(block) for block in blocks])
+        pairs = [_arms(rows[i], arm, baseline, blocks) for i in members]
+        units = np.stack([pooled(*pair) for pair in pairs], axis=1)
+        statistics = labels.mean_differences(units).T
+        within = units.reshape(len(blocks), 2 * runs, len(members))
+        squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
+        for column, index in enumerate(members):
+            found[index] = RowTest(labels, statistics[column], float(squares[column]))
+    return dict(sorted(found.items()))
 
 
 def _arms(row: Row, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Floats, Floats]:
@@ -105,26 +113,35 @@ def _arms(row: Row, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Flo
 
 
 def _compare(
-    row: Row, data: tuple[Floats, Floats], statistics: Floats, levels: Levels, start: Comparison
+    row: Row, start: Comparison, test: RowTest, region: Region, levels: Levels, alpha: float
 ) -> Comparison:
-    base, other = data
-    blocks = len(base)
-    points = breakpoints(statistics, relabellings(blocks, levels.runs))
-    limits = points.interval(levels.alpha) if levels.alpha > 0 else None
-    sd = run_sd(base, other)
+    """Fill in one row; ``alpha``: the level that the row alone is tested at."""
+    blocks = complete_blocks(row, (start.baseline, start.arm), levels.runs)
+    base, other = _arms(row, start.arm, start.baseline, blocks)
+    alone, sd = test.region(), run_sd(base, other)
     sign = 1.0 if row.better == "higher" else -1.0
     better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
+    floor = region.times * smallest_p(len(blocks), levels.runs)
+    claims = levels.withheld is None
     return Comparison(
         arm=start.arm,
         baseline=start.baseline,
         effect_pct=percent(hodges_lehmann(base, other)),
-        ci_pct=None if limits is None else (percent(limits[0]), percent(limits[1])),
-        p=two_sided(statistics),
-        p_adjusted=start.p_adjusted,
-        p_floor=smallest_p(blocks, levels.runs),
-        mde_pct=None if sd is None else detectable_pct(sd, blocks, levels.runs, levels.alpha),
+        ci_pct=in_percent(region.interval(levels.alpha)),
+        p=alone.p(0.0),
+        p_adjusted=region.p(0.0) if claims else None,
+        p_floor=min(1.0, floor),
+        mde_pct=None if sd is None else seen_pct(sd, len(blocks), levels.runs, alpha),
         wins=int(np.count_nonzero(better)),
-        blocks=blocks,
+        blocks=len(blocks),
         sd=sd,
-        equivalence=equivalence(points, levels.margin_pct, levels.alpha),
+        equivalence=equivalence(region, levels.margin_pct, levels.alpha) if claims else None,
+        ci_raw_pct=in_percent(alone.interval(levels.alpha)),
+        level=1.0 - levels.alpha if claims else None,
+        alpha_row=alpha if claims else None,
     )
+
+
+def in_percent(limits: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Turn an interval of log ratios into percent."""
+    return None if limits is None else (percent(limits[0]), percent(limits[1]))

@@ -1,8 +1,8 @@
-"""Many rows, one family: adjusted p-values.
+"""Families that share no relabelling: adjusted p-values.
 
-Rows of one arm come from the same runs, so they share a relabelling: the step-down max-T
-of P. H. Westfall and S. S. Young (1993, algorithm 4.1) needs no assumption about how they
-depend on each other. Families without a shared relabelling use S. Holm (1979).
+Rows of one arm in one cell do share one: see :mod:`labkit.analysis.simultaneous`. Many
+cells were randomised independently of each other, so a joint relabelling takes one of each.
+What has no relabelling in common at all uses S. Holm (1979).
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.analysis.permutation import SEED, Floats
+from labkit.analysis.simultaneous import RowTest, others_largest
 
 JOINT_DRAWS = 100_000
 
@@ -26,53 +28,37 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(x) for x in adjusted]
 
 
-def standardised(statistics: Floats, units: Floats, blocks: int) -> Floats:
-    """Divide mean differences by their standard deviation over all relabellings.
+def joint_p(cells: Sequence[Sequence[RowTest]]) -> list[list[float]]:
+    """Adjust the p of "no effect" over the rows of many cells by single-step max-T.
 
-    Within a block the sum of ``r`` labels drawn without replacement has a known variance,
-    which does not depend on the labels: the divisor is a constant of the test.
-
-    Parameters
-    ----------
-    statistics : float64 [relabellings, rows]
-    units : float64 [2 r blocks, rows]
-    """
-    per_block = units.reshape(blocks, -1, units.shape[1])
-    size = per_block.shape[1]
-    squares = ((per_block - per_block.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
-    sd = np.sqrt(squares * size / (size - 1)) / (blocks * size / 2)
-    tiny = 1e-14 * np.abs(units).max(axis=0, initial=1.0)
-    scaled: Floats = np.where(sd > tiny, statistics / np.where(sd > tiny, sd, 1.0), 0.0)
-    return scaled
-
-
-def max_t(statistics: Floats) -> list[float]:
-    """Adjust by step-down max-T; row 0 of ``statistics`` [relabellings, rows] is observed.
-
-    The columns must be on one scale: see :func:`standardised`.
-    """
-    size = np.abs(statistics)
-    order = np.argsort(-size[0], kind="stable")
-    # For the i-th largest, the maximum over itself and all smaller ones.
-    rest = np.maximum.accumulate(size[:, order[::-1]], axis=1)[:, ::-1]
-    tolerance = 1e-12 * float(size.max(initial=0.0))
-    raw = np.mean(rest >= size[0, order] - tolerance, axis=0)
-    adjusted = np.empty(len(order))
-    adjusted[order] = np.maximum.accumulate(raw)
-    return [float(x) for x in adjusted]
-
-
-def joint_max_t(cells: Sequence[Floats]) -> list[list[float]]:
-    """Adjust over many cells whose runs were randomised independently of each other.
-
-    Each cell gives its standardised statistics [relabellings, rows]. A joint relabelling
-    takes one of each cell; the observed ones together are the first of 100,000 draws.
+    The observed relabellings of all cells together are the first of 100,000 joint draws.
+    Each p is that of :meth:`RowTest.region` at 0, with the rows of all cells as the others.
     """
     rng = np.random.default_rng([SEED, len(cells)])
-    drawn = []
-    for cell in cells:
-        picks = rng.integers(cell.shape[0], size=JOINT_DRAWS)
-        picks[0] = 0
-        drawn.append(cell[picks])
-    adjusted = iter(max_t(np.concatenate(drawn, axis=1)))
-    return [[next(adjusted) for _ in range(cell.shape[1])] for cell in cells]
+    picks = []
+    for tests in cells:
+        drawn = rng.integers(len(tests[0].statistics), size=JOINT_DRAWS)
+        drawn[0] = 0
+        picks.append(drawn)
+    tops = [
+        np.max(np.stack([test.sizes for test in tests]), axis=0)[drawn]
+        for tests, drawn in zip(cells, picks, strict=True)
+    ]
+    return [
+        _cell_p(tests, drawn, [top for j, top in enumerate(tops) if j != i])
+        for i, (tests, drawn) in enumerate(zip(cells, picks, strict=True))
+    ]
+
+
+def _cell_p(
+    tests: Sequence[RowTest], drawn: NDArray[np.int64], elsewhere: Sequence[Floats]
+) -> list[float]:
+    """Give the p of one cell's rows; ``elsewhere``: the other cells' largest sizes, drawn."""
+    found = []
+    for test, others in zip(tests, others_largest(tests), strict=True):
+        rest = [*elsewhere, *([] if others is None else [others[drawn]])]
+        against = test.reached[drawn]
+        for sizes in rest:
+            against = against | (sizes >= test.observed * (1.0 - 1e-12))
+        found.append(float(np.mean(against)))
+    return found

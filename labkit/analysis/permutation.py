@@ -12,6 +12,7 @@ test of paired designs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
@@ -70,6 +71,18 @@ class Relabellings:
             part = slice(start, start + 4096)
             out[part] = (self.signs[part].astype(np.float64) @ values) * scale
         return out if self.exact else np.concatenate([out, -out])
+
+    def only(self, positions: Sequence[int]) -> Relabellings:
+        """Give the same relabellings restricted to some blocks, in the same order.
+
+        Blocks are relabelled independently, so the rows of a family that lack a block keep
+        their own exact test and still share every relabelling with the others.
+        """
+        if len(positions) == self.blocks:
+            return self
+        units = self.signs.reshape(len(self.signs), self.blocks, 2 * self.runs)
+        signs = units[:, list(positions)].reshape(len(self.signs), -1)
+        return Relabellings(signs, len(positions), self.runs, self.exact)
 
     @cached_property
     def overlap(self) -> Floats:

@@ -2,9 +2,10 @@
 
 With run-to-run standard deviation ``s`` on the log scale, ``b`` blocks of ``r`` runs of
 each arm give the mean difference the standard error ``s sqrt(2 / (b r))``. An effect is
-called detectable when a two-sided test at ``alpha`` finds it in 80 of 100 studies:
-``(t[1 - alpha/2] + t[0.8]) * standard error`` (J. Cohen 1988, section 2.4, with Student's
-t for the ``b (2 r - 1) - 1`` degrees of freedom that are left after blocks and arms).
+called detectable when the verdict's own test, adjusted for the family, finds it in 80 of
+100 studies: it is that many standard errors at which Student's noncentral t, with the
+``b (2 r - 1) - 1`` degrees of freedom that blocks and arms leave, exceeds the critical value
+with probability 0.8 (J. Cohen 1988, section 2.4).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import nctdtrinc, stdtrit
 
 from labkit.analysis.effect import log_ratio, percent
 from labkit.analysis.permutation import Floats, smallest_p
@@ -46,19 +47,30 @@ def _freedom(blocks: int, runs: int) -> int:
     return blocks * (2 * runs - 1) - 1
 
 
-def detectable_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | None:
-    """Give the smallest effect (percent) seen with 80 % power; None where none can be."""
+def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | None:
+    """Give the effect (percent) that 80 of 100 studies see; None where none can be.
+
+    ``alpha_row`` is the level that the row alone is tested at: what is left to it where a
+    family of rows and arms shares alpha (:func:`labkit.analysis.simultaneous.alpha_each`).
+    """
     freedom = _freedom(blocks, runs)
-    if freedom < 1 or smallest_p(blocks, runs) > alpha:
+    if freedom < 1 or not 0 < alpha_row < 1:
         return None
-    quantiles = stdtrit(freedom, 1 - alpha / 2) + stdtrit(freedom, POWER)
-    return percent(float(quantiles) * sd * math.sqrt(2.0 / (blocks * runs)))
+    critical = stdtrit(freedom, 1 - alpha_row / 2)
+    away = float(nctdtrinc(freedom, 1 - POWER, critical))
+    return percent(away * sd * math.sqrt(2.0 / (blocks * runs)))
+
+
+def detectable_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | None:
+    """Give :func:`seen_pct` of a row alone; None also where no p can be as small as alpha."""
+    return None if smallest_p(blocks, runs) > alpha else seen_pct(sd, blocks, runs, alpha)
 
 
 def blocks_needed(sd: float, runs: int, alpha: float, effect_pct: float) -> int | None:
     """Give the smallest number of blocks that sees ``effect_pct``; None above 1,000.
 
-    ``effect_pct`` may have either sign; a decrease is judged by its log size.
+    ``alpha``: of the row alone, as in :func:`detectable_pct`. ``effect_pct`` may have either
+    sign; a decrease is judged by its log size.
     """
     target = percent(abs(log_ratio(effect_pct)))
     low, high = 1, MOST_BLOCKS

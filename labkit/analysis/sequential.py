@@ -3,7 +3,9 @@
 The looks (numbers of blocks) are declared before the first run, and each spends a part of
 alpha fixed beforehand; the parts sum to alpha (C. E. Bonferroni), so that however many
 looks are taken the chance of a false claim stays below alpha. At a look the test and the
-interval use that look's part alone. There is no other early stopping.
+interval use that look's part alone. There is no other early stopping: between looks, before
+the end, and after blocks were added to a study whose results had been shown (a look that
+nobody declared), effects are estimated and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -47,3 +49,25 @@ def alpha_now(looks: Sequence[Look], blocks: int, alpha: float) -> float:
     if not looks:
         return alpha
     return next((look.alpha for look in looks if look.blocks == blocks), 0.0)
+
+
+def withheld(done: int, asked: int, looks: Sequence[Look], shown: Sequence[int]) -> str | None:
+    """Say why nothing may be claimed after ``done`` blocks; None where it may.
+
+    Parameters
+    ----------
+    asked
+        How many blocks the design has (with looks: up to the next one).
+    shown
+        After how many blocks results were shown.
+    """
+    declared = {look.blocks for look in looks}
+    grown = [n for n in shown if n < done and n not in declared]
+    if grown:
+        steps = " -> ".join(map(str, dict.fromkeys([*grown, done])))
+        return f"exploratory: blocks were added after results were shown ({steps})"
+    if looks and done not in declared:
+        return f"no look was declared after {done} blocks"
+    if done < asked:
+        return f"{done} of {asked} blocks are done: a claim before the end was not declared"
+    return None

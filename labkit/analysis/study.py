@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.cell import CellAnalysis, analyse
-from labkit.analysis.comparison import family_statistics
+from labkit.analysis.comparison import row_tests
 from labkit.analysis.flat import csv_text, latex_text
 from labkit.analysis.html import study_html
 from labkit.analysis.markdown import markdown_table, study_markdown
-from labkit.analysis.multiplicity import joint_max_t
+from labkit.analysis.multiplicity import joint_p
 from labkit.analysis.numbers import slug
 from labkit.analysis.table import cell_table
 from labkit.experiment.record import SCHEMA_VERSION, RecordError, write_json
@@ -100,19 +100,17 @@ def _role(cell: Mapping[str, Any], arm: str) -> str:
 
 def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     """Adjust the primary rows of all cells as one family, arm by arm."""
-    places, statistics = [], []
+    places, families = [], []
     widest = max(sum(a.role == "arm" for a in x.data.arms) for x in analyses)
     for analysis in analyses:
-        for arm in analysis.data.arms:
-            if arm.role != "arm":
-                continue
-            families = family_statistics(
-                analysis.rows, arm.name, analysis.data.baseline, analysis.data.levels.runs
-            )
-            for members, table in families:
-                places.append((analysis, arm.name, members))
-                statistics.append(table)
-    adjusted = joint_max_t(statistics) if statistics else []
+        data = analysis.data
+        for arm in data.arms:
+            if arm.role == "arm" and data.withheld is None:
+                tests = row_tests(analysis.rows, arm.name, data.baseline, data.levels.runs, True)
+                if tests:
+                    places.append((analysis, arm.name, list(tests)))
+                    families.append(list(tests.values()))
+    adjusted = joint_p(families) if families else []
     return [
         {
             "cell": analysis.name,

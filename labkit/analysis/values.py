@@ -2,6 +2,11 @@
 
 The number is the median of the metric over the run's repeats, on the log scale (for an
 even count the geometric mean of the middle two). Repeats are never tested.
+
+Where all arms of a block took turns in one process (``in_process``), repeat ``i`` of every
+arm was taken in the same round, and what the machine did in that round happened to all. An
+arm is compared with the baseline round by round then: its log value is the baseline's plus
+the :func:`middle` of the rounds' log ratios. Per-arm medians stay as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.permutation import Floats
-from labkit.experiment.record import Metric, Record
+from labkit.experiment.record import Metric, Record, RecordError
 
 MEASURED = ("ok", "vacuous")
 
@@ -27,11 +32,16 @@ class Value:
     position: int
     file: str
     value: float
+    repeats: tuple[float, ...] = ()
 
 
 @dataclass
 class Row:
-    """One case and metric with every arm's values; ``metric`` is None if it was skipped."""
+    """One case and metric with every arm's values; ``metric`` is None if it was skipped.
+
+    ``by_round``: the arm that the others are compared with round by round, in its own
+    process; None where every run had a process of its own.
+    """
 
     case: str
     metric: str | None
@@ -39,6 +49,7 @@ class Row:
     better: str | None
     primary: bool
     skipped: str | None = None
+    by_round: str | None = None
     arms: dict[str, list[Value]] = field(default_factory=dict)
 
     def by_block(self, arm: str) -> dict[int, list[float]]:
@@ -50,8 +61,11 @@ class Row:
 
     @property
     def positive(self) -> bool:
-        """Whether all values have a logarithm."""
-        return all(v.value > 0 for values in self.arms.values() for v in values)
+        """Whether all values have a logarithm, and all repeats where rounds are paired."""
+        every = (v for values in self.arms.values() for v in values)
+        if self.by_round is not None:
+            return all(min(v.repeats) > 0 for v in every)
+        return all(v.value > 0 for v in every)
 
 
 def run_value(repeats: Sequence[float]) -> float:
@@ -64,8 +78,24 @@ def run_value(repeats: Sequence[float]) -> float:
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
-def build_rows(records: Iterable[Record]) -> list[Row]:
-    """Build a cell's rows: cases in the order of the records, the primary metric first."""
+def middle(log_ratios: Floats) -> float:
+    """Give one number for a run's rounds, float64 [rounds]: their median."""
+    return float(np.median(log_ratios))
+
+
+def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[Row]:
+    """Build a cell's rows: cases in the order of the records, the primary metric first.
+
+    Parameters
+    ----------
+    by_round
+        The baseline, where the arms of a block took turns in one process.
+
+    Raises
+    ------
+    RecordError
+        Arms that took turns do not have as many repeats as the baseline.
+    """
     cases: dict[str, dict[str, Row]] = {}
     skipped: dict[str, str] = {}
     for record in records:
@@ -76,24 +106,48 @@ def build_rows(records: Iterable[Record]) -> list[Row]:
                 skipped.setdefault(case.case, case.skipped)
             if record.outcome in MEASURED:
                 for metric in case.metrics:
-                    value = Value(record.block, record.position, file, run_value(metric.repeats))
-                    arms = _row(rows, case.case, metric).arms
-                    arms.setdefault(record.arm, []).append(value)
+                    value = Value(
+                        record.block,
+                        record.position,
+                        file,
+                        run_value(metric.repeats),
+                        tuple(metric.repeats) if by_round is not None else (),
+                    )
+                    row = _row(rows, case.case, metric, by_round)
+                    row.arms.setdefault(record.arm, []).append(value)
     ordered: list[Row] = []
     for name, rows in cases.items():
         if rows:
             ordered += sorted(rows.values(), key=lambda row: not row.primary)
+            for row in rows.values():
+                _check_rounds(row)
         else:
             ordered.append(Row(name, None, None, None, True, skipped.get(name, "not measured")))
     return _name_skipped(ordered)
 
 
-def _row(rows: dict[str, Row], case: str, metric: Metric) -> Row:
+def _row(rows: dict[str, Row], case: str, metric: Metric, by_round: str | None) -> Row:
     found = rows.get(metric.name)
     if found is None:
-        found = Row(case, metric.name, metric.unit, metric.better, metric.primary)
+        found = Row(
+            case, metric.name, metric.unit, metric.better, metric.primary, by_round=by_round
+        )
         rows[metric.name] = found
     return found
+
+
+def _check_rounds(row: Row) -> None:
+    """Refuse arms whose rounds are not the baseline's."""
+    if row.by_round is None:
+        return
+    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.by_round, ())}
+    for values in row.arms.values():
+        for v in values:
+            if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
+                raise RecordError(
+                    f"{v.file}: {row.case!r} has {len(v.repeats)} repeats of {row.metric} where "
+                    f"{row.by_round}, in the same process, has {rounds[v.block]}"
+                )
 
 
 def _name_skipped(rows: list[Row]) -> list[Row]:
@@ -113,9 +167,20 @@ def complete_blocks(row: Row, arms: Sequence[str], runs: int) -> tuple[int, ...]
 
 
 def log_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
-    """Give an arm's log values, float64 [blocks, runs]."""
+    """Give an arm's log values, float64 [blocks, runs]; see the module for turns."""
+    if row.by_round is not None and arm != row.by_round:
+        return _paired_values(row, arm, blocks)
     values = row.by_block(arm)
     return np.log(np.array([values[b] for b in blocks], np.float64))
+
+
+def _paired_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
+    """Give the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
+    first = str(row.by_round)
+    base, other = ({v.block: v.repeats for v in row.arms[name]} for name in (first, arm))
+    ratios = [middle(np.log(other[b]) - np.log(base[b])) for b in blocks]
+    paired: Floats = log_values(row, first, blocks) + np.array(ratios)[:, None]
+    return paired
 
 
 def summary(values: Sequence[Value]) -> dict[str, Any]:

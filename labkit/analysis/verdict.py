@@ -4,13 +4,18 @@ Rules, first match wins:
 
 1. a failed gate that touches the arm: ``invalid``, with its cause;
 2. no values, or values without a logarithm: ``inconclusive``;
-3. under 3 blocks of 2 runs (6 blocks of 1), or alpha out of the design's reach:
-   ``estimate_only``;
-4. inside the margin (two one-sided tests): ``trivial`` where the difference is
-   significant, ``equivalent`` where it is not; both are withheld where the A/A control's
-   own interval exceeds the margin;
+3. under 3 blocks of 2 runs (6 blocks of 1), alpha out of the design's reach, or nothing
+   to be claimed now (blocks added after results were shown, blocks still to run, no look
+   declared here): ``estimate_only``;
+4. the interval lies inside the margin: ``trivial`` where the difference is significant,
+   ``equivalent`` where it is not; both are withheld where the A/A control's own interval
+   exceeds the margin;
 5. significant (adjusted p at most alpha): ``faster`` or ``slower``;
 6. else ``inconclusive``, with the smallest effect that could have been seen.
+
+The interval is simultaneous over the rows and arms, and p is adjusted over them: a study
+says a wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary
+rows with a probability of at most alpha.
 """
 
 from __future__ import annotations
@@ -74,7 +79,7 @@ def judge(
     """
     if causes:
         return Verdict("invalid", "; ".join(causes))
-    if found.effect_pct is None or found.p_adjusted is None or found.equivalence is None:
+    if found.effect_pct is None:
         return Verdict("inconclusive", "no complete block with values above 0")
     fewest = fewest_blocks(levels.runs)
     if found.blocks < fewest:
@@ -82,6 +87,10 @@ def judge(
         return Verdict(
             "estimate_only", f"{blocks} of {levels.runs}: a claim needs at least {fewest}"
         )
+    if levels.withheld is not None:
+        return Verdict("estimate_only", levels.withheld)
+    if found.p_adjusted is None or found.equivalence is None:
+        raise ValueError(f"{found.arm}: an effect without its test")
     if found.p_floor is None or found.p_floor > levels.alpha:
         return Verdict(
             "estimate_only",
@@ -117,10 +126,10 @@ def _sight(found: Comparison, levels: Levels) -> str:
     if found.mde_pct is not None and found.sd is not None and found.effect_pct is not None:
         text = f"this design sees {plain(found.mde_pct)} % at best"
         target = max(1.0, abs(round(found.effect_pct, 1)))
-        need = blocks_needed(found.sd, levels.runs, levels.alpha, target)
+        need = blocks_needed(found.sd, levels.runs, found.alpha_row or levels.alpha, target)
         if need is None:
             text += f"; more than 1,000 blocks would be needed to see {target:g} %"
         elif need > found.blocks:
-            text += f"; about {need} blocks would see {target:g} %"
+            text += f"; a new study of about {need} blocks would see {target:g} %"
         parts.append(text)
     return "; ".join(parts)

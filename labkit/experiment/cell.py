@@ -232,4 +232,31 @@ def write_facts(cell: Cell, blocks: int) -> None:
     if kept.get("blocks", 0) < blocks:
         fresh = facts(cell, blocks)
         fresh["design"] |= {key: kept[key] for key in ("looks_taken",) if key in kept}
+        fresh["design"]["shown"] = shown(cell)
         write_json(cell.dir / "cell.json", fresh)
+
+
+def shown(cell: Cell) -> list[int]:
+    """Give after how many blocks results of the cell were shown, from its file.
+
+    The analysis notes it in ``cell.json`` when it writes a finished cell's results there.
+    One that has rows and no note was written before there was one.
+    """
+    if not (cell.dir / "cell.json").exists():
+        return []
+    kept = read_cell(cell.dir)
+    unnoted = [kept["design"]["blocks"]] if kept["rows"] else []
+    return [int(blocks) for blocks in kept["design"].get("shown", unnoted)]
+
+
+def grown(cell: Cell) -> str | None:
+    """Say that the cell asks for blocks beyond those whose results were shown, or None."""
+    looks = [look.blocks for look in cell.design.looks]
+    before = [n for n in shown(cell) if n < cell.design.blocks and n not in looks]
+    if not before:
+        return None
+    return (
+        f"results were shown after {before[0]} blocks, and now {cell.design.blocks} are asked "
+        "for: what follows is exploratory and claims nothing; a new study with design.looks at "
+        f"{before[0]} and {cell.design.blocks} blocks could"
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,26 +46,37 @@ def _cells(root: Path) -> Iterator[Path]:
         yield from root.glob(pattern)
 
 
-def noise(data: Mapping[str, Any]) -> float | None:
-    """Give the median noise between runs (standard deviation, log scale) of a cell.
+@dataclass(frozen=True)
+class Noise:
+    """What a cell's primary rows say about noise, medians over rows and arms.
 
-    From the smallest detectable effects of its primary rows; None where none is known.
+    ``sd``: between runs, log scale. ``share``: the part of one arm's alpha that a row alone
+    has where the rows share it; None where no alpha could be reached.
     """
-    from labkit.analysis.effect import log_ratio
-    from labkit.analysis.power import detectable_pct
 
-    design = data["design"]
-    unit = detectable_pct(0.01, design["blocks"], design["runs_per_block"], design["alpha"])
-    seen = [
-        comparison["mde_pct"]
+    sd: float
+    share: float | None
+
+
+def noise(data: Mapping[str, Any]) -> Noise | None:
+    """Read a cell's noise from its ``cell.json``; None where none is known."""
+    found = [
+        comparison
         for row in data.get("rows", [])
         if row["primary"] and not row["skipped"]
         for comparison in row["comparisons"]
-        if comparison["mde_pct"] is not None and math.isfinite(comparison["mde_pct"])
+        if comparison.get("sd") is not None
     ]
-    if not seen or unit is None:
+    if not found:
         return None
-    return 0.01 * log_ratio(median(seen)) / log_ratio(unit)
+    roles = {arm["name"]: arm["role"] for arm in data["arms"]}
+    arms = sum(role == "arm" for role in roles.values())
+    shares = [
+        arms * c["alpha_row"] / (1.0 - c["level"])
+        for c in found
+        if c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
+    ]
+    return Noise(median(c["sd"] for c in found), median(shares) if shares else None)
 
 
 def start_up(cell_dir: Path) -> float | None:

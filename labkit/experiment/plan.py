@@ -93,17 +93,20 @@ def _clock(seconds: float) -> str:
 
 
 def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
-    """Say the smallest effect this design sees, from earlier records or the doctor's noise."""
-    from labkit.analysis.power import blocks_needed, detectable_pct
+    """Say the smallest effect that gets a verdict, from earlier records or the doctor's noise.
+
+    With looks: at the best of them. A study that takes them all sees it at least as often.
+    """
+    from labkit.analysis.power import blocks_needed, seen_pct
     from labkit.analysis.verdict import fewest_blocks
 
     design = cell.design
     few = design.blocks < fewest_blocks(design.runs_per_block)
-    found: tuple[float, Path | str] | None = next(
+    found = next(
         (
-            (sd, path)
+            (noise, path)
             for path, data in earlier.studies(composed, out)
-            if (sd := earlier.noise(data))
+            if (noise := earlier.noise(data))
         ),
         None,
     )
@@ -115,13 +118,20 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
                 "(python -m labkit.doctor measures this machine's noise)"
             )
             return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
-        found = (measured, "the doctor within one process; runs vary more")
-    sd, source = found
-    sees = detectable_pct(sd, design.blocks, design.runs_per_block, design.alpha)
-    need = blocks_needed(sd, design.runs_per_block, design.alpha, 1.0)
-    least = "too few blocks for a verdict" if few or sees is None else f"sees {sees:.1f} % at best"
+        inside = "the doctor within one process; runs vary more"
+        sd, share, source = measured, None, inside
+    else:
+        sd, share, source = found[0].sd, found[0].share, str(found[1])
+    arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
+    # Without earlier rows: as if they had nothing in common (C. E. Bonferroni).
+    each = (share or 1.0 / max(1, len(composed.experiment.workload.cases))) / arms
+    stops = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
+    sights = [seen_pct(sd, blocks, design.runs_per_block, alpha * each) for blocks, alpha in stops]
+    need = blocks_needed(sd, design.runs_per_block, stops[-1][1] * each, 1.0)
+    best = min((sight for sight in sights if sight is not None), default=None)
+    least = "too few blocks for a verdict" if few or best is None else f"sees {best:.1f} % at best"
     more = "over 1000 blocks" if need is None else f"{need} blocks"
-    return f"{least}; {more} would see 1 % (noise of {source})"
+    return f"{least}; {more} would see 1 % (adjusted for all rows and arms; noise of {source})"
 
 
 def _start_up(composed: ComposedCell, out: Path) -> str:

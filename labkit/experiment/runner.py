@@ -15,7 +15,7 @@ from itertools import groupby
 
 from labkit.config import Isolation
 from labkit.experiment import kept, looks
-from labkit.experiment.cell import Cell, Paths, refuse_changes, write_facts
+from labkit.experiment.cell import Cell, Paths, grown, refuse_changes, write_facts
 from labkit.experiment.design import Run
 from labkit.experiment.errors import Interrupted, StudyError
 from labkit.experiment.launcher import (
@@ -88,6 +88,9 @@ def run_cell(
         timing_lock(str(cell.dir), on_wait=progress.note, check=signals.check),
     ):
         refuse_changes(cell)
+        more = grown(cell)
+        if more is not None:
+            progress.note(more)
         write_facts(cell, cell.stops[0])
         paths = Paths(cell.dir)
         todo, records = _tidy(cell, paths, progress, redo_failed)

@@ -32,10 +32,15 @@ COMPARISON = {
     "effect_pct",
     "ci_low_pct",
     "ci_high_pct",
+    "level",
+    "ci_raw_low_pct",
+    "ci_raw_high_pct",
     "p",
     "p_adjusted",
     "p_floor",
     "mde_pct",
+    "alpha_row",
+    "sd",
     "wins",
     "blocks",
     "verdict",
@@ -91,7 +96,7 @@ def test_a_planted_effect_is_named_with_its_interval(make_cell):
     assert (c["wins"], c["blocks"]) == (4, 4)
     assert found(cell, "control")["verdict"] in ("equivalent", "trivial")
     line = sentences(cell, "bitwise")[0]
-    assert "seq_map is 4.8 % faster (95 % CI 4.3 to 5.5, " in line
+    assert "seq_map is 4.8 % faster (95 % CI 4.2 to 5.6, " in line
     assert line.endswith("exact p = 0.0015, 4 blocks); outputs bit-identical")
 
 
@@ -123,7 +128,7 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.04, margin_pct=2.0))
     c = found(cell)
     assert c["verdict"] == "inconclusive"
-    assert f"this design sees {c['mde_pct']:.1f} % at best; about" in c["reason"]
+    assert f"this design sees {c['mde_pct']:.1f} % at best; a new study of about" in c["reason"]
     assert "can't tell: this design sees" in sentences(cell, "bitwise")[0]
 
 

@@ -11,7 +11,6 @@ from scipy import stats
 
 from labkit.analysis.effect import breakpoints, log_ratio
 from labkit.analysis.equivalence import equivalence
-from labkit.analysis.multiplicity import max_t, standardised
 from labkit.analysis.permutation import permutation_test, pooled, relabellings
 from labkit.analysis.power import detectable_pct
 from labkit.analysis.probe import adjust
@@ -125,23 +124,8 @@ def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
             found += equivalence(points, 2.0, 0.05).p <= 0.05
         return found / studies
 
-    assert claims(log_ratio(2.0)) <= 0.06 and claims(log_ratio(-2.0)) <= 0.06
+    assert claims(log_ratio(2.0)) <= 0.04 and claims(log_ratio(-2.0)) <= 0.04
     assert claims(0.0) >= 0.9
-
-
-def test_max_t_holds_the_family_and_is_no_worse_than_bonferroni():
-    rng = np.random.default_rng(7)
-    labels, rows, wrong, bonferroni, shared = relabellings(4, 2), 10, 0, 0, 0
-    for _ in range(500):
-        # Rows share the runs, hence most of their noise.
-        units = rng.normal(0, 1, (16, 1)) + rng.normal(0, 0.5, (16, rows))
-        t = labels.mean_differences(units)
-        adjusted = max_t(standardised(t, units, 4))
-        plain = np.mean(np.abs(t) >= np.abs(t[0]) - 1e-12, axis=0)
-        wrong += min(adjusted) <= 0.05
-        bonferroni += rows * plain.min() <= 0.05
-        shared += min(adjusted) <= rows * plain.min()
-    assert wrong / 500 <= 0.065 and wrong >= bonferroni and shared >= 490
 
 
 def test_probe_adjustment_stays_valid_and_gains_power():
