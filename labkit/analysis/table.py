@@ -48,6 +48,13 @@ class Line:
     arm: str | None
     verdict: str | None
 
+    @property
+    def brief(self) -> str:
+        """The verdict as it stands beside the row's name where there is no room for columns."""
+        if self.verdict is None:
+            return "skipped" if any(c.startswith("skipped") for c in self.cells) else ""
+        return verdict_text(self.verdict)
+
 
 @dataclass(frozen=True)
 class Table:
