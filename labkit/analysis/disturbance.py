@@ -1,14 +1,19 @@
-"""Which runs the machine disturbed: arm-blind rules, fixed here, before any data.
+"""Which runs the machine disturbed: rules fixed here, before any data.
 
 They look at the probe, the observer's samples and the fingerprints, never at the metric
-or the arm. A block with a disturbed run may be left out, always whole
-(``labkit.analysis.sensitivity``); the verdict's own numbers keep all blocks.
+or at which arm ran. No arm can change the probe before it, and none the time that the
+hypervisor or other processes took. But waiting for memory, the clock and heat are read
+while the arm runs, and an arm may cause them: a block left out for these (``during``) may
+be left out because of an arm, which is said beside the numbers. A block with a disturbed
+run may be left out, always whole (``labkit.analysis.sensitivity``); the verdict's own
+numbers keep all blocks.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.experiment.record import Record
@@ -23,42 +28,56 @@ RULES = (
     "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
     "time, other processes used over half a core, processes waited for memory over 5 % of the "
     "time or macOS reported pressure, its clock was below 0.9 times the study's median, or heat "
-    "slowed the CPU, each where the system tells"
+    "slowed the CPU, each where the system tells; memory, clock and heat are read while the arm "
+    "runs, which may cause them"
 )
 
 
-def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[str]]:
+@dataclass(frozen=True)
+class Reason:
+    """What was wrong with a run; ``during``: read while its arm ran, which may cause it."""
+
+    text: str
+    during: bool = False
+
+    def __str__(self) -> str:
+        """Give the text."""
+        return self.text
+
+
+def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Reason]]:
     """Give the disturbed blocks, each with what was wrong with which run."""
     records = list(records)
     probe = _median(probe_us(r) for r in records)
     clock = _median(clock_mhz(r) for r in records)
-    found: dict[int, list[str]] = {}
+    found: dict[int, list[Reason]] = {}
     for record in records:
         for reason in _reasons(record, probe, clock):
-            found.setdefault(record.block, []).append(f"{record.run}: {reason}")
+            named = replace(reason, text=f"{record.run}: {reason}")
+            found.setdefault(record.block, []).append(named)
     return found
 
 
-def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[str]:
+def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[Reason]:
     own = probe_us(record)
     if own is not None and probe is not None and own > SLOW_PROBE * probe:
-        yield f"probe {100 * (own / probe - 1):.0f} % slow"
+        yield Reason(f"probe {100 * (own / probe - 1):.0f} % slow")
     steal = steal_share(record)
     if steal is not None and steal > STOLEN:
-        yield f"{100 * steal:.0f} % stolen"
+        yield Reason(f"{100 * steal:.0f} % stolen")
     foreign = samples(record, "foreign_cores")
     if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
-        yield f"{statistics.fmean(foreign):.1f} cores used by others"
+        yield Reason(f"{statistics.fmean(foreign):.1f} cores used by others")
     waited = memory_wait_share(record)
     if waited is not None and waited > WAITED_FOR_MEMORY:
-        yield f"memory waited for {100 * waited:.0f} % of the time"
+        yield Reason(f"memory waited for {100 * waited:.0f} % of the time", during=True)
     if max(samples(record, "memory_pressure_level"), default=0) > 1:
-        yield "memory pressure"
+        yield Reason("memory pressure", during=True)
     mhz = clock_mhz(record)
     if mhz is not None and clock is not None and mhz < SLOW_CLOCK * clock:
-        yield f"clock at {mhz:,.0f} MHz"
+        yield Reason(f"clock at {mhz:,.0f} MHz", during=True)
     if throttled(record):
-        yield "throttled"
+        yield Reason("throttled", during=True)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

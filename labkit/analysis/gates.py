@@ -44,7 +44,11 @@ class Gate:
 
 
 def healthy(records: Sequence[Record]) -> Gate:
-    """Fail on a failed run, swap growth within a run, or a changed host."""
+    """Fail on a failed run, swap growth within a run, or a changed host.
+
+    An arm can cause the first two. They leave nothing out and choose no runs: they forbid
+    every verdict of the cell, so no arm gains by them.
+    """
     gate = Gate("pass")
     if not records:
         gate.fail("no run has left a record", None, "no runs")

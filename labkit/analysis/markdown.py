@@ -201,7 +201,7 @@ def noise_lines(analysis: CellAnalysis) -> list[str]:
         )
     for block, reasons in sorted(disturbed_blocks(analysis.data.records).items()):
         more = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
-        lines.append(f"Block {block} was disturbed ({'; '.join(reasons[:2])}{more}).")
+        lines.append(f"Block {block} was disturbed ({'; '.join(map(str, reasons[:2]))}{more}).")
     if len(lines) > 1:
         lines.append(f"A block is disturbed if in one of its runs {RULES}.")
     return lines

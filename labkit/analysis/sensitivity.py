@@ -1,12 +1,14 @@
 """The same question asked twice more: is the answer the machine's?
 
-Both analyses are arm-blind and their rules are fixed here, before any data:
+The rules of both are fixed here, before any data:
 
-- probe-adjusted: where the probe correlates with what blocks and arms leave over of the
-  metric (0.5 or more), its part is taken out;
-- undisturbed: blocks are left out whole by the rules of ``labkit.analysis.disturbance``.
+- probe-adjusted: where the probe correlates with what blocks leave over of the metric (0.5
+  or more; which run is which arm's does not enter), its part is taken out;
+- undisturbed: blocks are left out whole by the rules of ``labkit.analysis.disturbance``,
+  some of which read the machine while the arm ran (said there, and beside the numbers).
 
-They are shown beside the verdict's own numbers and never replace them.
+They are shown beside the verdict's own numbers and never replace them: their intervals and
+p-values are of one row alone, not adjusted.
 """
 
 from __future__ import annotations
@@ -17,14 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.analysis.cell import CellAnalysis, CellData
-from labkit.analysis.disturbance import disturbed_blocks
+from labkit.analysis.comparison import in_percent
+from labkit.analysis.disturbance import Reason, disturbed_blocks
 from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
 from labkit.analysis.permutation import Floats, Relabellings, pooled, relabellings, two_sided
-from labkit.analysis.probe import adjust, noise_correlation
+from labkit.analysis.probe import noise_correlation, probe_adjusted
 from labkit.analysis.values import Row, complete_blocks, log_values
 
 CORRELATES = 0.5
-FEWEST_LEFT = 4  # degrees of freedom left by blocks and arms; fewer correlate by chance
+FEWEST_LEFT = 4  # degrees of freedom left by blocks; fewer correlate by chance
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,19 @@ class _Question:
 def second_analyses(analysis: CellAnalysis) -> list[Second]:
     """Give every second analysis of the primary rows that has grounds to be made."""
     data = analysis.data
-    disturbed = frozenset(disturbed_blocks(data.records))
+    disturbed = disturbed_blocks(data.records)
     questions: list[_Question] = []
+    found: list[Second] = []
     for index, row in enumerate(analysis.rows):
         if not row.primary or row.skipped is not None or not row.positive:
             continue
         correlation = _correlation(row, data)
         for arm in analysis.comparisons[index]:
-            questions += _adjusted(index, row, arm, data, correlation)
+            found += _adjusted(index, row, arm, data, correlation)
             questions += _undisturbed(index, row, arm, data, disturbed)
-    return _answers(questions, data.levels.alpha)
+    found += _answers(questions, data.levels.alpha)
+    places = {arm.name: i for i, arm in enumerate(data.arms)}
+    return sorted(found, key=lambda second: (second.row, places[second.arm]))
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
@@ -80,26 +86,31 @@ def _correlation(row: Row, data: CellData) -> float | None:
     if not blocks or any(key not in data.probe for key in _places(row, names, blocks)):
         return None
     tables = _tables(row, names, blocks, data.probe)
-    if tables[0].size - len(blocks) - len(names) + 1 < FEWEST_LEFT:
+    if tables[0].size - len(blocks) < FEWEST_LEFT:
         return None
     return noise_correlation(*tables)
 
 
 def _adjusted(
     index: int, row: Row, arm: str, data: CellData, correlation: float | None
-) -> Iterator[_Question]:
+) -> Iterator[Second]:
     if correlation is None or abs(correlation) < CORRELATES:
         return
     probe, pair = data.probe, (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.levels.runs)
-    if any(key not in probe for key in _places(row, pair, blocks)):
+    if not blocks or any(key not in probe for key in _places(row, pair, blocks)):
         return
-    values, probes = (np.concatenate(list(t), axis=1) for t in _tables(row, pair, blocks, probe))
-    found = adjust(values, probes)
+    found = probe_adjusted(*_tables(row, pair, blocks, probe), data.levels.alpha)
     if found is not None:
-        how = f"probe-adjusted (correlation {correlation:.2f})"
-        runs = data.levels.runs
-        yield _Question(index, arm, how, found.values[:, :runs], found.values[:, runs:])
+        yield Second(
+            row=index,
+            arm=arm,
+            how=f"probe-adjusted (correlation {correlation:.2f})",
+            effect_pct=percent(found.effect),
+            ci_pct=in_percent(found.interval),
+            p=found.p,
+            blocks=len(blocks),
+        )
 
 
 def _places(row: Row, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
@@ -116,15 +127,18 @@ def _tables(
 
 
 def _undisturbed(
-    index: int, row: Row, arm: str, data: CellData, disturbed: frozenset[int]
+    index: int, row: Row, arm: str, data: CellData, disturbed: Mapping[int, Sequence[Reason]]
 ) -> Iterator[_Question]:
     blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
     kept = [b for b in blocks if b not in disturbed]
     if len(kept) == len(blocks) or not kept:
         return
-    out = ", ".join(str(b) for b in blocks if b in disturbed)
+    left_out = [b for b in blocks if b in disturbed]
+    how = f"without disturbed blocks ({', '.join(map(str, left_out))})"
+    if any(reason.during for b in left_out for reason in disturbed[b]):
+        how += "; an arm may cause what disturbed them"
     base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
-    yield _Question(index, arm, f"without disturbed blocks ({out})", base, other)
+    yield _Question(index, arm, how, base, other)
 
 
 def _answers(questions: Sequence[_Question], alpha: float) -> list[Second]:
@@ -149,7 +163,7 @@ def _answer(question: _Question, statistics: Floats, labels: Relabellings, alpha
         arm=question.arm,
         how=question.how,
         effect_pct=percent(hodges_lehmann(question.base, question.other)),
-        ci_pct=None if limits is None else (percent(limits[0]), percent(limits[1])),
+        ci_pct=in_percent(limits),
         p=two_sided(statistics),
         blocks=len(question.base),
     )

@@ -57,6 +57,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     asked, done = int(data.design["blocks"]), len(data.blocks_done)
     if done < asked:
         yield f"unfinished: {done} of {asked} blocks; the same command continues"
+    elif data.withheld is not None:
+        yield data.withheld
     fewest = fewest_blocks(data.levels.runs)
     if asked < fewest:
         runs = f"{count(asked, 'block')} of {data.levels.runs}"

@@ -32,6 +32,8 @@ class Look:
 class Design:
     """How many blocks of runs, and what is declared before them.
 
+    ``blocks`` may grow in a folder; once results were shown, only from look to look, or the
+    study is exploratory and claims nothing (docs/statistics.md).
     ``margin_pct``: differences below it (percent) are called trivial or equivalent.
     ``timeout_s``: a run that takes longer (seconds) is killed.
     ``looks``: where the study may stop because all is decided; the parts of ``alpha``

@@ -72,7 +72,10 @@ def token_outputs(requests: dict[str, list[int]], margin: float = 0.5) -> dict[s
 
 @dataclass
 class CellMaker:
-    """Says what a cell is, then writes it: ``values[arm]`` is the factor on the metric."""
+    """Says what a cell is, then writes it: ``values[arm]`` is the factor on the metric.
+
+    A run's cases have ``noise`` (log scale) in common, and half as much of their own.
+    """
 
     dir: Path
     blocks: int = 4
@@ -169,6 +172,7 @@ class CellMaker:
         maker = self.request_case if self.requests else self.kernel_case
         names = ("all",) if self.requests else self.cases
         resolver = "binary_search" if arm.name == "control" else arm.name
+        self.own = np.random.default_rng([self.seed, block, position])
         return Record(
             arm=arm.name,
             role=arm.role,
@@ -185,12 +189,15 @@ class CellMaker:
             notes={"timeline": TIMELINE} if self.requests else {"limits": LIMITS},
         )
 
+    def own_noise(self) -> float:
+        return float(np.exp(self.own.normal(0, self.noise / 2)))
+
     def kernel_case(
         self, name: str, index: int, factor: float, noise: Any, resolver: str = ""
     ) -> CaseRecord:
         if name in self.skipped:
             return CaseRecord(name, self.skipped[name])
-        middle = 322.6 * (index * 22 + 1) * factor * self.unit_scale
+        middle = 322.6 * (index * 22 + 1) * factor * self.unit_scale * self.own_noise()
         repeats = tuple(middle * (1 + 0.001 * i) for i in range(self.repeats))
         return CaseRecord(
             name,
@@ -213,11 +220,11 @@ class CellMaker:
     def request_case(
         self, name: str, index: int, factor: float, noise: Any, resolver: str = ""
     ) -> CaseRecord:
-        rate = 500.0 * factor * self.unit_scale
+        rate = 500.0 * factor * self.unit_scale * self.own_noise()
         metrics = (
             Metric("total_tok_s", "tok/s", "higher", True, (rate,)),
-            Metric("output_tok_s", "tok/s", "higher", False, (rate / 3,)),
-            Metric("ttft_p50_ms", "ms", "lower", False, (40.0 / factor,)),
+            Metric("output_tok_s", "tok/s", "higher", False, (rate / 3 * self.own_noise(),)),
+            Metric("ttft_p50_ms", "ms", "lower", False, (40.0 / factor * self.own_noise(),)),
             Metric("peak_kv_bytes", "bytes", "lower", False, (2.0**24,)),
         )
         requests = {f"r{i:03d}": [i, i + 1, i + 2, 7] for i in range(8)}

@@ -8,6 +8,7 @@ import pytest
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
 from labkit.analysis.cell import analyse
+from labkit.analysis.power import blocks_needed, seen_pct
 from labkit.analysis.sentences import sentences
 from labkit.analysis.weakness import weaknesses
 from labkit.experiment.record import RecordError
@@ -129,6 +130,11 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
     c = found(cell)
     assert c["verdict"] == "inconclusive"
     assert f"this design sees {c['mde_pct']:.1f} % at best; a new study of about" in c["reason"]
+    # Both at the level that is left to the row.
+    assert c["mde_pct"] == pytest.approx(seen_pct(c["sd"], 4, 2, c["alpha_row"]))
+    target = max(1.0, abs(round(c["effect_pct"], 1)))
+    need = blocks_needed(c["sd"], 2, c["alpha_row"], target)
+    assert f"about {need} blocks would see {target:g} %" in c["reason"]
     assert "can't tell: this design sees" in sentences(cell, "bitwise")[0]
 
 

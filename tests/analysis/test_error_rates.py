@@ -13,7 +13,7 @@ from labkit.analysis.effect import breakpoints, log_ratio
 from labkit.analysis.equivalence import equivalence
 from labkit.analysis.permutation import permutation_test, pooled, relabellings
 from labkit.analysis.power import detectable_pct
-from labkit.analysis.probe import adjust
+from labkit.analysis.probe import probe_adjusted
 from labkit.analysis.sequential import alpha_now, parse_looks
 from labkit.analysis.two_sample import change, study_effect
 
@@ -128,20 +128,37 @@ def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
     assert claims(0.0) >= 0.9
 
 
+def probe_study(rng, effect, sd=0.005, blocks=4, runs=2):
+    """Simulate log values that follow the probe, both float64 [2, blocks, runs]."""
+    mode = 0.05 * (rng.random((2, blocks, runs)) < 0.25)
+    values = mode + rng.normal(0, sd, mode.shape)
+    return values + np.array([0, effect])[:, None, None], mode + rng.normal(0, sd, mode.shape)
+
+
 def test_probe_adjustment_stays_valid_and_gains_power():
     def rates(effect):
         rng, plain, taken = np.random.default_rng(8), 0, 0
         for _ in range(400):
-            mode = 0.05 * (rng.random((4, 4)) < 0.25)
-            values = mode + rng.normal(0, 0.005, (4, 4)) + effect * (np.arange(4) >= 2)
-            probed = adjust(values, mode + rng.normal(0, 0.005, (4, 4))).values
-            plain += permutation_test(values[:, :2], values[:, 2:]) <= 0.05
-            taken += permutation_test(probed[:, :2], probed[:, 2:]) <= 0.05
+            values, probe = probe_study(rng, effect)
+            plain += permutation_test(*values) <= 0.05
+            taken += probe_adjusted(values, probe, 0.05).p <= 0.05
         return plain / 400, taken / 400
 
     assert rates(0.0)[1] <= 0.07
     plain, taken = rates(0.02)
     assert taken > plain + 0.2
+
+
+@pytest.mark.parametrize("sd", [0.002, 0.01])
+def test_probe_adjusted_effects_are_unbiased_and_covered(sd):
+    """Fitted once, at no effect, they were 9 % too small and covered in 91.5 % of studies."""
+    rng, found = np.random.default_rng(11), []
+    for _ in range(1500):
+        found.append(probe_adjusted(*probe_study(rng, 0.03, sd), 0.05))
+    assert np.mean([one.effect for one in found]) == pytest.approx(0.03, rel=0.02)
+    inside = [one.interval is None or one.interval[0] <= 0.03 <= one.interval[1] for one in found]
+    assert np.mean(inside) >= 0.94
+    assert np.mean([one.interval is None for one in found]) < 0.01
 
 
 def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():

@@ -157,6 +157,15 @@ def test_a_row_that_lacks_a_block_is_tested_on_its_own_blocks():
     assert family[0].p(0.0) > p and len(family[0].lows) == 1296
 
 
+def test_rows_on_fewer_blocks_share_each_relabelling_with_the_others():
+    labels = relabellings(3, 2)
+    units = np.random.default_rng(1).normal(size=12)
+    kept = np.concatenate([units[:4], units[8:]])
+    alone = labels.only([0, 2]).mean_differences(kept)
+    zeroed = labels.mean_differences(np.where((np.arange(12) // 4) == 1, 0.0, units))
+    assert alone == pytest.approx(zeroed * 3 / 2)
+
+
 def test_rows_without_noise():
     base = np.zeros((4, 2, 2))
     arm = base + np.array([0.5, 0.0])

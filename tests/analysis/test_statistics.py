@@ -26,8 +26,8 @@ from labkit.analysis.permutation import (
     smallest_p,
 )
 from labkit.analysis.power import blocks_needed, detectable_pct, run_sd, seen_pct
-from labkit.analysis.probe import adjust, noise_correlation
-from labkit.analysis.sequential import alpha_now, parse_looks
+from labkit.analysis.probe import noise_correlation, probe_adjusted
+from labkit.analysis.sequential import alpha_now, parse_looks, withheld
 
 rng = np.random.default_rng
 
@@ -236,27 +236,61 @@ def test_holm():
     assert holm([]) == []
 
 
-def test_probe_adjustment_is_exact_and_sign_invariant():
-    noise = rng(1).normal(0, 0.02, (10, 1)), rng(2).normal(0, 0.02, (10, 1))
-    probe = np.concatenate(noise, axis=1)
-    values = probe * 0.8 + rng(3).normal(0, 0.001, (10, 2)) + [[0.0, 0.01]]
-    found = adjust(values, probe)
-    d, p = values[:, 1] - values[:, 0], probe[:, 1] - probe[:, 0]
-    assert found.theta == pytest.approx((d * p).sum() / (p * p).sum())
-    swapped = adjust(values[:, ::-1], probe[:, ::-1])
-    assert swapped.theta == pytest.approx(found.theta)
-    before = permutation_test(values[:, :1], values[:, 1:])
-    after = permutation_test(found.values[:, :1], found.values[:, 1:])
-    assert after < 0.01 < before
-    assert adjust(values, np.ones_like(probe)) is None
+def probed(seed, blocks=10, runs=1, effect=0.01):
+    """Values that follow the probe, both float64 [2, blocks, runs]."""
+    probe = rng(seed).normal(0, 0.02, (2, blocks, runs))
+    values = 0.8 * probe + rng(seed + 1).normal(0, 0.001, probe.shape)
+    return values + np.array([0.0, effect])[:, None, None], probe
 
 
-def test_noise_correlation_does_not_see_effects_of_arms_or_blocks():
+def rest(values, probe):
+    """What a regression through block means leaves of the values, fitted here and now."""
+    dv, dp = (x - x.mean(axis=(0, 2), keepdims=True) for x in (values, probe))
+    return values - (dv * dp).sum() / (dp * dp).sum() * dp
+
+
+def test_the_probe_s_part_is_taken_out_and_no_label_enters():
+    values, probe = probed(1)
+    found = probe_adjusted(values, probe, 0.05)
+    assert found.effect == pytest.approx(0.01, abs=0.001)
+    assert permutation_test(*values) > 0.05 > 0.01 > found.p
+    assert found.p == pytest.approx(permutation_test(*rest(values, probe)))
+    swapped = probe_adjusted(values[::-1], probe[::-1], 0.05)
+    assert swapped.effect == pytest.approx(-found.effect) and swapped.p == pytest.approx(found.p)
+    assert swapped.interval == pytest.approx((-found.interval[1], -found.interval[0]))
+    assert probe_adjusted(values, np.ones_like(probe), 0.05) is None
+
+
+@pytest.mark.parametrize(("blocks", "runs"), [(8, 1), (3, 2)])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_probe_is_fitted_anew_at_every_shift(blocks, runs, seed):
+    values, probe = probed(seed, blocks, runs)
+    low, high = probe_adjusted(values, probe, 0.05).interval
+    width = high - low
+    for shift, inside in (
+        (low + 1e-6 * width, True),
+        (high - 1e-6 * width, True),
+        (low - 1e-6 * width, False),
+        (high + 1e-6 * width, False),
+    ):
+        moved = values - np.array([0.0, shift])[:, None, None]
+        assert (permutation_test(*rest(moved, probe)) > 0.05) is inside
+
+
+def test_noise_correlation_looks_at_no_arm_and_sees_no_block():
     noise, block = rng(1).normal(0, 0.02, (3, 6, 2)), np.arange(6)[None, :, None]
-    arm = np.arange(3)[:, None, None]
-    assert noise_correlation(noise + 5 * arm + block, noise + block) == pytest.approx(1.0)
+    assert noise_correlation(noise + 9 * block, noise + block) == pytest.approx(1.0)
     other = rng(2).normal(0, 0.02, (3, 6, 2))
-    assert abs(noise_correlation(other + 5 * arm + 9 * block, noise + arm + block)) < 0.4
+    assert abs(noise_correlation(other + 9 * block, noise + block)) < 0.4
+    # Any exchange of arms within a block, of value and probe alike, changes nothing.
+    mixed = noise + 0.3 * other
+    shuffled = [x.copy() for x in (mixed, noise)]
+    for x in shuffled:
+        x[:, 2] = x[::-1, 2, ::-1]
+    assert noise_correlation(*shuffled) == pytest.approx(noise_correlation(mixed, noise))
+    # An effect of an arm can only hide one.
+    arm = 0.05 * np.arange(3)[:, None, None]
+    assert abs(noise_correlation(mixed + arm, noise)) < abs(noise_correlation(mixed, noise))
     assert noise_correlation(noise, np.ones_like(noise)) == 0.0
 
 
@@ -283,7 +317,20 @@ def test_looks_spend_alpha():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
     assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]
     assert alpha_now((), 3, 0.05) == 0.05
+    assert withheld(4, 4, looks, [4]) is None
+    assert withheld(6, 8, looks, []) == "no look was declared after 6 blocks"
     with pytest.raises(ValueError, match="spend more"):
         parse_looks([{"blocks": 4, "alpha": 0.04}, {"blocks": 8, "alpha": 0.03}], 0.05)
     with pytest.raises(ValueError, match="grow"):
         parse_looks([{"blocks": 8, "alpha": 0.01}, {"blocks": 4, "alpha": 0.01}], 0.05)
+
+
+def test_blocks_that_were_added_after_results_were_shown_claim_nothing():
+    assert withheld(4, 4, (), [4]) is None
+    reason = "exploratory: blocks were added after results were shown (4 -> 6)"
+    assert withheld(6, 6, (), [4, 6]) == reason
+    assert withheld(7, 7, (), [4, 6, 7]).endswith("(4 -> 6 -> 7)")
+    assert "3 of 4 blocks are done" in withheld(3, 4, (), [])
+    looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
+    assert withheld(8, 8, looks, [4, 8]) is None  # they were declared
+    assert withheld(8, 8, looks, [6, 8]).startswith("exploratory")

@@ -215,8 +215,21 @@ def test_what_the_observer_saw_disturbs_a_block_by_name(make_cell, samples, reas
         return replace(record, notes={**record.notes, "observer": {"samples": seen}})
 
     found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
-    (line,) = found.pop(2)
-    assert not found and line.startswith("b02-p01-") and line.endswith(reason)
+    (disturbed,) = found.pop(2)
+    assert not found and str(disturbed).startswith("b02-p01-") and str(disturbed).endswith(reason)
+    # What other processes took, no arm can cause; the rest was read while one ran.
+    assert disturbed.during is ("foreign_cores" not in samples)
+
+
+def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):
+    def apply(record):
+        seen = {"mhz": [1500.0 if record.block == 2 else 2000.0]}
+        return replace(record, notes={**record.notes, "observer": {"samples": seen}})
+
+    hot = second_analyses(analyse(make_cell("a/hot", change=apply)))
+    slow = second_analyses(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
+    assert hot and all("an arm may cause what disturbed them" in s.how for s in hot)
+    assert slow and not any("may cause" in s.how for s in slow)
 
 
 def test_waiting_for_memory_disturbs_a_block_by_name(make_cell):
@@ -225,7 +238,7 @@ def test_waiting_for_memory_disturbs_a_block_by_name(make_cell):
 
     found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
     (line,) = found.pop(2)
-    assert not found and line.endswith("memory waited for 9 % of the time")
+    assert not found and str(line).endswith("memory waited for 9 % of the time")
 
 
 def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
@@ -246,8 +259,8 @@ def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(8, 1, True), (2, 2, True), (1, 1, False)])
 def test_a_correlation_is_said_where_enough_is_left_over(make_cell, blocks, runs, known):
-    """Blocks and arms take blocks + arms - 1 degrees of freedom."""
-    path = make_cell(change=with_probe(), blocks=blocks, runs=runs)
+    """Each block takes a degree of freedom."""
+    path = make_cell(change=with_probe(), blocks=blocks, runs=runs, effects={"seq_map": 1.0})
     found = probe_correlations(analyse(path))
     assert bool(found) is known
     assert all(value > 0.5 for _, value in found)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Look
 from labkit.experiment.cell import by_process
-from labkit.experiment.record import CaseRecord, Metric, Record, read_cell, read_runs
+from labkit.experiment.progress import Silent
+from labkit.experiment.record import (
+    CaseRecord,
+    Metric,
+    Record,
+    read_cell,
+    read_runs,
+    write_json,
+)
 from labkit.experiment.runner import run_cell, unfinished
 
 LOOKS = [Look(8, 0.02), Look(10, 0.01), Look(12, 0.02)]
@@ -94,6 +103,31 @@ def test_without_looks_a_clear_effect_ends_nothing_early(make):
     assert "looks_taken" not in design_of(cell)
 
 
+class TwoRows(Planted):
+    """The same with a second case in which the arm differs by nothing that can be told."""
+
+    def launch(self, run, cell, paths) -> Record:
+        record = super().launch(run, cell, paths)
+        log = random.Random(f"two/{run.name}").gauss(0, 0.1)
+        metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
+        (one,) = record.cases
+        return replace(record, cases=(one, replace(one, case="two", metrics=(metric,))))
+
+
+def test_one_decided_row_does_not_end_the_study(make):
+    """All must be: a study that any row ends leaves the others undecided on few blocks."""
+    cell = make(margin_pct=0.5)
+    assert run_cell(cell, TwoRows(0.2, 0.002)).ran == 12 * 3
+    assert not any(taken["decided"] for taken in design_of(cell)["looks_taken"])
+    words = [
+        c["verdict"]
+        for row in analysis.analyse_cell(cell.dir)["rows"]
+        for c in row["comparisons"]
+        if c["arm"] == "seq_map"
+    ]
+    assert words == ["slower", "inconclusive"]
+
+
 def test_failed_runs_decide_nothing(make):
     assert run_cell(make(), Planted(0.1, 0.002, "crashed")).ran == 12 * 3
 
@@ -153,3 +187,73 @@ def test_in_process_every_process_is_a_block():
     assert by_process(run) == run
     apart = config.Design(blocks=6)
     assert by_process(apart) == apart
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, what: str) -> None:
+        self.notes.append(what)
+
+
+def test_blocks_added_after_results_were_shown_are_exploratory(make):
+    """In the file, so that a report rebuilt later says the same."""
+    first = make(blocks=8, looks=[])
+    run_cell(first, Planted(0.2, 0.002))
+    assert first.dir and analysis.write_cell(first.dir)["design"]["shown"] == [8]
+    assert words(first) == {"slower"}
+    more, said = make(blocks=10, looks=[]), Said()
+    assert run_cell(more, Planted(0.2, 0.002), said).ran == 2 * 3
+    assert any("design.looks at 8 and 10 blocks" in note for note in said.notes)
+    for _ in range(2):
+        data = analysis.write_cell(more.dir)
+        assert data["design"]["shown"] == [8, 10] and words(more) == {"estimate_only"}
+        (found, _) = data["rows"][0]["comparisons"]
+        assert found["reason"].endswith("after results were shown (8 -> 10)")
+        assert found["p_adjusted"] is None and found["ci_low_pct"] is None
+        assert found["effect_pct"] == pytest.approx(22, abs=1)
+    assert said.notes and run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002)).ran == 0
+
+
+def test_a_study_from_before_it_was_noted_is_exploratory_too(make):
+    cell = make(blocks=8, looks=[])
+    run_cell(cell, Planted(0.2, 0.002))
+    data = analysis.write_cell(cell.dir)
+    del data["design"]["shown"]
+    write_json(cell.dir / "cell.json", data)
+    run_cell(make(blocks=10, looks=[]), Planted(0.2, 0.002))
+    assert words(cell) == {"estimate_only"}
+
+
+def test_an_interrupted_study_was_not_shown_and_goes_on(make):
+    class Dies(Planted):
+        def launch(self, run, cell, paths):
+            if run.block == 7:
+                raise KeyboardInterrupt
+            return super().launch(run, cell, paths)
+
+    cell = make(blocks=8, looks=[])
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, Dies(0.2, 0.002))
+    assert analysis.write_cell(cell.dir)["design"]["shown"] == []  # whoever rebuilds a report
+    assert words(cell) == {"estimate_only"}
+    run_cell(make(blocks=8, looks=[]), Planted(0.2, 0.002))
+    assert words(cell) == {"slower"}
+
+
+def test_a_study_may_grow_from_look_to_look(make):
+    run_cell(make(blocks=8), Planted(0.005, 0.01))
+    analysis.write_cell(make().dir)
+    said = Said()
+    run_cell(make(blocks=12), Planted(0.005, 0.01), said)
+    data = analysis.write_cell(make().dir)
+    assert data["design"]["shown"] == [8, 12]
+    assert words(make()) != {"estimate_only"}
+    assert not any("exploratory" in note for note in said.notes)
+
+
+def words(cell):
+    """What is said about the arm."""
+    rows = analysis.analyse_cell(cell.dir)["rows"]
+    return {c["verdict"] for row in rows for c in row["comparisons"] if c["arm"] == "seq_map"}

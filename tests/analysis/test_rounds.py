@@ -1,0 +1,162 @@
+"""Arms that take turns in one process are compared round by round, and only they."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit.analysis import analyse_cell
+from labkit.analysis.permutation import permutation_test
+from labkit.analysis.values import Row, Value, log_values, middle
+from labkit.experiment.record import RecordError
+
+STUDIES = 2_000
+
+
+def turns(values):
+    """A row of turns from log values, float64 [processes, arms, rounds]; the baseline first."""
+    arms = {
+        name: [
+            Value(p, 0, f"runs/{p}-{name}", float(np.median(x)), tuple(x))
+            for p, x in enumerate(np.exp(values[:, a]))
+        ]
+        for a, name in enumerate(("base", "arm", "control")[: values.shape[1]])
+    }
+    return Row("case", "us", "us", "lower", True, by_round="base", arms=arms)
+
+
+def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
+    rng = np.random.default_rng(1)
+    values = rng.normal(0, 1, (6, 3, 5))
+    row, blocks = turns(values), (0, 2, 5)
+    base = log_values(row, "base", blocks)
+    assert base[:, 0] == pytest.approx(np.median(values[[0, 2, 5], 0], axis=1))
+    for a, name in ((1, "arm"), (2, "control")):
+        ratios = np.median(values[[0, 2, 5], a] - values[[0, 2, 5], 0], axis=1)
+        assert (log_values(row, name, blocks) - base)[:, 0] == pytest.approx(ratios)
+    assert middle(np.array([0.1, 0.2, 9.0])) == pytest.approx(0.2)
+
+
+def in_process(path, isolation="in_process"):
+    file = path / "cell.json"
+    facts = json.loads(file.read_text())
+    facts["design"]["isolation"] = isolation
+    file.write_text(json.dumps(facts))
+    return path
+
+
+def rounds_of(change):
+    """Make an arm's repeats anew: ``change(record, repeats)``."""
+
+    def apply(record):
+        cases = tuple(
+            replace(c, metrics=tuple(replace(m, repeats=change(record, m.repeats))
+                                     for m in c.metrics))
+            for c in record.cases
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    return apply
+
+
+def test_what_each_arm_measured_does_not_change(make_cell):
+    path = make_cell(blocks=8, runs=1, repeats=9, noise=0.01)
+    apart = analyse_cell(path)["rows"][0]
+    together = analyse_cell(in_process(path))["rows"][0]
+    assert apart["arms"] == together["arms"]
+    assert (
+        apart["comparisons"] == analyse_cell(in_process(path, "process"))["rows"][0]["comparisons"]
+    )
+
+
+def test_the_median_is_over_the_rounds_ratios_not_of_each_arm(make_cell):
+    """The arm is 3 % slower but for one stall, which its median would show in full."""
+
+    def change(record, repeats):
+        stalled = 5.0 / 1.03 if record.arm == "seq_map" else 2.0
+        return tuple(x * y for x, y in zip(repeats, (1.0, stalled, 10.0), strict=True))
+
+    options = {"blocks": 8, "runs": 1, "noise": 0.0, "effects": {"seq_map": 1.03}}
+    path = make_cell(change=rounds_of(change), **options)
+    assert analyse_cell(path)["rows"][0]["comparisons"][0]["effect_pct"] == pytest.approx(150)
+    found = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
+    assert found["effect_pct"] == pytest.approx(3.0)
+
+
+def test_arms_without_the_baseline_s_rounds_are_refused_by_name(make_cell):
+    def short(record, repeats):
+        return repeats[:-1] if record.arm == "seq_map" and record.block == 3 else repeats
+
+    path = make_cell(change=rounds_of(short), blocks=6, runs=1)
+    analyse_cell(path)  # in processes of their own they may have as many as they like
+    message = r"runs/b03-p0\d-seq_map\.json: 'decode.*' has 2 repeats of dispatch_us where bin"
+    with pytest.raises(RecordError, match=message):
+        analyse_cell(in_process(path))
+
+
+def test_a_round_without_a_logarithm_is_inconclusive(make_cell):
+    def zero(record, repeats):
+        return (0.0, *repeats[1:]) if record.block == 1 else repeats
+
+    path = make_cell(change=rounds_of(zero), blocks=6, runs=1)
+    assert analyse_cell(path)["rows"][0]["comparisons"][0]["effect_pct"] is not None
+    found = analyse_cell(in_process(path))["rows"][0]["comparisons"][0]
+    assert (found["verdict"], found["effect_pct"]) == ("inconclusive", None)
+
+
+def stormy_processes(rng, kind, processes=8, rounds=12):
+    """A study of two arms that do not differ, float64 [processes, 2, rounds]: log times.
+
+    All have noise of the process, of the moment and of the turn; the arms take their turns
+    in a fresh random order every round.
+    """
+    size = (processes, rounds, 2)  # the last: first or second turn of the round
+    first = rng.integers(2, size=(processes, rounds))  # the arm whose turn is first
+    left = rng.normal(0, 0.05, (processes, 1, 1)) + rng.normal(0, 0.02, (processes, rounds, 1))
+    left = left + rng.normal(0, 0.005, size)
+    if kind == "drift":
+        moment = np.arange(np.prod(size)).reshape(size)
+        left += 0.3 * moment / moment.size + 0.05 * (moment % (2 * rounds)) / (2 * rounds)
+    if kind == "modes":
+        left += 0.1 * (rng.random((processes, 1, 1)) < 0.25)
+    if kind == "tails":
+        left += (rng.random(size) < 0.05) * rng.exponential(0.5, size)
+    if kind == "carry-over":  # the second turn finds the caches of the other arm
+        left[..., 1] += 0.03
+        again = first[:, 1:] == np.where(first[:, :-1] == 0, 1, 0)  # follows itself: warm
+        left[:, 1:, 0] -= 0.03 * again
+    by_arm = np.where(first[..., None] == 0, left, left[..., ::-1]).transpose(0, 2, 1)
+    if kind == "arm by process":  # where an arm's code and memory lie
+        by_arm = by_arm + rng.normal(0, 0.01, (processes, 2, 1))
+    if kind == "load order":  # what was loaded first has the better memory
+        by_arm = by_arm + 0.02 * np.stack([late := rng.integers(2, size=processes), 1 - late])[
+            ..., None
+        ].transpose(1, 0, 2)
+    return by_arm
+
+
+KINDS = ("plain", "drift", "modes", "tails", "carry-over", "arm by process", "load order")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_thousand_studies_in_turns_of_nothing_seldom_find_something(kind):
+    rng = np.random.default_rng([1, KINDS.index(kind)])
+    blocks, found = range(8), 0
+    for _ in range(STUDIES):
+        row = turns(stormy_processes(rng, kind))
+        found += (
+            permutation_test(*(log_values(row, arm, blocks) for arm in ("base", "arm"))) <= 0.05
+        )
+    assert found / STUDIES <= 0.06
+
+
+def test_rounds_are_not_the_unit():
+    """Tested as if they were, where an arm lies in each process is taken for an effect."""
+    rng = np.random.default_rng(2)
+    wrong = 0
+    for _ in range(200):
+        values = stormy_processes(rng, "arm by process")
+        rounds = np.diff(values, axis=1).ravel()
+        wrong += abs(rounds.mean()) > 1.96 * rounds.std() / np.sqrt(len(rounds))
+    assert wrong / 200 > 0.2

@@ -1,0 +1,180 @@
+"""The families and the limits that decide what is said, each with both sides of its edge."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit.analysis import analyse_cell, write_study
+from labkit.analysis.cell import analyse
+from labkit.analysis.comparison import Comparison, Levels, row_tests
+from labkit.analysis.disturbance import disturbed_blocks
+from labkit.analysis.equivalence import Equivalence
+from labkit.analysis.identity import Agreement, above_noise_floor
+from labkit.analysis.multiplicity import joint_p
+from labkit.analysis.power import seen_pct
+from labkit.analysis.study import analyse_study, study_family
+from labkit.analysis.values import probe_values
+from labkit.analysis.verdict import judge
+from labkit.analysis.weakness import weaknesses
+
+LEVELS = Levels(2, 0.05, 2.0)
+
+
+def found(cell, arm="seq_map", row=0):
+    return next(c for c in cell["rows"][row]["comparisons"] if c["arm"] == arm)
+
+
+def test_the_word_follows_the_adjusted_p():
+    one = Comparison(
+        "b", "a", -5.0, (-9.0, 1.0), 0.01, 0.2, 2 / 1296, 6.0, 4, 4, 0.03,
+        Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
+    )  # fmt: skip
+    verdict = judge(one, "lower", LEVELS, [], None)
+    assert verdict.word == "inconclusive"
+    assert verdict.reason.startswith("p = 0.01 alone, 0.2 adjusted over all rows and arms")
+    assert judge(replace(one, p_adjusted=0.05), "lower", LEVELS, [], None).word == "faster"
+
+
+def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
+    one = Comparison(
+        "b", "a", 0.5, (-1.0, 1.9), 0.4, 0.4, 2 / 1296, 2.0, 2, 4, 0.01,
+        Equivalence(0.05, 1.9), (-1.0, 1.9), 0.95, 0.05,
+    )  # fmt: skip
+    assert judge(one, "lower", LEVELS, [], None).word == "equivalent"
+    wide = replace(one, equivalence=Equivalence(0.06, 2.1))
+    assert judge(wide, "lower", LEVELS, [], None).word == "inconclusive"
+
+
+def test_the_bound_that_is_said_is_the_interval_that_is_shown(make_cell):
+    c = found(analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.004)))
+    bound = max(-c["ci_low_pct"], c["ci_high_pct"])
+    assert c["reason"] == f"any difference is within ±{bound:.2g} %"
+
+
+def test_rows_have_noise_of_their_own_and_an_adjusted_p_above_the_raw(make_cell):
+    cell = analyse_cell(make_cell(effects={"seq_map": 0.99}, noise=0.01))
+    for i in range(2):
+        c = found(cell, row=i)
+        assert c["p_adjusted"] > 1.2 * c["p"]
+        assert c["ci_low_pct"] < c["ci_raw_low_pct"] < c["ci_raw_high_pct"] < c["ci_high_pct"]
+        assert c["level"] == 0.95 and 0.02 < c["alpha_row"] < 0.06
+
+
+def test_other_metrics_are_a_family_of_their_own(make_cell):
+    """A study of one primary row pays nothing for what else it measured."""
+    options = {"requests": True, "effects": {"seq_map": 1.005}, "noise": 0.01}
+    cell = analyse_cell(make_cell(**options))
+    primary = [row["primary"] for row in cell["rows"]]
+    assert primary == [True, False, False, False]
+    own = found(cell)
+    assert own["p_adjusted"] == own["p"] and own["ci_low_pct"] == own["ci_raw_low_pct"]
+    others = [found(cell, row=i) for i in (1, 2)]
+    assert all(c["p_adjusted"] > c["p"] for c in others)
+
+
+def test_the_study_s_family_counts_its_arms(make_cell):
+    effects = {"seq_map": 0.99, "identity": 1.0}
+    for name, seed in (("s/a", 1), ("s/b", 2)):
+        path = make_cell(name, effects=effects, noise=0.01, seed=seed, control=False)
+    analyses = analyse_study(path.parent)
+    tests = [
+        list(row_tests(a.rows, arm.name, "binary_search", 2, True).values())
+        for a in analyses
+        for arm in a.data.arms[1:]
+    ]
+    expected = [min(1.0, 2 * p) for ps in joint_p(tests) for p in ps]
+    family = study_family(analyses)
+    assert [one["p_adjusted"] for one in family] == pytest.approx(expected)
+    assert min(expected) < 1.0
+
+
+def test_arms_leave_each_row_less_and_see_less(make_cell):
+    one = found(analyse_cell(make_cell("a/one", effects={"seq_map": 1.0})))
+    effects = {"seq_map": 1.0, "third": 1.0, "fourth": 1.0}
+    three = found(analyse_cell(make_cell("a/three", effects=effects)))
+    assert 0.15 < three["alpha_row"] / one["alpha_row"] < 0.5
+    assert three["mde_pct"] == pytest.approx(seen_pct(three["sd"], 4, 2, three["alpha_row"]))
+    assert three["p_floor"] == pytest.approx(3 * one["p_floor"])
+
+
+def test_at_a_look_the_interval_s_level_is_the_look_s(make_cell):
+    looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
+    path = make_cell(looks=looks, effects={"seq_map": 0.9})
+    assert found(analyse_cell(path))["level"] == 0.99
+    write_study(path.parent, plots=False)
+    report = (path.parent / "report.md").read_text()
+    assert "99 % CI" in report
+
+
+def test_blocks_that_were_not_asked_for_yet_claim_nothing(make_cell):
+    path = make_cell(change=lambda r: None if r.block == 3 else r)
+    c = found(analyse_cell(path))
+    assert c["verdict"] == "estimate_only" and "3 of 4 blocks are done" in c["reason"]
+    assert c["p"] is not None and c["p_adjusted"] is None and c["ci_low_pct"] is None
+    assert analyse_cell(path)["design"]["shown"] == []
+
+
+def test_an_exploratory_study_says_so_before_its_numbers(make_cell):
+    path = make_cell(blocks=6)
+    file = path / "cell.json"
+    facts = json.loads(file.read_text())
+    facts["design"]["shown"] = [4]
+    file.write_text(json.dumps(facts))
+    reason = "exploratory: blocks were added after results were shown (4 -> 6)"
+    assert reason in weaknesses(analyse(path))
+    c = found(analyse_cell(path))
+    assert (c["verdict"], c["reason"]) == ("estimate_only", reason)
+    assert study_family([analyse(path)]) == []
+
+
+def test_the_probe_is_the_mean_of_logarithms(make_cell):
+    record = analyse(make_cell()).data.records[0]
+    slow = replace(record, probe={"before": {"matmul_us": 1.0, "copy_us": np.exp(3.0)}})
+    assert probe_values([slow]) == {(record.block, record.position): pytest.approx(1.5)}
+
+
+def test_the_noise_floor_is_tested_on_one_side():
+    """Five misses of ten against one: p = 0.07 above, 0.14 on either side."""
+    arm, control = (Agreement(name, agree, 10, 1.0) for name, agree in (("arm", 5), ("control", 9)))
+    above = above_noise_floor(arm, control, 0.08)
+    assert above is not None and "Fisher p = 0.07" in above
+    assert above_noise_floor(arm, control, 0.06) is None
+    assert above_noise_floor(control, arm, 0.9) is None  # below the floor is not above it
+
+
+@pytest.mark.parametrize(("mib", "status"), [(15.9, "pass"), (16.1, "fail")])
+def test_swap_may_grow_by_sixteen_mib(make_cell, mib, status):
+    def swapping(record):
+        start = {**record.environment, "swap": {"used_bytes": 5 << 20}}
+        end = {**record.environment_end, "swap": {"used_bytes": int((5 + mib) * 2**20)}}
+        return replace(record, environment=start, environment_end=end)
+
+    assert analyse_cell(make_cell(change=swapping))["gates"]["healthy"]["status"] == status
+
+
+def disturbed(make_cell, change):
+    return disturbed_blocks(analyse(make_cell(change=change)).data.records)
+
+
+@pytest.mark.parametrize(("percent", "out"), [(4, False), (6, True)])
+def test_a_block_is_out_where_five_percent_were_stolen(make_cell, percent, out):
+    def stolen(record):
+        ticks = {"user": 100 - percent, "steal": percent if record.block == 1 else 0}
+        return replace(
+            record,
+            environment={**record.environment, "cpu_ticks": {"user": 0, "steal": 0}},
+            environment_end={**record.environment_end, "cpu_ticks": ticks},
+        )
+
+    assert set(disturbed(make_cell, stolen)) == ({1} if out else set())
+
+
+@pytest.mark.parametrize(("factor", "out"), [(1.09, False), (1.11, True)])
+def test_a_block_is_out_where_the_probe_took_a_tenth_longer(make_cell, factor, out):
+    def slow(record):
+        us = 100.0 * (factor if (record.block, record.position) == (2, 0) else 1.0)
+        return replace(record, probe={"before": {"matmul_us": us}})
+
+    assert set(disturbed(make_cell, slow)) == ({2} if out else set())

@@ -1,0 +1,276 @@
+"""How often a whole study is wrong: its words, its intervals and its promises, simulated.
+
+Every design that ships is simulated with 1, 3 and 10 rows that have noise in common and
+noise of their own, looks and added blocks included, through the comparison and the verdict
+that a report uses. Fixed seeds; the quick sizes run always, the figures of
+``docs/statistics.md`` are those of the slow ones (4,000 studies each).
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from labkit.analysis import permutation
+from labkit.analysis.comparison import Levels, compare_arm
+from labkit.analysis.effect import log_ratio
+from labkit.analysis.sequential import alpha_now, parse_looks, withheld
+from labkit.analysis.values import Row, Value
+from labkit.analysis.verdict import judge
+from labkit.config import Design, Isolation, Look, to_plain
+from labkit.experiment.cell import by_process
+
+CONF = Path(__file__).parents[2] / "conf" / "design"
+SD = 0.01
+MARGIN = 2.0
+ROWS = (1, 3, 10)
+KINDS = ("clean", "drift", "modes", "tails")
+
+
+def shipped(name):
+    """A design of ``conf/design`` as it is run."""
+    plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    looks = [Look(**look) for look in plain.pop("looks", [])]
+    plain["isolation"] = Isolation(plain.get("isolation", "process"))
+    return by_process(Design(**plain, looks=looks))
+
+
+TURNS = by_process(
+    Design(
+        name="turns",
+        isolation=Isolation.in_process,
+        blocks=6,
+        looks=[Look(4, 0.02), Look(6, 0.03)],
+    )
+)
+DESIGNS = {name: shipped(name) for name in ("standard", "strict", "sequential")} | {"turns": TURNS}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fewer_relabellings():
+    """Draw 4,000 relabellings where they are not enumerated: the p's are as valid."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation, "MONTE_CARLO", 4_000)
+        patch.setattr(permutation, "ENUMERATE_UP_TO", 5_000)
+        permutation.relabellings.cache_clear()
+        yield
+    permutation.relabellings.cache_clear()
+
+
+def in_time(rng, kind, size, rows):
+    """Log noise of processes one after another, float64 [size, rows], sd about ``SD``."""
+    half = SD / math.sqrt(2)
+    left = rng.normal(0, half, (size, 1)) + rng.normal(0, half, (size, rows))
+    if kind == "drift":
+        left += np.linspace(0, 0.05, size)[:, None]
+    if kind == "modes":
+        left += 0.05 * (rng.random((size, 1)) < 0.25)
+    if kind == "tails":
+        left += (rng.random((size, rows)) < 0.05) * rng.exponential(0.08, (size, rows))
+    return left
+
+
+def processes(rng, kind, design, rows):
+    """Noise of fresh processes in random order, float64 [2, blocks, runs, rows]."""
+    blocks, runs = design.blocks, design.runs_per_block
+    table = in_time(rng, kind, blocks * 2 * runs, rows).reshape(blocks, 2 * runs, rows)
+    order = rng.permuted(np.tile(np.arange(2 * runs), (blocks, 1)), axis=1)
+    table = np.take_along_axis(table, order[..., None], axis=1)
+    return table.reshape(blocks, 2, runs, rows).transpose(1, 0, 2, 3)
+
+
+def as_rows(values):
+    """Rows of a cell from log values, float64 [2, blocks, runs, rows]."""
+    return [
+        Row(f"case {i}", "us", "us", "lower", True, arms={
+            arm: [
+                Value(b, r, "", float(x))
+                for b, block in enumerate(np.exp(table)) for r, x in enumerate(block)
+            ]
+            for arm, table in zip(("base", "arm"), values[..., i], strict=True)
+        })
+        for i in range(values.shape[-1])
+    ]  # fmt: skip
+
+
+def levels_of(design, done, asked, shown):
+    looks = parse_looks([to_plain(look) for look in design.looks], design.alpha)
+    why = withheld(done, asked, looks, shown)
+    alpha = alpha_now(looks, done, design.alpha) if why is None else 0.0
+    return Levels(design.runs_per_block, alpha, design.margin_pct, why)
+
+
+def answers(design, values, asked=None, shown=(), arms=1):
+    """Compare and judge the blocks that there are."""
+    levels = levels_of(design, values.shape[1], asked or values.shape[1], shown)
+    found = compare_arm(as_rows(values), "arm", "base", levels, arms)
+    return found, [judge(one, "lower", levels, [], None).word for one in found]
+
+
+DECIDED = {"faster", "slower", "equivalent", "trivial"}
+
+
+def finished(design, values):
+    """The final answers: at the first look at which all is decided, else at the last."""
+    for look in design.looks:
+        found, words = answers(design, values[:, : look.blocks])
+        if DECIDED.issuperset(words) or look.blocks == design.blocks:
+            return found, words
+    return answers(design, values)
+
+
+def simulate(design, rows, studies, effects=0.0, kind="clean", seed=1):
+    rng = np.random.default_rng([seed, rows, design.blocks])
+    for _ in range(studies):
+        values = processes(rng, kind, design, rows)
+        values[1] += effects
+        yield finished(design, values)
+
+
+def rate(found):
+    return float(np.mean(list(found)))
+
+
+def at_most(share, studies, promised=0.05):
+    """A share is not above what was promised, beyond chance (3 standard deviations)."""
+    return share <= promised + 3 * math.sqrt(promised * (1 - promised) / studies)
+
+
+def false_words(design, rows, studies, kind):
+    """Share of A/A studies that say faster, slower or trivial of any row."""
+    found = simulate(design, rows, studies, kind=kind)
+    return rate(bool({"faster", "slower", "trivial"} & set(words)) for _, words in found)
+
+
+def false_equivalent(design, rows, studies):
+    """Share of studies with all effects at the margin that call any row equal."""
+    narrow = replace(design, margin_pct=MARGIN * 2)
+    found = simulate(narrow, rows, studies, effects=log_ratio(MARGIN * 2) * 1.0001, seed=2)
+    return rate(bool({"equivalent", "trivial"} & set(words)) for _, words in found)
+
+
+def coverage(design, rows, studies, kind):
+    """Share of studies in which every interval as shown holds its true effect."""
+    effects = np.linspace(-0.03, 0.05, rows) if rows > 1 else np.array([0.03])
+    true = 100 * np.expm1(effects)
+    return rate(
+        all(
+            one.ci_pct is not None and one.ci_pct[0] <= effect <= one.ci_pct[1]
+            for one, effect in zip(found, true, strict=True)
+        )
+        for found, _ in simulate(design, rows, studies, effects, kind, seed=3)
+    )
+
+
+def power(design, rows, studies):
+    """Share of studies that find the smallest effect stated (the other rows differ by none)."""
+    last = [look.blocks for look in design.looks] or [design.blocks]
+    rng = np.random.default_rng([4, rows])
+    stated = [
+        answers(design, processes(rng, "clean", replace(design, blocks=last[-1]), rows))[0][0]
+        for _ in range(60)
+    ]
+    effect = np.median([log_ratio(one.mde_pct) / one.sd for one in stated]) * SD
+    moved = np.where(np.arange(rows) == 0, effect, 0.0)
+    wide = replace(design, margin_pct=0.01)
+    return rate(words[0] == "slower" for _, words in simulate(wide, rows, studies, moved, seed=5))
+
+
+def grown(studies, ask=lambda done, shown: shown):
+    """Share of A/A studies of 4, then 5, then 6 blocks that claim anything on the way."""
+    rng, design, claims = np.random.default_rng(6), Design(blocks=6, margin_pct=0.01), 0
+    for _ in range(studies):
+        values, shown, claimed = processes(rng, "clean", design, 1), [], False
+        for done in (4, 5, 6):
+            shown.append(done)
+            _, words = answers(design, values[:, :done], shown=ask(done, shown))
+            claimed |= bool({"faster", "slower", "trivial"} & set(words))
+        claims += claimed
+    return claims / studies
+
+
+QUICK = 150
+STUDIES = 4_000
+
+
+def figure(what, name, rows, share, kind=""):
+    """Print a figure of the table in docs/statistics.md (``pytest -m slow -s``)."""
+    print(f"\n| {what} | {name} | {rows} | {kind} | {100 * share:.1f} % |")
+    return share
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", DESIGNS)
+def test_what_every_design_promises(name, rows):
+    design = DESIGNS[name]
+    wrong = figure("false word", name, rows, false_words(design, rows, STUDIES, "clean"))
+    equal = figure("false equivalent", name, rows, false_equivalent(design, rows, STUDIES))
+    held = figure("coverage", name, rows, coverage(design, rows, STUDIES, "clean"))
+    seen = figure("power", name, rows, power(design, rows, STUDIES))
+    assert at_most(wrong, STUDIES) and at_most(equal, STUDIES) and at_most(1 - held, STUDIES)
+    assert 0.75 <= seen <= 0.90
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("name", ["standard", "turns"])
+def test_what_is_promised_under_other_noise(name, kind):
+    design, rows = DESIGNS[name], 3
+    wrong = figure("false word", name, rows, false_words(design, rows, STUDIES, kind), kind)
+    held = figure("coverage", name, rows, coverage(design, rows, STUDIES, kind), kind)
+    assert at_most(wrong, STUDIES) and at_most(1 - held, STUDIES)
+
+
+@pytest.mark.slow
+def test_growing_many_studies():
+    assert at_most(figure("grown 4, 5, 6", "standard", 1, grown(STUDIES)), STUDIES)
+    unnoticed = grown(STUDIES, ask=lambda done, shown: [done])
+    figure("grown, unnoticed", "standard", 1, unnoticed)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ["standard", "turns"])
+def test_what_does_not_differ_is_seldom_said_to(name, rows):
+    assert at_most(false_words(DESIGNS[name], rows, QUICK, "clean"), QUICK)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ["standard", "turns"])
+def test_what_differs_by_the_margin_is_seldom_called_equal(name, rows):
+    assert at_most(false_equivalent(DESIGNS[name], rows, QUICK), QUICK)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ["standard", "turns"])
+def test_all_intervals_as_shown_hold_the_truth_together(name, rows):
+    assert at_most(1 - coverage(DESIGNS[name], rows, QUICK, "clean"), QUICK)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", ["standard", "turns"])
+def test_the_smallest_effect_stated_is_found_as_often_as_stated(name, rows):
+    assert 0.68 <= power(DESIGNS[name], rows, 2 * QUICK) <= 0.95
+
+
+def test_a_study_that_grows_after_it_was_shown_claims_no_more_than_one_that_does_not():
+    studies = 600
+    assert at_most(grown(studies), studies)
+    unnoticed = grown(studies, ask=lambda done, shown: [done])
+    assert not at_most(unnoticed, studies)  # 9.5 % where nobody writes down what was shown
+
+
+def test_arms_of_a_cell_share_alpha():
+    """Five arms that do not differ: the family is rows times arms."""
+    rng, studies = np.random.default_rng(7), 300
+    design, said = DESIGNS["standard"], {1: 0, 5: 0}
+    for _ in range(studies):
+        base = processes(rng, "clean", design, 2)[0]
+        arms = [np.stack([base, processes(rng, "clean", design, 2)[1]]) for _ in range(5)]
+        for times in said:
+            words = {w for arm in arms for w in answers(design, arm, arms=times)[1]}
+            said[times] += bool({"faster", "slower", "trivial"} & words)
+    assert at_most(said[5] / studies, studies) and not at_most(said[1] / studies, studies)

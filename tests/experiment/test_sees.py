@@ -1,0 +1,72 @@
+"""What a plan says it can see is what the verdict will see: adjusted, looks included."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.power import blocks_needed, seen_pct
+from labkit.config import Design, Look
+from labkit.experiment import doctor_noise, earlier
+from labkit.experiment.plan import _sees
+
+
+def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1):
+    names = [f"arm{i}" for i in range(arms)]
+    comparisons = [
+        {"arm": name, "sd": sd, "alpha_row": alpha_row, "level": level} for name in names
+    ]
+    row = {"primary": True, "skipped": None, "comparisons": comparisons}
+    other = {**row, "primary": False, "comparisons": [{**comparisons[0], "sd": 9.0}]}
+    roles = [{"name": "base", "role": "baseline"}, *({"name": n, "role": "arm"} for n in names)]
+    return {"arms": roles, "rows": [row, row, other]}
+
+
+def sees(design, tmp_path, arms=1, cases=10):
+    composed = SimpleNamespace(
+        experiment=SimpleNamespace(workload=SimpleNamespace(cases=[None] * cases)),
+        arms=[SimpleNamespace(role=role) for role in ("baseline", *("arm",) * arms, "control")],
+    )
+    return _sees(SimpleNamespace(design=design), composed, tmp_path)
+
+
+@pytest.fixture
+def known(monkeypatch, tmp_path):
+    def give(**facts):
+        monkeypatch.setattr(earlier, "studies", lambda c, o: iter([(tmp_path, cell_json(**facts))]))
+
+    return give
+
+
+def test_an_earlier_study_says_how_much_of_alpha_a_row_has(known, tmp_path):
+    known(alpha_row=0.004)
+    said = sees(Design(blocks=6), tmp_path)
+    assert f"sees {seen_pct(0.01, 6, 2, 0.004):.1f} % at best" in said
+    assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would see 1 %" in said
+    known(alpha_row=0.004, arms=2)  # of two arms that shared alpha
+    assert f"sees {seen_pct(0.01, 6, 2, 0.008):.1f} % at best" in sees(Design(blocks=6), tmp_path)
+    assert f"sees {seen_pct(0.01, 6, 2, 0.002):.1f} %" in sees(Design(blocks=6), tmp_path, arms=4)
+
+
+def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
+    known(alpha_row=0.01 * 0.2, level=0.99)
+    looks = [Look(8, 0.02), Look(12, 0.03)]
+    design = Design(blocks=12, runs_per_block=1, looks=looks)
+    each = [seen_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
+    assert each[1] < each[0]
+    assert f"sees {each[1]:.1f} % at best" in sees(design, tmp_path)
+
+
+def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
+    monkeypatch.setattr(earlier, "studies", lambda c, o: iter(()))
+    monkeypatch.setattr(doctor_noise, "find", lambda: 0.01)
+    said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
+    assert f"sees {seen_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
+    one = sees(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
+    assert f"sees {seen_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
+
+
+def test_a_study_without_numbers_says_no_noise():
+    assert earlier.noise({"arms": [], "rows": []}) is None
+    assert earlier.noise(cell_json(sd=None)) is None
+    unreached = earlier.noise(cell_json(alpha_row=0.0))
+    assert (unreached.sd, unreached.share) == (0.01, None)
