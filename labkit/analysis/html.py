@@ -11,7 +11,7 @@ from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
 from labkit.analysis.engine_table import engine_table
 from labkit.analysis.kernel_tables import counters_table, roofline_table
-from labkit.analysis.markdown import cost_lines, environment_line, noise_lines
+from labkit.analysis.markdown import SECONDS, cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
 from labkit.analysis.plots import run_positions
 from labkit.analysis.roofline import points
@@ -45,7 +45,12 @@ def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study
         undefined=jinja2.StrictUndefined,
     )
     template = environment.get_template("report.html.j2")
-    return template.render(study=study, count=count, cells=[_cell(a, study_dir) for a in analyses])
+    return template.render(
+        study=study,
+        count=count,
+        seconds_note=SECONDS,
+        cells=[_cell(a, study_dir) for a in analyses],
+    )
 
 
 def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:

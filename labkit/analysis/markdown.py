@@ -29,6 +29,7 @@ from labkit.analysis.weakness import weaknesses
 from labkit.experiment.record import Record
 
 Json = Mapping[str, Any]
+SECONDS = "Of each row alone, not adjusted. The verdicts above do not use these numbers."
 
 
 def markdown_table(table: Table) -> str:
@@ -213,7 +214,7 @@ def _seconds(analysis: CellAnalysis) -> list[str]:
         return ["### The machine's noise", "", *lines, ""] if lines else []
     parts = ["### The same with the machine's noise taken out", ""]
     parts += [*lines, ""]
-    parts += ["| row | arm | analysis | delta | CI (%) | p | blocks |"]
+    parts += ["| row | arm | analysis | delta | CI alone (%) | p alone | blocks |"]
     parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for second in found:
         row = analysis.json["rows"][second.row]
@@ -222,4 +223,4 @@ def _seconds(analysis: CellAnalysis) -> list[str]:
             f"| {row_name(row)} | {second.arm} | {second.how} | {percent_text(second.effect_pct)} "
             f"| {interval_text(low, high)} | {p_text(second.p)} | {second.blocks} |"
         )
-    return [*parts, "", "The verdicts above do not use these numbers.", ""]
+    return [*parts, "", SECONDS, ""]

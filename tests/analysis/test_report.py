@@ -149,7 +149,7 @@ def test_exact_is_said_only_where_all_relabellings_were_enumerated(
 def test_the_level_that_is_shown_is_that_of_the_interval(make_cell, capsysbinary):
     looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
     text = printed(capsysbinary, make_cell("study/cell", looks=looks).parent, "md")
-    assert "| adjusted 99 % CI (%) |" in text and "95 %" not in text
+    assert "| adjusted 99 % CI (%) |" in text and "95 % CI" not in text
     assert "(adjusted 99 % CI " in text
 
 
