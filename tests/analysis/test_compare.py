@@ -1,5 +1,6 @@
 """Two studies: what changed, what is refused, and when CI should fail."""
 
+import json
 import re
 import subprocess
 import sys
@@ -327,3 +328,34 @@ def test_what_loads_slowly_is_not_loaded_to_compare(make_cell):
         [sys.executable, "-c", code, str(old), str(new)], capture_output=True, text=True, check=True
     )
     assert done.stdout.splitlines()[-1] == ""
+
+
+def test_a_grown_study_claims_nothing_here_either(make_cell):
+    old = make_cell("old/cell").parent
+    new = make_cell("new/cell", effects={"seq_map": 1.5}).parent
+    cell = new / "cell" / "cell.json"
+    facts = json.loads(cell.read_text())
+    facts["design"]["shown"] = [3]
+    cell.write_text(json.dumps(facts))
+    found = compare_studies(*(analyse_study(s) for s in (old, new)), 2.0)
+    (word,) = {c.verdict.word for c in found.changes if c.arm == "seq_map"}
+    assert word == "estimate_only"
+    reason = next(c.verdict.reason for c in found.changes if c.arm == "seq_map")
+    assert reason.startswith("new: exploratory: blocks were added")
+
+
+def test_equivalence_is_adjusted_for_the_family(make_cell):
+    """As many times the p as there are rows: equivalence errs no more often for more rows."""
+    cases = tuple("abcdefgh")
+    found = {}
+    for many in (True, False):
+        old, new = (
+            make_cell(f"{name}{many}/cell", cases=cases if many else cases[:1], effects={"x": 1.0},
+                      change=noisy(i, 0.01)).parent
+            for i, name in enumerate(("old", "new"))
+        )  # fmt: skip
+        changes = compare_studies(*(analyse_study(s) for s in (old, new)), 3.0).changes
+        found[many] = next(c.found for c in changes if c.row.case == "a" and c.arm == "x")
+    assert found[True].p == pytest.approx(found[False].p)
+    assert found[True].equivalence.p == pytest.approx(min(1.0, 8 * found[False].equivalence.p))
+    assert 0 < found[True].equivalence.p < 1
