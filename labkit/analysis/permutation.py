@@ -1,4 +1,4 @@
-"""The exact stratified permutation test, matching permuted blocks.
+"""The stratified permutation test that matches permuted blocks; exact where enumerated.
 
 A block holds ``r`` runs of the baseline and ``r`` of the arm in random order. Under the
 null hypothesis the labels of these ``2 r`` runs are exchangeable, so each of the
