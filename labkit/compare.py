@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = Parser(
         prog="python -m labkit.compare",
-        description="Tell whether two studies of the same machine and config differ.",
+        description="Tell whether an arm's lead over its baseline changed between two studies.",
     )
     parser.add_argument("old", type=Path, metavar="OLD", help="a study's folder")
     parser.add_argument("new", type=Path, metavar="NEW", help="a later study's folder")

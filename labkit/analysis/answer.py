@@ -71,7 +71,7 @@ def answer(analysis: CellAnalysis) -> str:
 
 
 def _results(analysis: CellAnalysis, arm: str) -> list[_Result]:
-    """Give an arm's results in the primary rows that were measured."""
+    """Return an arm's results in the primary rows that were measured."""
     primary = [row for row in analysis.rows if row.primary]
     several = len({row.metric for row in primary if row.metric is not None}) > 1
     return [
@@ -196,7 +196,7 @@ def _sight(left: Sequence[_Result]) -> str:
 
 
 def _span(results: Sequence[_Result]) -> str:
-    """Give the range of effects with their rows: ``8.4 % faster (x) to 0.1 % slower (y)``."""
+    """Return the range of effects with their rows: ``8.4 % faster (x) to 0.1 % slower (y)``."""
     best, worst = (
         pick(results, key=lambda r: r.effect if r.row.better == "higher" else -r.effect)
         for pick in (max, min)

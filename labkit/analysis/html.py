@@ -87,7 +87,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
 
 
 def _said(cell: Mapping[str, Any], claim: str) -> list[list[str]]:
-    """Give every row's sentences, arm by arm: they stand in the details of the row."""
+    """Return every row's sentences, arm by arm: they stand in the details of the row."""
     return [[sentence(cell, row, c, claim) for c in row["comparisons"]] for row in cell["rows"]]
 
 

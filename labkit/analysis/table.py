@@ -290,7 +290,13 @@ def _notes(cell: Json, published: Any) -> list[str]:
     line = published_line(cell) if published else None
     primary = [row for row in cell["rows"] if row["primary"] and row["comparisons"]]
     notes = [line] if line else []
-    floors = {c["p_floor"] for row in primary for c in row["comparisons"] if c["p_floor"]}
+    shown = shown_arms(cell)
+    floors = {
+        c["p_floor"]
+        for row in primary
+        for c in row["comparisons"]
+        if c["p_floor"] and c["arm"] in shown
+    }
     if floors:
         notes.append(
             f"Interval and p: one permutation test within blocks ({relabelled(cell)}), adjusted "

@@ -140,7 +140,7 @@ def print_changes(found: Comparisons, out: Console) -> None:
     for line in found.weaknesses:
         out.print(Text(f"! {line}", style="yellow"))
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    numbers = ("old", "new", "change %", "CI %", "p")
+    numbers = ("old", "new", "change\n%", "adjusted\nCI %", "adjusted\np")
     for name in ("row", "arm", *numbers, "verdict"):
         right, fixed = name in numbers, name not in ("row", "arm")
         shown.add_column(name, justify="right" if right else "left", no_wrap=fixed, overflow="fold")

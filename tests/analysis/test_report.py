@@ -146,6 +146,12 @@ def test_exact_is_said_only_where_all_relabellings_were_enumerated(
     assert ("exact" in text.replace("Fisher's exact", "")) is (blocks == 4)
 
 
+def test_the_smallest_reachable_p_is_that_of_the_arms_that_are_shown(make_cell, capsysbinary):
+    path = make_cell("study/cell", effects={"seq_map": 0.95, "identity": 1.0, "plan": 1.0})
+    text = printed(capsysbinary, path.parent, "md")
+    assert "smallest reachable p 0.0046." in text  # three arms share alpha; the control has its own
+
+
 def test_the_level_that_is_shown_is_that_of_the_interval(make_cell, capsysbinary):
     looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
     text = printed(capsysbinary, make_cell("study/cell", looks=looks).parent, "md")
