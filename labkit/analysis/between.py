@@ -31,6 +31,7 @@ MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
 MEMORY_STEP = 1 << 28  # kernels reserve a little
 NAMES = ("old", "new")
 NOT_COMPARABLE = "not_comparable"
+DECIDED = ("faster", "slower", "equivalent", "trivial")
 
 
 class Refused(ValueError):
@@ -131,7 +132,22 @@ def compare_studies(
         control = noise.get((item.pair.name, row.case, row.metric))
         verdict = _judge(item, own, control)
         changes.append(Changed(item.pair.name, row, item.arm, old_median, new_median, own, verdict))
-    return Comparisons(tuple(changes), tuple(weak), tuple(_notes(pairs, family, controls)))
+    notes = (*_open(changes), *_notes(pairs, family, controls))
+    return Comparisons(tuple(changes), tuple(weak), notes)
+
+
+def _open(changes: Sequence[Changed]) -> Iterator[str]:
+    """Say what was not decided, with the smallest changes that could have been seen."""
+    seen = [
+        (item.found.mde_pct, f"{item.row.case}, {item.arm}")
+        for item in changes
+        if item.verdict.word == "inconclusive" and item.found and item.found.mde_pct is not None
+    ]
+    if seen:
+        (low, here), (high, there) = min(seen), max(seen)
+        text = f"Not decided in {count(len(seen), 'row')}: the smallest change that could be seen "
+        text += f"is {plain(low)} % ({here})"
+        yield f"{text}." if len(seen) == 1 else f"{text} to {plain(high)} % ({there})."
 
 
 def _notes(
@@ -213,7 +229,7 @@ def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> Co
         level=1.0 - levels.alpha,
         p=found.p,
         p_adjusted=adjusted,
-        p_floor=found.floor,
+        p_floor=min(1.0, size * found.floor),
         mde_pct=found.detectable_pct(levels.alpha / size),
         blocks=item.blocks,
         equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
@@ -235,10 +251,10 @@ def _judge(item: _Compared, found: Comparison | None, control: Comparison | None
     if found is None:
         return Verdict(NOT_COMPARABLE, "no complete block with values above 0 in both studies")
     verdict = judge(found, item.old.better, pair.levels, causes, control)
-    if verdict.word in ("faster", "slower") and not _beyond_the_machine(found, pair):
+    if verdict.word in DECIDED and not _beyond_the_machine(found, pair):
         return Verdict("inconclusive", _moved_reason(pair))
-    if verdict.word == "inconclusive" and verdict.reason != NOISE and found.mde_pct is not None:
-        return Verdict("inconclusive", f"the two studies see {plain(found.mde_pct)} % at best")
+    if verdict.word == "inconclusive" and verdict.reason != NOISE:
+        return Verdict("inconclusive")  # what could be seen is said of all such rows at once
     return verdict
 
 
@@ -246,7 +262,8 @@ def _beyond_the_machine(found: Comparison, pair: _Pair) -> bool:
     """Tell whether a change exceeds what the machine's own could leave in it.
 
     The probe's kernels and an arm may lean on different parts of the machine: one may
-    follow it wholly and the baseline not at all. More than that it cannot leave.
+    follow it wholly and the baseline not at all. More than that it cannot leave. Nor is
+    less ruled out: what the machine left may hide as much.
     """
     if not _moved(pair):
         return True
@@ -274,7 +291,8 @@ def _moved(pair: _Pair) -> bool:
 def _moved_reason(pair: _Pair) -> str:
     return (
         f"the machine itself changed: its arm-blind probe takes {signed(pair.shift_pct or 0.0)} % "
-        f"(margin ±{pair.levels.margin_pct:g} %); a smaller change of an arm is not claimed"
+        f"(margin ±{pair.levels.margin_pct:g} %); "
+        "a smaller change of an arm is neither claimed nor ruled out"
     )
 
 
