@@ -1,7 +1,8 @@
 """``python -m labkit.compare OLD NEW``: did anything change between two studies?
 
-For CI: the studies must be of one machine and one config. Exit codes: 0; 1 when
-``--fail-on`` is met; 2 where they cannot be compared, in one line.
+For CI: the studies must be of one machine and one config, and what is compared is how each
+arm's difference from the baseline changed. Exit codes: 0; 1 when ``--fail-on`` is met; 2
+where they cannot be compared, in one line, and where ``--fail-on`` could never be met.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     parser = Parser(
         prog="python -m labkit.compare",
-        description="Tell whether two studies of the same machine and config differ.",
+        description="Tell whether an arm's lead over its baseline changed between two studies.",
     )
     parser.add_argument("old", type=Path, metavar="OLD", help="a study's folder")
     parser.add_argument("new", type=Path, metavar="NEW", help="a later study's folder")
@@ -67,7 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     _print(found)
-    return int(any(change.verdict.word in options.fail_on for change in found.changes))
+    met = any(change.verdict.word in options.fail_on for change in found.changes)
+    if options.fail_on and not met and not found.decidable:
+        return say(parser.prog, "nothing is comparable in time, so --fail-on can't be met")
+    return int(met)
 
 
 def _print(found: Comparisons) -> None:

@@ -6,17 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
 from labkit.analysis.engine_table import engine_table
 from labkit.analysis.kernel_tables import counters_table, roofline_table
-from labkit.analysis.markdown import cost_lines, environment_line, noise_lines
+from labkit.analysis.markdown import SECONDS, cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
 from labkit.analysis.plots import run_positions
 from labkit.analysis.roofline import points
 from labkit.analysis.roofline_plot import roofline_chart
 from labkit.analysis.sensitivity import Second, second_analyses
-from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentences
+from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentence
 from labkit.analysis.svg import mark_svg
 from labkit.analysis.table import (
     agreement_table,
@@ -44,13 +45,17 @@ def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study
         undefined=jinja2.StrictUndefined,
     )
     template = environment.get_template("report.html.j2")
-    return template.render(study=study, count=count, cells=[_cell(a, study_dir) for a in analyses])
+    return template.render(
+        study=study,
+        count=count,
+        seconds_note=SECONDS,
+        cells=[_cell(a, study_dir) for a in analyses],
+    )
 
 
 def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
     cell, data = analysis.json, analysis.data
     folder = "" if data.dir == study_dir else f"{data.dir.name}/"
-    control = control_sentence(cell)
     return {
         "json": cell,
         "folder": folder,
@@ -64,7 +69,9 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "engine": engine_table(cell),
         "roofline": roofline_table(cell, data.records),
         "roof": roofline_chart(cell, points(cell, data.records)),
-        "sentences": [*sentences(cell, data.arms[0].identity), *([control] if control else [])],
+        "answer": answer(analysis),
+        "control": control_sentence(cell),
+        "said": _said(cell, data.arms[0].identity),
         "legend": [
             (arm, mark_svg(mark, style)) for arm, (style, mark) in arm_classes(cell).items()
         ],
@@ -77,6 +84,11 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "seconds": [_second(second, cell) for second in second_analyses(analysis)],
         "agreement": agreement_table(analysis.identity, output_unit(cell)),
     }
+
+
+def _said(cell: Mapping[str, Any], claim: str) -> list[list[str]]:
+    """Return every row's sentences, arm by arm: they stand in the details of the row."""
+    return [[sentence(cell, row, c, claim) for c in row["comparisons"]] for row in cell["rows"]]
 
 
 def _runs(cell: Mapping[str, Any], folder: str) -> Iterable[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Tables that kernel workloads have besides times: what was counted, and the roofline."""
+"""Tables that kernel workloads have besides times: what dispatches did, and the roofline."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ FIRST = (
     "attention.kv_blocks_visited",
     "attention.bytes",
 )
+COUNTED = ("attention.search_iterations", "attention.surplus_threadgroups",
+           "attention.kv_blocks_visited")  # fmt: skip
 VARIES = "varies"
 
 
 def counters_table(cell: Json, records: Sequence[Record]) -> Table | None:
-    """Lay out what one dispatch of each case counted, per arm; None where nothing is noted.
+    """Lay out what one dispatch of each case did, per arm; None where nothing is noted.
 
     A counter that is 0 everywhere has no column, nor has a flag (never above 1) that says
     which path ran: the gate *engaged* looks at those. One that differs between runs of an
@@ -41,7 +43,7 @@ def counters_table(cell: Json, records: Sequence[Record]) -> Table | None:
     if not names:
         return None
     columns = [Column("batch", number=False), Column("arm", number=False)]
-    columns += [Column(_heading(name)) for name in names]
+    columns += [Column(_heading(name) + _origin(name)) for name in names]
     cases = dict.fromkeys(case for case, _ in found)
     lines = [
         Line((case, arm, *(_count(found[case, arm].get(name)) for name in names)), i, arm, None)
@@ -49,8 +51,15 @@ def counters_table(cell: Json, records: Sequence[Record]) -> Table | None:
         for arm in real_arms(cell)
         if found.get((case, arm))
     ]
-    note = "Per dispatch, counted by the kernels: the same on every machine with as many threads."
+    note = (
+        "Per dispatch, the same on every machine with as many threads. Counted by the kernel "
+        "itself; what is called computed follows from its plan on the host."
+    )
     return Table(tuple(columns), tuple(lines), (note,))
+
+
+def _origin(name: str) -> str:
+    return "" if name in COUNTED else " (computed)"
 
 
 def _heading(name: str) -> str:

@@ -1,4 +1,4 @@
-"""``report.md``: a study in Markdown, the article's table layout, weaknesses first."""
+"""``report.md``: a study in Markdown: the answer, the article's table, what weakens it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.engine_table import engine_table
@@ -28,6 +29,7 @@ from labkit.analysis.weakness import weaknesses
 from labkit.experiment.record import Record
 
 Json = Mapping[str, Any]
+SECONDS = "Of each row alone, not adjusted. The verdicts above do not use these numbers."
 
 
 def markdown_table(table: Table) -> str:
@@ -53,48 +55,55 @@ def study_markdown(study: Json, analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _overview(study: Json) -> str:
-    lines = ["| cell | gates | verdicts |", "| --- | --- | --- |"]
+    lines = ["| cell | answer | gates |", "| --- | --- | --- |"]
     for cell in study["cells"]:
-        words = ", ".join(f"{n} {word}" for word, n in cell["verdicts"].items()) or "none"
         gates = ", ".join(f"{name} {status}" for name, status in cell["gates"].items())
-        lines.append(f"| {_escaped(cell['cell'])} | {gates} | {words} |")
+        lines.append(f"| {_escaped(cell['cell'])} | {_escaped(cell['answer'])} | {gates} |")
     return "\n".join(lines)
 
 
 def _cell(analysis: CellAnalysis) -> list[str]:
     cell = analysis.json
+    parts = [f"## {cell['question'] or cell['cell']}", "", f"**{answer(analysis)}**", ""]
+    table = cell_table(cell, analysis.data.records)
+    parts += [markdown_table(table), ""]
+    for note in (*table.notes, control_sentence(cell)):
+        parts += [note, ""] if note else []
+    weak = weaknesses(analysis)
+    if weak:
+        parts += ["What weakens this result:", "", *(f"- {line}" for line in weak), ""]
+    return [*parts, *_details(analysis)]
+
+
+def _measured(analysis: CellAnalysis) -> list[str]:
+    """Say by which design and on which machine it was measured."""
+    cell = analysis.json
     design = cell["design"]
-    parts = [f"## {cell['question'] or cell['cell']}", ""]
-    parts += [
+    return [
+        "### How it was measured",
+        "",
         f"Cell `{cell['cell']}`: {count(design['blocks'], 'block')} of "
         f"{count(design['runs_per_block'], 'run')} "
         f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
         f"alpha {design['alpha']:g}. Gates: {gates_line(cell)}.",
         "",
+        environment_line(cell["environment"]),
+        *cost_lines(analysis.data.records),
+        "",
     ]
-    parts += [environment_line(cell["environment"]), *cost_lines(analysis.data.records), ""]
-    weak = weaknesses(analysis)
-    if weak:
-        parts += ["What weakens this result:", "", *(f"- {line}" for line in weak), ""]
-    table = cell_table(cell, analysis.data.records)
-    parts += [markdown_table(table), ""]
-    for note in table.notes:
-        parts += [note, ""]
-    control = control_sentence(cell)
-    lines = [*sentences(cell, analysis.data.arms[0].identity), *([control] if control else [])]
-    parts += [*(f"- {line}" for line in lines), ""]
-    return [*parts, *_details(analysis)]
 
 
 def _details(analysis: CellAnalysis) -> list[str]:
     cell = analysis.json
-    parts: list[str] = []
+    parts = _measured(analysis)
+    rows = sentences(cell, analysis.data.arms[0].identity)
+    parts += ["### Row by row", "", *(f"- {line}" for line in rows), ""] if rows else []
     records = analysis.data.records
     secondary = cell_table(cell, records, primary=False)
     if secondary.lines:
         parts += ["### Other metrics", "", markdown_table(secondary), ""]
     for title, table in (
-        ("What the kernels counted", counters_table(cell, records)),
+        ("What a dispatch did", counters_table(cell, records)),
         ("What the engine counted", engine_table(cell)),
         ("Published by others", published_table(cell)),
         ("Host time to build the maps", host_table(cell, records)),
@@ -205,7 +214,7 @@ def _seconds(analysis: CellAnalysis) -> list[str]:
         return ["### The machine's noise", "", *lines, ""] if lines else []
     parts = ["### The same with the machine's noise taken out", ""]
     parts += [*lines, ""]
-    parts += ["| row | arm | analysis | delta | CI (%) | p | blocks |"]
+    parts += ["| row | arm | analysis | delta | CI alone (%) | p alone | blocks |"]
     parts += ["| --- | --- | --- | ---: | ---: | ---: | ---: |"]
     for second in found:
         row = analysis.json["rows"][second.row]
@@ -214,4 +223,4 @@ def _seconds(analysis: CellAnalysis) -> list[str]:
             f"| {row_name(row)} | {second.arm} | {second.how} | {percent_text(second.effect_pct)} "
             f"| {interval_text(low, high)} | {p_text(second.p)} | {second.blocks} |"
         )
-    return [*parts, "", "The verdicts above do not use these numbers.", ""]
+    return [*parts, "", SECONDS, ""]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis, analyse
 from labkit.analysis.comparison import row_tests
 from labkit.analysis.flat import csv_text, latex_text
@@ -84,6 +85,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
         "cell": cell["cell"],
         "dir": analysis.data.dir.name,
         "question": cell["question"],
+        "answer": answer(analysis),
         "status": cell_status(analysis),
         "complete": analysis.data.complete,
         "blocks": len(analysis.data.blocks_done),

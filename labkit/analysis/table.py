@@ -19,7 +19,7 @@ from labkit.analysis.numbers import (
     unit_name,
     value_text,
 )
-from labkit.analysis.sentences import control_name
+from labkit.analysis.sentences import control_name, level_text, relabelled
 from labkit.experiment.record import Record, parse_run_name
 
 Json = Mapping[str, Any]
@@ -47,6 +47,13 @@ class Line:
     row: int
     arm: str | None
     verdict: str | None
+
+    @property
+    def brief(self) -> str:
+        """The verdict as it stands beside the row's name where there is no room for columns."""
+        if self.verdict is None:
+            return "skipped" if any(c.startswith("skipped") for c in self.cells) else ""
+        return verdict_text(self.verdict)
 
 
 @dataclass(frozen=True)
@@ -119,14 +126,13 @@ def _arm_columns(cell: Json, arms: Sequence[str], unit: str, published: bool) ->
     baseline = Column(f"{cell['arms'][0]['name']}{unit}", row=True)
     if not arms:
         return [baseline]
-    level = f"{100 * (1 - float(cell['design']['alpha'])):g} % CI"
     return [
         *([] if len(arms) == 1 else [Column("arm", number=False)]),
         baseline,
         Column(f"{arms[0] if len(arms) == 1 else 'arm'}{unit}"),
         Column("delta"),
-        Column(f"{level} (%)"),
-        Column("p", extra=True),
+        Column(f"adjusted {level_text(cell)} CI (%)"),
+        Column("adjusted p", extra=True),
         Column("verdict", number=False),
         *([Column("published", extra=True)] if published else []),
     ]
@@ -284,11 +290,17 @@ def _notes(cell: Json, published: Any) -> list[str]:
     line = published_line(cell) if published else None
     primary = [row for row in cell["rows"] if row["primary"] and row["comparisons"]]
     notes = [line] if line else []
-    floors = {c["p_floor"] for row in primary for c in row["comparisons"] if c["p_floor"]}
+    shown = shown_arms(cell)
+    floors = {
+        c["p_floor"]
+        for row in primary
+        for c in row["comparisons"]
+        if c["p_floor"] and c["arm"] in shown
+    }
     if floors:
         notes.append(
-            "p: permutation test within blocks, adjusted over all rows and arms; smallest "
-            f"reachable {p_text(min(floors))}. "
+            f"Interval and p: one permutation test within blocks ({relabelled(cell)}), adjusted "
+            f"over all rows and arms; smallest reachable p {p_text(min(floors))}. "
             "Delta: Hodges-Lehmann, above 0 where the metric is larger."
         )
     return notes

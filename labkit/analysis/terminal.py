@@ -1,4 +1,4 @@
-"""A cell in the terminal: what weakens it, the table, the sentences, where the report is."""
+"""A cell in the terminal: the answer, the table, what weakens it, where the report is."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis, analyse
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, value_text
-from labkit.analysis.sentences import control_sentence, sentences
+from labkit.analysis.sentences import control_sentence
 from labkit.analysis.table import Column, Table, cell_table, verdict_text
 from labkit.analysis.weakness import weaknesses
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from labkit.analysis.between import Change, Comparisons
+    from labkit.analysis.between import Changed, Comparisons
 
 STYLES = {
     "faster": "bold green",
@@ -26,6 +27,7 @@ STYLES = {
     "inconclusive": "yellow",
     "estimate_only": "yellow",
     "invalid": "bold white on red",
+    "not_comparable": "dim",
 }
 WIDE, WIDER = 92, 110
 PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
@@ -37,37 +39,30 @@ def print_cell(cell_dir: Path, console: Console | None = None) -> None:
 
 
 def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> None:
-    """Print an analysed cell: weaknesses, the table, a sentence per row."""
+    """Print an analysed cell: the answer, the table, what weakens it, the design."""
     from rich.console import Console
     from rich.text import Text
 
     out = console or Console()
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH
-    cell, claim = analysis.json, analysis.data.arms[0].identity
+    cell = analysis.json
     out.print()
-    out.print(Text(cell["question"] or cell["cell"], style="bold"))
-    out.print(Text(_subtitle(cell), style="dim"))
-    for line in weaknesses(analysis):
-        out.print(Text(f"! {line}", style="yellow"))
-    out.print()
+    out.print(Text(cell["question"] or cell["cell"]))
+    out.print(Text(answer(analysis), style="bold"))
     table = cell_table(cell, analysis.data.records)
     out.print(_rich(table, out.width))
     secondary = cell_table(cell, analysis.data.records, primary=False)
     if secondary.lines:
         out.print(_rich(secondary, out.width))
-    for note in table.notes:
-        out.print(Text(note, style="dim"))
-    out.print()
-    for line in _sentences(analysis, claim):
-        out.print(Text(line))
+    for note in (*table.notes, control_sentence(cell)):
+        if note:
+            out.print(Text(note, style="dim"))
+    for line in weaknesses(analysis):
+        out.print(Text(f"! {line}", style="yellow"))
+    out.print(Text(_subtitle(cell), style="dim"))
     where = analysis.data.dir.parent / "report.md"
     out.print(Text(f"report: {where}", style="dim"), soft_wrap=True)  # whole, to be copied
-
-
-def _sentences(analysis: CellAnalysis, claim: str) -> Sequence[str]:
-    control = control_sentence(analysis.json)
-    return [*sentences(analysis.json, claim), *([control] if control else [])]
 
 
 def gates_line(cell: Any) -> str:
@@ -85,7 +80,7 @@ def _subtitle(cell: Any) -> str:
 
 
 def _rich(table: Table, width: int) -> Any:
-    """Build the table; on narrow terminals the columns that sentences repeat are left out."""
+    """Build the table; on narrow terminals what can be done without is left out."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -120,13 +115,15 @@ def _rich(table: Table, width: int) -> Any:
 
 def _heading(name: str) -> str:
     """Break a heading where a name has joints, so that it is no wider than its numbers."""
-    if " % CI" in name or name in ("delta", "published"):
-        return name.replace(" (%)", "").replace("published", "publ.") + "\n%"
+    if name.startswith("adjusted "):
+        return name.replace(" (%)", ", %").replace("adjusted ", "adjusted\n")
+    if name in ("delta", "published"):
+        return name.replace("published", "publ.") + "\n%"
     return re.sub(r"([_-])(?=\w)", r"\1\n", name.replace(" (", "\n(")) if len(name) > 10 else name
 
 
 def _compact(column: Column, text: str) -> str:
-    """Shorten a text cell: the heading has the unit, the sentence the reason."""
+    """Shorten a text cell: the heading has the unit, what weakens the table the reason."""
     if column.name == "verdict":
         return text.partition(":")[0]
     if column.number:
@@ -143,30 +140,45 @@ def print_changes(found: Comparisons, out: Console) -> None:
     for line in found.weaknesses:
         out.print(Text(f"! {line}", style="yellow"))
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    numbers = ("old", "new", "change %", "CI %", "p")
+    numbers = ("old", "new", "change\n%", "adjusted\nCI %", "adjusted\np")
     for name in ("row", "arm", *numbers, "verdict"):
         right, fixed = name in numbers, name not in ("row", "arm")
         shown.add_column(name, justify="right" if right else "left", no_wrap=fixed, overflow="fold")
     for change in found.changes:
         row, c = change.row, change.found
-        low, high = c.ci_pct or (None, None)
+        low, high = (c.ci_pct if c is not None else None) or (None, None)
         shown.add_row(
             Text(_change_name(change)),
             Text(change.arm),
             value_text(change.old, row.unit),
             value_text(change.new, row.unit),
-            percent_text(c.effect_pct).rstrip("%"),
+            percent_text(c.effect_pct if c is not None else None).rstrip("%"),
             interval_text(low, high).replace(" to ", ", "),
-            p_text(c.p_adjusted),
-            Text(verdict_text(change.verdict.word), style=STYLES[change.verdict.word]),
+            p_text(c.p_adjusted if c is not None else None),
+            Text(_change_word(change), style=STYLES[change.verdict.word]),
         )
     out.print(shown)
-    for change in found.changes:
+    for line in found.notes:
+        out.print(Text(line, style="dim"))
+    for words, rows in _reasons(found.changes).items():
+        where = rows[0] if len(rows) == 1 else count(len(rows), "row")
+        out.print(Text(f"{where}: {words}"))
+
+
+def _reasons(changes: Sequence[Changed]) -> dict[str, list[str]]:
+    """Gather the rows under each reason, in the order in which reasons first appear."""
+    found: dict[str, list[str]] = {}
+    for change in changes:
         if change.verdict.reason is not None:
-            word = verdict_text(change.verdict.word)
-            name = f"{_change_name(change)}, {change.arm}"
-            out.print(Text(f"{name}: {word}: {change.verdict.reason}"))
+            words = f"{_change_word(change)}: {change.verdict.reason}"
+            found.setdefault(words, []).append(f"{_change_name(change)}, {change.arm}")
+    return found
 
 
-def _change_name(change: Change) -> str:
+def _change_word(change: Changed) -> str:
+    word = change.verdict.word
+    return "not comparable in time" if word == "not_comparable" else verdict_text(word)
+
+
+def _change_name(change: Changed) -> str:
     return str(change.row.metric) if change.row.case == "all" else change.row.case

@@ -1,4 +1,4 @@
-"""What weakens a result: said above the table, never below it."""
+"""What weakens a result: said right under the table, like with like."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOWN = 3
 
 
 def weaknesses(analysis: CellAnalysis) -> list[str]:
-    """List what a reader must know before the numbers, the gravest first."""
+    """List what a reader must know of the numbers, the gravest first, one line of a kind."""
     found = [
         f"gate {name} failed: {reason}"
         for name, gate in analysis.gates.items()
@@ -42,7 +42,8 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     found += _noise(analysis)
     found += _emulated(analysis)
     found += machine(analysis.data.records)
-    found += mode_lines(analysis)
+    found += _modes(analysis)
+    found += _skipped(analysis)
     return found
 
 
@@ -79,24 +80,48 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
             f"noise exceeds margin: the A/A control varies by more than ±{margin:g} % "
             f"where {withheld} verdicts are withheld"
         )
+    yield from _differing_control(analysis)
+
+
+def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     control = next((a.name for a in analysis.data.arms if a.role == "control"), None)
-    for row, found in zip(analysis.rows, analysis.comparisons, strict=True):
-        own = found.get(control) if control is not None and row.primary else None
-        if own and own.p_adjusted is not None and own.p_adjusted <= analysis.data.levels.alpha:
-            yield (
-                f"the A/A control differs from the baseline in {row.case!r} "
-                f"(p = {p_text(own.p_adjusted)}): something besides the arms has an effect"
-            )
+    rows = [
+        (own.p_adjusted, row.case)
+        for row, found in zip(analysis.rows, analysis.comparisons, strict=True)
+        if row.primary and control is not None and (own := found.get(control)) is not None
+        if own.p_adjusted is not None and own.p_adjusted <= analysis.data.levels.alpha
+    ]
+    if rows:
+        p, worst = min(rows)
+        where = repr(worst) if len(rows) == 1 else f"{len(rows)} rows, most in {worst!r}"
+        yield (
+            f"the A/A control differs from the baseline in {where} (adjusted p = {p_text(p)}): "
+            "something besides the arms has an effect"
+        )
 
 
 def _emulated(analysis: CellAnalysis) -> Iterator[str]:
-    for arm in analysis.data.arms:
-        device = arm.config.get("engine", {}).get("attention", {}).get("device")
-        if device == "emulated" and arm.role != "control":
-            yield (
-                f"{arm.name}: the Metal kernels were emulated on a CPU; "
-                "times say nothing about Metal"
-            )
+    names = [
+        arm.name
+        for arm in analysis.data.arms
+        if arm.role != "control"
+        and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
+    ]
+    if names:
+        yield (
+            f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "
+            "times say nothing about Metal"
+        )
+
+
+def _skipped(analysis: CellAnalysis) -> Iterator[str]:
+    """Name the rows that were not measured, those of one reason together."""
+    why: dict[str, list[str]] = {}
+    for row in analysis.rows:
+        if row.skipped is not None:
+            why.setdefault(row.skipped, []).append(row.case)
+    for reason, cases in why.items():
+        yield f"{count(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
 
 
 def machine(records: Iterable[Record]) -> Iterator[str]:
@@ -176,14 +201,18 @@ def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Modes]]:
                 yield row.case, modes
 
 
-def mode_lines(analysis: CellAnalysis) -> list[str]:
-    """Say which rows have fast and slow processes, how many per arm, and Fisher's p."""
-    lines = []
-    for case, modes in primary_modes(analysis):
-        counts = ", ".join(f"{a} {modes.upper[a]} of {modes.total[a]}" for a in modes.upper)
-        tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
-        lines.append(
-            f"two modes {modes.gap_pct:.0f} % apart in {case!r}; in the upper: {counts} "
-            f"(Fisher's exact test against the baseline: {tests}); none dropped"
-        )
-    return lines
+def _modes(analysis: CellAnalysis) -> Iterator[str]:
+    """Say in how many rows there are fast and slow processes, with the widest gap."""
+    found = list(primary_modes(analysis))
+    if not found:
+        return
+    case, modes = max(found, key=lambda item: item[1].gap_pct)
+    counts = ", ".join(f"{a} {modes.upper[a]} of {modes.total[a]}" for a in modes.upper)
+    tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
+    least = min((p, where) for where, each in found for p in each.fisher_p.values())
+    rows = "" if len(found) == 1 else f"in {len(found)} rows, the widest "
+    smallest = "" if len(found) == 1 else f"; the smallest of all rows {p_text(least[0])}"
+    yield (
+        f"two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; in the upper: {counts} "
+        f"(Fisher's exact test against the baseline: {tests}{smallest}); none dropped"
+    )

@@ -97,8 +97,8 @@ def test_a_planted_effect_is_named_with_its_interval(make_cell):
     assert (c["wins"], c["blocks"]) == (4, 4)
     assert found(cell, "control")["verdict"] in ("equivalent", "trivial")
     line = sentences(cell, "bitwise")[0]
-    assert "seq_map is 4.8 % faster (95 % CI 4.3 to 5.6, " in line
-    assert line.endswith("exact p = 0.0015, 4 blocks); outputs bit-identical")
+    assert "seq_map is 4.8 % faster (adjusted 95 % CI 4.3 to 5.6, adjusted p = 0.0015; " in line
+    assert line.endswith("alone 4.4 to 5.5, p = 0.0015 (exact); 4 blocks); outputs bit-identical")
 
 
 def test_better_decides_the_word(make_cell):

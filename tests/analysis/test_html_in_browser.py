@@ -32,6 +32,12 @@ PROBE = """(() => {
   const target = document.getElementById(link.hash.slice(1));
   return { before, up, sort, down, charts, details: target.tagName,
     records: [...document.querySelectorAll('ul.runs a')].map((a) => a.getAttribute('href')),
+    verdicts: [...table.tBodies[0].rows].map((row) => {
+      const name = row.cells[0].getBoundingClientRect();
+      const word = row.cells[0].querySelector('.phone');
+      const box = word.getBoundingClientRect();
+      return [word.textContent, box.width, box.right, box.top - name.top, name.bottom - box.bottom];
+    }),
     wide: document.documentElement.scrollWidth <= innerWidth };
 })()"""
 
@@ -119,5 +125,9 @@ def test_report_in_a_browser(make_cell, published, tmp_path):
     assert (numbers == sorted(numbers) and found["down"] != found["up"]) or len(numbers) == 1
     assert len(found["charts"]) >= 8
     assert all(width > 100 and height > 20 and marks for width, height, marks in found["charts"])
+    words = [word for word, *_ in found["verdicts"]]
+    assert words == ["faster", "faster", "faster", "skipped"]
+    for _, width, right, top, bottom in found["verdicts"]:  # beside the name, no scrolling
+        assert width > 20 and right <= 390 and top > 0 and bottom > 0
     assert found["details"] == "DETAILS" and found["wide"]
     assert found["records"] and all((study / href).is_file() for href in found["records"])

@@ -72,6 +72,25 @@ def test_counters_are_columns_and_those_that_stay_0_are_none(make_cell):
     assert found["prefill, 8 × 512", "seq_map"] == "0"
 
 
+def test_only_what_the_kernel_counts_is_called_counted(make_cell):
+    def change(record):
+        more = {"attention.dependent_loads": 64, "attention.bytes": 4096,
+                "attention.surplus_threadgroups": 2, "window.skipped_blocks": 7}  # fmt: skip
+        cases = tuple(
+            replace(c, notes={**c.notes, "counters": {**c.notes["counters"], **more}})
+            for c in record.cases
+        )
+        return replace(record, cases=cases)
+
+    analysis = analyse(make_cell(change=change))
+    table = counters_table(analysis.json, analysis.data.records)
+    assert [c.name for c in table.columns][2:] == [
+        "search iterations", "dependent loads (computed)", "surplus threadgroups",
+        "KV blocks visited", "bytes (computed)", "window skipped blocks (computed)",
+    ]  # fmt: skip
+    assert "Counted by the kernel itself; what is called computed" in table.notes[0]
+
+
 def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
     def change(record):
         if record.arm != "seq_map" or record.block != 1:
@@ -100,7 +119,7 @@ def test_the_report_holds_both_and_the_picture(make_cell):
     study = make_cell("study/kernel").parent
     write_study(study, plots=False)
     text = (study / "report.md").read_text()
-    assert "### What the kernels counted" in text and "(plots/kernel--roofline.png)" in text
+    assert "### What a dispatch did" in text and "(plots/kernel--roofline.png)" in text
     page = (study / "report.html").read_text()
     assert "intensity (FLOP per byte)" in page and "% of the limit</title>" in page
 

@@ -11,8 +11,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
-from labkit.analysis import analyse_cell, write_study
+from labkit.analysis import analyse_cell, print_cell, write_study
+from labkit.analysis.answer import answer
 from labkit.analysis.cell import analyse
 from labkit.analysis.charts import arm_classes
 from labkit.analysis.formats import FORMATS
@@ -79,10 +81,11 @@ def test_printing_a_form_writes_nothing(study, capsysbinary):
     assert snapshot(study) == before
 
 
-def test_markdown_has_the_articles_layout_and_weaknesses_first(study, capsysbinary):
+def test_markdown_has_the_articles_layout(study, capsysbinary):
     text = printed(capsysbinary, study, "md")
     head = (
-        "| batch | kernel | binary_search (µs) | seq_map (µs) | delta | 95 % CI (%) | p | verdict"
+        "| batch | kernel | binary_search (µs) | seq_map (µs) | delta | adjusted 95 % CI (%) "
+        "| adjusted p | verdict"
     )
     assert head in text
     assert "| −8.1% |" in text and "published: M1 Pro, 14 GPU cores" in text
@@ -91,12 +94,92 @@ def test_markdown_has_the_articles_layout_and_weaknesses_first(study, capsysbina
     assert "| decode, 64 reqs, ctx 128 | 12.50 | 12.50 | 12.50 |" in text  # building maps
 
 
-def test_weaknesses_stand_above_the_table(make_cell, capsysbinary):
+def in_order(text, *parts):
+    """Assert that the parts stand in a text, one after the other."""
+    places = [text.find(part) for part in parts]
+    assert -1 not in places and places == sorted(places), (places, parts)
+
+
+def test_the_answer_comes_first_then_the_table_then_what_weakens_it(make_cell, capsysbinary):
     study = make_cell("study/cell", blocks=2).parent
+    said = answer(analyse(study / "cell"))
+    weak = "estimate only: 2 blocks of 2 cannot support"
+    assert said.startswith("Not decided: ")
     text = printed(capsysbinary, study, "md")
-    assert 0 < text.index("estimate only: 2 blocks of 2") < text.index("| batch |")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert lines[0] == f"**{said}**" and lines[1].startswith("| batch |")
+    in_order(text, "| batch |", f"- {weak}", "### How it was measured", "### Row by row")
     page = printed(capsysbinary, study, "html")
-    assert page.index("estimate only: 2 blocks of 2") < page.index('<table class="sortable wide">')
+    in_order(page, f'<p class="answer">{said}</p>', "<table", weak, "alpha 0.05")
+    out = io.StringIO()
+    print_cell(study / "cell", Console(width=200, file=out))
+    in_order(" ".join(out.getvalue().split()), said, "verdict", f"! {weak}", "report: ")
+
+
+def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
+    said = [answer(analyse(study / name)) for name in ("chat", "kernel")]
+    text = printed(capsysbinary, study, "md")
+    assert text.splitlines()[2] == "| cell | answer | gates |"
+    assert all(f"| {one} |" in text for one in said)
+    page = printed(capsysbinary, study, "html")
+    in_order(page, f"<td>{said[0]}</td>", f"<td>{said[1]}</td>", "<section")
+
+
+def test_the_long_sentences_are_in_the_details_of_their_row(study, capsysbinary):
+    page = printed(capsysbinary, study, "html")
+    details = re.findall(r"<details id=.*?</details>", page, re.S)
+    said = "seq_map is 4.8 % faster (adjusted 95 % CI"
+    assert page.count(said) == sum(one.count(said) for one in details) > 0
+    assert all("<li>control" in one for one in details)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "how", "over"),
+    [(4, "(exact)", "(all 1,296 relabellings)"),
+     (8, "(Monte Carlo, 100,000 draws)", "(Monte Carlo, 100,000 draws)")],
+)  # fmt: skip
+def test_exact_is_said_only_where_all_relabellings_were_enumerated(
+    make_cell, capsysbinary, blocks, how, over
+):
+    text = printed(capsysbinary, make_cell("study/cell", blocks=blocks).parent, "md")
+    assert f"{how}; {blocks} blocks)" in text and f"within blocks {over}, adjusted" in text
+    assert ("exact" in text.replace("Fisher's exact", "")) is (blocks == 4)
+
+
+def test_the_smallest_reachable_p_is_that_of_the_arms_that_are_shown(make_cell, capsysbinary):
+    path = make_cell("study/cell", effects={"seq_map": 0.95, "identity": 1.0, "plan": 1.0})
+    text = printed(capsysbinary, path.parent, "md")
+    assert "smallest reachable p 0.0046." in text  # three arms share alpha; the control has its own
+
+
+def test_the_level_that_is_shown_is_that_of_the_interval(make_cell, capsysbinary):
+    looks = [{"blocks": 4, "alpha": 0.01}, {"blocks": 8, "alpha": 0.04}]
+    text = printed(capsysbinary, make_cell("study/cell", looks=looks).parent, "md")
+    assert "| adjusted 99 % CI (%) |" in text and "95 % CI" not in text
+    assert "(adjusted 99 % CI " in text
+
+
+def test_the_control_s_smallest_p_stands_beside_its_largest_effect(make_cell, capsysbinary):
+    def leak(record):
+        if record.arm != "control":
+            return record
+        rows = []
+        for case, factor in zip(record.cases, (1.03, 1.0), strict=True):
+            metric = case.metrics[0]
+            repeats = tuple(x * factor for x in metric.repeats)
+            rows.append(replace(case, metrics=(replace(metric, repeats=repeats),)))
+        return replace(record, cases=tuple(rows))
+
+    text = printed(capsysbinary, make_cell("study/cell", change=leak).parent, "md")
+    (line,) = [line for line in text.splitlines() if line.startswith("A/A control: ")]
+    found = re.match(
+        r"A/A control: at most \+(\d\.\d)% from the baseline \(decode, 64 reqs, ctx 128\); "
+        r"smallest p (\S+) alone, (\S+) adjusted \(decode, 64 reqs, ctx 128\); widest", line
+    )  # fmt: skip
+    assert found and 2 < float(found[1]) < 4 and float(found[2]) < 0.02
+    assert "1 of 2 rows below p = 0.02 alone: decode, 64 reqs, ctx 128 (+" in line
+    quiet = printed(capsysbinary, make_cell("quiet/cell").parent, "md")
+    assert "below p" not in quiet and "A/A control: at most" in quiet
 
 
 def test_published_p_is_shown_as_published(make_cell, capsysbinary):
@@ -151,8 +234,19 @@ def test_csv_has_every_number_unrounded(study, capsysbinary):
     lines = list(csv.DictReader(io.StringIO(printed(capsysbinary, study, "csv"))))
     cell = analyse_cell(study / "kernel")
     line = next(x for x in lines if x["cell"] == "kernel" and x["arm"] == "seq_map")
-    assert float(line["effect_pct"]) == cell["rows"][0]["comparisons"][0]["effect_pct"]
+    found = cell["rows"][0]["comparisons"][0]
+    keys = ("effect_pct", "ci_low_pct", "level", "ci_raw_low_pct", "ci_raw_high_pct", "p")
+    assert [float(line[key]) for key in keys] == [found[key] for key in keys]
     assert any(x["skipped"] == "too large" for x in lines)
+
+
+def test_csv_has_the_adjusted_and_the_unadjusted_interval(make_cell, capsysbinary):
+    text = printed(capsysbinary, make_cell("study/cell").parent, "csv")
+    line = next(csv.DictReader(io.StringIO(text)))
+    adjusted, alone = (
+        float(line[f"{key}_high_pct"]) - float(line[f"{key}_low_pct"]) for key in ("ci", "ci_raw")
+    )
+    assert adjusted > alone > 0
 
 
 def test_latex_escapes_and_balances(study, capsysbinary):
@@ -309,10 +403,6 @@ def test_study_json_lists_cells_and_adjusts_over_all(study):
 
 
 def test_the_terminal_table_fits_100_and_80_columns(study, capsys):
-    from rich.console import Console
-
-    from labkit.analysis import print_cell
-
     for width in (100, 80):
         out = io.StringIO()
         print_cell(study / "kernel", Console(width=width, file=out))

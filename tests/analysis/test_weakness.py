@@ -97,20 +97,47 @@ def test_a_control_that_differs_is_said(make_cell):
     assert "the A/A control differs from the baseline" in said(make_cell(change=leak))
 
 
-def test_two_modes_are_reported_with_fishers_p(make_cell):
-    def slow(record):
-        if record.position != 2:
+def slow_at(place, factors):
+    """Make the runs at one place of every block slower, each case by a factor of its own."""
+
+    def apply(record):
+        if record.position != place:
             return record
         cases = tuple(
-            replace(c, metrics=tuple(replace(m, repeats=tuple(x * 1.2 for x in m.repeats))
+            replace(c, metrics=tuple(replace(m, repeats=tuple(x * factor for x in m.repeats))
                                      for m in c.metrics))
-            for c in record.cases
+            for c, factor in zip(record.cases, factors, strict=True)
         )  # fmt: skip
         return replace(record, cases=cases)
 
-    text = said(make_cell(change=slow, noise=0.002))
-    assert "two modes 20 % apart" in text and "Fisher's exact test" in text
-    assert "none dropped" in text
+    return apply
+
+
+def test_two_modes_are_reported_with_fishers_p(make_cell):
+    text = said(make_cell(change=slow_at(2, (1.2, 1.0)), noise=0.002))
+    assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; in the upper: " in text
+    assert "Fisher's exact test" in text and "none dropped" in text
+
+
+def test_modes_of_many_rows_are_one_line_with_their_number_and_the_worst(make_cell):
+    factors = (1.1, 1.3, 1.2, 1.15)
+    text = said(make_cell(cases=tuple("abcd"), change=slow_at(2, factors), noise=0.002))
+    (line,) = [line for line in text.splitlines() if "modes" in line]
+    assert line.startswith("two modes in 4 rows, the widest 30 % apart in 'b'; in the upper: ")
+    assert "the smallest of all rows" in line
+
+
+def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
+    def leak(record):
+        return slow_at(record.position, (1.2, 1.3))(record) if record.arm == "control" else record
+
+    (line,) = [line for line in said(make_cell(change=leak)).splitlines() if "A/A" in line]
+    assert line.startswith("the A/A control differs from the baseline in 2 rows, most in ")
+
+
+def test_skipped_rows_of_one_reason_are_one_line(make_cell):
+    path = make_cell(cases=("a", "b", "c"), skipped={"b": "too large", "c": "too large"})
+    assert said(path) == "2 rows skipped (b; c): too large"
 
 
 def test_a_noisy_control_withholds_and_says_so(make_cell):

@@ -1,0 +1,201 @@
+"""The first sentence: right for every mix of verdicts, and the same in every form."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.answer import answer
+from labkit.analysis.cell import analyse
+from labkit.analysis.comparison import Comparison
+from labkit.analysis.values import Row
+from labkit.analysis.verdict import Verdict
+from labkit.experiment.record import Arm
+
+SIGHT = "this design sees 6.8 % at best"
+
+
+def arm(name, role="arm", device="cpu"):
+    config = {"engine": {"attention": {"device": device}}}
+    return Arm(name=name, role=role, overrides={}, config=config, identity="none", engaged=())
+
+
+def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu", skipped=()):
+    """Make an analysis of rows ``(name, {arm: (word, effect, interval or sight)})``."""
+    built, comparisons, verdicts = [], [], []
+    for i, (name, results) in enumerate(rows):
+        better = "higher" if unit == "tok/s" else "lower"
+        built.append(Row(name, metrics[i % len(metrics)], unit, better, True))
+        found, words = {}, {}
+        for who, (word, effect, more, *reason) in results.items():
+            interval = more if isinstance(more, tuple) else None
+            found[who] = Comparison(who, "search", effect, interval, blocks=4,
+                                    mde_pct=None if interval else more)  # fmt: skip
+            words[who] = Verdict(word, *reason)
+        comparisons.append(found)
+        verdicts.append(words)
+    for name in skipped:
+        built.append(Row(name, "dispatch_us", unit, "lower", True, "too large"))
+        comparisons.append({})
+        verdicts.append({})
+    everyone = (arm("search", "baseline", device), *(arm(a, device=device) for a in arms),
+                arm("control", "control", device))  # fmt: skip
+    return SimpleNamespace(
+        data=SimpleNamespace(arms=everyone, baseline="search"),
+        rows=built, comparisons=comparisons, verdicts=verdicts,
+    )  # fmt: skip
+
+
+def flat(effect=0.1, low=-0.5, high=1.2, word="equivalent"):
+    return {"map": (word, effect, (low, high))}
+
+
+def faster(effect=-4.1, low=-5.0, high=-3.2):
+    return {"map": ("faster" if effect < 0 else "slower", effect, (low, high))}
+
+
+def unseen(mde, reason=SIGHT):
+    return {"map": ("inconclusive", -3.0, mde, reason)}
+
+
+SENTENCES = {
+    "all flat: the largest bound of all rows": (
+        cell(("a", flat()), ("b", flat(-0.3, -0.9, 0.4, "trivial"))),
+        "On this machine map changes nothing by more than 1.2 % against search.",
+    ),
+    "flat but for one": (
+        cell(("a", flat()), ("b", flat()), ("prefill, 8 × 512", faster())),
+        "On this machine map changes nothing by more than 1.2 % against search, except "
+        "prefill, 8 × 512 (4.1 % faster).",
+    ),
+    "flat but for two, the larger first": (
+        cell(("a", flat()), ("b", flat()), ("c", faster()), ("d", faster(6.0, 5.0, 7.0))),
+        "On this machine map changes nothing by more than 1.2 % against search, except "
+        "d (6.0 % slower) and c (4.1 % faster).",
+    ),
+    "many exceptions are counted": (
+        cell(*((f"f{i}", flat()) for i in range(4)),
+             *((f"m{i}", faster(-3.0 - i, -9.0, -2.0)) for i in range(4))),
+        "On this machine map changes nothing by more than 1.2 % against search, except 4 rows "
+        "(6.0 % faster (m3) to 3.0 % faster (m0)).",
+    ),
+    "all moved one way": (
+        cell(("a", faster()), ("b", faster(-8.0, -9.0, -7.0)), ("c", faster(-6.0, -7.0, -5.0))),
+        "On this machine map is faster than search in all 3 rows, by 4.1 to 8.0 %.",
+    ),
+    "both ways": (
+        cell(("a", faster()), ("b", faster(-8.0, -9.0, -7.0)), ("c", faster(2.5, 2.1, 3.0))),
+        "On this machine map is faster than search in 2 of 3 rows (a and b), by 4.1 to 8.0 % "
+        "and slower in 1 of 3 rows (c), by 2.5 %.",
+    ),
+    "more moved than flat, one open": (
+        cell(("a", faster()), ("b", faster()), ("c", flat()), ("d", unseen(6.8))),
+        "On this machine map is faster than search in 2 of 4 rows (a and b), by 4.1 % and "
+        "changes nothing by more than 1.2 % in 1 of 4 rows; not decided in 1 row (d); the "
+        "smallest effect that could be seen is 6.8 %.",
+    ),
+    "flat, open and invalid": (
+        cell(("a", flat()), ("b", unseen(6.8)), ("c", unseen(35.9)),
+             ("d", {"map": ("invalid", -1.0, 3.0, "outputs differ: case 'd'")})),
+        "On this machine map changes nothing by more than 1.2 % against search in 1 of 4 rows; "
+        "not decided in 2 rows (b; c); the smallest effect that could be seen is 6.8 % (b) to "
+        "35.9 % (c); invalid in 1 row (d): outputs differ: case 'd'.",
+    ),
+    "nothing decided": (
+        cell(("a", unseen(6.8)), ("b", unseen(35.9)), ("c", unseen(9.0))),
+        "Not decided: whether map differs from search in any of 3 rows; the smallest effect that "
+        "could be seen is 6.8 % (a) to 35.9 % (b).",
+    ),
+    "noise withholds what looks flat": (
+        cell(("a", unseen(1.5, "noise exceeds margin"))),
+        "Not decided: whether map differs from search in a; the smallest effect that could be "
+        "seen is 1.5 %.",
+    ),
+    "an estimate has its reason and no claim": (
+        cell(("a", {"map": ("estimate_only", -50.2, None, "2 blocks of 2: a claim needs 3")}),
+             ("b", {"map": ("estimate_only", 3.0, None, "2 blocks of 2: a claim needs 3")})),
+        "Not decided: whether map differs from search in any of 2 rows; an estimate only (2 "
+        "blocks of 2: a claim needs 3): 50.2 % faster (a) to 3.0 % slower (b).",
+    ),
+    "a grown study is exploratory": (
+        cell(("a", {"map": ("estimate_only", -9.0, None, "exploratory: blocks were added")})),
+        "Not decided: whether map differs from search in a; an estimate only (exploratory: "
+        "blocks were added): 9.0 % faster (a).",
+    ),
+    "invalid in every row": (
+        cell(*((n, {"map": ("invalid", -9.0, 3.0, "vacuous: resolver.map stayed 0")})
+               for n in "ab")),
+        "No answer: map is invalid: vacuous: resolver.map stayed 0.",
+    ),
+    "invalid and open": (
+        cell(("a", {"map": ("invalid", -9.0, 3.0, "vacuous"), "plan": ("inconclusive", 1.0, 4.0)}),
+             arms=("map", "plan")),
+        "Not decided: whether plan differs from search in a; the smallest effect that could be "
+        "seen is 4.0 %; map: invalid: vacuous.",
+    ),
+    "several arms": (
+        cell(("a", {"map": ("faster", -9.0, (-10.0, -8.0)),
+                    "plan": ("equivalent", 0.1, (-1.0, 1.0)),
+                    "grid": ("inconclusive", 1.0, 4.0, SIGHT)}),
+             ("b", {"map": ("faster", -7.0, (-8.0, -6.0)), "plan": ("trivial", 0.5, (0.1, 0.9)),
+                    "grid": ("inconclusive", 1.0, 5.5, SIGHT)}), arms=("map", "plan", "grid")),
+        "On this machine, against search: map is faster in both rows, by 7.0 to 9.0 %; "
+        "plan changes nothing by more than 1.0 %; grid is not decided; the smallest effect that "
+        "could be seen is 4.0 % (a) to 5.5 % (b).",
+    ),
+    "several arms, none decided": (
+        cell(("a", {"map": ("inconclusive", 1.0, 4.0, SIGHT), "plan": ("inconclusive", 1.0, 3.0)}),
+             arms=("map", "plan")),
+        "Not decided: whether map or plan differ from search in a; the smallest effect that could "
+        "be seen is 3.0 % to 4.0 %.",
+    ),
+    "requests: one row of all, with its interval": (
+        cell(("all", {"map": ("faster", 3.0, (1.9, 4.2))}), unit="tok/s",
+             metrics=("total_tok_s",)),
+        "On this machine map is 3.0 % faster than search (total_tok_s, 1.9 to 4.2 %).",
+    ),
+    "bytes are more or less": (
+        cell(("all", {"map": ("faster", -30.0, (-31.0, -29.0))}), unit="bytes",
+             metrics=("peak_kv_bytes",)),
+        "On this machine map is 30.0 % less than search (peak_kv_bytes, 29.0 to 31.0 %).",
+    ),
+    "several metrics are named": (
+        cell(("a", flat()), ("a", flat()), ("a", faster()),
+             metrics=("x_us", "y_us", "z_us")),
+        "On this machine map changes nothing by more than 1.2 % against search, except "
+        "a: z_us (4.1 % faster).",
+    ),
+    "what was not measured is named": (
+        cell(("a", flat()), skipped=("huge",)),
+        "On this machine map changes nothing by more than 1.2 % against search; not measured: "
+        "huge.",
+    ),
+    "nothing was measured": (
+        cell(skipped=("huge",)),
+        "No answer: nothing was measured of map and search; not measured: huge.",
+    ),
+    "the emulator says so": (
+        cell(("a", flat()), device="emulated"),
+        "In the emulator map changes nothing by more than 1.2 % against search.",
+    ),
+    "no arm: the same twice": (
+        cell(("a", {"control": ("inconclusive", -14.3, 30.0, SIGHT)}), arms=()),
+        "No question was asked: search run twice measured up to −14.3% apart (a); the smallest "
+        "effect that could be seen is 30.0 %.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_every_mix_of_verdicts_has_its_sentence(case):
+    made, expected = SENTENCES[case]
+    assert answer(made) == expected
+
+
+def test_it_speaks_of_what_was_analysed(make_cell):
+    said = answer(analyse(make_cell(effects={"seq_map": 0.9}, skipped={"prefill, 8 × 512": "big"})))
+    assert said.startswith("On this machine seq_map is ")
+    assert said.endswith("not measured: prefill, 8 × 512.") and "faster than binary_search" in said
+    served = answer(analyse(make_cell("b/x", effects={"seq_map": 1.1}, requests=True)))
+    assert "faster than binary_search (total_tok_s, " in served
+    few = answer(analyse(make_cell("c/x", blocks=2)))
+    assert few.startswith("Not decided: ") and "an estimate only (2 blocks of 2" in few
