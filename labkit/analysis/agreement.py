@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.cell import CellAnalysis, analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.effect import log_ratio, percent
+from labkit.experiment.record import PROCESSES
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,29 @@ def _agreement(
 
 def _sign(value: float) -> int:
     return -1 if value < 0 else 1
+
+
+def confirmation(analysis: CellAnalysis) -> list[Agreement] | None:
+    """Hold a cell of turns against the cell beside it that confirms it, whichever this is.
+
+    Returns
+    -------
+    list of Agreement, or None
+        None where there is no such pair, or the other one has not been analysed yet.
+    """
+    own = analysis.data.dir
+    name = own.name.removesuffix(PROCESSES) if own.name.endswith(PROCESSES) else None
+    other = own.with_name(f"{own.name}{PROCESSES}" if name is None else name)
+    if not (other / "cell.json").is_file() or not any((other / "runs").glob("b*.json")):
+        return None
+    pair = (analysis, analyse(other)) if name is None else (analyse(other), analysis)
+    return agreements(*pair)
+
+
+def confirmation_sentence(analysis: CellAnalysis) -> str | None:
+    """Say whether separate processes agree with the turns; None where none were run."""
+    found = confirmation(analysis)
+    return None if found is None else sentence(found)
 
 
 def sentence(found: Sequence[Agreement]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.analysis.agreement import confirmation_sentence
 from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
@@ -71,6 +72,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "roof": roofline_chart(cell, points(cell, data.records)),
         "answer": answer(analysis),
         "control": control_sentence(cell),
+        "confirmed": confirmation_sentence(analysis),
         "said": _said(cell, data.arms[0].identity),
         "legend": [
             (arm, mark_svg(mark, style)) for arm, (style, mark) in arm_classes(cell).items()

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from labkit.analysis.agreement import confirmation_sentence
 from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import RULES, disturbed_blocks
@@ -67,7 +68,7 @@ def _cell(analysis: CellAnalysis) -> list[str]:
     parts = [f"## {cell['question'] or cell['cell']}", "", f"**{answer(analysis)}**", ""]
     table = cell_table(cell, analysis.data.records)
     parts += [markdown_table(table), ""]
-    for note in (*table.notes, control_sentence(cell)):
+    for note in (*table.notes, control_sentence(cell), confirmation_sentence(analysis)):
         parts += [note, ""] if note else []
     weak = weaknesses(analysis)
     if weak:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.analysis.agreement import confirmation_sentence
 from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis, analyse
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, value_text
@@ -55,7 +56,7 @@ def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> No
     secondary = cell_table(cell, analysis.data.records, primary=False)
     if secondary.lines:
         out.print(_rich(secondary, out.width))
-    for note in (*table.notes, control_sentence(cell)):
+    for note in (*table.notes, control_sentence(cell), confirmation_sentence(analysis)):
         if note:
             out.print(Text(note, style="dim"))
     for line in weaknesses(analysis):

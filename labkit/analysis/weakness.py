@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis.agreement import confirmation
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import (
     clock_mhz,
@@ -63,10 +64,11 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if asked < fewest:
         runs = f"{count(asked, 'block')} of {data.levels.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
-    if data.design.get("isolation") == "in_process":
+    if data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
         yield (
-            "one process per block held all arms (design.isolation=in_process): an arm could "
-            "disturb another, and what differs from process to process is paired away"
+            "every process held all arms in turn (design.isolation=in_process): an arm could "
+            "disturb another, and what differs from process to process is paired away; "
+            "design=strict adds separate processes that must agree"
         )
     if not any(arm.role == "control" for arm in data.arms):
         yield "no A/A control: the noise of this machine is not known"

@@ -36,9 +36,12 @@ from labkit.experiment.strict_json import (
     write_json,
 )
 
+PROCESSES = "~processes"  # behind the folder of a cell: that of the cell which confirms it
+
 __all__ = [
     "BETTER",
     "OUTCOMES",
+    "PROCESSES",
     "ROLES",
     "SCHEMA_VERSION",
     "Arm",

@@ -21,12 +21,9 @@ from labkit.experiment import progress, runner
 from labkit.experiment.arms import ComposedArm, ComposedCell
 from labkit.experiment.cell import Cell
 from labkit.experiment.errors import StudyError
-from labkit.experiment.record import Arm
+from labkit.experiment.record import PROCESSES, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")
-
-
-PROCESSES = "~processes"  # the folder of a cell's confirmation is its own with this behind
 
 
 def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:

@@ -95,6 +95,7 @@ class CellMaker:
     unit_scale: float = 1.0
     published: Any = None
     looks: list[dict[str, Any]] = field(default_factory=list)
+    isolation: str = "process"
     change: Any = None  # (Record) -> Record | None, called before writing
 
     @property
@@ -156,6 +157,7 @@ class CellMaker:
                 "runs_per_block": self.runs,
                 "control": self.control,
                 "order": "permuted_blocks",
+                "isolation": self.isolation,
                 "looks": self.looks,
                 "alpha": self.alpha,
                 "margin_pct": self.margin_pct,

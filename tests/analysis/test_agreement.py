@@ -75,3 +75,22 @@ def test_too_few_blocks_agree_with_nothing(make_cell):
     found = agreements(analyse(turns), analyse(apart))
     assert [a.agrees for a in found] == [None, None]
     assert "too few blocks" in sentence(found)
+
+
+def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
+    from labkit.analysis.agreement import confirmation_sentence
+    from labkit.analysis.study import write_study
+    from labkit.analysis.weakness import weaknesses
+
+    turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
+    alone = analyse(turns)
+    assert confirmation_sentence(alone) is None
+    assert any("every process held all arms" in line for line in weaknesses(alone))
+    apart = make_cell("s/cell~processes", seed=2, effects={"seq_map": 0.9})
+    write_study(turns.parent, plots=False)
+    for folder in (turns, apart):
+        assert confirmation_sentence(analyse(folder)).startswith("Separate processes agree")
+    assert not any("every process held all arms" in line for line in weaknesses(analyse(turns)))
+    for name in ("report.md", "report.html"):
+        text = (turns.parent / name).read_text()
+        assert text.count("Separate processes agree with the turns in all 2 rows") == 2

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from labkit import workload
+from labkit import app, workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
 from labkit.experiment import sharing
+from labkit.experiment.arms import compose_cell
+from labkit.experiment.study import to_cells
 
 KERNELS = {
     "name": "kernels",
@@ -49,3 +51,35 @@ def test_arms_are_apart_where_that_is_asked_for():
 def test_kernels_and_requests_are_apart():
     mixed = [*arms({}), *arms({}, workload={"name": "ragged", "kind": "ragged"})]
     assert "different kinds" in workload.apart(mixed)
+
+
+@pytest.fixture
+def composed(tmp_path):
+    def compose(*words):
+        app.register()
+        with app.initialized():
+            return compose_cell([], list(words))
+
+    return compose
+
+
+def test_turns_are_confirmed_by_separate_processes_where_asked(composed, tmp_path):
+    cell, confirmation = to_cells(composed("ablation=seq_map", "design=strict"), tmp_path / "a")
+    assert cell.design.isolation is Isolation.in_process and cell.design.blocks == 24
+    assert [(look.blocks, look.alpha) for look in cell.design.looks] == [(16, 0.02), (24, 0.03)]
+    assert (cell.dir.name, confirmation.dir.name) == ("a", "a~processes")
+    assert confirmation.design.isolation is Isolation.process
+    assert (confirmation.design.blocks, confirmation.design.runs_per_block) == (3, 2)
+    assert confirmation.design.looks == [] and confirmation.arms == cell.arms
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ablation=seq_map"],  # not asked for
+        ["ablation=blas", "design=strict"],  # in processes anyway
+        ["ablation=seq_map", "design=strict", "design.isolation=process"],
+    ],
+)
+def test_nothing_is_confirmed_twice_or_unasked(composed, tmp_path, words):
+    assert len(to_cells(composed(*words), tmp_path / "a")) == 1

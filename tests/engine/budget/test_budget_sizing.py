@@ -158,12 +158,12 @@ def test_a_refusal_at_load_names_what_then_loads(model_dir):
 
 
 def test_what_can_be_known_is_refused_before_the_weights_are_loaded(tiny_dir, monkeypatch):
-    from labkit.engine import factory
+    from labkit.engine import shared_models
 
-    def never(_path):
+    def never(*_):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(factory, "load", never)
+    monkeypatch.setattr(shared_models, "load", never)
     tight = options(blocks=1 << 40, machine="sim_m1_8gb")
     with pytest.raises(EngineError, match=r"set engine\.budget\.blocks=\d+ or less$"):
         create(tight, tiny_dir)

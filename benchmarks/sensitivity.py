@@ -1,0 +1,131 @@
+"""What a minute of turns can see: whole studies of a copy and of a planted delay.
+
+    python benchmarks/sensitivity.py kernels 20 outputs/reference/sensitivity
+    python benchmarks/sensitivity.py requests 20 outputs/reference/sensitivity --busy
+
+Every study has three arms: the baseline, a planted one (1 % inside the launch for kernels,
+3 % inside the engine's step for requests) and the control, a copy of the baseline. Named: a
+row in which the planted arm differs (adjusted p at most alpha) in the planted direction.
+A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ASKED = {
+    "kernels": (
+        "planted_1pct",
+        ["workload=kernel_sensitivity", "design.blocks=5"],
+    ),
+    "requests": (
+        "planted_3pct",
+        ["workload=chat", "model=tiny", "design.blocks=3"],
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("kind", choices=ASKED)
+    parser.add_argument("studies", type=int)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--busy", action="store_true", help="beside one busy process")
+    parser.add_argument("--first", type=int, default=0, help="number of the first study")
+    options = parser.parse_args()
+    results = []
+    with beside(options.busy):
+        for number in range(options.first, options.first + options.studies):
+            name = f"{options.kind}{'-busy' if options.busy else ''}-{number:02d}"
+            results.append(study(options.kind, options.out / name, seed=1000 + number))
+            print(json.dumps(results[-1]), flush=True)
+    named = sum(r["named"] for r in results)
+    false = sum(r["false"] for r in results)
+    print(f"planted named in {named} of {len(results)}; the copy differs in {false}")
+    return 0
+
+
+def study(kind: str, folder: Path, seed: int) -> dict[str, Any]:
+    """Run one study and say what it found; one that is there already is read again."""
+    from labkit import analysis, app, workload
+    from labkit.experiment.arms import ComposedArm, compose_cell
+    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.experiment.runner import run_cell
+    from labkit.experiment.study import to_cell
+
+    planted, overrides = ASKED[kind]
+    app.register()
+    with app.initialized():
+        asked = [*overrides, "ablation=none", "design.looks=[]", f"seed={seed}"]
+        composed = compose_cell([], asked)
+    base, control = composed.arms
+    arms = (base, ComposedArm(planted, "arm", base.overrides, base.experiment), control)
+    workload.prepare(base.experiment)
+    cell = to_cell(replace(composed, arms=arms, name=folder.name), folder)
+    began = time.monotonic()
+    run_cell(cell, ProcessLauncher((sys.executable, str(HERE / "planted_worker.py"))))
+    seconds = time.monotonic() - began
+    found = analysis.write_cell(folder)
+    shutil.rmtree(folder / "runs" / "pending", ignore_errors=True)
+    rows = [row for row in found["rows"] if row["primary"]]
+    alpha = found["design"]["alpha"]
+    hits, false = [], []
+    for row in rows:
+        slower = 1 if row["better"] == "lower" else -1
+        for c in row["comparisons"]:
+            claimed = c["p_adjusted"] is not None and c["p_adjusted"] <= alpha
+            if claimed and c["arm"] == planted and c["effect_pct"] * slower > 0:
+                hits.append(row["case"])
+            if claimed and c["arm"] == "control":
+                false.append(row["case"])
+    effects = {
+        c["arm"]: [
+            round(x["effect_pct"], 2)
+            for r in rows
+            for x in r["comparisons"]
+            if x["arm"] == c["arm"]
+        ]
+        for c in rows[0]["comparisons"]
+    }
+    return {
+        "study": folder.name,
+        "seconds": round(seconds, 1),
+        "named": bool(hits),
+        "false": bool(false),
+        "rows": hits,
+        "effects": effects,
+        "gates": {name: gate["status"] for name, gate in found["gates"].items()},
+    }
+
+
+@contextmanager
+def beside(busy: bool) -> Iterator[None]:
+    """Keep one process busy meanwhile, if asked."""
+    other = multiprocessing.Process(target=spin, daemon=True)
+    if busy:
+        other.start()
+    try:
+        yield
+    finally:
+        if busy:
+            other.terminate()
+
+
+def spin() -> None:
+    while True:
+        sum(range(10_000))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
