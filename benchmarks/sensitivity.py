@@ -27,11 +27,11 @@ HERE = Path(__file__).resolve().parent
 ASKED = {
     "kernels": (
         "planted_1pct",
-        ["workload=kernel_sensitivity", "design.blocks=5"],
+        ["workload=kernel_sensitivity", "design.blocks=4"],
     ),
     "requests": (
         "planted_3pct",
-        ["workload=chat", "model=tiny", "design.blocks=3"],
+        ["workload=chat", "workload.num_requests=24", "model=tiny", "design.blocks=4"],
     ),
 }
 

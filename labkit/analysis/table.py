@@ -119,7 +119,19 @@ def cell_table(cell: Json, records: Sequence[Record], primary: bool = True) -> T
             median = row["arms"][cell["arms"][0]["name"]]["median"]
             text = row["skipped"] or value_text(median, row["unit"])
             lines.append(Line((*start, text), index, None, None))
-    return Table(tuple(columns), tuple(lines), tuple(_notes(cell, published)))
+    notes = [*_notes(cell, published), *_states(records)]
+    return Table(tuple(columns), tuple(lines), tuple(notes))
+
+
+def _states(records: Sequence[Record]) -> list[str]:
+    """Say what the caches held when a launch was timed, where the records know it."""
+    found = {case.notes.get("state") for record in records for case in record.cases}
+    said = {
+        "hot": "hot caches: every launch follows one of the same arm on the same input",
+        "cold": "cold caches: more memory than they hold is read before every launch",
+    }
+    known = [text for state, text in said.items() if state in found]
+    return [f"Timed on {'; '.join(known)}."] if known else []
 
 
 def _arm_columns(cell: Json, arms: Sequence[str], unit: str, published: bool) -> list[Column]:

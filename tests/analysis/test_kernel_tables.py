@@ -11,6 +11,7 @@ from labkit.analysis.kernel_tables import counters_table, roofline_table
 from labkit.analysis.roofline import Limits, Point, find_limits, points
 from labkit.analysis.roofline_plot import _ranges
 from labkit.analysis.svg import power, power_ticks
+from labkit.analysis.table import cell_table
 
 LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
 
@@ -136,3 +137,27 @@ def test_the_roofline_s_axes_leave_room_for_every_point():
     for (low, high), name in zip(_ranges(found), ("intensity", "gflop_s"), strict=True):
         places = [log10(getattr(p, name)) for p in found]
         assert low + 0.09 <= min(places) and max(places) <= high - 0.09
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        (["hot"], "Timed on hot caches: every launch follows one of the same arm"),
+        (["cold"], "Timed on cold caches: more memory"),
+        (["hot", "cold"], "the same input; cold caches:"),
+        ([], None),
+    ],
+)
+def test_the_table_says_what_the_caches_held(make_cell, states, says):
+    def change(record):
+        said = [{"state": state} for state in states] or [{}]
+        cases = [
+            replace(case, notes={**case.notes, **said[i % len(said)]})
+            for i, case in enumerate(record.cases)
+        ]
+        return replace(record, cases=tuple(cases))
+
+    folder = make_cell(change=change)
+    analysis = analyse(folder)
+    notes = " ".join(cell_table(analysis.json, analysis.data.records).notes)
+    assert (says in notes) if says else "Timed on" not in notes
