@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 ASKED = {
     "kernels": (
         "planted_1pct",
-        ["workload=kernel_sensitivity", "design.blocks=4"],
+        ["workload=kernel_sensitivity", "design.blocks=15", "design.runs_per_block=1"],
     ),
     "requests": (
         "planted_3pct",

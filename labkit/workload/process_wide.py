@@ -60,16 +60,17 @@ def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
 def _one_pool(engines: Sequence[Engine]) -> str | None:
     """Refuse MLX's and BLAS' threads beside numba's.
 
-    Measured (two cores, uniform, four requests): beside mlx_lm with two BLAS threads paged
-    took 1.5 to 3 times as long as alone, whether or not OpenBLAS' threads were ended with
-    each turn; with one BLAS thread up to 1.4 times as long as beside another paged. On a
-    Mac mlx_lm raises Metal's wired limit too, of which a process has one.
+    Measured (two cores, uniform, four requests, labkit's pool): beside mlx_lm with two BLAS
+    threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as beside
+    another paged, with one BLAS thread 1.1 to 1.4 times. (With OpenMP under the kernels 1.5
+    to 3 times, whether or not OpenBLAS' threads were ended with each turn.) On a Mac mlx_lm
+    raises Metal's wired limit too, of which a process has one.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None
     return (
         "engine=mlx_lm: in one process the threads of MLX and its BLAS take the cores from the "
-        "other arms' numba threads, which were 1.4 to 3 times as slow"
+        "other arms' kernels, which were 1.1 to 1.7 times as slow"
     )
 
 

@@ -1,6 +1,6 @@
 """The real worker on a stub workload, with faults on demand (tests only).
 
-``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM]``: at that stage (startup, load, warm_up,
+``LABKIT_TEST_FAULT`` is ``STAGE:KIND[:ARM[:BLOCK]]``: at that stage (startup, load, warm_up,
 measure, write) of that arm's runs (all arms by default; where several share the process,
 of the arms with that resolver) do KIND: kill, segv, hang, exit,
 raise, value, memory, nan, inf-json, norecord, stale, poison.
@@ -38,9 +38,12 @@ class StubProbe:
 def fault(stage: str, resolver: str = "") -> str | None:
     place, _, rest = os.environ.get("LABKIT_TEST_FAULT", "").partition(":")
     kind, _, arm = rest.partition(":")
+    arm, _, block = arm.partition(":")
     runs = [word for word in sys.argv if "pending" in word]
     mine = resolver == arm if len(runs) > 1 else any(f"-{arm}.json" in run for run in runs)
     if place != stage or (arm and not mine) or "--prepare" in sys.argv:
+        return None
+    if block and not any(block in run for run in runs):
         return None
     return kind
 

@@ -217,6 +217,22 @@ def test_a_killed_process_fails_all_its_runs(make, launcher, monkeypatch):
     assert run_cell(cell, launcher, redo_failed=True).failed == ()
 
 
+def test_a_process_killed_in_its_turns_loses_that_process_and_nothing_else(
+    make, launcher, monkeypatch
+):
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "measure:kill:seq_map:b01")
+    cell = make(blocks=3)
+    assert len(run_cell(cell, launcher).failed) == 3
+    first, killed, last = blocks_of(cell)
+    assert {r.outcome for r in (*first, *last)} == {"ok"}
+    assert {r.outcome for r in killed} == {"crashed"}
+    monkeypatch.setenv("LABKIT_TEST_FAULT", "")
+    kept = {r.run: r.started for r in (*first, *last)}
+    assert run_cell(cell, launcher, redo_failed=True).ran == 3
+    now = {r.run: r.started for r in read_runs(cell.dir)}
+    assert {run: now[run] for run in kept} == kept
+
+
 def test_isolations_are_not_mixed_in_one_folder(make, make_cell, launcher):
     arms = make().arms
     apart = make_cell(blocks=2, runs_per_block=1)
