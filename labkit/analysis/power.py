@@ -20,6 +20,8 @@ from labkit.analysis.permutation import Floats, smallest_p
 
 POWER = 0.8
 MOST_BLOCKS = 1000
+MINUTE_S = 60.0
+MINUTE_ALPHA = 0.05
 
 
 def run_sd(baseline: Floats, arm: Floats) -> float | None:
@@ -64,6 +66,14 @@ def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | Non
 def detectable_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | None:
     """Give :func:`seen_pct` of a row alone; None also where no p can be as small as alpha."""
     return None if smallest_p(blocks, runs) > alpha else seen_pct(sd, blocks, runs, alpha)
+
+
+def minute_pct(sd: float, block_s: float, runs: int) -> float | None:
+    """Give what a row alone sees at alpha 0.05 in one minute of blocks of ``block_s`` seconds.
+
+    Percent, as in :func:`detectable_pct`; None where a minute holds too few blocks.
+    """
+    return detectable_pct(sd, int(MINUTE_S // block_s), runs, MINUTE_ALPHA)
 
 
 def blocks_needed(sd: float, runs: int, alpha: float, effect_pct: float) -> int | None:
