@@ -14,6 +14,7 @@ from labkit.experiment.arms import ComposedCell
 from labkit.experiment.record import Arm, RecordError, read_arms, read_cell, read_runs
 
 LOOKED_THROUGH = 40  # cells, newest first
+FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
 
 
 def studies(
@@ -66,13 +67,16 @@ class Noise:
 
 
 def noise(data: Mapping[str, Any]) -> Noise | None:
-    """Read a cell's noise from its ``cell.json``; None where none is known."""
+    """Read a cell's noise from its ``cell.json``; None: none is known, or too few blocks."""
+    from labkit.analysis.power import freedom
+
+    runs = int(data["design"]["runs_per_block"])
     found = [
         comparison
         for row in data.get("rows", [])
         if row["primary"] and not row["skipped"]
         for comparison in row["comparisons"]
-        if comparison.get("sd") is not None
+        if comparison.get("sd") is not None and freedom(comparison["blocks"], runs) >= FEWEST_LEFT
     ]
     if not found:
         return None

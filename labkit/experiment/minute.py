@@ -52,19 +52,24 @@ def _seen(composed: ComposedCell, out: Path, way: Isolation) -> Seen | None:
         if noise is not None and block_s is not None:
             runs = int(data["design"]["runs_per_block"])
             return Seen(minute_pct(noise.sd, block_s, runs), str(path))
-    sight = _doctors(composed)
+    sight = doctors(composed)
     if sight is None:
         return None
     pct = sight.turns_pct if way is Isolation.in_process else sight.processes_pct
-    return Seen(pct, f"the doctor's short {_kind(composed)}, estimated")
+    return Seen(pct, doctors_name(composed))
 
 
-def _doctors(composed: ComposedCell) -> Sight | None:
+def doctors(composed: ComposedCell) -> Sight | None:
+    """Return the doctor's sight of this kind of workload, or None: it knows the CPU alone."""
     return doctor_noise.find_sight(_kind(composed)) if _on_cpu(composed) else None
 
 
+def doctors_name(composed: ComposedCell) -> str:
+    """Return what the noise of :func:`doctors` is called."""
+    return f"the doctor's short {_kind(composed)}, estimated"
+
+
 def _on_cpu(composed: ComposedCell) -> bool:
-    """Tell whether the cell is of a kind that the doctor knows: it launches on the CPU alone."""
     return all(arm.experiment.engine.attention.device is Device.cpu for arm in composed.arms)
 
 

@@ -127,18 +127,16 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
         ),
         None,
     )
-    if found is None:
-        measured = doctor_noise.find()
-        if measured is None:
-            unknown = (
-                "what it can see is not known: no earlier study of this workload here "
-                "(python -m labkit.doctor measures this machine's noise)"
-            )
-            return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
-        inside = "the doctor within one process; runs vary more"
-        sd, share, source = measured, None, inside
-    else:
+    if found is not None:
         sd, share, source = found[0].sd, found[0].share, str(found[1])
+    elif (told := _doctors(cell, composed)) is not None:
+        sd, share, source = told[0], None, told[1]
+    else:
+        unknown = (
+            "what it can see is not known: no earlier study of this workload here "
+            "(python -m labkit.doctor measures this machine's noise)"
+        )
+        return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
     # Without earlier rows: as if they had nothing in common (C. E. Bonferroni).
     each = (share or 1.0 / max(1, len(composed.experiment.workload.cases))) / arms
@@ -149,6 +147,17 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
     least = "too few blocks for a verdict" if few or best is None else f"sees {best:.1f} % at best"
     more = "over 1000 blocks" if need is None else f"{need} blocks"
     return f"{least}; {more} would see 1 % (adjusted for all rows and arms; noise of {source})"
+
+
+def _doctors(cell: Cell, composed: ComposedCell) -> tuple[float, str] | None:
+    """Give the noise (log scale) that the doctor found for such a cell, and how it is called."""
+    sight = minute.doctors(composed)
+    if sight is not None:
+        turns = cell.design.isolation is Isolation.in_process
+        return sight.turns_sd if turns else sight.between_sd, minute.doctors_name(composed)
+    measured = doctor_noise.find()
+    inside = "the doctor within one process; runs vary more"
+    return None if measured is None else (measured, inside)
 
 
 def _start_up(composed: ComposedCell, out: Path) -> str:
