@@ -1,4 +1,4 @@
-"""A plan says what one minute sees: by earlier studies, else by the doctor, else that nobody knows."""
+"""A plan says what one minute sees: by earlier studies, by the doctor, or that nobody knows."""
 
 from __future__ import annotations
 
