@@ -1,14 +1,22 @@
 """The doctor: it measures in a process of its own, and its rules name what is wrong."""
 
 import json
+import math
 import re
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from labkit.doctor import __main__ as doctor
-from labkit.doctor import child, screen, weaknesses
+from labkit.doctor import child, screen, sight, weaknesses
+from labkit.experiment import doctor_noise
+from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.errors import Interrupted
+from labkit.experiment.record import CaseRecord, Metric, Record
 from labkit.platform import memory_machine
 from labkit.platform.memory_machine import GIB, Machine
 
@@ -26,6 +34,7 @@ QUIET = {
         "side": 768,
     },
 }
+SIGHT = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=2.0, alone_s=1.5)
 MAC = {"os": "Darwin", "settings": {}, "thermal": "nominal", "low_power_mode": False}
 LINUX = {"os": "Linux", "settings": {"governor": "performance", "numa_nodes": "0"}}
 
@@ -109,6 +118,20 @@ def own_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "lock_path", lambda device="cpu": tmp_path / "lock")
 
 
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """Folders of the test's own, and nothing tried in them."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+
+@pytest.fixture
+def seen(monkeypatch, no_cache):
+    """What the processes showed, without any; kept in a cache of the test's own."""
+    kinds = {"kernels": SIGHT, "requests": "crashed: load: ImportError: no mlx"}
+    monkeypatch.setattr(sight, "look", lambda on_step: kinds)
+
+
 @pytest.fixture(scope="module")
 def measured():
     """A real, short measurement, and the steps that it said."""
@@ -124,7 +147,7 @@ def test_it_measures_in_another_process(measured):
     assert result["noise"]["seconds"] >= 0.3
 
 
-def test_one_screen_of_80_columns(measured, monkeypatch, capsys):
+def test_one_screen_of_80_columns(measured, seen, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     monkeypatch.setenv("COLUMNS", "200")
     assert doctor.main([]) == 0
@@ -134,6 +157,23 @@ def test_one_screen_of_80_columns(measured, monkeypatch, capsys):
     for word in ("chip", "memory", "MLX", "matmul", "bandwidth", "wired", "power", "noise"):
         assert re.search(rf"^ *{word}  ", out, re.MULTILINE), word
     assert "GFLOP/s" in out and "GB/s" in out and "budgets" in out
+
+
+def test_it_says_what_a_minute_sees_and_keeps_it(measured, seen, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
+    assert doctor.main([]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"kernels {SIGHT.turns_pct:.1f} % {SIGHT.processes_pct:.1f} % " in out
+    assert "5 short processes of kernels (2.0 s each)" in out and "estimated" in out
+    assert "sees of requests is not known: crashed: load: ImportError: no mlx" in out
+    assert doctor_noise.find_sight("kernels") == SIGHT
+    assert doctor_noise.find_sight("requests") is None and doctor_noise.find() is not None
+
+
+def test_a_minute_that_is_too_short_for_a_verdict_says_so(capsys):
+    slow = Sight(3, turns_sd=0.01, between_sd=0.05, turns_s=11.0, alone_s=6.0)
+    screen.show_sights(doctor._console(sys.stdout), {"kernels": slow})
+    assert capsys.readouterr().out.count("too few blocks") == 2
 
 
 def test_the_parent_does_not_import_mlx_or_numba():
@@ -210,8 +250,150 @@ def test_a_process_that_fails_says_its_last_line():
 @pytest.mark.slow
 def test_the_whole_command():
     done = subprocess.run(
-        [sys.executable, "-m", "labkit.doctor"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "labkit.doctor"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert memory_machine.THIS in done.stdout and "GFLOP/s" in done.stdout
-    assert done.stderr.strip() == "labkit doctor: measuring for about 12 s"
+    assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
+    assert done.stderr.strip() == f"labkit doctor: {doctor.TAKES}"
+
+
+# --------------------------------------------------------------------------- what a minute sees
+
+
+def block(number, base, control, turns=(0.5, 0.4)):
+    """One process of two equal arms: their repeats (us), and the seconds of their turns."""
+
+    def record(role, position, repeats, seconds):
+        metric = Metric("dispatch_us", "us", "lower", True, tuple(repeats))
+        cases = (CaseRecord("one", None, (metric,), None, {}),)
+        when, spent = "2026-11-22T09:00:00Z", {"turns": seconds}
+        return Record(role, role, number, position, 0, "ok", when, cases=cases, seconds=spent)
+
+    return [record("baseline", 0, base, turns[0]), record("control", 1, control, turns[1])]
+
+
+def test_turns_take_away_what_processes_differ_in():
+    """Processes 10 % apart, in each of which the control is 0 or 2 % slower."""
+    records, slow, apart = [], (1.0, 1.1, 1.2, 1.1), (1.0, 1.02, 1.0, 1.02)
+    for number, (machine, control) in enumerate(zip(slow, apart, strict=True)):
+        rounds = [100 * machine, 300 * machine, 200 * machine]
+        records += block(number, rounds, [r * control for r in rounds])
+    found = sight.estimate(records, [2.0, 2.0, 3.0, 1.0])
+    assert (found.processes, found.turns_s, found.alone_s) == (4, 2.0, pytest.approx(1.6))
+    paired = math.log(1.02) / math.sqrt(3)  # of 0, 1, 0, 1
+    assert found.turns_sd == pytest.approx(paired / math.sqrt(2))
+    assert 0.06 < found.between_sd < 0.09 and found.between_sd > 5 * found.turns_sd
+
+
+class FakeTrial:
+    """A kind of workload that takes so long, or breaks where it is told."""
+
+    made: list["FakeTrial"]
+    breaks: dict[str, BaseException]
+    seconds = 0.0
+
+    def __init__(self, overrides, folder):
+        self.kind, self.ran = folder.name, 0
+        folder.mkdir()
+        self.strike("prepare")
+        type(self).made.append(self)
+
+    def strike(self, where):
+        if f"{where} {self.kind}" in self.breaks:
+            raise self.breaks[f"{where} {self.kind}"]
+
+    def fits(self, seconds):
+        return self.seconds <= seconds
+
+    def run(self):
+        self.strike("run")
+        self.ran += 1
+
+    def sight(self):
+        return SIGHT
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    monkeypatch.setattr(FakeTrial, "made", [], raising=False)
+    monkeypatch.setattr(FakeTrial, "breaks", {}, raising=False)
+    monkeypatch.setattr(sight, "Trial", FakeTrial)
+    return FakeTrial
+
+
+def test_every_kind_gets_its_processes_and_says_so(trials):
+    steps = []
+    assert sight.look(steps.append) == {"kernels": SIGHT, "requests": SIGHT}
+    assert [trial.ran for trial in trials.made] == [sight.MOST] * 2
+    assert sum("process" in step for step in steps) == 2 * sight.MOST
+    assert any("kernels" in step for step in steps) and any("requests" in step for step in steps)
+
+
+@pytest.mark.parametrize("where", ["prepare", "run"])
+def test_a_kind_that_breaks_is_said_and_the_other_goes_on(trials, where):
+    trials.breaks[f"{where} kernels"] = ImportError("no numba\nhere")
+    found = sight.look(lambda step: None)
+    assert found == {"kernels": "no numba here", "requests": SIGHT}
+    assert trials.made[-1].ran == sight.MOST
+
+
+def test_no_process_begins_that_would_end_too_late(trials, monkeypatch):
+    monkeypatch.setattr(trials, "seconds", 1e9)
+    sight.look(lambda step: None, seconds=60.0)
+    assert [trial.ran for trial in trials.made] == [0, 0]
+
+
+@pytest.mark.parametrize("where", ["prepare", "run"])
+def test_control_c_ends_it_and_leaves_nothing(trials, where, measured, monkeypatch, no_cache):
+    trials.breaks[f"{where} requests"] = Interrupted("SIGINT")
+    monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
+    assert doctor.main([]) == 130
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
+    assert doctor_noise.find() is None
+
+
+@pytest.fixture
+def bare():
+    """A trial that was never made ready."""
+
+    def make(walls, records=()):
+        trial = object.__new__(sight.Trial)
+        trial.walls, trial.records = list(walls), list(records)
+        return trial
+
+    return make
+
+
+def test_a_trial_goes_on_while_it_works_and_fits(bare):
+    good, bad = block(0, [1.0], [1.0]), SimpleNamespace(ok=False, outcome="oom", detail="killed")
+    assert bare([]).fits(0.1) and bare([2.0, 1.0], good).fits(2.1)
+    assert not bare([2.0, 1.0], good).fits(1.9) and not bare([]).fits(-0.1)
+    assert not bare([1.0], [bad]).fits(60.0)
+    assert bare([1.0] * 5, [bad]).sight() == "oom: killed"
+
+
+def test_too_few_processes_are_not_estimated_from(bare):
+    records = [r for n in range(3) for r in block(n, [100.0 + n], [100.0])]
+    assert "only 2 of 3 processes" in bare([1.0] * 2, records[:4]).sight()
+    assert isinstance(bare([1.0] * 3, records).sight(), Sight)
+
+
+def test_a_trial_is_a_study_s_own_process(tmp_path):
+    """Real: two equal arms, which take turns in one worker."""
+    trial = sight.Trial(sight.ASKED["kernels"], tmp_path / "kernels")
+    trial.run()
+    assert trial.failed is None and len(trial.walls) == 1
+    assert [record.role for record in trial.records] != [] and len(trial.records) == 2
+    for record in trial.records:
+        assert record.block == 0 and record.notes["isolation"] == "in_process"
+        assert 0 < record.seconds["turns"] < trial.walls[0]
+        assert len(record.cases[0].metrics[0].repeats) == 40
+
+
+@pytest.mark.slow
+def test_both_kinds_for_real():
+    found = sight.look(lambda step: None, seconds=120.0)
+    for one in found.values():
+        assert isinstance(one, Sight), found
+        assert one.processes == sight.MOST and one.alone_s < one.turns_s

@@ -20,6 +20,8 @@ from labkit.analysis.permutation import Floats, smallest_p
 
 POWER = 0.8
 MOST_BLOCKS = 1000
+MINUTE_S = 60.0
+MINUTE_ALPHA = 0.05
 
 
 def run_sd(baseline: Floats, arm: Floats) -> float | None:
@@ -39,11 +41,12 @@ def run_sd(baseline: Floats, arm: Floats) -> float | None:
     runs = baseline.shape[1]
     half = (residual[:, runs:].mean() - residual[:, :runs].mean()) / 2.0
     residual = residual - np.repeat([-half, half], runs)
-    freedom = _freedom(*baseline.shape)
-    return math.sqrt(float((residual**2).sum()) / freedom) if freedom > 0 else None
+    left = freedom(*baseline.shape)
+    return math.sqrt(float((residual**2).sum()) / left) if left > 0 else None
 
 
-def _freedom(blocks: int, runs: int) -> int:
+def freedom(blocks: int, runs: int) -> int:
+    """Give the degrees of freedom that blocks and arms leave."""
     return blocks * (2 * runs - 1) - 1
 
 
@@ -53,17 +56,25 @@ def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | Non
     ``alpha_row`` is the level that the row alone is tested at: what is left to it where a
     family of rows and arms shares alpha (:func:`labkit.analysis.simultaneous.alpha_each`).
     """
-    freedom = _freedom(blocks, runs)
-    if freedom < 1 or not 0 < alpha_row < 1:
+    left = freedom(blocks, runs)
+    if left < 1 or not 0 < alpha_row < 1:
         return None
-    critical = stdtrit(freedom, 1 - alpha_row / 2)
-    away = float(nctdtrinc(freedom, 1 - POWER, critical))
+    critical = stdtrit(left, 1 - alpha_row / 2)
+    away = float(nctdtrinc(left, 1 - POWER, critical))
     return percent(away * sd * math.sqrt(2.0 / (blocks * runs)))
 
 
 def detectable_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | None:
     """Give :func:`seen_pct` of a row alone; None also where no p can be as small as alpha."""
     return None if smallest_p(blocks, runs) > alpha else seen_pct(sd, blocks, runs, alpha)
+
+
+def minute_pct(sd: float, block_s: float, runs: int) -> float | None:
+    """Give what a row alone sees at alpha 0.05 in one minute of blocks of ``block_s`` seconds.
+
+    Percent, as in :func:`detectable_pct`; None where a minute holds too few blocks.
+    """
+    return detectable_pct(sd, int(MINUTE_S // block_s), runs, MINUTE_ALPHA)
 
 
 def blocks_needed(sd: float, runs: int, alpha: float, effect_pct: float) -> int | None:

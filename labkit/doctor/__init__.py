@@ -1,5 +1,6 @@
-"""``python -m labkit.doctor``: what is this machine, how noisy, and what would weaken a study?
+"""``python -m labkit.doctor``: what is this machine, how noisy, and what can a minute see?
 
 The parent reads what the system tells; what must be measured is measured in a short
-process that starts as a worker does (``labkit.doctor.measure``).
+process that starts as a worker does (``labkit.doctor.measure``), and what a minute sees in
+workers themselves (``labkit.doctor.sight``).
 """

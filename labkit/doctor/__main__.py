@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.analysis.door import Parser, mistake
-from labkit.doctor import screen
+from labkit.doctor import screen, sight
 from labkit.doctor.budgets import ceilings
 from labkit.doctor.child import CannotMeasure, measure
 from labkit.doctor.weaknesses import Facts, find
 from labkit.experiment import doctor_noise, environment
+from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.errors import StudyError
 from labkit.experiment.lock import timing_lock
 from labkit.platform import memory_machine, memory_macos, memory_wired, threads
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 PROG = "python -m labkit.doctor"
 WIDTH = 80
 PATIENCE_S = 60.0  # for a study that is timing on this host
+TAKES = "measuring for about 40 s, and the first time as long again to compile"
+
+Measured = tuple[dict[str, Any], dict[str, Sight | str]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,10 +92,12 @@ def _show_simulated(console: Console, name: str, fraction: float | None) -> None
 
 def _show_this(console: Console, fraction: float | None) -> None:
     facts = _examine()
-    doctor_noise.keep(facts.environment, facts.measured["noise"])
+    seen = {kind: one for kind, one in facts.sights.items() if isinstance(one, Sight)}
+    doctor_noise.keep(facts.environment, facts.measured["noise"], seen)
     machine = facts.machine
     lines = screen.machine_lines(facts)
     screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)
+    screen.show_sights(console, facts.sights)
     screen.show_weaknesses(console, find(facts))
     screen.show_advice(console, memory_wired.advise(machine, _asked(machine, fraction)))
 
@@ -105,28 +111,29 @@ def _examine() -> Facts:
     import psutil
 
     machine = memory_machine.this_machine()
-    measured = _measure_with_progress()
+    measured, sights = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Facts(
         environment={**environment.fingerprint(), **vars(memory_macos.pressure())},
         machine=machine,
         measured=measured,
+        sights=sights,
         on_battery=None if battery is None else not battery.power_plugged,
     )
 
 
-def _measure_with_progress() -> dict[str, Any]:
+def _measure_with_progress() -> Measured:
     """Measure with the host's timing lock held, so that no study is disturbed."""
     console = _console(sys.stderr)
     if not console.is_terminal:
-        print("labkit doctor: measuring for about 12 s", file=sys.stderr, flush=True)
+        print(f"labkit doctor: {TAKES}", file=sys.stderr, flush=True)
         return _measure_locked(lambda _step: None, lambda line: print(line, file=sys.stderr))
-    with console.status("starting") as status:
+    with console.status(TAKES) as status:
         update: Callable[[str], None] = status.update
         return _measure_locked(update, update)
 
 
-def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None]) -> dict[str, Any]:
+def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None]) -> Measured:
     import psutil
 
     waited: list[str] = []
@@ -145,7 +152,8 @@ def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None])
         before, start, own = psutil.cpu_times(), time.monotonic(), _own_cpu_s()
         measured = measure(on_step)
         shares = _shares(before, psutil.cpu_times(), start, _own_cpu_s() - own)
-    return {**measured, **shares}
+        sights = sight.look(on_step)
+    return {**measured, **shares}, sights
 
 
 def _own_cpu_s() -> float:

@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.experiment.doctor_noise import Sight
 from labkit.platform.memory_machine import GIB, Machine
 
 NOISY_PCT = 2.0  # the default margin: noise above it hides what is not trivial
@@ -32,6 +33,8 @@ class Facts:
         What ``labkit.doctor.measure`` gave, and meanwhile the shares of the cores that
         other programs (``others_pct``) and other virtual machines (``steal_pct``, None
         where it is not told) took, in percent.
+    sights
+        What a minute sees, by kind of workload; a text says why it is not known.
     on_battery
         None where there is no battery to ask.
     """
@@ -39,6 +42,7 @@ class Facts:
     environment: Mapping[str, Any]
     machine: Machine
     measured: Mapping[str, Any]
+    sights: Mapping[str, Sight | str] = field(default_factory=dict)
     on_battery: bool | None = None
 
     @property

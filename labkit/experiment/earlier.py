@@ -8,21 +8,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
 from labkit.experiment import environment
 from labkit.experiment.arms import ComposedCell
-from labkit.experiment.record import RecordError, read_arms, read_cell, read_runs
+from labkit.experiment.record import Arm, RecordError, read_arms, read_cell, read_runs
 
 LOOKED_THROUGH = 40  # cells, newest first
+FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
 
 
-def studies(composed: ComposedCell, out: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+def studies(
+    composed: ComposedCell, out: Path, isolation: Isolation | None = None
+) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     """Yield the folder and ``cell.json`` of comparable cells, the newest first.
 
-    Comparable: the same kind of machine, workload and isolation. They are looked for in
-    ``out`` and in ``outputs``.
+    Comparable: the same kind of machine, the baselines' workload (served: their model too)
+    and isolation, by default the cell's own. They are looked for in ``out`` and ``outputs``.
     """
-    here = environment.fingerprint()
-    whole = composed.experiment
+    here, isolation = environment.fingerprint(), isolation or composed.isolation
+    ours = composed.arms[0].experiment
     folders = {path for root in (out, Path("outputs")) for path in _cells(root)}
     newest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest[:LOOKED_THROUGH]:
@@ -31,14 +35,18 @@ def studies(composed: ComposedCell, out: Path) -> Iterator[tuple[Path, Mapping[s
         except RecordError:
             continue
         same = environment.same_machine(data.get("environment", {}), here)
-        isolation = data["design"].get("isolation", "process")
-        if (
-            same
-            and isolation == composed.isolation.value
-            and arms
-            and arms[0].config["workload"]["name"] == whole.workload.name
-        ):
+        where = data["design"].get("isolation", "process")
+        baseline = next((arm for arm in arms if arm.role == "baseline"), None)
+        if same and where == isolation.value and baseline and _same_work(baseline, ours):
             yield path.parent, data
+
+
+def _same_work(kept: Arm, ours: Experiment) -> bool:
+    """Compare what is asked; an option that a record is too old to know is not compared."""
+    asked = to_plain(ours.workload)
+    same = all(asked.get(key) == value for key, value in kept.config["workload"].items())
+    kernel = ours.workload.kind is WorkloadKind.kernel
+    return same and (kernel or kept.config["model"]["name"] == ours.model.name)
 
 
 def _cells(root: Path) -> Iterator[Path]:
@@ -59,13 +67,16 @@ class Noise:
 
 
 def noise(data: Mapping[str, Any]) -> Noise | None:
-    """Read a cell's noise from its ``cell.json``; None where none is known."""
+    """Read a cell's noise from its ``cell.json``; None: none is known, or too few blocks."""
+    from labkit.analysis.power import freedom
+
+    runs = int(data["design"]["runs_per_block"])
     found = [
         comparison
         for row in data.get("rows", [])
         if row["primary"] and not row["skipped"]
         for comparison in row["comparisons"]
-        if comparison.get("sd") is not None
+        if comparison.get("sd") is not None and freedom(comparison["blocks"], runs) >= FEWEST_LEFT
     ]
     if not found:
         return None
@@ -77,6 +88,20 @@ def noise(data: Mapping[str, Any]) -> Noise | None:
         if c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
     ]
     return Noise(median(c["sd"] for c in found), median(shares) if shares else None)
+
+
+def block_s(cell_dir: Path) -> float | None:
+    """Give the median wall seconds of a cell's whole blocks, or None if not known."""
+    try:
+        records = read_runs(cell_dir)
+    except RecordError:
+        return None
+    blocks: dict[int, list[float | None]] = {}
+    for record in records:
+        spent = record.seconds.get("process") if record.ok else None
+        blocks.setdefault(record.block, []).append(spent)
+    whole = [sum(s for s in spent if s) for spent in blocks.values() if all(spent)]
+    return median(whole) if whole else None
 
 
 def start_up(cell_dir: Path) -> float | None:

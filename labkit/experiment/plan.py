@@ -9,7 +9,7 @@ from pathlib import Path
 
 from labkit import workload
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, earlier
+from labkit.experiment import doctor_noise, earlier, minute
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
@@ -18,13 +18,17 @@ from labkit.experiment.study import to_cells
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell's schedule and estimates: seconds in all, bytes of the largest process."""
+    """A cell's schedule and estimates: seconds in all, bytes of the largest process.
+
+    ``minute``: what a minute sees; None for what only confirms another cell.
+    """
 
     cell: Cell
     to_run: int
     seconds: float
     bytes: int
     sees: str
+    minute: str | None
     start_up: str
     apart: str | None
 
@@ -36,10 +40,12 @@ class CellPlan:
 
 def plan_cells(composed: ComposedCell, out: Path) -> list[CellPlan]:
     """Estimate a cell and what confirms it; nothing is run or written."""
-    return [_plan(cell, composed, out) for cell in to_cells(composed, out / composed.name)]
+    cell, *confirming = to_cells(composed, out / composed.name)
+    first = _plan(cell, composed, out, minute.sentence(composed, out))
+    return [first, *(_plan(other, composed, out, None) for other in confirming)]
 
 
-def _plan(cell: Cell, composed: ComposedCell, out: Path) -> CellPlan:
+def _plan(cell: Cell, composed: ComposedCell, out: Path, in_a_minute: str | None) -> CellPlan:
     costs = {arm.name: workload.estimate(arm.experiment) for arm in composed.arms}
     todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     together = max if cell.design.isolation is Isolation.process else sum
@@ -49,6 +55,7 @@ def _plan(cell: Cell, composed: ComposedCell, out: Path) -> CellPlan:
         seconds=sum(costs[run.arm].seconds for run in todo),
         bytes=together(cost.bytes for cost in costs.values()),
         sees=_sees(cell, composed, out),
+        minute=in_a_minute,
         start_up=_start_up(composed, out),
         apart=composed.apart,
     )
@@ -84,7 +91,10 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
             at = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
             console.print(f"ends where all is decided, at a look after so many blocks: {at}")
         console.print(escape(plan.start_up))
-        console.print(escape(f"seed {plan.cell.seed}; {plan.sees}\n"))
+        console.print(escape(f"seed {plan.cell.seed}; {plan.sees}"))
+        if plan.minute is not None:
+            console.print(escape(plan.minute))
+        console.print()
     total = sum(plan.seconds for plan in plans)
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_clock(total)} in all")
@@ -117,18 +127,16 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
         ),
         None,
     )
-    if found is None:
-        measured = doctor_noise.find()
-        if measured is None:
-            unknown = (
-                "what it can see is not known: no earlier study of this workload here "
-                "(python -m labkit.doctor measures this machine's noise)"
-            )
-            return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
-        inside = "the doctor within one process; runs vary more"
-        sd, share, source = measured, None, inside
-    else:
+    if found is not None:
         sd, share, source = found[0].sd, found[0].share, str(found[1])
+    elif (told := _doctors(cell, composed)) is not None:
+        sd, share, source = told[0], None, told[1]
+    else:
+        unknown = (
+            "what it can see is not known: no earlier study of this workload here "
+            "(python -m labkit.doctor measures this machine's noise)"
+        )
+        return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
     # Without earlier rows: as if they had nothing in common (C. E. Bonferroni).
     each = (share or 1.0 / max(1, len(composed.experiment.workload.cases))) / arms
@@ -139,6 +147,17 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
     least = "too few blocks for a verdict" if few or best is None else f"sees {best:.1f} % at best"
     more = "over 1000 blocks" if need is None else f"{need} blocks"
     return f"{least}; {more} would see 1 % (adjusted for all rows and arms; noise of {source})"
+
+
+def _doctors(cell: Cell, composed: ComposedCell) -> tuple[float, str] | None:
+    """Give the noise (log scale) that the doctor found for such a cell, and how it is called."""
+    sight = minute.doctors(composed)
+    if sight is not None:
+        turns = cell.design.isolation is Isolation.in_process
+        return sight.turns_sd if turns else sight.between_sd, minute.doctors_name(composed)
+    measured = doctor_noise.find()
+    inside = "the doctor within one process; runs vary more"
+    return None if measured is None else (measured, inside)
 
 
 def _start_up(composed: ComposedCell, out: Path) -> str:

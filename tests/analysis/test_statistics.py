@@ -25,7 +25,7 @@ from labkit.analysis.permutation import (
     sign_flip,
     smallest_p,
 )
-from labkit.analysis.power import blocks_needed, detectable_pct, run_sd, seen_pct
+from labkit.analysis.power import blocks_needed, detectable_pct, minute_pct, run_sd, seen_pct
 from labkit.analysis.probe import noise_correlation, probe_adjusted
 from labkit.analysis.sequential import alpha_now, parse_looks, withheld
 
@@ -214,6 +214,15 @@ def test_detectable_effect_has_eighty_percent_power_by_the_noncentral_t():
     # For a row in a family: a smaller alpha of its own, and more is needed.
     assert seen_pct(0.01, 4, 2, 0.005) > 1.3 * seen_pct(0.01, 4, 2, 0.05)
     assert detectable_pct(0.01, 2, 2, 0.05) is None  # 2 / 36 is above 0.05
+
+
+def test_a_minute_holds_whole_blocks():
+    assert minute_pct(0.01, 10.0, 1) == seen_pct(0.01, 6, 1, 0.05)
+    assert minute_pct(0.01, 8.6, 1) == seen_pct(0.01, 6, 1, 0.05)
+    assert minute_pct(0.01, 10.1, 1) is None  # 5 pairs reach p = 2 / 32 at best
+    assert minute_pct(0.01, 20.0, 2) == seen_pct(0.01, 3, 2, 0.05)
+    assert minute_pct(0.01, 20.1, 2) is None
+    assert minute_pct(0.01, 61.0, 2) is None
 
 
 def test_blocks_needed_is_the_first_that_sees_it():

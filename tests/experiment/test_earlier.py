@@ -14,9 +14,13 @@ from labkit.experiment.record import Record, read_runs
 from labkit.experiment.runner import run_cell
 
 
-def asked(workload="stub", isolation=config.Isolation.process):
-    experiment = SimpleNamespace(workload=SimpleNamespace(name=workload))
-    return SimpleNamespace(experiment=experiment, isolation=isolation)
+def asked(isolation=config.Isolation.process, model="tiny", **workload):
+    """What the stub cells ask, or nearly."""
+    case = config.Case(name="one", decode=1, context=16)
+    plain = {"name": "stub", "kind": config.WorkloadKind.kernel, "cases": [case], **workload}
+    model = config.Model(name=model, shape=config.ModelShape())
+    experiment = SimpleNamespace(workload=config.Workload(**plain), model=model)
+    return SimpleNamespace(arms=[SimpleNamespace(experiment=experiment)], isolation=isolation)
 
 
 @pytest.fixture
@@ -38,11 +42,51 @@ def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
 
 
 def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monkeypatch):
-    assert list(earlier.studies(asked("chat"), tmp_path)) == []
-    assert list(earlier.studies(asked(isolation=config.Isolation.in_process), tmp_path)) == []
+    assert list(earlier.studies(asked(), tmp_path)) != []
+    assert list(earlier.studies(asked(name="other"), tmp_path)) == []
+    assert list(earlier.studies(asked(repeats=2), tmp_path)) == []
+    turns = config.Isolation.in_process
+    assert list(earlier.studies(asked(turns), tmp_path)) == []
+    assert list(earlier.studies(asked(), tmp_path, turns)) == []
+    assert list(earlier.studies(asked(turns), tmp_path, config.Isolation.process)) != []
     here = environment.fingerprint()
     monkeypatch.setattr(environment, "fingerprint", lambda: {**here, "cpu_model": "another"})
     assert list(earlier.studies(asked(), tmp_path)) == []
+
+
+def test_requests_of_another_model_are_other_work():
+    from labkit.experiment.record import Arm
+
+    chat, tiny = config.Workload(), {"shape": config.ModelShape()}
+    plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}
+    kept = Arm("base", "baseline", {}, plain)
+    ours = SimpleNamespace(workload=chat, model=config.Model(name="tiny", **tiny))
+    assert earlier._same_work(kept, ours)
+    ours.model = config.Model(name="small", **tiny)
+    assert not earlier._same_work(kept, ours)
+    ours.model = config.Model(name="tiny", **tiny)
+    del plain["workload"]["concurrency"]  # a record from before that option
+    assert earlier._same_work(kept, ours)
+    plain["workload"]["num_requests"] = 8
+    assert not earlier._same_work(kept, ours)
+
+
+def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
+    cell = make_cell(folder="cell", blocks=2)
+    run_cell(cell, launcher)
+    records = read_runs(cell.dir)
+    each = [sum(r.seconds["process"] for r in records if r.block == b) for b in (0, 1)]
+    assert earlier.block_s(cell.dir) == pytest.approx(median(each))
+    assert earlier.block_s(tmp_path / "nothing") is None
+
+
+def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
+    cell = make_cell(folder="cell")
+    run_cell(cell, launcher)
+    first, *_ = (cell.dir / "runs").glob("*.json")
+    text = first.read_text().replace('"outcome": "ok"', '"outcome": "crashed"')
+    first.write_text(text.replace('"detail": null', '"detail": "planted"'))
+    assert earlier.block_s(cell.dir) is None
 
 
 def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):

@@ -5,26 +5,35 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.power import blocks_needed, seen_pct
-from labkit.config import Design, Look
+from labkit.config import Case, Design, Engine, Isolation, Look, WorkloadKind
 from labkit.experiment import doctor_noise, earlier
+from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.plan import _sees
 
 
-def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1):
+def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
     names = [f"arm{i}" for i in range(arms)]
     comparisons = [
-        {"arm": name, "sd": sd, "alpha_row": alpha_row, "level": level} for name in names
+        {"arm": name, "sd": sd, "alpha_row": alpha_row, "level": level, "blocks": blocks}
+        for name in names
     ]
     row = {"primary": True, "skipped": None, "comparisons": comparisons}
     other = {**row, "primary": False, "comparisons": [{**comparisons[0], "sd": 9.0}]}
     roles = [{"name": "base", "role": "baseline"}, *({"name": n, "role": "arm"} for n in names)]
-    return {"arms": roles, "rows": [row, row, other]}
+    design = {"runs_per_block": runs}
+    return {"arms": roles, "rows": [row, row, other], "design": design}
 
 
 def sees(design, tmp_path, arms=1, cases=10):
+    cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
+    kind = WorkloadKind.kernel if cases else WorkloadKind.chat
+    experiment = SimpleNamespace(
+        workload=SimpleNamespace(kind=kind, cases=cases), engine=Engine(name="paged")
+    )
+    roles = ("baseline", *("arm",) * arms, "control")
     composed = SimpleNamespace(
-        experiment=SimpleNamespace(workload=SimpleNamespace(cases=[None] * cases)),
-        arms=[SimpleNamespace(role=role) for role in ("baseline", *("arm",) * arms, "control")],
+        experiment=experiment,
+        arms=[SimpleNamespace(role=role, experiment=experiment) for role in roles],
     )
     return _sees(SimpleNamespace(design=design), composed, tmp_path)
 
@@ -59,14 +68,34 @@ def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
 def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
     monkeypatch.setattr(earlier, "studies", lambda c, o: iter(()))
     monkeypatch.setattr(doctor_noise, "find", lambda: 0.01)
+    monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
     said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
     assert f"sees {seen_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
     one = sees(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
     assert f"sees {seen_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
 
 
+def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
+    monkeypatch.setattr(earlier, "studies", lambda c, o: iter(()))
+    monkeypatch.setattr(doctor_noise, "find", lambda: 9.0)
+    sights = {"kernels": Sight(5, 0.01, 0.05, 2.0, 1.5), "requests": Sight(5, 0.02, 0.07, 2.0, 1.5)}
+    monkeypatch.setattr(doctor_noise, "find_sight", sights.get)
+    turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
+    said = sees(turns, tmp_path, cases=5)
+    assert f"sees {seen_pct(0.01, 12, 1, 0.01):.1f} % at best" in said
+    assert "the doctor's short kernels, estimated" in said
+    processes = sees(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
+    assert f"sees {seen_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
+    assert "the doctor's short requests, estimated" in processes
+
+
+@pytest.mark.parametrize(("blocks", "runs", "known"), [(3, 1, False), (4, 1, True), (2, 2, True)])
+def test_the_noise_of_too_few_blocks_is_none(blocks, runs, known):
+    assert (earlier.noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
+
+
 def test_a_study_without_numbers_says_no_noise():
-    assert earlier.noise({"arms": [], "rows": []}) is None
+    assert earlier.noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
     assert earlier.noise(cell_json(sd=None)) is None
     unreached = earlier.noise(cell_json(alpha_row=0.0))
     assert (unreached.sd, unreached.share) == (0.01, None)

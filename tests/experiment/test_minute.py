@@ -1,0 +1,133 @@
+"""A plan says what one minute sees: by earlier studies, by the doctor, or that nobody knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from labkit import config
+from labkit.analysis.power import seen_pct
+from labkit.config import Isolation
+from labkit.experiment import doctor_noise, earlier, minute
+from labkit.experiment.arms import ComposedArm, ComposedCell
+from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.earlier import Noise
+
+TURNS, ALONE = Isolation.in_process, Isolation.process
+SIGHTS = {
+    "kernels": Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=2.0, alone_s=1.5),
+    "requests": Sight(5, turns_sd=0.02, between_sd=0.07, turns_s=3.0, alone_s=2.5),
+}
+
+
+def composed(kernel=True, **engine):
+    """A cell of two arms; ``engine`` is how the second one differs."""
+    case = config.Case(name="one", decode=1, context=16)
+    kernels = config.Workload(name="k", kind=config.WorkloadKind.kernel, cases=[case])
+    parts = {
+        "model": config.Model(shape=config.ModelShape()),
+        "ablation": config.Ablation(arms={"base": {}}),
+        "workload": kernels if kernel else config.Workload(),
+    }
+    engines = config.Engine(), config.Engine(**engine)
+    one, other = (config.Experiment(engine=engine, **parts) for engine in engines)
+    arms = ComposedArm("base", "baseline", {}, one), ComposedArm("other", "arm", {}, other)
+    return ComposedCell("cell", one, arms, TURNS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(earlier, "studies", lambda c, o, way=None: iter(()))
+    monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
+
+
+@pytest.fixture
+def doctor(monkeypatch):
+    monkeypatch.setattr(doctor_noise, "find_sight", SIGHTS.get)
+
+
+@pytest.fixture
+def studied(monkeypatch):
+    """Give a function that plants earlier studies: (folder, seconds of a block, sd) by way."""
+
+    def plant(runs=1, **kept):
+        def studies(cell, out, way):
+            for path, _, _ in kept.get(way.value, ()):
+                yield Path(path), {"design": {"runs_per_block": runs}, "path": path}
+
+        known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
+        noise = {path: None if sd is None else Noise(sd, None) for path, (_, sd) in known.items()}
+        monkeypatch.setattr(earlier, "studies", studies)
+        monkeypatch.setattr(earlier, "noise", lambda data: noise[data["path"]])
+        monkeypatch.setattr(earlier, "block_s", lambda path: known[str(path)][0])
+
+    return plant
+
+
+def said(cell, tmp_path=Path()):
+    return minute.sentence(cell, tmp_path)
+
+
+def test_where_nothing_is_known_it_says_how_to_know():
+    assert "not known" in said(composed()) and "python -m labkit.doctor" in said(composed())
+
+
+def test_the_doctor_knows_each_kind_and_is_named(doctor):
+    turns, alone = seen_pct(0.01, 30, 1, 0.05), seen_pct(0.05, 10, 2, 0.05)
+    kernels = said(composed())
+    assert f"one minute sees {turns:.1f} % in turns, {alone:.1f} % in processes" in kernels
+    assert "the doctor's short kernels, estimated" in kernels
+    requests = said(composed(kernel=False))
+    assert f"sees {seen_pct(0.02, 20, 1, 0.05):.1f} % in turns" in requests
+    assert "the doctor's short requests, estimated" in requests
+
+
+def test_the_doctor_knows_nothing_of_other_devices(doctor):
+    emulated = composed(attention=config.Attention(device=config.Device.emulated))
+    assert "not known" in said(emulated) and "run it once" in said(emulated)
+
+
+def test_an_earlier_study_says_more_than_the_doctor_each_way_by_itself(doctor, studied):
+    studied(in_process=[("out/one", 4.0, 0.03)])
+    turns, alone = seen_pct(0.03, 15, 1, 0.05), seen_pct(0.05, 10, 2, 0.05)
+    text = said(composed())
+    assert f"sees {turns:.1f} % in turns, {alone:.1f} % in processes" in text
+    assert "out/one and the doctor's short kernels" in text
+
+
+def test_blocks_of_an_earlier_study_have_its_runs(studied):
+    studied(runs=2, process=[("out/one", 12.0, 0.03)])
+    text = said(composed())
+    assert f"sees {seen_pct(0.03, 5, 2, 0.05):.1f} % in processes; in turns: not known" in text
+    assert text.endswith("noise of out/one)")
+
+
+def test_a_study_that_knows_only_half_is_passed_over(studied):
+    halves = [("out/no_noise", 4.0, None), ("out/no_cost", None, 0.01), ("out/whole", 5.0, 0.02)]
+    studied(in_process=halves)
+    text = said(composed())
+    assert f"sees {seen_pct(0.02, 12, 1, 0.05):.1f} % in turns" in text and "out/whole" in text
+
+
+def test_a_minute_that_is_too_short_says_so(studied):
+    studied(in_process=[("out/slow", 11.0, 0.01)])
+    assert "sees nothing, too few blocks fit, in turns" in said(composed())
+
+
+def test_arms_that_cannot_take_turns_are_promised_none(doctor):
+    apart = said(composed(kernel=False, blas=config.Blas.stock))
+    assert f"one minute sees {SIGHTS['requests'].processes_pct:.1f} % in processes (" in apart
+    assert "turns" not in apart
+
+
+def test_the_plan_prints_it_once(doctor, monkeypatch, tmp_path, capsys):
+    from labkit import app
+
+    monkeypatch.chdir(tmp_path)
+    app.register()
+    asked = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
+    assert app.run(app.Command((), asked, multirun=False)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.count("one minute sees") == 1
+    assert f"one minute sees {SIGHTS['kernels'].turns_pct:.1f} % in turns" in text
