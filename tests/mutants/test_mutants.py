@@ -6,8 +6,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import run  # noqa: E402
-from mutation import mutants  # noqa: E402
+import run
+from mutation import mutants
 
 SOURCE = '''"""A text is never changed: 1 < 2."""
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-LABKIT = str(Path("labkit").resolve()) + os.sep
+LABKIT = str(Path(__file__).resolve().parents[3] / "labkit") + os.sep
 
 
 def noter(path):
