@@ -32,9 +32,9 @@ from mutation import MODULE, Mutant, mutants  # noqa: E402
 
 ROOT = HERE.parents[1]
 PACKAGES = {  # and the folders whose tests are asked
-    "labkit/analysis": ("tests/analysis",),
+    "labkit/analysis": ("tests/analysis", "tests"),
     "labkit/workload": ("tests/workload", "tests/experiment"),
-    "labkit/experiment": ("tests/experiment", "tests/workload"),
+    "labkit/experiment": ("tests/experiment", "tests/workload", "tests"),
 }
 SAMPLE = 100
 TESTS_S = 30.0  # of tests that a mutant meets, by what they take unbroken
