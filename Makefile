@@ -6,7 +6,10 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench clean
+SAMPLE ?= 100
+SEED ?= 0
+
+.PHONY: demo test test-slow mutants lint bench clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -24,6 +27,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(RUN) -m pytest -n 2 -m "slow and not metal"
+
+mutants: $(READY)  ## SAMPLE mutants of each package; SEED draws others
+	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

@@ -367,7 +367,7 @@ def _check(seat: Seat, which: str) -> None:
         return
     where = f"{seat.whole.size.case.name}: {which}"
     _refuse_nan(out, where)
-    rows = np.flatnonzero((out != expected).any(axis=(1, 2)))
+    rows = np.flatnonzero((out.view(np.uint32) != expected.view(np.uint32)).any(axis=(1, 2)))
     raise InvalidOutput(
         f"{where} differs from the first launch in {len(rows)} rows, the first of them "
         f"token {rows[0]}"

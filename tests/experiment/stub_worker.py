@@ -19,7 +19,9 @@ import types
 import numpy as np
 
 from labkit.experiment import record, stages, worker
-from labkit.workload import cases as cases  # so that they outlive their package, replaced below
+
+# These outlive their package, which is replaced below.
+from labkit.workload import cases as cases
 from labkit.workload import process_wide as process_wide
 from labkit.workload.digest import array_outputs
 from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput

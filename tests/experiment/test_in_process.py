@@ -132,6 +132,19 @@ def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
     assert all(record.seconds["turns"] >= 0 for record in records)
 
 
+def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
+    machine, given = SimpleNamespace(), []
+
+    def load(experiments, setting, draft):
+        given.append(setting.machine)
+        return Turns(world, experiments, setting)
+
+    monkeypatch.setattr(stages, "begin", lambda draft: machine)
+    monkeypatch.setattr(stages, "load", load)
+    block_of(make())
+    assert len(given) == 1 and given[0] is machine
+
+
 def test_an_arm_alone_takes_the_same_way(make, world):
     cell = make()
     (record,) = block_of(cell, arms=cell.arms[1:2])

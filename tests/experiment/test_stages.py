@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numba
 import pytest
 
 from labkit import workload
 from labkit.config import Experiment, from_plain
-from labkit.experiment import stages
+from labkit.experiment import limits, stages
 from labkit.experiment.record import Record
 from labkit.platform import blas, pool, threads
 from labkit.workload import process_wide
@@ -70,3 +72,25 @@ def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, note
     arm = experiment(asked, attention={"backend": backend}, blas="stock")
     stages.load([arm], by_itself(0), draft)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)
+
+
+def test_a_record_has_the_probe_of_before_and_of_after(monkeypatch):
+    times = iter([{"matmul_us": 1.0}, {"matmul_us": 2.0}])
+    probe = SimpleNamespace(time=lambda: next(times))
+    monkeypatch.setattr(stages, "start_probe", lambda draft: probe)
+    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    assert stages.begin(draft) is probe
+    stages.probe_again(draft, probe)
+    assert draft.record.probe == {"before": {"matmul_us": 1.0}, "after": {"matmul_us": 2.0}}
+
+
+def test_the_budget_of_threads_holds_before_anything_loads_and_before_limits(monkeypatch):
+    done = []
+    monkeypatch.setattr(stages, "use_threads", lambda e: done.append(e.engine.threads))
+    monkeypatch.setattr(workload, "load", lambda *_: done.append("load"))
+    monkeypatch.setattr(limits, "measure", lambda threads: done.append(("limits", threads)))
+    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    arms = [experiment(KERNELS, threads=n) for n in (3, 2)]
+    stages.load(arms, by_itself(0), draft)
+    stages.note_limits(draft, arms[1])
+    assert done == [3, "load", 2, ("limits", 2)]

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 from labkit.config import Case, Experiment, State, Workload, WorkloadKind, from_plain, to_plain
 from labkit.workload import cases, kernel, kernel_turns
 from labkit.workload.kernel_turns import KernelArm, KernelTurns, spread
-from labkit.workload.measurement import InvalidOutput
+from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.turns import Setting
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
@@ -55,7 +56,7 @@ class Backend:
 
     def __init__(self, world, seconds, value=0.0, kernel="decode"):
         self.world, self.seconds, self.value, self.kernel = world, seconds, value, kernel
-        self.poisoned, self.memory = [], set()
+        self.poisoned, self.memory, self.turns = [], set(), set()
 
     def plan(self, *, block_tables, seq_lens, cu_seqlens_q, block_size, total_q=None):
         self.world.spend("plan", 11.0)
@@ -63,6 +64,7 @@ class Backend:
 
     def attend(self, q, k_pool, v_pool, meta, *, scale, window=None, out=None):
         self.poisoned.append(bool(np.isnan(out).all()))
+        self.turns.add(self.world.turn)
         self.memory.add(tuple(a.__array_interface__["data"][0] for a in (q, out, k_pool, v_pool)))
         self.world.collecting.append(gc.isenabled())
         out[:] = q + np.float32(self.value)
@@ -121,6 +123,77 @@ def test_a_timing_is_the_launch_alone_whatever_else_takes_time():
     warm_up = results[0].cases[0].notes["warm_up_rounds"]
     assert warm_up == 2
     assert results[0].notes["launch_s"] == 2.0 * (1 + warm_up + 2 * 6)
+
+
+class Watched(Backend):
+    """Notes when its report is looked at; ``out`` is the output of its last launch."""
+
+    out = None
+
+    def attend(self, *args, out=None, **options):
+        result, report = super().attend(*args, out=out, **options)
+        self.out = out
+
+        class Report(type(report)):
+            @property
+            def stale(_):
+                self.world.done.append(("report", self.world.turn))
+                return False
+
+        del report.stale
+        return result, Report(**vars(report))
+
+
+def test_the_clock_is_read_right_before_and_right_after_a_launch():
+    """Neither the NaN fill nor a check comes between two readings of the clock."""
+    world = World()
+    backend = Watched(world, lambda w: 1.0)
+
+    def clock():
+        filled = backend.out is not None and bool(np.isnan(backend.out).all())
+        world.done.append(("clock, filled" if filled else "clock", world.turn))
+        return world.now
+
+    world.clock = clock
+    measured(world, [backend], FEW)
+    pulse = ["clock", "pulse", "clock"]
+    wash_out = ["clock", ("launch", 5), "clock", "report"]
+    launch = ["clock, filled", ("launch", 5), "clock", "report"]
+    assert [what for what, _ in world.done] == (pulse + wash_out + launch) * 6
+
+
+def test_an_output_is_checked_after_the_clock_was_read():
+    world = World()
+    backend = Watched(world, lambda w: 1.0)
+    found = turns(world, [backend], FEW)
+    found.warm_up()
+
+    def clock():
+        backend.out[4, 3, 15] += 1.0
+        return world.now
+
+    found._clock = clock
+    with pytest.raises(InvalidOutput, match="differs from the first launch"):
+        found.measure(lambda text: None)
+
+
+def test_every_launch_of_an_arm_is_in_its_own_turn(monkeypatch):
+    monkeypatch.setattr(cases, "WASH_BYTES", 1)  # a part of the batch washes out
+    world = World()
+    backends = [Backend(world, lambda w: 1.0, kernel="decode") for _ in range(3)]
+    measured(world, backends, FEW, PREFILL)
+    assert [backend.turns for backend in backends] == [{0}, {1}, {2}]
+
+
+def test_arms_come_to_a_case_in_random_order():
+    orders = set()
+    for seed in range(8):
+        world = World()
+        found = turns(world, [Backend(world, lambda w: 1.0) for _ in range(3)], FEW, seed=seed)
+        world.done.clear()
+        found.warm_up()
+        orders.add(tuple(arm for what, arm in world.done if what != "plan")[:3])
+    assert len(orders) > 2 and {tuple(sorted(order)) for order in orders} == {(0, 1, 2)}
 
 
 def test_the_time_of_a_launch_follows_the_launch():
@@ -223,6 +296,25 @@ def test_garbage_is_not_collected_while_measuring_and_is_again_afterwards():
     assert frozen[0] > 0 and gc.isenabled() and gc.get_freeze_count() == 0
 
 
+def test_garbage_goes_before_measuring_and_collection_stays_off_where_it_was_off():
+    class Loop:
+        def __init__(self):
+            self.me = self
+
+    world = World()
+    found = turns(world, [Backend(world, lambda w: 1.0)], FEW)
+    found.warm_up()
+    gc.disable()
+    try:
+        garbage = weakref.ref(Loop())
+        assert garbage() is not None
+        there = []
+        found.measure(lambda text: there.append(garbage()))
+        assert not any(there) and not gc.isenabled()
+    finally:
+        gc.enable()
+
+
 def test_a_measured_launch_writes_into_a_poisoned_output():
     world = World()
     backend = Backend(world, lambda w: 1.0)
@@ -264,6 +356,57 @@ def test_a_number_that_changes_anywhere_is_refused(row):
     backend.attend = wrong
     with pytest.raises(InvalidOutput, match=f"differs .* in 1 rows, the first of them token {row}"):
         found.measure(lambda text: None)
+
+
+@pytest.mark.parametrize("row", [0, 4, 47])
+def test_a_number_that_is_not_written_anywhere_is_refused(row):
+    world = World()
+    backend = Backend(world, lambda w: 1.0)
+    attend = backend.attend
+
+    def forgets(*args, out=None, **options):
+        result = attend(*args, out=out, **options)
+        out[row, 3, 15] = np.nan
+        return result
+
+    backend.attend = forgets
+    found = turns(world, [backend], PREFILL)
+    with pytest.raises(InvalidOutput, match=f"NaN left .* first at token {row}, head 3"):
+        found.warm_up()
+
+
+def test_zeros_of_another_sign_differ():
+    world = World()
+    backend = Backend(world, lambda w: 1.0)
+    attend = backend.attend
+    signs = iter([0.0] * 4 + [-0.0] * 100)  # warming up takes three launches
+
+    def signed(*args, out=None, **options):
+        result = attend(*args, out=out, **options)
+        out[2, 0, 0] = next(signs)
+        return result
+
+    backend.attend = signed
+    with pytest.raises(InvalidOutput, match=r"differs .* in 1 rows, the first of them token 2"):
+        measured(world, [backend], FEW)
+
+
+def test_a_stale_stamp_and_an_output_elsewhere_are_refused():
+    def launched(change):
+        world = World()
+        backend = Backend(world, lambda w: 1.0)
+        attend = backend.attend
+        backend.attend = lambda *args, **options: change(*attend(*args, **options))
+        turns(world, [backend], FEW).warm_up()
+
+    def stale(out, report):
+        report.stale, report.stamp = True, 6
+        return out, report
+
+    with pytest.raises(StaleOutput, match="first launch: the kernel's stamp is 6, expected 7"):
+        launched(stale)
+    with pytest.raises(InvalidOutput, match="not written where it was asked for"):
+        launched(lambda out, report: (out.copy(), report))
 
 
 @pytest.mark.parametrize(
@@ -325,6 +468,14 @@ def test_arms_whose_rounds_would_differ_stay_apart(change):
     arms = list(experiments(asked(FEW), asked(FEW, **change)))
     assert f"workload.{name}" in kernel.KIND.apart(arms)
     assert kernel.KIND.apart([arms[0], arms[0]]) is None
+
+
+def test_flushing_is_in_the_estimate_of_cold_turns_alone():
+    arms = [*experiments(*(asked(FEW, repeats=100, state=state) for state in State))]
+    seconds = {e.workload.state: kernel.KIND.estimate(e).seconds for e in arms}
+    flushes = 100 * FEW.factor * kernel.FLUSH_SECONDS
+    assert seconds[State.cold] - seconds[State.hot] == pytest.approx(flushes)
+    assert seconds[State.both] > seconds[State.cold]
 
 
 def test_a_factor_of_ones_own_stays_apart():

@@ -8,6 +8,7 @@ import pytest
 from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.workload import kind_of
+from labkit.workload.serving import ServingSession
 from labkit.workload.turns import NoMachine, Setting
 
 SHAPE = {
@@ -146,10 +147,12 @@ def test_arms_of_one_model_share_its_weights_and_engines_alone_do_not():
     one.close(), two.close()
 
 
-def test_an_arm_that_cannot_load_closes_the_others():
+def test_an_arm_that_cannot_load_closes_the_others(monkeypatch):
     from labkit.engine.base import EngineError
 
-    log = []
+    log, closed = [], []
+    close = ServingSession.close
+    monkeypatch.setattr(ServingSession, "close", lambda self: close(self) or closed.append(log[:]))
 
     @contextmanager
     def turn(arm):
@@ -159,6 +162,7 @@ def test_an_arm_that_cannot_load_closes_the_others():
     with pytest.raises(EngineError, match=r"budget\.bytes"):
         share({}, {"budget": {"bytes": 1 << 50}}, {}, turn=turn)
     assert log[-1] == 1
+    assert closed == [log] * (len(log) - 1) != []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,152 @@
+"""Mutants of a Python file: one small change each, made by rule from its syntax tree.
+
+Rules: a comparison becomes its neighbour, ``and`` becomes ``or``, a condition is negated, an
+operator becomes another, a number grows, a truth value flips, a function returns None, a
+statement goes. Annotations, decorators and texts stay as they are.
+"""
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_PLAIN = (ast.Name, ast.Attribute, ast.Call)
+_TEXT = (ast.JoinedStr, ast.Constant)
+MODULE = "<module>"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``text`` is the whole changed file.
+
+    ``path``: of the file. ``function``: the qualified name of the one that is changed,
+    ``<module>`` outside any. ``what``: the line, and how a part of it changes; no two
+    mutants of a file have the same, and changes elsewhere leave it as it is.
+    """
+
+    path: str
+    function: str
+    what: str
+    text: str
+
+    @property
+    def name(self) -> str:
+        """What the list of survivors calls it."""
+        return f"{self.path} | {self.what}"
+
+
+def mutants(path: str, source: str) -> list[Mutant]:
+    """Return every mutant of a file, in the order of its lines."""
+    lines = source.encode().splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    whole, found, seen = b"".join(lines), [], Counter[str]()
+    for function, node, new in _changes(ast.parse(source), (), MODULE):
+        begin = starts[node.lineno - 1] + node.col_offset
+        end = starts[node.end_lineno - 1] + node.end_col_offset
+        old = " ".join(whole[begin:end].decode().split())
+        line = lines[node.lineno - 1].decode().strip()
+        what = f"{old} -> {new}" if old == line else f"{line} | {old} -> {new}"
+        seen[what] += 1
+        what += f" | {seen[what]}" if seen[what] > 1 else ""
+        text = (whole[:begin] + new.encode() + whole[end:]).decode()
+        found.append(Mutant(path, function, what, text))
+    return found
+
+
+def _changes(
+    node: ast.AST, scope: tuple[str, ...], function: str
+) -> Iterator[tuple[str, ast.AST, str]]:
+    """Yield (function, node, its new text) of a node and all below it."""
+    if isinstance(node, ast.JoinedStr) or _only_types(node):
+        return
+    if isinstance(node, ast.ClassDef):
+        scope = (*scope, node.name)
+    elif isinstance(node, _FUNCTIONS):
+        function = ".".join((*scope, node.name))
+        scope = (*scope, node.name, "<locals>")
+    for changed, new in _of_node(node):
+        yield function, changed, new
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _changes(child, scope, function)
+
+
+def _only_types(node: ast.AST) -> bool:
+    """Tell whether a statement says something to type checkers alone."""
+    checking = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    return checking or isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _of_node(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    """Yield what a node itself may become: the part that is replaced, and its new text."""
+    match node:
+        case ast.Compare(left, ops, comparators):
+            for i, op in enumerate(ops):
+                swapped = [*ops[:i], _SWAPS[type(op)](), *ops[i + 1 :]]
+                yield node, _text(ast.Compare(left, swapped, comparators))
+        case ast.BoolOp(op, values):
+            yield node, _text(ast.BoolOp(_SWAPS[type(op)](), values))
+        case ast.BinOp(left, op, right) if type(op) in _SWAPS and not _are_texts(left, right):
+            yield node, _text(ast.BinOp(left, _SWAPS[type(op)](), right))
+        case ast.UnaryOp(ast.Not() | ast.USub(), operand):
+            yield node, _text(operand)
+        case ast.Constant(bool() as value):
+            yield node, str(not value)
+        case ast.Constant(int() as value):
+            yield node, str(value + 1)
+        case ast.Constant(float() as value) if math.isfinite(value):
+            yield node, repr(value * 1.5 if value else 1.0)
+        case ast.Return(ast.AST() as value) if ast.unparse(value) != "None":
+            yield node, "return None"
+        case ast.AugAssign(target, op, value) if type(op) in _SWAPS:
+            yield node, ast.unparse(ast.AugAssign(target, _SWAPS[type(op)](), value))
+        case ast.Expr(ast.Call()) | ast.Raise() | ast.Continue() | ast.Break():
+            yield node, "pass"
+        case ast.Assign([ast.Attribute() | ast.Subscript()]):
+            yield node, "pass"
+        case ast.If(test) | ast.While(test) | ast.IfExp(test) if isinstance(test, _PLAIN):
+            yield test, _text(ast.UnaryOp(ast.Not(), test))
+
+
+def _are_texts(*nodes: ast.AST) -> bool:
+    return any(isinstance(n, _TEXT) and not _is_number(n) for n in nodes)
+
+
+def _is_number(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def _text(node: ast.expr) -> str:
+    return f"({ast.unparse(node)})"

@@ -1,0 +1,86 @@
+"""The runner of mutants on a toy, and that the list of survivors speaks of mutants that exist."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import run
+from mutation import mutants
+
+SOURCE = '''"""A text is never changed: 1 < 2."""
+
+def grow(x: int = 1) -> int:
+    if x < 3 and x:
+        return x + 1
+    return f"{x + 2}"
+'''
+TEST = """
+from labkit.toy import grow, unused
+
+def test_it_grows():
+    assert grow(1) == 2
+"""
+
+
+def test_rules_make_one_small_change_each():
+    found = mutants("labkit/toy.py", SOURCE)
+    assert [mutant.what for mutant in found] == [
+        "def grow(x: int = 1) -> int: | 1 -> 2",
+        "if x < 3 and x: | x < 3 and x -> (x < 3 or x)",
+        "if x < 3 and x: | x < 3 -> (x <= 3)",
+        "if x < 3 and x: | 3 -> 4",
+        "return x + 1 -> return None",
+        "return x + 1 | x + 1 -> (x - 1)",
+        "return x + 1 | 1 -> 2",
+        'return f"{x + 2}" -> return None',
+    ]
+    assert {mutant.function for mutant in found} == {"grow"}
+    third = found[2]
+    assert third.text == SOURCE.replace("x < 3", "(x <= 3)")
+    assert len({mutant.name for mutant in found}) == len(found)
+
+
+def test_a_draw_does_not_depend_on_what_is_changed_elsewhere():
+    found = mutants("labkit/toy.py", SOURCE)
+    drawn = run.draw(found, 3, seed=1)
+    assert run.draw([m for m in found if m in drawn or m == found[0]], 3, seed=1)[:2] == drawn[:2]
+    assert run.draw(found, 3, seed=2) != drawn
+
+
+def test_a_mutant_that_a_test_tells_is_killed_and_others_survive(tmp_path):
+    source = tmp_path / "toy"
+    for name, text in {
+        "labkit/__init__.py": "",
+        "labkit/toy.py": SOURCE + "\n\ndef unused():\n    return 5\n",
+        "tests/toy/test_toy.py": TEST,
+        "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow', 'metal']\n",
+        "tests/mutants/calls/sitecustomize.py": (
+            Path(__file__).with_name("calls") / "sitecustomize.py"
+        ).read_text(),
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    subprocess.run(["git", "init", "-q"], cwd=source, check=True)
+    tree = run.Tree(source, tmp_path / "work")
+    tests = run.look(tree, ["tests/toy"])
+    assert tests.failed == [] and list(tests.seconds) == ["tests/toy/test_toy.py::test_it_grows"]
+    wanted = {
+        "return x + 1 | x + 1 -> (x - 1)": run.KILLED,
+        "if x < 3 and x: | x < 3 -> (x <= 3)": run.SURVIVES,
+        "return 5 -> return None": run.UNREACHED,
+    }
+    known = run.Known(tree)
+    for mutant in run.all_mutants(tree.source, ["labkit"]):
+        if mutant.what in wanted:
+            assert known.meet(mutant, tests.of(mutant)) == wanted.pop(mutant.what)
+            assert (tree.path / mutant.path).read_text() != mutant.text
+    assert not wanted
+    assert len(run.Known(tree)._found) == 3
+
+
+def test_the_list_of_survivors_is_current():
+    names = {mutant.name for mutant in run.all_mutants(run.ROOT, run.PACKAGES)}
+    assert set(run.listed()) <= names
+    assert all(run.listed().values())
