@@ -7,6 +7,9 @@ Every study has three arms: the baseline, a planted one (1 % inside the launch f
 3 % inside the engine's step for requests) and the control, a copy of the baseline. Named: a
 row in which the planted arm differs (adjusted p at most alpha) in the planted direction.
 A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it.
+``table`` writes the studies that are there as ``docs/sensitivity.md`` shows them:
+
+    python benchmarks/sensitivity.py table outputs/reference/sensitivity
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -38,12 +42,15 @@ ASKED = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("kind", choices=ASKED)
-    parser.add_argument("studies", type=int)
+    parser.add_argument("kind", choices=[*ASKED, "table"])
+    parser.add_argument("studies", type=int, nargs="?", default=20)
     parser.add_argument("out", type=Path)
     parser.add_argument("--busy", action="store_true", help="beside one busy process")
     parser.add_argument("--first", type=int, default=0, help="number of the first study")
     options = parser.parse_args()
+    if options.kind == "table":
+        print(table(options.out))
+        return 0
     results = []
     with beside(options.busy):
         for number in range(options.first, options.first + options.studies):
@@ -78,6 +85,12 @@ def study(kind: str, folder: Path, seed: int) -> dict[str, Any]:
     seconds = time.monotonic() - began
     found = analysis.write_cell(folder)
     shutil.rmtree(folder / "runs" / "pending", ignore_errors=True)
+    return {"study": folder.name, "seconds": round(seconds, 1), **said(found)}
+
+
+def said(found: dict[str, Any]) -> dict[str, Any]:
+    """Say what a study found: whether the planted arm was named, and the copy taken for it."""
+    planted = next(arm["name"] for arm in found["arms"] if arm["name"].startswith("planted"))
     rows = [row for row in found["rows"] if row["primary"]]
     alpha = found["design"]["alpha"]
     hits, false = [], []
@@ -99,14 +112,51 @@ def study(kind: str, folder: Path, seed: int) -> dict[str, Any]:
         for c in rows[0]["comparisons"]
     }
     return {
-        "study": folder.name,
-        "seconds": round(seconds, 1),
         "named": bool(hits),
         "false": bool(false),
         "rows": hits,
         "effects": effects,
         "gates": {name: gate["status"] for name, gate in found["gates"].items()},
     }
+
+
+def table(out: Path) -> str:
+    """Write all studies of a folder as a Markdown table, one line of a kind.
+
+    Kinds are told by the folders' names without their number: ``kernels-15-03``.
+    """
+    lines = [
+        "| studies | processes each | planted arm named | copy taken for another | "
+        "planted, median (range) | copy, median (range) | seconds each |",
+        "| --- | ---: | ---: | ---: | --- | --- | ---: |",
+    ]
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(out.glob("*/cell.json")):
+        kinds.setdefault(path.parent.name.rpartition("-")[0], []).append(path)
+    for kind, paths in kinds.items():
+        cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        found = [said(cell) for cell in cells]
+        named, false = (sum(one[word] for one in found) for word in ("named", "false"))
+        arms = [arm["name"] for arm in cells[0]["arms"][1:]]
+        ranges = []
+        for arm in arms:
+            effects = [effect for one in found for effect in one["effects"][arm]]
+            ranges.append(
+                f"{statistics.median(effects):+.2f} % ({min(effects):+.2f} to {max(effects):+.2f})"
+            )
+        seconds = statistics.median(map(measured_s, paths))
+        n = len(found)
+        lines.append(
+            f"| {n} of {kind.partition('-')[0]} | {cells[0]['design']['blocks']} | "
+            f"{named} of {n} | {false} of {n} | {' | '.join(ranges)} | {seconds:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def measured_s(path: Path) -> float:
+    """Add up the wall seconds of a study's processes."""
+    records = (path.parent / "runs").glob("b*.json")
+    return sum(json.loads(r.read_text(encoding="utf-8"))["seconds"]["process"] for r in records)
 
 
 @contextmanager

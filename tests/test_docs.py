@@ -146,3 +146,15 @@ def test_the_command_gives_a_table(name, beside, tiny):
         timeout=280,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_the_table_of_sensitivity_is_that_of_the_committed_records():
+    import importlib.util
+
+    path = ROOT / "benchmarks" / "sensitivity.py"
+    spec = importlib.util.spec_from_file_location("sensitivity", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    table = module.table(ROOT / "outputs" / "reference" / "sensitivity")
+    assert table.count("\n") >= 3
+    assert table in (ROOT / "docs" / "sensitivity.md").read_text(encoding="utf-8")
