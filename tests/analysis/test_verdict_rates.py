@@ -30,22 +30,14 @@ ROWS = (1, 3, 10)
 KINDS = ("clean", "drift", "modes", "tails")
 
 
-def shipped(name):
+def shipped(name, isolation=Isolation.process):
     """A design of ``conf/design`` as it is run."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     looks = [Look(**look) for look in plain.pop("looks", [])]
-    plain["isolation"] = Isolation(plain.get("isolation", "process"))
-    return by_process(Design(**plain, looks=looks))
+    return by_process(Design(**plain, looks=looks, isolation=isolation))
 
 
-TURNS = by_process(
-    Design(
-        name="turns",
-        isolation=Isolation.in_process,
-        blocks=6,
-        looks=[Look(4, 0.02), Look(6, 0.03)],
-    )
-)
+TURNS = shipped("standard", Isolation.in_process)
 DESIGNS = {name: shipped(name) for name in ("standard", "strict", "sequential")} | {"turns": TURNS}
 
 
