@@ -107,7 +107,7 @@ def confirmation(analysis: CellAnalysis) -> list[Agreement] | None:
 
 def confirmation_sentence(analysis: CellAnalysis) -> str | None:
     """Say whether separate processes agree with the turns; None where none were run."""
-    found = confirmation(analysis)
+    found = analysis.confirmation
     return None if found is None else sentence(found)
 
 

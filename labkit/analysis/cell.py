@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
@@ -29,6 +29,9 @@ from labkit.experiment.record import (
     read_runs,
     write_json,
 )
+
+if TYPE_CHECKING:
+    from labkit.analysis.agreement import Agreement
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,13 @@ class CellAnalysis:
     def environment(self) -> dict[str, Any]:
         """The fingerprint of the first run that has one."""
         return next((dict(r.environment) for r in self.data.records if r.environment), {})
+
+    @cached_property
+    def confirmation(self) -> list[Agreement] | None:
+        """What separate processes say beside turns; see ``agreement.confirmation``."""
+        from labkit.analysis.agreement import confirmation
+
+        return confirmation(self)
 
     @cached_property
     def comparisons(self) -> tuple[Mapping[str, Comparison], ...]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.agreement import confirmation
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import (
     clock_mhz,
@@ -64,7 +63,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if asked < fewest:
         runs = f"{count(asked, 'block')} of {data.levels.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
-    if data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
+    if data.design.get("isolation") == "in_process" and analysis.confirmation is None:
         yield (
             "every process held all arms in turn (design.isolation=in_process): an arm could "
             "disturb another, and what differs from process to process is paired away; "
