@@ -157,7 +157,9 @@ def test_compilations_are_counted_by_stage():
         add(1, 2)
         add(3, 4)
         add(1.0, 2.0)
-    assert draft.compiles == {"measure": 2}
+    # A machine that has never run the probe compiles it at the start.
+    assert set(draft.compiles) - {"startup"} == {"measure"}
+    assert draft.compiles["measure"] == 2
 
 
 def test_numba_starts_without_scipy_and_finds_it_later():
