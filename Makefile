@@ -5,6 +5,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+DEV := $(VENV)/.dev
+# Without byte code: what runs compiles its own, and the rest of transformers is never read.
+INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile
 
 SAMPLE ?= 100
 SEED ?= 0
@@ -16,27 +19,32 @@ $(READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "labkit needs Python 3.11 to 3.13 with venv and pip (make PYTHON=/path/to/python3.12)"; exit 1; }
 	@echo "installing into $(VENV) (about a minute)"
 	@test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(INSTALL) -e .
+	@touch $@
+
+$(DEV): $(READY)
+	@$(INSTALL) -e '.[dev]'
+	@$(RUN) -m compileall -q -j 0 $(VENV)/lib || true
 	@touch $@
 
 demo: $(READY)  ## one question, one table
 	$(RUN) -m labkit engine=paged ablation=seq_map -m
 
-test: $(READY)
+test: $(DEV)
 	$(RUN) -m pytest -n 2 -m "not slow and not metal"
 
-test-slow: $(READY)
+test-slow: $(DEV)
 	$(RUN) -m pytest -n 2 -m "slow and not metal"
 
-mutants: $(READY)  ## SAMPLE mutants of each package; SEED draws others
+mutants: $(DEV)  ## SAMPLE mutants of each package; SEED draws others
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)
 
-lint: $(READY)
+lint: $(DEV)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-bench: $(READY)
+bench: $(DEV)
 	@for f in benchmarks/*.py; do echo "== $$f"; $(RUN) $$f || exit 1; done
 
 clean:
