@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.analysis.door import Parser, say
-from labkit.experiment.record import RecordError
+from labkit.records.store import RecordError
 
 if TYPE_CHECKING:
     from labkit.analysis.between import Comparisons

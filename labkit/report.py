@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from labkit.analysis.door import Parser, say
-from labkit.experiment.record import RecordError
+from labkit.records.store import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from labkit.analysis.cell import CellAnalysis, analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.effect import log_ratio, percent
-from labkit.experiment.record import PROCESSES
+from labkit.records.store import PROCESSES
 
 
 @dataclass(frozen=True)

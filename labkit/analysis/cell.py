@@ -19,7 +19,7 @@ from labkit.analysis.numbers import steady
 from labkit.analysis.sequential import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.values import Row, build_rows, probe_values, summary
 from labkit.analysis.verdict import Verdict, judge
-from labkit.experiment.record import (
+from labkit.records.store import (
     SCHEMA_VERSION,
     Arm,
     Record,

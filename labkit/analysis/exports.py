@@ -15,7 +15,7 @@ from labkit.analysis.numbers import plain, slug
 from labkit.analysis.sentences import row_name, sentence
 from labkit.analysis.values import MEASURED, run_value
 from labkit.analysis.vllm import vllm_runs
-from labkit.experiment.record import Metric, Record
+from labkit.records.store import Metric, Record
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 

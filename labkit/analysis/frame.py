@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.study import cell_dirs
 from labkit.analysis.values import run_value
-from labkit.experiment.record import read_runs
+from labkit.records.store import read_runs
 
 if TYPE_CHECKING:
     from pandas import DataFrame

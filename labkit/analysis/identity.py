@@ -21,7 +21,7 @@ from labkit.analysis.divergence import (
     token_difference,
 )
 from labkit.analysis.modes import fisher_p
-from labkit.experiment.record import CaseRecord, Record
+from labkit.records.store import CaseRecord, Record
 
 CLAIMS = {
     "bitwise": "outputs bit-identical",

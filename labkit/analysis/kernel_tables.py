@@ -9,7 +9,7 @@ from labkit.analysis.numbers import value_text
 from labkit.analysis.roofline import points
 from labkit.analysis.sentences import real_arms
 from labkit.analysis.table import Column, Line, Table
-from labkit.experiment.record import Record
+from labkit.records.store import Record
 
 Json = Mapping[str, Any]
 FIRST = (

@@ -27,7 +27,7 @@ from labkit.analysis.table import (
 from labkit.analysis.terminal import gates_line
 from labkit.analysis.timeline import timelines
 from labkit.analysis.weakness import weaknesses
-from labkit.experiment.record import Record
+from labkit.records.store import Record
 
 Json = Mapping[str, Any]
 SECONDS = "Of each row alone, not adjusted. The verdicts above do not use these numbers."

@@ -16,7 +16,7 @@ from labkit.analysis.numbers import scaled, slug, unit_name
 from labkit.analysis.roofline import points
 from labkit.analysis.sentences import real_arms
 from labkit.analysis.timeline import timelines
-from labkit.experiment.record import Record, parse_run_name
+from labkit.records.store import Record, parse_run_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

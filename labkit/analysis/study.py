@@ -16,7 +16,7 @@ from labkit.analysis.markdown import markdown_table, study_markdown
 from labkit.analysis.multiplicity import joint_p
 from labkit.analysis.numbers import slug
 from labkit.analysis.table import cell_table
-from labkit.experiment.record import SCHEMA_VERSION, RecordError, write_json
+from labkit.records.store import SCHEMA_VERSION, RecordError, write_json
 
 
 def cell_dirs(study_dir: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from labkit.analysis.numbers import (
     value_text,
 )
 from labkit.analysis.sentences import control_name, level_text, relabelled
-from labkit.experiment.record import Record, parse_run_name
+from labkit.records.store import Record, parse_run_name
 
 Json = Mapping[str, Any]
 KERNELS = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.permutation import Floats
-from labkit.experiment.record import Metric, Record, RecordError
+from labkit.records.store import Metric, Record, RecordError
 
 MEASURED = ("ok", "vacuous")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.analysis.cell import CellData
 from labkit.analysis.values import MEASURED
-from labkit.experiment.record import Arm, Record
+from labkit.records.store import Arm, Record
 
 Json = Mapping[str, Any]
 

@@ -20,7 +20,7 @@ from labkit.analysis.disturbance import (
 from labkit.analysis.modes import Modes, find_modes
 from labkit.analysis.numbers import count, p_text
 from labkit.analysis.verdict import NOISE, fewest_blocks
-from labkit.experiment.record import Record
+from labkit.records.store import Record
 
 STEAL_SHARE = 0.01
 FOREIGN_CORES = 0.25

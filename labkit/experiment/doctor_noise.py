@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.experiment import environment
-from labkit.experiment.strict_json import SCHEMA_VERSION, RecordError, read_json
 from labkit.platform import cache
+from labkit.records.codec import SCHEMA_VERSION, RecordError, read_json
 
 NAME = "doctor.json"
 SIGHTS_VERSION = 1  # of the key ``sights``, which a labkit that does not know it ignores

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from labkit.config import Experiment
 from labkit.experiment import canary, stages
-from labkit.experiment.record import Arm, Record
 from labkit.experiment.stages import Draft, Failure, Stopwatch
+from labkit.records.store import Arm, Record
 from labkit.workload.turns import Machine, Setting
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ The looks and the parts of alpha that they spend are fixed before the first run
 from __future__ import annotations
 
 from labkit.experiment.cell import Cell
-from labkit.experiment.record import Record, read_cell, write_json
+from labkit.records.store import Record, read_cell, write_json
 
 DECIDED = frozenset({"faster", "slower", "equivalent", "trivial"})
 

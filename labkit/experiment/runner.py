@@ -27,9 +27,9 @@ from labkit.experiment.launcher import (
 )
 from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
-from labkit.experiment.record import Record, RecordError, read, write
 from labkit.experiment.signals import Signals
 from labkit.platform.cache import CacheError
+from labkit.records.store import Record, RecordError, read, write
 
 __all__ = [
     "Cell",

@@ -9,7 +9,7 @@ from labkit.analysis.cell import analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.values import Row
 from labkit.analysis.verdict import Verdict
-from labkit.experiment.record import Arm
+from labkit.records.store import Arm
 
 SIGHT = "this design sees 6.8 % at best"
 

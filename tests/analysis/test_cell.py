@@ -11,7 +11,7 @@ from labkit.analysis.cell import analyse
 from labkit.analysis.power import blocks_needed, seen_pct
 from labkit.analysis.sentences import sentences
 from labkit.analysis.weakness import weaknesses
-from labkit.experiment.record import RecordError
+from labkit.records.store import RecordError
 
 CELL = {
     "schema_version",

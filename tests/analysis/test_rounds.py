@@ -9,7 +9,7 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.analysis.permutation import permutation_test
 from labkit.analysis.values import Row, Value, log_values, middle
-from labkit.experiment.record import RecordError
+from labkit.records.store import RecordError
 
 STUDIES = 2_000
 

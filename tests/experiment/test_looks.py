@@ -12,7 +12,8 @@ from labkit import analysis, config
 from labkit.config import ConfigError, Look
 from labkit.experiment.cell import by_process
 from labkit.experiment.progress import Silent
-from labkit.experiment.record import (
+from labkit.experiment.runner import run_cell, unfinished
+from labkit.records.store import (
     CaseRecord,
     Metric,
     Record,
@@ -20,7 +21,6 @@ from labkit.experiment.record import (
     read_runs,
     write_json,
 )
-from labkit.experiment.runner import run_cell, unfinished
 
 LOOKS = [Look(8, 0.02), Look(10, 0.01), Look(12, 0.02)]
 

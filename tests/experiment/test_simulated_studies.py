@@ -19,8 +19,8 @@ from labkit import analysis
 from labkit.analysis.permutation import permutation_test, sign_flip
 from labkit.config import Look
 from labkit.experiment.design import Run, schedule
-from labkit.experiment.record import CaseRecord, Metric, Record, read_runs
 from labkit.experiment.runner import run_cell
+from labkit.records.store import CaseRecord, Metric, Record, read_runs
 
 STUDIES = 2000
 

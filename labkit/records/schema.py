@@ -1,7 +1,7 @@
 """What a run leaves and what an arm is: the schema of a cell's files.
 
 Frozen dataclasses that check their words and numbers when they are made;
-:mod:`labkit.experiment.record` reads and writes them. Standard library only.
+:mod:`labkit.records.store` reads and writes them. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.experiment.strict_json import SCHEMA_VERSION, RecordError, require
+from labkit.records.codec import SCHEMA_VERSION, RecordError, require
 
 OUTCOMES = (
     "ok",

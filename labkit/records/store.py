@@ -15,7 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.experiment.schema import (
+from labkit.records.codec import (
+    SCHEMA_VERSION,
+    RecordError,
+    read_json,
+    require,
+    rest,
+    take,
+    write_json,
+)
+from labkit.records.schema import (
     BETTER,
     OUTCOMES,
     ROLES,
@@ -25,15 +34,6 @@ from labkit.experiment.schema import (
     Record,
     parse_run_name,
     run_name,
-)
-from labkit.experiment.strict_json import (
-    SCHEMA_VERSION,
-    RecordError,
-    read_json,
-    require,
-    rest,
-    take,
-    write_json,
 )
 
 PROCESSES = "~processes"  # behind the folder of a cell: that of the cell which confirms it

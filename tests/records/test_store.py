@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.experiment.record import (
+from labkit.records.store import (
     Arm,
     CaseRecord,
     Metric,

@@ -1,0 +1,1 @@
+"""What a run leaves: schema, codec, store and the registry of counters."""
