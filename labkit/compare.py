@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.analysis.door import Parser, say
+from labkit.cli import Parser, say
 from labkit.records.store import RecordError
 
 if TYPE_CHECKING:
-    from labkit.analysis.between import Comparisons
+    from labkit.analysis.study_diff import Comparisons
 
 FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
 
@@ -35,8 +35,8 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.between import Refused, compare_studies
-    from labkit.analysis.study import analyse_study
+    from labkit.analysis.study_analysis import analyse_study
+    from labkit.analysis.study_diff import Refused, compare_studies
 
     parser = Parser(
         prog="python -m labkit.compare",
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print(found: Comparisons) -> None:
     from rich.console import Console
 
-    from labkit.analysis.terminal import print_changes
+    from labkit.analysis.rendering.terminal import print_changes
 
     print_changes(found, Console())
 

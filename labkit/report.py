@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.analysis.door import Parser, say
+from labkit.cli import Parser, say
 from labkit.records.store import RecordError
 
 
@@ -48,8 +48,8 @@ def _print(text: str) -> None:
 
 
 def _rebuild(folder: Path) -> None:
-    from labkit.analysis.numbers import count
-    from labkit.analysis.study import write_study
+    from labkit.analysis.formatting import count
+    from labkit.analysis.study_analysis import write_study
 
     analyses = write_study(folder)
     cells = count(len(analyses), "cell")

@@ -10,20 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.cell import analyse_cell, write_cell
+    from labkit.analysis.cell_analysis import analyse_cell, write_cell
     from labkit.analysis.frame import load
-    from labkit.analysis.study import exit_code, write_study
-    from labkit.analysis.terminal import print_cell
+    from labkit.analysis.rendering.terminal import print_cell
+    from labkit.analysis.study_analysis import exit_code, write_study
 
 __all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "write_study"]
 
 _HOMES = {
-    "analyse_cell": "cell",
-    "write_cell": "cell",
+    "analyse_cell": "cell_analysis",
+    "write_cell": "cell_analysis",
     "load": "frame",
-    "exit_code": "study",
-    "write_study": "study",
-    "print_cell": "terminal",
+    "exit_code": "study_analysis",
+    "write_study": "study_analysis",
+    "print_cell": "report.terminal",
 }
 
 

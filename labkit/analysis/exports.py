@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.formatting import plain, slug
 from labkit.analysis.identity import CLAIMS
-from labkit.analysis.numbers import plain, slug
+from labkit.analysis.rows import MEASURED, run_value
 from labkit.analysis.sentences import row_name, sentence
-from labkit.analysis.values import MEASURED, run_value
 from labkit.analysis.vllm import vllm_runs
 from labkit.records.store import Metric, Record
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.exports import FormatError, benchstat, github, pyperf, vllm
-from labkit.analysis.flat import csv_text, latex_text
-from labkit.analysis.html import study_html
-from labkit.analysis.markdown import study_markdown
-from labkit.analysis.study import analyse_study, study_json
-from labkit.analysis.table import cell_table
+from labkit.analysis.rendering.csv_latex import csv_text, latex_text
+from labkit.analysis.rendering.html import study_html
+from labkit.analysis.rendering.markdown import study_markdown
+from labkit.analysis.rendering.tables import cell_table
+from labkit.analysis.study_analysis import analyse_study, study_json
 
 __all__ = ["FORMATS", "FormatError", "render"]
 

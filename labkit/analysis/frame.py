@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.study import cell_dirs
-from labkit.analysis.values import run_value
+from labkit.analysis.rows import run_value
+from labkit.analysis.study_analysis import cell_dirs
 from labkit.records.store import read_runs
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from labkit.analysis.divergence import (
     first_difference,
     token_difference,
 )
-from labkit.analysis.modes import fisher_p
+from labkit.analysis.statistics.bimodality import fisher_p
 from labkit.records.store import CaseRecord, Record
 
 CLAIMS = {

@@ -18,13 +18,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.cell import CellAnalysis, CellData
+from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison import in_percent
 from labkit.analysis.disturbance import Reason, disturbed_blocks
-from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
-from labkit.analysis.permutation import Floats, Relabellings, pooled, relabellings, two_sided
-from labkit.analysis.probe import noise_correlation, probe_adjusted
-from labkit.analysis.values import Row, complete_blocks, log_values
+from labkit.analysis.rows import Row, complete_blocks, log_values
+from labkit.analysis.statistics.effect import breakpoints, hodges_lehmann, percent
+from labkit.analysis.statistics.permutation import (
+    Floats,
+    Relabellings,
+    pooled,
+    relabellings,
+    two_sided,
+)
+from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
 CORRELATES = 0.5
 FEWEST_LEFT = 4  # degrees of freedom left by blocks; fewer correlate by chance

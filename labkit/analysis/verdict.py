@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison import Comparison, Levels
-from labkit.analysis.numbers import count, plain
-from labkit.analysis.power import blocks_needed
+from labkit.analysis.formatting import count, plain
+from labkit.analysis.statistics.power import blocks_needed
 
 WORDS = (
     "faster",

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.cell import CellData
-from labkit.analysis.values import MEASURED
+from labkit.analysis.cell_analysis import CellData
+from labkit.analysis.rows import MEASURED
 from labkit.records.store import Arm, Record
 
 Json = Mapping[str, Any]

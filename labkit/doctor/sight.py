@@ -104,8 +104,8 @@ def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
 
     Every block is one process that holds a baseline and its control.
     """
-    from labkit.analysis.power import run_sd
-    from labkit.analysis.values import build_rows, log_values
+    from labkit.analysis.rows import build_rows, log_values
+    from labkit.analysis.statistics.power import run_sd
 
     blocks = range(len(walls))
     one, other = (

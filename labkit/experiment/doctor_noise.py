@@ -34,7 +34,7 @@ class Sight:
         How many there were.
     turns_sd, between_sd
         Standard deviation of a run (log scale): as it is paired in turns
-        (``labkit.analysis.power.run_sd``), and from process to process.
+        (``labkit.analysis.statistics.power.run_sd``), and from process to process.
     turns_s, alone_s
         Wall seconds of a process that holds both arms, and of one that would hold one.
     """
@@ -56,14 +56,16 @@ class Sight:
     @property
     def turns_pct(self) -> float | None:
         """The smallest effect (percent) that one minute of turns sees, or None."""
-        from labkit.analysis.power import minute_pct  # SciPy: not for who only reads the noise
+        from labkit.analysis.statistics.power import (
+            minute_pct,  # SciPy: not for who only reads the noise
+        )
 
         return minute_pct(self.turns_sd, self.turns_s, 1)
 
     @property
     def processes_pct(self) -> float | None:
         """The same for one minute of separate processes, in blocks of two runs of each arm."""
-        from labkit.analysis.power import minute_pct
+        from labkit.analysis.statistics.power import minute_pct
 
         return minute_pct(self.between_sd, 2 * RUNS * self.alone_s, RUNS)
 

@@ -68,7 +68,7 @@ class Noise:
 
 def noise(data: Mapping[str, Any]) -> Noise | None:
     """Read a cell's noise from its ``cell.json``; None: none is known, or too few blocks."""
-    from labkit.analysis.power import freedom
+    from labkit.analysis.statistics.power import freedom
 
     runs = int(data["design"]["runs_per_block"])
     found = [

@@ -1,7 +1,8 @@
 """Looks: a sequential study ends at a predeclared look where all is decided, never else.
 
 The looks and the parts of alpha that they spend are fixed before the first run
-(:class:`labkit.config.Look`); :mod:`labkit.analysis.sequential` says why that is sound.
+(:class:`labkit.config.Look`); :mod:`labkit.analysis.statistics.interim_analysis` says why
+that is sound.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def ended(cell: Cell) -> bool:
 
 def _decided(cell: Cell) -> bool:
     """Tell whether every arm has a verdict in every row of the primary metric."""
-    from labkit.analysis.cell import analyse
+    from labkit.analysis.cell_analysis import analyse
 
     analysis = analyse(cell.dir)
     arms = [arm.name for arm in cell.arms if arm.role == "arm"]

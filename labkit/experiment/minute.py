@@ -45,7 +45,7 @@ def _words(seen: Seen) -> str:
 
 def _seen(composed: ComposedCell, out: Path, way: Isolation) -> Seen | None:
     """Ask the newest earlier study that knows its noise and what a block costs."""
-    from labkit.analysis.power import minute_pct
+    from labkit.analysis.statistics.power import minute_pct
 
     for path, data in earlier.studies(composed, out, way):
         noise, block_s = earlier.noise(data), earlier.block_s(path)

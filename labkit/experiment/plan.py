@@ -114,7 +114,7 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
 
     With looks: at the best of them. A study that takes them all sees it at least as often.
     """
-    from labkit.analysis.power import blocks_needed, seen_pct
+    from labkit.analysis.statistics.power import blocks_needed, seen_pct
     from labkit.analysis.verdict import fewest_blocks
 
     design = cell.design

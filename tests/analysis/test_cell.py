@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
-from labkit.analysis.cell import analyse
-from labkit.analysis.power import blocks_needed, seen_pct
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.sentences import sentences
-from labkit.analysis.weakness import weaknesses
+from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.records.store import RecordError
 
 CELL = {
@@ -140,7 +140,7 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     from labkit.analysis.comparison import Comparison, Levels
-    from labkit.analysis.equivalence import Equivalence
+    from labkit.analysis.statistics.equivalence import Equivalence
     from labkit.analysis.verdict import judge
 
     levels = Levels(2, 0.05, 2.0)

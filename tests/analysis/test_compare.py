@@ -10,10 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from labkit.analysis.between import compare_studies
-from labkit.analysis.effect import breakpoints
-from labkit.analysis.study import analyse_study
-from labkit.analysis.two_sample import Effect, change, study_effect
+from labkit.analysis.statistics.effect import breakpoints
+from labkit.analysis.statistics.two_sample import Effect, change, study_effect
+from labkit.analysis.study_analysis import analyse_study
+from labkit.analysis.study_diff import compare_studies
 from labkit.compare import main
 
 

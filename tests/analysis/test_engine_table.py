@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from labkit.analysis.engine_table import engine_table
-from labkit.analysis.table import _numbers, deaths
+from labkit.analysis.rendering.engine_table import engine_table
+from labkit.analysis.rendering.tables import _numbers, deaths
 
 SLOW = {
     "steps.total": 10.0,

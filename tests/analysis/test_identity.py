@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.cell import analyse
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.divergence import ulp_distance
 from labkit.records.store import values_path
 from labkit.workload.digest import array_outputs

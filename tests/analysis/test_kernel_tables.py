@@ -6,12 +6,12 @@ from math import log10
 import pytest
 
 from labkit.analysis import write_study
-from labkit.analysis.cell import analyse
-from labkit.analysis.kernel_tables import counters_table, roofline_table
-from labkit.analysis.roofline import Limits, Point, find_limits, points
-from labkit.analysis.roofline_plot import _ranges
-from labkit.analysis.svg import power, power_ticks
-from labkit.analysis.table import cell_table
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.rendering.kernel_tables import counters_table, roofline_table
+from labkit.analysis.rendering.roofline import Limits, Point, find_limits, points
+from labkit.analysis.rendering.roofline_plot import _ranges
+from labkit.analysis.rendering.svg import power, power_ticks
+from labkit.analysis.rendering.tables import cell_table
 
 LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
 

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import analyse
-from labkit.analysis.charts import arm_classes
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.formats import FORMATS
-from labkit.analysis.plots import arm_styles
-from labkit.analysis.timeline import timelines
+from labkit.analysis.rendering.charts import arm_classes
+from labkit.analysis.rendering.figures import arm_styles
+from labkit.analysis.rendering.timeline import timelines
 from labkit.report import main
 
 VLLM_FIELDS = (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.permutation import permutation_test
-from labkit.analysis.values import Row, Value, log_values, middle
+from labkit.analysis.rows import Row, Value, log_values, middle
+from labkit.analysis.statistics.permutation import permutation_test
 from labkit.records.store import RecordError
 
 STUDIES = 2_000

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, write_study
-from labkit.analysis.cell import analyse
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.comparison import Comparison, Levels, row_tests
 from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.equivalence import Equivalence
 from labkit.analysis.identity import Agreement, above_noise_floor
-from labkit.analysis.multiplicity import joint_p
-from labkit.analysis.power import seen_pct
-from labkit.analysis.study import analyse_study, study_family
-from labkit.analysis.values import probe_values
+from labkit.analysis.rows import probe_values
+from labkit.analysis.statistics.equivalence import Equivalence
+from labkit.analysis.statistics.multiplicity import joint_p
+from labkit.analysis.statistics.power import seen_pct
+from labkit.analysis.study_analysis import analyse_study, study_family
 from labkit.analysis.verdict import judge
-from labkit.analysis.weakness import weaknesses
 
 LEVELS = Levels(2, 0.05, 2.0)
 

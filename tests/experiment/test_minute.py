@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.analysis.power import seen_pct
+from labkit.analysis.statistics.power import seen_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, earlier, minute
 from labkit.experiment.arms import ComposedArm, ComposedCell

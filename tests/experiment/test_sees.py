@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.power import blocks_needed, seen_pct
+from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.config import Case, Design, Engine, Isolation, Look, WorkloadKind
 from labkit.experiment import doctor_noise, earlier
 from labkit.experiment.doctor_noise import Sight

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from labkit import analysis
-from labkit.analysis.permutation import permutation_test, sign_flip
+from labkit.analysis.statistics.permutation import permutation_test, sign_flip
 from labkit.config import Look
 from labkit.experiment.design import Run, schedule
 from labkit.experiment.runner import run_cell

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
 from labkit.analysis.divergence import Values
-from labkit.analysis.numbers import steady
-from labkit.analysis.sequential import Look, alpha_now, parse_looks, withheld
-from labkit.analysis.values import Row, build_rows, probe_values, summary
+from labkit.analysis.formatting import steady
+from labkit.analysis.rows import Row, build_rows, probe_values, summary
+from labkit.analysis.statistics.interim_analysis import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import Verdict, judge
 from labkit.records.store import (
     SCHEMA_VERSION,
@@ -31,7 +31,7 @@ from labkit.records.store import (
 )
 
 if TYPE_CHECKING:
-    from labkit.analysis.agreement import Agreement
+    from labkit.analysis.confirmation import Agreement
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class CellAnalysis:
     @cached_property
     def confirmation(self) -> list[Agreement] | None:
         """What separate processes say beside turns; see ``agreement.confirmation``."""
-        from labkit.analysis.agreement import confirmation
+        from labkit.analysis.confirmation import confirmation
 
         return confirmation(self)
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.cell import CellAnalysis, analyse
+from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison import Comparison
-from labkit.analysis.effect import log_ratio, percent
+from labkit.analysis.statistics.effect import log_ratio, percent
 from labkit.records.store import PROCESSES
 
 

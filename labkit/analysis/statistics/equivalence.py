@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from labkit.analysis.effect import log_ratio, percent
+from labkit.analysis.statistics.effect import log_ratio, percent
 
 
 @dataclass(frozen=True)

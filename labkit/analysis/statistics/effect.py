@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from labkit.analysis.permutation import Floats, pooled, relabellings
+from labkit.analysis.statistics.permutation import Floats, pooled, relabellings
 
 
 def percent(log_ratio: float) -> float:

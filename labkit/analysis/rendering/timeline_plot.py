@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.analysis.plots import COLOURS
-from labkit.analysis.svg import Chart
-from labkit.analysis.timeline import PHASES, SERIES, Timeline
+from labkit.analysis.rendering.figures import COLOURS
+from labkit.analysis.rendering.svg import Chart
+from labkit.analysis.rendering.timeline import PHASES, SERIES, Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.cell import CellAnalysis
-from labkit.analysis.numbers import scaled, unit_name, value_text
-from labkit.analysis.permutation import Floats
-from labkit.analysis.plots import run_positions
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.formatting import scaled, unit_name, value_text
+from labkit.analysis.rendering.figures import run_positions
+from labkit.analysis.rendering.svg import MARKS, Chart, padded
+from labkit.analysis.rows import MEASURED
 from labkit.analysis.sentences import row_name
-from labkit.analysis.svg import MARKS, Chart, padded
-from labkit.analysis.values import MEASURED
+from labkit.analysis.statistics.permutation import Floats
 
 Json = Mapping[str, Any]
 LATENCIES = (

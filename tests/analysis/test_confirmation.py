@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.analysis.agreement import agreements, sentence
-from labkit.analysis.cell import analyse
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.comparison import Levels, compare_arm
-from labkit.analysis.values import Row, Value
+from labkit.analysis.confirmation import agreements, sentence
+from labkit.analysis.rows import Row, Value
 
 
 def simulated(rng, effect, noise, blocks, runs):
@@ -78,9 +78,9 @@ def test_too_few_blocks_agree_with_nothing(make_cell):
 
 
 def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
-    from labkit.analysis.agreement import confirmation_sentence
-    from labkit.analysis.study import write_study
-    from labkit.analysis.weakness import weaknesses
+    from labkit.analysis.caveats import weaknesses
+    from labkit.analysis.confirmation import confirmation_sentence
+    from labkit.analysis.study_analysis import write_study
 
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     alone = analyse(turns)

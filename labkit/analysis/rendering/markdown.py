@@ -6,17 +6,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.agreement import confirmation_sentence
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.confirmation import confirmation_sentence
 from labkit.analysis.disturbance import RULES, disturbed_blocks
-from labkit.analysis.engine_table import engine_table
-from labkit.analysis.kernel_tables import counters_table, roofline_table
-from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
-from labkit.analysis.plots import roofline_stem, timeline_stem
-from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
-from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentences
-from labkit.analysis.table import (
+from labkit.analysis.formatting import count, interval_text, p_text, percent_text, slug, value_text
+from labkit.analysis.rendering.engine_table import engine_table
+from labkit.analysis.rendering.figures import roofline_stem, timeline_stem
+from labkit.analysis.rendering.kernel_tables import counters_table, roofline_table
+from labkit.analysis.rendering.tables import (
     Table,
     agreement_table,
     cell_table,
@@ -24,9 +23,10 @@ from labkit.analysis.table import (
     output_unit,
     published_table,
 )
-from labkit.analysis.terminal import gates_line
-from labkit.analysis.timeline import timelines
-from labkit.analysis.weakness import weaknesses
+from labkit.analysis.rendering.terminal import gates_line
+from labkit.analysis.rendering.timeline import timelines
+from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
+from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentences
 from labkit.records.store import Record
 
 Json = Mapping[str, Any]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.permutation import Floats
+from labkit.analysis.statistics.permutation import Floats
 from labkit.records.store import Metric, Record, RecordError
 
 MEASURED = ("ok", "vacuous")

@@ -7,7 +7,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.table import Table
+from labkit.analysis.rendering.tables import Table
 
 Json = Mapping[str, Any]
 NUMBERS = (

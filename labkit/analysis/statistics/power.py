@@ -15,8 +15,8 @@ import math
 import numpy as np
 from scipy.special import nctdtrinc, stdtrit
 
-from labkit.analysis.effect import log_ratio, percent
-from labkit.analysis.permutation import Floats, smallest_p
+from labkit.analysis.statistics.effect import log_ratio, percent
+from labkit.analysis.statistics.permutation import Floats, smallest_p
 
 POWER = 0.8
 MOST_BLOCKS = 1000
@@ -54,7 +54,7 @@ def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | Non
     """Give the effect (percent) that 80 of 100 studies see; None where none can be.
 
     ``alpha_row`` is the level that the row alone is tested at: what is left to it where a
-    family of rows and arms shares alpha (:func:`labkit.analysis.simultaneous.alpha_each`).
+    family of rows and arms shares alpha (:func:`.simultaneous.alpha_each`).
     """
     left = freedom(blocks, runs)
     if left < 1 or not 0 < alpha_row < 1:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.numbers import scaled, slug, unit_name
-from labkit.analysis.roofline import points
+from labkit.analysis.formatting import scaled, slug, unit_name
+from labkit.analysis.rendering.roofline import points
+from labkit.analysis.rendering.timeline import timelines
 from labkit.analysis.sentences import real_arms
-from labkit.analysis.timeline import timelines
 from labkit.records.store import Record, parse_run_name
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def write_plots(cell: Json, folder: Path) -> Iterator[Path]:
 
 def write_roofline(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
     """Draw a kernel workload's roofline, as PNG and SVG; give their paths."""
-    from labkit.analysis.roofline_plot import roofline_figure
+    from labkit.analysis.rendering.roofline_plot import roofline_figure
 
     found = points(cell, records)
     if found:
@@ -82,7 +82,7 @@ def roofline_stem(cell: Json) -> str:
 
 def write_timelines(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
     """Draw memory over time for each arm that noted it, as PNG and SVG; give their paths."""
-    from labkit.analysis.timeline_plot import timeline_figure
+    from labkit.analysis.rendering.timeline_plot import timeline_figure
 
     for timeline in timelines(records, real_arms(cell)):
         with style():

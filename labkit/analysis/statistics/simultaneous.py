@@ -13,7 +13,7 @@ one distance on either side up to which it speaks against: so the interval's lim
 order statistics, found without a search. At ``delta = 0`` the same count is the adjusted p.
 Hence an interval never contradicts its p: it leaves 0 out iff the adjusted p is at most
 alpha. With one row this is the plain permutation test and its interval
-(:mod:`labkit.analysis.effect`).
+(:mod:`labkit.analysis.statistics.effect`).
 
 The other rows' effects are taken off because the interval asks what noise alone would do;
 so a shift of one row moves its own interval and no other.
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from labkit.analysis.permutation import Floats, Relabellings
+from labkit.analysis.statistics.permutation import Floats, Relabellings
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Families that share no relabelling: adjusted p-values.
 
-Rows of one arm in one cell do share one: see :mod:`labkit.analysis.simultaneous`. Many
+Rows of one arm in one cell do share one: see :mod:`labkit.analysis.statistics.simultaneous`. Many
 cells were randomised independently of each other, so a joint relabelling takes one of each.
 What has no relabelling in common at all uses S. Holm (1979).
 """
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.analysis.permutation import SEED, Floats
-from labkit.analysis.simultaneous import RowTest, others_largest
+from labkit.analysis.statistics.permutation import SEED, Floats
+from labkit.analysis.statistics.simultaneous import RowTest, others_largest
 
 JOINT_DRAWS = 100_000
 

@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from labkit.analysis.effect import percent
-from labkit.analysis.permutation import (
+from labkit.analysis.statistics.effect import percent
+from labkit.analysis.statistics.permutation import (
     ENUMERATE_UP_TO,
     MONTE_CARLO,
     SEED,
@@ -37,7 +37,7 @@ from labkit.analysis.permutation import (
     relabellings,
     tail,
 )
-from labkit.analysis.power import POWER
+from labkit.analysis.statistics.power import POWER
 
 FEWEST_LEFT = 8  # degrees of freedom that the slope must leave, or it costs more than it takes
 

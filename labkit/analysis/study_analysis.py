@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import CellAnalysis, analyse
+from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison import row_tests
-from labkit.analysis.flat import csv_text, latex_text
-from labkit.analysis.html import study_html
-from labkit.analysis.markdown import markdown_table, study_markdown
-from labkit.analysis.multiplicity import joint_p
-from labkit.analysis.numbers import slug
-from labkit.analysis.table import cell_table
+from labkit.analysis.formatting import slug
+from labkit.analysis.rendering.csv_latex import csv_text, latex_text
+from labkit.analysis.rendering.html import study_html
+from labkit.analysis.rendering.markdown import markdown_table, study_markdown
+from labkit.analysis.rendering.tables import cell_table
+from labkit.analysis.statistics.multiplicity import joint_p
 from labkit.records.store import SCHEMA_VERSION, RecordError, write_json
 
 
@@ -171,7 +171,7 @@ def _write_tables(analysis: CellAnalysis, folder: Path) -> None:
 def _write_plots(
     analyses: Iterable[CellAnalysis], folder: Path, say: Callable[[str], None]
 ) -> None:
-    from labkit.analysis.plots import write_plots, write_roofline, write_timelines
+    from labkit.analysis.rendering.figures import write_plots, write_roofline, write_timelines
 
     folder.mkdir(exist_ok=True)
     for analysis in analyses:

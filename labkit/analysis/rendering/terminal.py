@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.agreement import confirmation_sentence
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import CellAnalysis, analyse
-from labkit.analysis.numbers import count, interval_text, p_text, percent_text, value_text
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import CellAnalysis, analyse
+from labkit.analysis.confirmation import confirmation_sentence
+from labkit.analysis.formatting import count, interval_text, p_text, percent_text, value_text
+from labkit.analysis.rendering.tables import Column, Table, cell_table, verdict_text
 from labkit.analysis.sentences import control_sentence
-from labkit.analysis.table import Column, Table, cell_table, verdict_text
-from labkit.analysis.weakness import weaknesses
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from labkit.analysis.between import Changed, Comparisons
+    from labkit.analysis.study_diff import Changed, Comparisons
 
 STYLES = {
     "faster": "bold green",

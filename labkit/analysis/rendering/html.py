@@ -6,30 +6,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.agreement import confirmation_sentence
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import CellAnalysis
-from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
-from labkit.analysis.engine_table import engine_table
-from labkit.analysis.kernel_tables import counters_table, roofline_table
-from labkit.analysis.markdown import SECONDS, cost_lines, environment_line, noise_lines
-from labkit.analysis.numbers import count, interval_text, p_text, percent_text
-from labkit.analysis.plots import run_positions
-from labkit.analysis.roofline import points
-from labkit.analysis.roofline_plot import roofline_chart
-from labkit.analysis.sensitivity import Second, second_analyses
-from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentence
-from labkit.analysis.svg import mark_svg
-from labkit.analysis.table import (
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.confirmation import confirmation_sentence
+from labkit.analysis.formatting import count, interval_text, p_text, percent_text
+from labkit.analysis.rendering.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
+from labkit.analysis.rendering.engine_table import engine_table
+from labkit.analysis.rendering.figures import run_positions
+from labkit.analysis.rendering.kernel_tables import counters_table, roofline_table
+from labkit.analysis.rendering.markdown import SECONDS, cost_lines, environment_line, noise_lines
+from labkit.analysis.rendering.roofline import points
+from labkit.analysis.rendering.roofline_plot import roofline_chart
+from labkit.analysis.rendering.svg import mark_svg
+from labkit.analysis.rendering.tables import (
     agreement_table,
     cell_table,
     host_table,
     output_unit,
     published_table,
 )
-from labkit.analysis.timeline import SERIES, Timeline, timelines
-from labkit.analysis.timeline_plot import line_style, timeline_charts
-from labkit.analysis.weakness import weaknesses
+from labkit.analysis.rendering.timeline import SERIES, Timeline, timelines
+from labkit.analysis.rendering.timeline_plot import line_style, timeline_charts
+from labkit.analysis.sensitivity import Second, second_analyses
+from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentence
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.numbers import value_text
-from labkit.analysis.roofline import points
+from labkit.analysis.formatting import value_text
+from labkit.analysis.rendering.roofline import points
+from labkit.analysis.rendering.tables import Column, Line, Table
 from labkit.analysis.sentences import real_arms
-from labkit.analysis.table import Column, Line, Table
 from labkit.records.store import Record
 
 Json = Mapping[str, Any]

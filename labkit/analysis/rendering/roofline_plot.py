@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.charts import arm_classes
-from labkit.analysis.plots import arm_styles
-from labkit.analysis.roofline import Point
-from labkit.analysis.svg import Chart
+from labkit.analysis.rendering.charts import arm_classes
+from labkit.analysis.rendering.figures import arm_styles
+from labkit.analysis.rendering.roofline import Point
+from labkit.analysis.rendering.svg import Chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,7 +2,7 @@
 
 Their runs were not interleaved, so a change of the machine looks like a change of the
 code. What both studies hold still is their baseline: an arm is compared by how its
-difference from the baseline changed (:mod:`.two_sample`), with the arm-blind probe of each
+difference from the baseline changed (:mod:`.statistics.two_sample`), with the arm-blind probe of each
 run's own process beside it. The baseline itself has nothing to be compared with: its
 medians are shown, and no claim is made. Another machine or another config is refused; and
 where the probe moved by more than the margin, a claim must exceed what the probe moved.
@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison, Levels, in_percent
-from labkit.analysis.effect import breakpoints, percent
-from labkit.analysis.equivalence import Equivalence, equivalence
-from labkit.analysis.multiplicity import holm
-from labkit.analysis.numbers import count, p_text, percent_text, plain, signed
-from labkit.analysis.permutation import Floats
-from labkit.analysis.two_sample import Change, Effect, change, study_effect
-from labkit.analysis.values import Row, complete_blocks, log_values
+from labkit.analysis.formatting import count, p_text, percent_text, plain, signed
+from labkit.analysis.rows import Row, complete_blocks, log_values
+from labkit.analysis.statistics.effect import breakpoints, percent
+from labkit.analysis.statistics.equivalence import Equivalence, equivalence
+from labkit.analysis.statistics.multiplicity import holm
+from labkit.analysis.statistics.permutation import Floats
+from labkit.analysis.statistics.two_sample import Change, Effect, change, study_effect
 from labkit.analysis.verdict import NOISE, Verdict, judge
 
 MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from labkit.analysis.rendering.tables import Column, Line, Table
 from labkit.analysis.sentences import real_arms
-from labkit.analysis.table import Column, Line, Table
 
 Json = Mapping[str, Any]
 # Times, and counters of which others are the measure.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbance import (
     clock_mhz,
     memory_wait_share,
@@ -17,8 +17,8 @@ from labkit.analysis.disturbance import (
     steal_share,
     throttled,
 )
-from labkit.analysis.modes import Modes, find_modes
-from labkit.analysis.numbers import count, p_text
+from labkit.analysis.formatting import count, p_text
+from labkit.analysis.statistics.bimodality import Modes, find_modes
 from labkit.analysis.verdict import NOISE, fewest_blocks
 from labkit.records.store import Record
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis.cell import analyse
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.markdown import noise_lines
+from labkit.analysis.rendering.markdown import noise_lines
 from labkit.analysis.sensitivity import probe_correlations, second_analyses
-from labkit.analysis.weakness import weaknesses
 
 
 def said(path):

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from labkit.analysis.identity import IdentityReport
-from labkit.analysis.numbers import (
+from labkit.analysis.formatting import (
     interval_text,
     p_text,
     percent_text,
     unit_name,
     value_text,
 )
+from labkit.analysis.identity import IdentityReport
 from labkit.analysis.sentences import control_name, level_text, relabelled
 from labkit.records.store import Record, parse_run_name
 
