@@ -23,7 +23,7 @@ _HOMES = {
     "load": "frame",
     "exit_code": "study_analysis",
     "write_study": "study_analysis",
-    "print_cell": "report.terminal",
+    "print_cell": "rendering.terminal",
 }
 
 

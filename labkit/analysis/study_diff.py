@@ -2,10 +2,11 @@
 
 Their runs were not interleaved, so a change of the machine looks like a change of the
 code. What both studies hold still is their baseline: an arm is compared by how its
-difference from the baseline changed (:mod:`.statistics.two_sample`), with the arm-blind probe of each
-run's own process beside it. The baseline itself has nothing to be compared with: its
-medians are shown, and no claim is made. Another machine or another config is refused; and
-where the probe moved by more than the margin, a claim must exceed what the probe moved.
+difference from the baseline changed (:mod:`.statistics.two_sample`), with the arm-blind
+probe of each run's own process beside it. The baseline itself has nothing to be compared
+with: its medians are shown, and no claim is made. Another machine or another config is
+refused; and where the probe moved by more than the margin, a claim must exceed what the
+probe moved.
 """
 
 from __future__ import annotations
