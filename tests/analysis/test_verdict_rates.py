@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from labkit.analysis import permutation
 from labkit.analysis.comparison import Levels, compare_arm
 from labkit.analysis.rows import Row, Value
+from labkit.analysis.statistics import permutation
 from labkit.analysis.statistics.effect import log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import judge
