@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.cli import Parser, say
-from labkit.records.store import RecordError
+from labkit.records import RecordError
 
 if TYPE_CHECKING:
     from labkit.analysis.study_diff import Comparisons

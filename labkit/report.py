@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from labkit.cli import Parser, say
-from labkit.records.store import RecordError
+from labkit.records import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

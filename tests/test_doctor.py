@@ -18,7 +18,7 @@ from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.errors import Interrupted
 from labkit.platform import memory_machine
 from labkit.platform.memory_machine import GIB, Machine
-from labkit.records.store import CaseRecord, Metric, Record
+from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
     "others_pct": 1.0,

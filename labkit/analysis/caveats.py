@@ -20,7 +20,7 @@ from labkit.analysis.disturbance import (
 from labkit.analysis.formatting import count, p_text
 from labkit.analysis.statistics.bimodality import Modes, find_modes
 from labkit.analysis.verdict import NOISE, fewest_blocks
-from labkit.records.store import Record
+from labkit.records import Record
 
 STEAL_SHARE = 0.01
 FOREIGN_CORES = 0.25

@@ -19,7 +19,7 @@ from labkit.analysis.formatting import steady
 from labkit.analysis.rows import Row, build_rows, probe_values, summary
 from labkit.analysis.statistics.interim_analysis import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import Verdict, judge
-from labkit.records.store import (
+from labkit.records import (
     SCHEMA_VERSION,
     Arm,
     Record,

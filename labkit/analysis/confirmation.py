@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.statistics.effect import log_ratio, percent
-from labkit.records.store import PROCESSES
+from labkit.records import PROCESSES
 
 
 @dataclass(frozen=True)

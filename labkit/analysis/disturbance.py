@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.records.store import Record
+from labkit.records import Record
 
 SLOW_PROBE = 1.10  # times the study's median
 STOLEN = 0.05  # share of all CPU time

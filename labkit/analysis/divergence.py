@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.records.store import values_path
+from labkit.records import values_path
 
 Outputs = Mapping[str, Any]
 

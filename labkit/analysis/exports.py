@@ -15,7 +15,7 @@ from labkit.analysis.identity import CLAIMS
 from labkit.analysis.rows import MEASURED, run_value
 from labkit.analysis.sentences import row_name, sentence
 from labkit.analysis.vllm import vllm_runs
-from labkit.records.store import Metric, Record
+from labkit.records import Metric, Record
 
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 

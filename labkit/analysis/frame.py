@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.rows import run_value
 from labkit.analysis.study_analysis import cell_dirs
-from labkit.records.store import read_runs
+from labkit.records import read_runs
 
 if TYPE_CHECKING:
     from pandas import DataFrame

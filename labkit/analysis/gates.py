@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analysis.identity import IdentityReport, above_noise_floor
-from labkit.records.store import Arm, Record
+from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20
 SHOWN = 8

@@ -21,7 +21,7 @@ from labkit.analysis.divergence import (
     token_difference,
 )
 from labkit.analysis.statistics.bimodality import fisher_p
-from labkit.records.store import CaseRecord, Record
+from labkit.records import CaseRecord, Record
 
 CLAIMS = {
     "bitwise": "outputs bit-identical",

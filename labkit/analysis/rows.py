@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.statistics.permutation import Floats
-from labkit.records.store import Metric, Record, RecordError
+from labkit.records import Metric, Record, RecordError
 
 MEASURED = ("ok", "vacuous")
 

@@ -16,7 +16,7 @@ from labkit.analysis.rendering.html import study_html
 from labkit.analysis.rendering.markdown import markdown_table, study_markdown
 from labkit.analysis.rendering.tables import cell_table
 from labkit.analysis.statistics.multiplicity import joint_p
-from labkit.records.store import SCHEMA_VERSION, RecordError, write_json
+from labkit.records import SCHEMA_VERSION, RecordError, write_json
 
 
 def cell_dirs(study_dir: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.analysis.cell_analysis import CellData
 from labkit.analysis.rows import MEASURED
-from labkit.records.store import Arm, Record
+from labkit.records import Arm, Record
 
 Json = Mapping[str, Any]
 

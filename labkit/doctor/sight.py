@@ -19,7 +19,7 @@ from labkit.experiment.cell import Paths, write_facts
 from labkit.experiment.doctor_noise import FEWEST, Sight
 from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.stages import one_line
-from labkit.records.store import Record
+from labkit.records import Record
 
 MOST = 5  # processes of each kind
 SECONDS = 24.0  # for all of them; no process begins that would likely end later

@@ -11,8 +11,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Design, Isolation, Look, to_plain
 from labkit.experiment.design import Run, schedule
-from labkit.records.codec import SCHEMA_VERSION, RecordError
-from labkit.records.store import Arm, read_arms, read_cell, write_json
+from labkit.records import SCHEMA_VERSION, Arm, RecordError, read_arms, read_cell, write_json
 
 # Of the design, what a cell's folder is bound to; blocks may grow.
 BOUND = ("isolation", "seed", "runs_per_block", "control", "alpha", "margin_pct", "looks")

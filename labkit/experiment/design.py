@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.records.store import run_name
+from labkit.records import run_name
 
 
 @dataclass(frozen=True, slots=True)

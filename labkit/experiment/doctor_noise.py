@@ -15,7 +15,7 @@ from typing import Any
 
 from labkit.experiment import environment
 from labkit.platform import cache
-from labkit.records.codec import SCHEMA_VERSION, RecordError, read_json
+from labkit.records import SCHEMA_VERSION, RecordError, read_json
 
 NAME = "doctor.json"
 SIGHTS_VERSION = 1  # of the key ``sights``, which a labkit that does not know it ignores

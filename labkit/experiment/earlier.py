@@ -11,7 +11,7 @@ from typing import Any
 from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
 from labkit.experiment import environment
 from labkit.experiment.arms import ComposedCell
-from labkit.records.store import Arm, RecordError, read_arms, read_cell, read_runs
+from labkit.records import Arm, RecordError, read_arms, read_cell, read_runs
 
 LOOKED_THROUGH = 40  # cells, newest first
 FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none

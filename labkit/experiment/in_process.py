@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from labkit.config import Experiment
 from labkit.experiment import canary, stages
 from labkit.experiment.stages import Draft, Failure, Stopwatch
-from labkit.records.store import Arm, Record
+from labkit.records import Arm, Record
 from labkit.workload.turns import Machine, Setting
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.records.store import Record, values_path
+from labkit.records import Record, values_path
 
 if TYPE_CHECKING:
     import numpy as np

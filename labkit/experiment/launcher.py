@@ -20,7 +20,7 @@ from labkit.experiment.errors import StudyError
 from labkit.experiment.observer import Observer
 from labkit.experiment.progress import Progress, Silent
 from labkit.platform import cache, threads
-from labkit.records.store import Arm, Record, RecordError, read
+from labkit.records import Arm, Record, RecordError, read
 
 PREPARE_TIMEOUT_S = 1800.0
 

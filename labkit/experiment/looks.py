@@ -8,7 +8,7 @@ that is sound.
 from __future__ import annotations
 
 from labkit.experiment.cell import Cell
-from labkit.records.store import Record, read_cell, write_json
+from labkit.records import Record, read_cell, write_json
 
 DECIDED = frozenset({"faster", "slower", "equivalent", "trivial"})
 

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from labkit.experiment.design import Run
-from labkit.records.store import Record
+from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.experiment.cell import Cell

@@ -29,7 +29,7 @@ from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
 from labkit.experiment.signals import Signals
 from labkit.platform.cache import CacheError
-from labkit.records.store import Record, RecordError, read, write
+from labkit.records import Record, RecordError, read, write
 
 __all__ = [
     "Cell",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Device, Experiment, WorkloadKind, from_plain
 from labkit.experiment import canary, environment
-from labkit.records.store import Arm, CaseRecord, Metric, Record
+from labkit.records import Arm, CaseRecord, Metric, Record
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from labkit.experiment import progress, runner
 from labkit.experiment.arms import ComposedArm, ComposedCell
 from labkit.experiment.cell import Cell
 from labkit.experiment.errors import StudyError
-from labkit.records.store import PROCESSES, Arm
+from labkit.records import PROCESSES, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")
 

@@ -27,7 +27,7 @@ from labkit.config import ConfigError
 from labkit.experiment import environment, kept, stages, watchdog
 from labkit.experiment.in_process import Process
 from labkit.experiment.stages import Stopwatch, one_line
-from labkit.records.store import (
+from labkit.records import (
     Arm,
     Record,
     RecordError,

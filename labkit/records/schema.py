@@ -1,7 +1,6 @@
 """What a run leaves and what an arm is: the schema of a cell's files.
 
-Frozen dataclasses that check their words and numbers when they are made;
-:mod:`labkit.records.store` reads and writes them. Standard library only.
+Frozen dataclasses that check their words and numbers when they are made. Standard library only.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.records.codec import SCHEMA_VERSION, RecordError, require
-
+SCHEMA_VERSION = 1
 OUTCOMES = (
     "ok",
     "refused",
@@ -27,7 +25,18 @@ OUTCOMES = (
 )
 ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
+PROCESSES = "~processes"  # behind the folder of a cell: that of the cell which confirms it
 RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+)")
+
+
+class RecordError(ValueError):
+    """A file that is not what it should be; the message is one line and names the file."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``RecordError(message)`` unless ``condition`` holds."""
+    if not condition:
+        raise RecordError(message)
 
 
 def run_name(block: int, position: int, arm: str) -> str:

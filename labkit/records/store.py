@@ -1,66 +1,20 @@
-"""Records on disk: how a cell's files are written and read.
+"""A cell's files: where they lie, how they are read and written.
 
 Records are immutable JSON files, ``runs/b00-p02-ARM.json``, written whole by rename and
-never overwritten. Reading is strict: a truncated file, a foreign one or one of another
-schema version is refused by name. Keys that this version does not know are kept.
-Standard library only: workers, the parent and the analysis all read it.
+never overwritten. Workers, the parent and the analysis all read them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.records.codec import (
-    SCHEMA_VERSION,
-    RecordError,
-    read_json,
-    require,
-    rest,
-    take,
-    write_json,
-)
-from labkit.records.schema import (
-    BETTER,
-    OUTCOMES,
-    ROLES,
-    Arm,
-    CaseRecord,
-    Metric,
-    Record,
-    parse_run_name,
-    run_name,
-)
-
-PROCESSES = "~processes"  # behind the folder of a cell: that of the cell which confirms it
-
-__all__ = [
-    "BETTER",
-    "OUTCOMES",
-    "PROCESSES",
-    "ROLES",
-    "SCHEMA_VERSION",
-    "Arm",
-    "CaseRecord",
-    "Metric",
-    "Record",
-    "RecordError",
-    "parse_run_name",
-    "read",
-    "read_arm",
-    "read_arms",
-    "read_cell",
-    "read_json",
-    "read_runs",
-    "run_name",
-    "values_path",
-    "write",
-    "write_json",
-]
+from labkit.records import codec
+from labkit.records.codec import read_json, write_json
+from labkit.records.schema import ROLES, Arm, Record, RecordError, require
 
 
 def read(path: Path) -> Record:
@@ -74,7 +28,7 @@ def read(path: Path) -> Record:
     """
     data = read_json(path)
     try:
-        record = _record(data)
+        record = codec.record_from(data)
         require(
             data.get("run") == record.run, f"run is {data.get('run')!r}, fields say {record.run}"
         )
@@ -113,16 +67,7 @@ def read_arm(path: Path) -> Arm:
     """Read and check one ``arms/ARM.json``; raises :class:`RecordError`."""
     data = read_json(path)
     try:
-        claims = take(data, "claims", dict)
-        arm = Arm(
-            name=take(data, "arm", str),
-            role=take(data, "role", str),
-            overrides=take(data, "overrides", dict),
-            config=take(data, "config", dict),
-            identity=take(claims, "identity", str),
-            engaged=tuple(take(claims, "engaged", list)),
-            extra=rest(data, ["schema_version", "arm", "role", "overrides", "config", "claims"]),
-        )
+        arm = codec.arm_from(data)
         require(path.stem == arm.name, f"the file holds arm {arm.name}")
     except (ValueError, TypeError) as error:
         raise RecordError(f"{path}: not a valid arm: {error}") from None
@@ -141,19 +86,14 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
     path = cell_dir / "cell.json"
     data = read_json(path)
     try:
-        take(data, "design", dict)
-        take(data, "arms", list)
+        return codec.cell_from(data)
     except ValueError as error:
         raise RecordError(f"{path}: not a valid cell: {error}") from None
-    return data
 
 
 def values_path(cell_dir: Path, digest: str) -> Path:
     """Give the file of an output's values; there is one only where outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
-
-
-# --------------------------------------------------------------------------- writing
 
 
 def write(path: Path, record: Record) -> None:
@@ -171,56 +111,3 @@ def write(path: Path, record: Record) -> None:
     if path.exists():
         raise RecordError(f"{path}: exists; records are never overwritten")
     write_json(path, record.to_json(), indent=None)
-
-
-# --------------------------------------------------------------------------- checking
-
-
-def _record(data: Mapping[str, Any]) -> Record:
-    known = [f.name for f in dataclasses.fields(Record) if f.name != "extra"]
-    return Record(
-        arm=take(data, "arm", str),
-        role=take(data, "role", str),
-        block=take(data, "block", int),
-        position=take(data, "position", int),
-        seed=take(data, "seed", int),
-        outcome=take(data, "outcome", str),
-        started=take(data, "started", str),
-        detail=take(data, "detail", str, None),
-        seconds=take(data, "seconds", dict),
-        environment=take(data, "environment", dict),
-        environment_end=take(data, "environment_end", dict),
-        probe=take(data, "probe", dict),
-        counters=take(data, "counters", dict),
-        cases=tuple(_case(item) for item in take(data, "cases", list)),
-        notes=take(data, "notes", dict),
-        extra=rest(data, ["schema_version", "run", *known]),
-    )
-
-
-def _case(data: Any) -> CaseRecord:
-    require(isinstance(data, dict), "a case is not an object")
-    return CaseRecord(
-        case=take(data, "case", str),
-        skipped=take(data, "skipped", str, None),
-        metrics=tuple(_metric(item) for item in take(data, "metrics", list)),
-        outputs=take(data, "outputs", dict, None),
-        notes=take(data, "notes", dict),
-    )
-
-
-def _metric(data: Any) -> Metric:
-    require(isinstance(data, dict), "a metric is not an object")
-    name = take(data, "name", str)
-    repeats = take(data, "repeats", list)
-    require(
-        set(map(type, repeats)) <= {int, float},
-        f"metric {name}: repeats holds something that is not a number",
-    )
-    return Metric(
-        name=name,
-        unit=take(data, "unit", str),
-        better=take(data, "better", str),
-        primary=take(data, "primary", bool),
-        repeats=tuple(map(float, repeats)),
-    )

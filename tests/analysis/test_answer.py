@@ -9,7 +9,7 @@ from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.rows import Row
 from labkit.analysis.verdict import Verdict
-from labkit.records.store import Arm
+from labkit.records import Arm
 
 SIGHT = "this design sees 6.8 % at best"
 

@@ -11,7 +11,7 @@ from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.sentences import sentences
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
-from labkit.records.store import RecordError
+from labkit.records import RecordError
 
 CELL = {
     "schema_version",
@@ -79,6 +79,7 @@ def test_fields_are_the_contract(make_cell):
 
 
 def test_numbers_do_not_depend_on_a_cpu_s_last_bits(make_cell, monkeypatch):
+    from labkit.analysis import rows
 
     path = make_cell()
     one = analyse_cell(path)

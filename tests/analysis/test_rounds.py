@@ -9,7 +9,7 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.analysis.rows import Row, Value, log_values, middle
 from labkit.analysis.statistics.permutation import permutation_test
-from labkit.records.store import RecordError
+from labkit.records import RecordError
 
 STUDIES = 2_000
 

@@ -12,7 +12,7 @@ import pytest
 from labkit import config
 from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.runner import Cell
-from labkit.records.store import Arm
+from labkit.records import Arm
 
 STUB = Path(__file__).with_name("stub_worker.py")
 

@@ -18,8 +18,8 @@ import types
 
 import numpy as np
 
+from labkit import records as record
 from labkit.experiment import stages, worker
-from labkit.records import store as record
 
 # These outlive their package, which is replaced below.
 from labkit.workload import cases as cases

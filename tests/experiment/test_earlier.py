@@ -11,7 +11,7 @@ import pytest
 from labkit import analysis, config
 from labkit.experiment import earlier, environment
 from labkit.experiment.runner import run_cell
-from labkit.records.store import Record, read_runs
+from labkit.records import Record, read_runs
 
 
 def asked(isolation=config.Isolation.process, model="tiny", **workload):
@@ -55,7 +55,7 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
 
 
 def test_requests_of_another_model_are_other_work():
-    from labkit.records.store import Arm
+    from labkit.records import Arm
 
     chat, tiny = config.Workload(), {"shape": config.ModelShape()}
     plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}

@@ -19,7 +19,7 @@ from labkit.experiment import (
 )
 from labkit.experiment.observer import Observer
 from labkit.experiment.runner import run_cell
-from labkit.records.store import read_runs
+from labkit.records import read_runs
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from labkit import analysis
 from labkit.experiment import process
 from labkit.experiment.errors import StudyError
 from labkit.experiment.runner import run_cell
-from labkit.records.store import read_runs
+from labkit.records import read_runs
 
 HERE = Path(__file__).parent
 

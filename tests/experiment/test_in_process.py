@@ -16,7 +16,7 @@ from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.runner import run_cell
 from labkit.experiment.stages import Stopwatch
 from labkit.platform import cache
-from labkit.records.store import Record, read_cell, read_runs
+from labkit.records import Record, read_cell, read_runs
 from labkit.workload.measurement import CaseResult, Measurement, Metric
 
 CASES = [

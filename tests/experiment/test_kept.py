@@ -9,7 +9,7 @@ from labkit.analysis import analyse_cell
 from labkit.config import Isolation
 from labkit.experiment import kept
 from labkit.experiment.runner import run_cell
-from labkit.records.store import read_runs, values_path
+from labkit.records import read_runs, values_path
 
 
 def digests(cell):

@@ -13,7 +13,7 @@ from labkit.config import ConfigError, Look
 from labkit.experiment.cell import by_process
 from labkit.experiment.progress import Silent
 from labkit.experiment.runner import run_cell, unfinished
-from labkit.records.store import (
+from labkit.records import (
     CaseRecord,
     Metric,
     Record,

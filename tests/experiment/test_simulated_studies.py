@@ -20,7 +20,7 @@ from labkit.analysis.statistics.permutation import permutation_test, sign_flip
 from labkit.config import Look
 from labkit.experiment.design import Run, schedule
 from labkit.experiment.runner import run_cell
-from labkit.records.store import CaseRecord, Metric, Record, read_runs
+from labkit.records import CaseRecord, Metric, Record, read_runs
 
 STUDIES = 2000
 

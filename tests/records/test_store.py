@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.records.store import (
+from labkit.records import (
     Arm,
     CaseRecord,
     Metric,

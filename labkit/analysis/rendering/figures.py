@@ -16,7 +16,7 @@ from labkit.analysis.formatting import scaled, slug, unit_name
 from labkit.analysis.rendering.roofline import points
 from labkit.analysis.rendering.timeline import timelines
 from labkit.analysis.sentences import real_arms
-from labkit.records.store import Record, parse_run_name
+from labkit.records import Record, parse_run_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

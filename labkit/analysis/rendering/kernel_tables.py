@@ -9,7 +9,7 @@ from labkit.analysis.formatting import value_text
 from labkit.analysis.rendering.roofline import points
 from labkit.analysis.rendering.tables import Column, Line, Table
 from labkit.analysis.sentences import real_arms
-from labkit.records.store import Record
+from labkit.records import Record
 
 Json = Mapping[str, Any]
 FIRST = (

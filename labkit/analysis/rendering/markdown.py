@@ -27,7 +27,7 @@ from labkit.analysis.rendering.terminal import gates_line
 from labkit.analysis.rendering.timeline import timelines
 from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
 from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentences
-from labkit.records.store import Record
+from labkit.records import Record
 
 Json = Mapping[str, Any]
 SECONDS = "Of each row alone, not adjusted. The verdicts above do not use these numbers."

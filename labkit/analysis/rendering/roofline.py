@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.sentences import real_arms
-from labkit.records.store import Record
+from labkit.records import Record
 
 Json = Mapping[str, Any]
 METRIC = "dispatch_us"

@@ -20,7 +20,7 @@ from labkit.analysis.formatting import (
 )
 from labkit.analysis.identity import IdentityReport
 from labkit.analysis.sentences import control_name, level_text, relabelled
-from labkit.records.store import Record, parse_run_name
+from labkit.records import Record, parse_run_name
 
 Json = Mapping[str, Any]
 KERNELS = {"decode": "per-token", "tiled": "tiled", "reference": "reference"}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.records.store import Record
+from labkit.records import Record
 
 # Column of the record's timeline -> what readers call it; those that stay 0 are not shown.
 SERIES = {
