@@ -24,7 +24,7 @@ from labkit.config import (
     own_classes,
     require,
 )
-from labkit.experiment import sharing
+from labkit.experiment import claims, sharing
 from labkit.experiment.mistakes import one_line
 
 UNNAMED = ("out", "plan", "redo", "design.blocks")
@@ -123,11 +123,20 @@ def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) 
         _check_arm(name, experiment, overrides)
         role = "baseline" if name == baseline else "arm"
         arms.append(ComposedArm(name, role, overrides, experiment))
+    claims.check(
+        ablation.claims.engaged, {arm.name: arm.experiment.engine for arm in arms}, _dropped(cell)
+    )
     if whole.design.control:
         first = arms[0]
         arms.append(ComposedArm(CONTROL, "control", first.overrides, first.experiment))
     isolation, apart = sharing.settle(whole.design, [arm.experiment for arm in arms])
     return ComposedCell(cell_name(task_overrides), whole, tuple(arms), isolation, apart)
+
+
+def _dropped(overrides: Sequence[str]) -> list[str]:
+    """Name the arms that the overrides take away: ``~ablation.arms.NAME``."""
+    keys = (o[1:].split("=", 1)[0] for o in overrides if o.startswith("~"))
+    return [key.removeprefix("ablation.arms.") for key in keys]
 
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
