@@ -35,7 +35,7 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.study_analysis import analyse_study
+    from labkit.analysis.study_analysis import Analyst
     from labkit.analysis.study_diff import Refused, compare_studies
 
     parser = Parser(
@@ -59,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="differences below it do not matter (percent; default 2%%)",
     )
     options = parser.parse_args(argv)
+    analyst = Analyst()
     try:
         found = compare_studies(
-            analyse_study(options.old), analyse_study(options.new), options.margin
+            analyst.study(options.old), analyst.study(options.new), options.margin
         )
     except (RecordError, Refused, OSError) as error:
         return say(parser.prog, error)

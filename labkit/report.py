@@ -1,7 +1,7 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
 With ``--format X`` nothing is written: that form is printed. Exit codes: 0, or 2 with one
-line where the study cannot be read or has not what the form needs.
+line where the study cannot be read or lacks what this format needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from labkit.records import RecordError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.formats import FORMATS, FormatError, render
+    from labkit.analysis.rendering.files import FORMATS, FormatError, render
 
     parser = Parser(
         prog="python -m labkit.report",
@@ -49,7 +49,7 @@ def _print(text: str) -> None:
 
 def _rebuild(folder: Path) -> None:
     from labkit.analysis.formatting import count
-    from labkit.analysis.study_analysis import write_study
+    from labkit.analysis.rendering.files import write_study
 
     analyses = write_study(folder)
     cells = count(len(analyses), "cell")

@@ -10,19 +10,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.cell_analysis import analyse_cell, write_cell
+    from labkit.analysis.cell_analysis import analyse_cell
     from labkit.analysis.frame import load
+    from labkit.analysis.rendering.files import write_cell, write_study
     from labkit.analysis.rendering.terminal import print_cell
-    from labkit.analysis.study_analysis import exit_code, write_study
+    from labkit.analysis.study_analysis import exit_code
 
 __all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "write_study"]
 
 _HOMES = {
     "analyse_cell": "cell_analysis",
-    "write_cell": "cell_analysis",
+    "write_cell": "rendering.files",
     "load": "frame",
     "exit_code": "study_analysis",
-    "write_study": "study_analysis",
+    "write_study": "rendering.files",
     "print_cell": "rendering.terminal",
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.confirmation import confirmation
 from labkit.analysis.disturbance import (
     clock_mhz,
     memory_wait_share,
@@ -19,7 +20,8 @@ from labkit.analysis.disturbance import (
 )
 from labkit.analysis.formatting import count, p_text
 from labkit.analysis.statistics.bimodality import Modes, find_modes
-from labkit.analysis.verdict import NOISE, fewest_blocks
+from labkit.analysis.statistics.power import fewest_blocks
+from labkit.analysis.verdict import NOISE
 from labkit.records import Record
 
 STEAL_SHARE = 0.01
@@ -63,7 +65,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if asked < fewest:
         runs = f"{count(asked, 'block')} of {data.levels.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
-    if data.design.get("isolation") == "in_process" and analysis.confirmation is None:
+    if data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
         yield (
             "every process held all arms in turn (design.isolation=in_process): an arm could "
             "disturb another, and what differs from process to process is paired away; "

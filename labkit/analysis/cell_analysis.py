@@ -6,11 +6,11 @@ published numbers); the analysis keeps that and computes the rest anew each time
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labkit.analysis import gates, identity
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
@@ -19,6 +19,7 @@ from labkit.analysis.formatting import steady
 from labkit.analysis.rows import Row, build_rows, probe_values, summary
 from labkit.analysis.statistics.interim_analysis import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import Verdict, judge
+from labkit.config import Design
 from labkit.records import (
     SCHEMA_VERSION,
     Arm,
@@ -27,11 +28,7 @@ from labkit.records import (
     read_arms,
     read_cell,
     read_runs,
-    write_json,
 )
-
-if TYPE_CHECKING:
-    from labkit.analysis.confirmation import Agreement
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,8 @@ class CellData:
     @cached_property
     def withheld(self) -> str | None:
         """Why nothing may be claimed from the blocks that are done now; None if it may."""
+        if not self.design.get("declared", True):
+            return "cell.json was lost, and with it what had been declared before the runs"
         return withheld(len(self.blocks_done), int(self.design["blocks"]), self.looks, self.shown)
 
     @property
@@ -108,19 +107,45 @@ def read_data(cell_dir: Path) -> CellData:
     RecordError
         Names the file and what is wrong with it.
     """
-    facts = read_cell(cell_dir)
+    arms, records = read_arms(cell_dir), read_runs(cell_dir)
+    lost = not (cell_dir / "cell.json").is_file()
+    facts = _undeclared(cell_dir, arms, records) if lost else read_cell(cell_dir)
     for key in ("blocks", "runs_per_block", "alpha", "margin_pct"):
         if key not in facts["design"]:
             raise RecordError(f"{cell_dir / 'cell.json'}: design has no {key}")
-    arms = read_arms(cell_dir)
     if not arms or arms[0].role != "baseline":
         raise RecordError(f"{cell_dir / 'arms'}: no baseline arm")
     known = {arm.name for arm in arms}
-    records = read_runs(cell_dir)
     stray = next((r for r in records if r.arm not in known), None)
     if stray is not None:
         raise RecordError(f"{cell_dir / 'runs' / stray.run}.json: no such arm in arms/")
     return CellData(cell_dir, facts, tuple(arms), tuple(records))
+
+
+def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) -> dict[str, Any]:
+    """Infer a lost ``cell.json`` from the runs; what was declared stays unknown.
+
+    Its alpha and margin are the schema's defaults, and nothing is claimed.
+    """
+    blocks = {record.block for record in records}
+    runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
+    together = any(record.notes.get("together") for record in records)
+    return {
+        "cell": cell_dir.name,
+        "question": None,
+        "design": {
+            "seed": records[0].seed if records else None,
+            "blocks": len(blocks),
+            "runs_per_block": -(-runs // max(1, len(blocks))),
+            "control": any(arm.role == "control" for arm in arms),
+            "isolation": "in_process" if together else "process",
+            "looks": [],
+            "alpha": Design.alpha,
+            "margin_pct": Design.margin_pct,
+            "declared": False,
+        },
+        "published": None,
+    }
 
 
 @dataclass(frozen=True)
@@ -128,13 +153,15 @@ class CellAnalysis:
     """The data and what follows from it.
 
     The comparisons of the arms are made when they are asked for: who compares two studies
-    needs the rows and the gates only.
+    needs the rows and the gates only. ``beside`` finds the cell that confirms this one, or
+    that this one confirms; None where there is none.
     """
 
     data: CellData
     rows: tuple[Row, ...]
     gates: Mapping[str, gates.Gate]
     identity: identity.IdentityReport
+    beside: Callable[[], CellAnalysis | None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -146,12 +173,11 @@ class CellAnalysis:
         """The fingerprint of the first run that has one."""
         return next((dict(r.environment) for r in self.data.records if r.environment), {})
 
-    @cached_property
-    def confirmation(self) -> list[Agreement] | None:
-        """What separate processes say beside turns; see ``agreement.confirmation``."""
-        from labkit.analysis.confirmation import confirmation
-
-        return confirmation(self)
+    @property
+    def status(self) -> int:
+        """The cell's exit status: 0 if it is complete and every gate held, else 1."""
+        held = all(gate.status != "fail" for gate in self.gates.values())
+        return 0 if self.data.complete and held else 1
 
     @cached_property
     def comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
@@ -220,7 +246,9 @@ class CellAnalysis:
         }
 
 
-def analyse(cell_dir: Path) -> CellAnalysis:
+def analyse(
+    cell_dir: Path, beside: Callable[[], CellAnalysis | None] = lambda: None
+) -> CellAnalysis:
     """Analyse one cell from its files; raises :class:`RecordError`."""
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
@@ -232,7 +260,7 @@ def analyse(cell_dir: Path) -> CellAnalysis:
     }
     together = data.design.get("isolation") == "in_process"
     rows = build_rows(data.records, data.baseline if together else None)
-    return CellAnalysis(data, tuple(rows), found, report)
+    return CellAnalysis(data, tuple(rows), found, report, beside)
 
 
 def _judge_row(
@@ -265,13 +293,6 @@ def analyse_cell(cell_dir: Path) -> dict[str, Any]:
         A file of the cell is missing, truncated, foreign or of another schema version.
     """
     return analyse(Path(cell_dir)).json
-
-
-def write_cell(cell_dir: Path) -> dict[str, Any]:
-    """Analyse one cell, write its ``cell.json`` and give it; raises :class:`RecordError`."""
-    result = analyse_cell(cell_dir)
-    write_json(Path(cell_dir) / "cell.json", result)
-    return result
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:

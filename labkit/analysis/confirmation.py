@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.cell_analysis import CellAnalysis, analyse
+from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.statistics.effect import log_ratio, percent
 from labkit.records import PROCESSES
@@ -89,25 +89,20 @@ def _sign(value: float) -> int:
 
 
 def confirmation(analysis: CellAnalysis) -> list[Agreement] | None:
-    """Hold a cell of turns against the cell beside it that confirms it, whichever this is.
+    """Hold a cell of turns against the cell that confirms it, whichever this one is.
 
-    Returns
-    -------
-    list of Agreement, or None
-        None where there is no such pair, or the other one has not been analysed yet.
+    None where there is no such pair, or the other one has no runs yet.
     """
-    own = analysis.data.dir
-    name = own.name.removesuffix(PROCESSES) if own.name.endswith(PROCESSES) else None
-    other = own.with_name(f"{own.name}{PROCESSES}" if name is None else name)
-    if not (other / "cell.json").is_file() or not any((other / "runs").glob("b*.json")):
+    other = analysis.beside()
+    if other is None:
         return None
-    pair = (analysis, analyse(other)) if name is None else (analyse(other), analysis)
-    return agreements(*pair)
+    confirms = analysis.data.dir.name.endswith(PROCESSES)
+    return agreements(other, analysis) if confirms else agreements(analysis, other)
 
 
 def confirmation_sentence(analysis: CellAnalysis) -> str | None:
     """Say whether separate processes agree with the turns; None where none were run."""
-    found = analysis.confirmation
+    found = confirmation(analysis)
     return None if found is None else sentence(found)
 
 

@@ -1,22 +1,72 @@
-"""A study: its cells analysed, and every table, plot and report written anew."""
+"""A study: its cells found and analysed, and what they say together."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.analysis.answer import answer
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison import row_tests
-from labkit.analysis.formatting import slug
-from labkit.analysis.rendering.csv_latex import csv_text, latex_text
-from labkit.analysis.rendering.html import study_html
-from labkit.analysis.rendering.markdown import markdown_table, study_markdown
-from labkit.analysis.rendering.tables import cell_table
 from labkit.analysis.statistics.multiplicity import joint_p
-from labkit.records import SCHEMA_VERSION, RecordError, write_json
+from labkit.analysis.verdict import DECIDED
+from labkit.records import PROCESSES, SCHEMA_VERSION, RecordError
+
+Stamp = frozenset[tuple[str, int]]
+
+
+class Analyst:
+    """Analyses cells, each once for as long as its runs stay as they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stamp, CellAnalysis]] = {}
+
+    def cell(self, cell_dir: Path) -> CellAnalysis:
+        """Analyse a cell, or return the analysis of its very runs; raises :class:`RecordError`."""
+        stamp, known = _stamp(cell_dir), self._known.get(cell_dir)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        found = analyse(cell_dir, lambda: self._beside(cell_dir))
+        self._known[cell_dir] = stamp, found
+        return found
+
+    def study(self, study_dir: Path) -> list[CellAnalysis]:
+        """Analyse every cell of a study; raises :class:`RecordError`."""
+        return [self.cell(path) for path in cell_dirs(study_dir)]
+
+    def decided(self, cell_dir: Path) -> bool:
+        """Tell whether every arm has a verdict in every primary row."""
+        analysis = self.cell(cell_dir)
+        arms = [arm.name for arm in analysis.data.arms if arm.role == "arm"]
+        words = [
+            verdicts[arm].word
+            for row, verdicts in zip(analysis.rows, analysis.verdicts, strict=True)
+            if row.primary and row.skipped is None
+            for arm in arms
+        ]
+        return bool(words) and DECIDED.issuperset(words)
+
+    def _beside(self, cell_dir: Path) -> CellAnalysis | None:
+        """Find the cell of turns that this one confirms, or the one that confirms it."""
+        name = cell_dir.name
+        turns = name.removesuffix(PROCESSES)
+        other = cell_dir.with_name(f"{name}{PROCESSES}" if turns == name else turns)
+        has_runs = is_cell(other) and any((other / "runs").glob("b*.json"))
+        return self.cell(other) if has_runs else None
+
+
+def _stamp(cell_dir: Path) -> Stamp:
+    """Return what tells whether a cell has other runs: their names and when they were written."""
+    files = (cell_dir / "runs").glob("*.json")
+    return frozenset((path.name, path.stat().st_mtime_ns) for path in files)
+
+
+def is_cell(folder: Path) -> bool:
+    """Tell a cell's folder: it has a ``cell.json``, or arms and runs to make one anew from."""
+    if (folder / "cell.json").is_file():
+        return True
+    return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))
 
 
 def cell_dirs(study_dir: Path) -> list[Path]:
@@ -29,34 +79,23 @@ def cell_dirs(study_dir: Path) -> list[Path]:
     """
     if not study_dir.is_dir():
         raise RecordError(f"{study_dir}: no such directory")
-    if (study_dir / "cell.json").is_file():
+    if is_cell(study_dir):
         return [study_dir]
-    found = sorted(path.parent for path in study_dir.glob("*/cell.json"))
+    found = sorted(path for path in study_dir.iterdir() if is_cell(path))
     if not found:
-        raise RecordError(f"{study_dir}: no cell in it (a folder with cell.json and runs/)")
+        raise RecordError(f"{study_dir}: no cell in it (a folder with arms/ and runs/)")
     return found
 
 
-def analyse_study(study_dir: Path) -> list[CellAnalysis]:
-    """Analyse every cell of a study; raises :class:`RecordError`."""
-    return [analyse(path) for path in cell_dirs(Path(study_dir))]
-
-
-def cell_status(analysis: CellAnalysis) -> int:
-    """Give a cell's exit status: 0 if it is complete and every gate held, else 1."""
-    held = all(gate.status != "fail" for gate in analysis.gates.values())
-    return 0 if analysis.data.complete and held else 1
-
-
 def exit_code(study_dir: str | Path) -> int:
-    """Give a study's exit code: 0 if all cells ran and every gate held, else 1.
+    """Return a study's exit code: 0 if all cells ran and every gate held, else 1.
 
     Raises
     ------
     RecordError
         A file of a cell is not valid.
     """
-    return max(cell_status(analysis) for analysis in analyse_study(Path(study_dir)))
+    return max(analysis.status for analysis in Analyst().study(Path(study_dir)))
 
 
 def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
@@ -68,7 +107,7 @@ def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, A
     return {
         "schema_version": SCHEMA_VERSION,
         "study": study_dir.resolve().name,
-        "exit_code": max(cell_status(analysis) for analysis in analyses),
+        "exit_code": max(analysis.status for analysis in analyses),
         "cells": [_cell(analysis) for analysis in analyses],
         "family": study_family(analyses) if len(analyses) > 1 else [],
     }
@@ -86,7 +125,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
         "dir": analysis.data.dir.name,
         "question": cell["question"],
         "answer": answer(analysis),
-        "status": cell_status(analysis),
+        "status": analysis.status,
         "complete": analysis.data.complete,
         "blocks": len(analysis.data.blocks_done),
         "runs": len(analysis.data.records),
@@ -124,68 +163,3 @@ def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
         for (analysis, arm, members), ps in zip(places, adjusted, strict=True)
         for member, p in zip(members, ps, strict=True)
     ]
-
-
-def write_study(
-    study_dir: str | Path, plots: bool = True, say: Callable[[str], None] = lambda what: None
-) -> list[CellAnalysis]:
-    """Write everything that is derived: cell.json, study.json, reports, tables and plots.
-
-    Parameters
-    ----------
-    plots
-        Whether pictures are drawn (about 0.5 s each).
-    say
-        Called with each file's name, for progress.
-
-    Raises
-    ------
-    RecordError
-        A file of a cell is not valid; nothing has been written by then.
-    """
-    folder = Path(study_dir)
-    analyses = analyse_study(folder)
-    for analysis in analyses:
-        write_json(analysis.data.dir / "cell.json", analysis.json)
-    study = study_json(folder, analyses)
-    write_json(folder / "study.json", study)
-    (folder / "tables").mkdir(exist_ok=True)
-    for analysis in analyses:
-        _write_tables(analysis, folder / "tables")
-    write_text(folder / "report.md", study_markdown(study, analyses))
-    write_text(folder / "report.html", study_html(study, analyses, folder))
-    if plots:
-        _write_plots(analyses, folder / "plots", say)
-    return analyses
-
-
-def _write_tables(analysis: CellAnalysis, folder: Path) -> None:
-    cell = analysis.json
-    stem = folder / slug(cell["cell"])
-    table = cell_table(cell, analysis.data.records)
-    write_text(Path(f"{stem}.csv"), csv_text([cell]))
-    write_text(Path(f"{stem}.md"), markdown_table(table) + "\n")
-    write_text(Path(f"{stem}.tex"), latex_text(table, cell["question"] or cell["cell"]))
-
-
-def _write_plots(
-    analyses: Iterable[CellAnalysis], folder: Path, say: Callable[[str], None]
-) -> None:
-    from labkit.analysis.rendering.figures import write_plots, write_roofline, write_timelines
-
-    folder.mkdir(exist_ok=True)
-    for analysis in analyses:
-        cell, records = analysis.json, analysis.data.records
-        for path in (
-            *write_plots(cell, folder),
-            *write_roofline(cell, records, folder),
-            *write_timelines(cell, records, folder),
-        ):
-            say(path.name)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole, by rename."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8", newline="\n")
-    draft.replace(path)

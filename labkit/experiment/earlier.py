@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from labkit.analysis.statistics.power import freedom
 from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
 from labkit.experiment import environment
 from labkit.experiment.arms import ComposedCell
@@ -26,7 +27,7 @@ def studies(
     and isolation, by default the cell's own. They are looked for in ``out`` and ``outputs``.
     """
     here, isolation = environment.fingerprint(), isolation or composed.isolation
-    ours = composed.arms[0].experiment
+    ours = composed.experiments[composed.arms[0].name]
     folders = {path for root in (out, Path("outputs")) for path in _cells(root)}
     newest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest[:LOOKED_THROUGH]:
@@ -68,8 +69,6 @@ class Noise:
 
 def noise(data: Mapping[str, Any]) -> Noise | None:
     """Read a cell's noise from its ``cell.json``; None: none is known, or too few blocks."""
-    from labkit.analysis.statistics.power import freedom
-
     runs = int(data["design"]["runs_per_block"])
     found = [
         comparison

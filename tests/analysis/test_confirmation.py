@@ -78,9 +78,10 @@ def test_too_few_blocks_agree_with_nothing(make_cell):
 
 
 def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
+    from labkit.analysis import write_study
     from labkit.analysis.caveats import weaknesses
     from labkit.analysis.confirmation import confirmation_sentence
-    from labkit.analysis.study_analysis import write_study
+    from labkit.analysis.study_analysis import Analyst
 
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     alone = analyse(turns)
@@ -89,8 +90,10 @@ def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
     apart = make_cell("s/cell~processes", seed=2, effects={"seq_map": 0.9})
     write_study(turns.parent, plots=False)
     for folder in (turns, apart):
-        assert confirmation_sentence(analyse(folder)).startswith("Separate processes agree")
-    assert not any("every process held all arms" in line for line in weaknesses(analyse(turns)))
+        assert confirmation_sentence(Analyst().cell(folder)).startswith("Separate processes agree")
+    assert not any(
+        "every process held all arms" in line for line in weaknesses(Analyst().cell(turns))
+    )
     for name in ("report.md", "report.html"):
         text = (turns.parent / name).read_text()
         assert text.count("Separate processes agree with the turns in all 2 rows") == 2

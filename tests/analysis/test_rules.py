@@ -16,7 +16,7 @@ from labkit.analysis.rows import probe_values
 from labkit.analysis.statistics.equivalence import Equivalence
 from labkit.analysis.statistics.multiplicity import joint_p
 from labkit.analysis.statistics.power import seen_pct
-from labkit.analysis.study_analysis import analyse_study, study_family
+from labkit.analysis.study_analysis import Analyst, study_family
 from labkit.analysis.verdict import judge
 
 LEVELS = Levels(2, 0.05, 2.0)
@@ -78,7 +78,7 @@ def test_the_study_s_family_counts_its_arms(make_cell):
     effects = {"seq_map": 0.99, "identity": 1.0}
     for name, seed in (("s/a", 1), ("s/b", 2)):
         path = make_cell(name, effects=effects, noise=0.01, seed=seed, control=False)
-    analyses = analyse_study(path.parent)
+    analyses = Analyst().study(path.parent)
     tests = [
         list(row_tests(a.rows, arm.name, "binary_search", 2, True).values())
         for a in analyses

@@ -20,7 +20,8 @@ def asked(isolation=config.Isolation.process, model="tiny", **workload):
     plain = {"name": "stub", "kind": config.WorkloadKind.kernel, "cases": [case], **workload}
     model = config.Model(name=model, shape=config.ModelShape())
     experiment = SimpleNamespace(workload=config.Workload(**plain), model=model)
-    return SimpleNamespace(arms=[SimpleNamespace(experiment=experiment)], isolation=isolation)
+    arms, experiments = [SimpleNamespace(name="base")], {"base": experiment}
+    return SimpleNamespace(arms=arms, experiments=experiments, isolation=isolation)
 
 
 @pytest.fixture

@@ -55,24 +55,24 @@ def case_names(cell: Json) -> list[str]:
     return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
 
 
-def write_plots(cell: Json, folder: Path) -> Iterator[Path]:
-    """Draw one picture per case, as PNG and SVG, and give their paths."""
+def write_plots(cell: Json, folder: Path) -> None:
+    """Draw one picture per case, as PNG and SVG."""
     order = run_positions(cell)
     with style():
         for case in case_names(cell):
             figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
             stem = f"{slug(cell['cell'])}--{slug(case)}"
-            yield from save(figure, folder / stem)
+            save(figure, folder / stem)
 
 
-def write_roofline(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
-    """Draw a kernel workload's roofline, as PNG and SVG; give their paths."""
+def write_roofline(cell: Json, records: Sequence[Record], folder: Path) -> None:
+    """Draw a kernel workload's roofline, as PNG and SVG."""
     from labkit.analysis.rendering.roofline_plot import roofline_figure
 
     found = points(cell, records)
     if found:
         with style():
-            yield from save(roofline_figure(cell, found), folder / roofline_stem(cell))
+            save(roofline_figure(cell, found), folder / roofline_stem(cell))
 
 
 def roofline_stem(cell: Json) -> str:
@@ -80,13 +80,13 @@ def roofline_stem(cell: Json) -> str:
     return f"{slug(cell['cell'])}--roofline"
 
 
-def write_timelines(cell: Json, records: Sequence[Record], folder: Path) -> Iterator[Path]:
-    """Draw memory over time for each arm that noted it, as PNG and SVG; give their paths."""
+def write_timelines(cell: Json, records: Sequence[Record], folder: Path) -> None:
+    """Draw memory over time for each arm that noted it, as PNG and SVG."""
     from labkit.analysis.rendering.timeline_plot import timeline_figure
 
     for timeline in timelines(records, real_arms(cell)):
         with style():
-            yield from save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
+            save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 
 
 def timeline_stem(cell: Json, arm: str) -> str:
@@ -104,12 +104,10 @@ def style() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, stem: Path) -> Iterator[Path]:
+def save(figure: Figure, stem: Path) -> None:
     """Write a figure as PNG and SVG without dates or versions."""
-    png, svg = Path(f"{stem}.png"), Path(f"{stem}.svg")
-    figure.savefig(png, dpi=110, metadata={"Software": None})
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    yield from (png, svg)
+    figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
+    figure.savefig(f"{stem}.svg", metadata={"Date": None, "Creator": None})
 
 
 def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> Figure:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.answer import answer
 from labkit.analysis.caveats import weaknesses
-from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.confirmation import confirmation_sentence
 from labkit.analysis.formatting import count, interval_text, p_text, percent_text, value_text
 from labkit.analysis.rendering.tables import Column, Table, cell_table, verdict_text
 from labkit.analysis.sentences import control_sentence
+from labkit.analysis.study_analysis import Analyst
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,16 +34,17 @@ WIDE, WIDER = 92, 110
 PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
 
 
-def print_cell(cell_dir: Path, console: Console | None = None) -> None:
-    """Print one cell from its records; raises ``RecordError``."""
-    print_analysis(analyse(Path(cell_dir)), console)
+def print_cell(
+    cell_dir: Path, console: Console | None = None, analyst: Analyst | None = None
+) -> None:
+    """Print one cell from its records: the answer, the table, what weakens it, the design.
 
-
-def print_analysis(analysis: CellAnalysis, console: Console | None = None) -> None:
-    """Print an analysed cell: the answer, the table, what weakens it, the design."""
+    ``analyst``: who may have analysed it already. Raises ``RecordError``.
+    """
     from rich.console import Console
     from rich.text import Text
 
+    analysis = (analyst or Analyst()).cell(Path(cell_dir))
     out = console or Console()
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH

@@ -77,6 +77,11 @@ def minute_pct(sd: float, block_s: float, runs: int) -> float | None:
     return detectable_pct(sd, int(MINUTE_S // block_s), runs, MINUTE_ALPHA)
 
 
+def fewest_blocks(runs: int) -> int:
+    """Give the fewest blocks that support a claim: 3 of 2 runs of each arm, 6 of 1."""
+    return 6 if runs == 1 else 3
+
+
 def blocks_needed(sd: float, runs: int, alpha: float, effect_pct: float) -> int | None:
     """Give the smallest number of blocks that sees ``effect_pct``; None above 1,000.
 
