@@ -21,8 +21,8 @@ MAY = {
         "analysis.statistics", "config", "engine", "model", "platform", "records", "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "cli", "app", "config", "engine", "experiment", "model", "platform",
-        "records", "workload",
+        "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "model",
+        "platform", "records", "workload",
     },
 }  # fmt: skip
 SHARED = {""}  # labkit itself: the version

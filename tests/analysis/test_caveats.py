@@ -7,7 +7,7 @@ import pytest
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.rendering.markdown import noise_lines
+from labkit.analysis.rendering.sections import noise_lines
 from labkit.analysis.sensitivity import probe_correlations, second_analyses
 
 

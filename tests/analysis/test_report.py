@@ -16,10 +16,9 @@ from rich.console import Console
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.answer import answer
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.rendering.charts import arm_classes
-from labkit.analysis.rendering.figures import arm_styles
 from labkit.analysis.rendering.files import FORMATS
-from labkit.analysis.rendering.timeline import timelines
+from labkit.analysis.rendering.memory_timeline import timelines
+from labkit.analysis.rendering.styles import arm_classes, arm_styles
 from labkit.report import main
 
 VLLM_FIELDS = (

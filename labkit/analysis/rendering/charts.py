@@ -11,7 +11,8 @@ import numpy as np
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.formatting import scaled, unit_name, value_text
 from labkit.analysis.rendering.figures import run_positions
-from labkit.analysis.rendering.svg import MARKS, Chart, padded
+from labkit.analysis.rendering.styles import arm_classes
+from labkit.analysis.rendering.svg import Chart, padded
 from labkit.analysis.rows import MEASURED
 from labkit.analysis.sentences import row_name
 from labkit.analysis.statistics.permutation import Floats
@@ -23,20 +24,6 @@ LATENCIES = (
     ("e2e_ms", "time to the last token"),
 )
 CDF_POINTS = 101
-
-
-def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
-    """Give every arm's style class and mark; the control is grey crosses.
-
-    There are six colours that everybody can tell apart; the lines of further arms are dashed.
-    """
-    real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
-    styles = {
-        name: (f"arm{i % 6}{' dashed' if i >= 6 else ''}", MARKS[i % len(MARKS)])
-        for i, name in enumerate(real)
-    }
-    control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
-    return {**styles, **{name: ("control", "cross") for name in control}}
 
 
 def forest(cell: Json) -> str | None:

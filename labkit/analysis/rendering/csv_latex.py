@@ -5,43 +5,51 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from labkit.analysis.rendering.tables import Table
+from labkit.analysis.rendering.tables import Column, Table
 
 Json = Mapping[str, Any]
-NUMBERS = (
-    "effect_pct",
-    "ci_low_pct",
-    "ci_high_pct",
-    "level",
-    "ci_raw_low_pct",
-    "ci_raw_high_pct",
-    "p",
-    "p_adjusted",
-    "p_floor",
-    "mde_pct",
-    "wins",
-    "blocks",
-    "verdict",
-    "reason",
-)
-HEAD = (
-    "cell",
-    "case",
-    "metric",
-    "unit",
-    "better",
-    "primary",
-    "skipped",
-    "arm",
-    "baseline",
-    "baseline_median",
-    "arm_median",
-    "arm_q1",
-    "arm_q3",
-    "arm_n",
-    *NUMBERS,
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison of a row, or a row without one."""
+
+    cell: Json
+    row: Json
+    found: Json | None
+
+    def number(self, key: str) -> Any:
+        """Return a field of the comparison; None where there is none."""
+        return None if self.found is None else self.found[key]
+
+    def of(self, arm: str, key: str) -> Any:
+        """Return a number of the arm that the comparison names under ``arm``."""
+        return None if self.found is None else self.row["arms"][self.found[arm]][key]
+
+
+def _of_row(key: str) -> Column[Line]:
+    return Column(key, lambda line: line.row[key])
+
+
+def _of_comparison(key: str) -> Column[Line]:
+    return Column(key, lambda line: line.number(key))
+
+
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("cell", lambda line: line.cell["cell"]),
+    *map(_of_row, ("case", "metric", "unit", "better", "primary", "skipped")),
+    *map(_of_comparison, ("arm", "baseline")),
+    Column("baseline_median", lambda line: line.of("baseline", "median")),
+    Column("arm_median", lambda line: line.of("arm", "median")),
+    Column("arm_q1", lambda line: line.of("arm", "q1")),
+    Column("arm_q3", lambda line: line.of("arm", "q3")),
+    Column("arm_n", lambda line: line.of("arm", "n")),
+    *map(_of_comparison, ("effect_pct", "ci_low_pct", "ci_high_pct", "level")),
+    *map(_of_comparison, ("ci_raw_low_pct", "ci_raw_high_pct", "p", "p_adjusted", "p_floor")),
+    *map(_of_comparison, ("mde_pct", "wins", "blocks", "verdict", "reason")),
 )
 
 
@@ -49,27 +57,13 @@ def csv_text(cells: Sequence[Json]) -> str:
     """Write one line per comparison (and per skipped row), unrounded; unknown is empty."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(HEAD)
+    writer.writerow(column.heading for column in COLUMNS)
     for cell in cells:
         for row in cell["rows"]:
-            start = [cell["cell"], *(row[k] for k in HEAD[1:7])]
             for found in row["comparisons"] or [None]:
-                writer.writerow(_line(start, row, found))
+                line = Line(cell, row, found)
+                writer.writerow(column.value(line) for column in COLUMNS)
     return out.getvalue()
-
-
-def _line(start: list[Any], row: Json, found: Json | None) -> list[Any]:
-    if found is None:
-        return [*start, *[None] * (len(HEAD) - len(start))]
-    arm = row["arms"][found["arm"]]
-    return [
-        *start,
-        found["arm"],
-        found["baseline"],
-        row["arms"][found["baseline"]]["median"],
-        *(arm[k] for k in ("median", "q1", "q3", "n")),
-        *(found[k] for k in NUMBERS),
-    ]
 
 
 LATEX = {
@@ -91,7 +85,7 @@ LATEX = {
 }
 
 
-def latex_text(table: Table, caption: str) -> str:
+def latex_text(table: Table[Any], caption: str) -> str:
     """Write a table for ``booktabs``; notes stand below it."""
     columns = "".join("r" if column.number else "l" for column in table.columns)
     lines = [
@@ -100,9 +94,9 @@ def latex_text(table: Table, caption: str) -> str:
         rf"\caption{{{_latex(caption)}}}",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",
-        " & ".join(_latex(column.name) for column in table.columns) + r" \\",
+        " & ".join(_latex(column.heading) for column in table.columns) + r" \\",
         r"\midrule",
-        *(" & ".join(map(_latex, line.cells)) + r" \\" for line in table.lines),
+        *(" & ".join(map(_latex, table.cells(line))) + r" \\" for line in table.lines),
         r"\bottomrule",
         r"\end{tabular}",
         *(rf"\par\footnotesize {_latex(note)}" for note in table.notes),

@@ -1,20 +1,15 @@
-"""Pictures: every run of a case in the order it was run, coloured by arm.
-
-Byte for byte the same from the same records: no dates, fixed ids, fixed sizes. Colours
-are those of M. Okabe and K. Ito (2008), told apart by colour-blind readers; arms also
-differ in their marks.
-"""
+"""Pictures as files, PNG and SVG: every run of a case in order, the roofline, memory over time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.formatting import scaled, slug, unit_name
-from labkit.analysis.rendering.roofline import points
-from labkit.analysis.rendering.timeline import timelines
+from labkit.analysis.rendering.memory_timeline import timeline_figure, timeline_stem, timelines
+from labkit.analysis.rendering.roofline import points, roofline_figure, roofline_stem
+from labkit.analysis.rendering.styles import arm_styles, save, style
 from labkit.analysis.sentences import real_arms
 from labkit.records import Record, parse_run_name
 
@@ -23,31 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Json = Mapping[str, Any]
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-CONTROL_COLOUR = "#888888"
-MARKS = ("o", "s", "^", "D", "v")  # not as many as colours, so that 30 arms differ
-STYLE: Mapping[str, Any] = {
-    "svg.hashsalt": "labkit",
-    "svg.fonttype": "path",
-    "font.family": "DejaVu Sans",
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-}
-
-
-def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
-    """Give every arm's colour and mark; the control is grey."""
-    real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
-    styles = {
-        name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
-    }
-    control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
-    return {**styles, **{name: (CONTROL_COLOUR, "x") for name in control}}
 
 
 def case_names(cell: Json) -> list[str]:
@@ -55,59 +25,22 @@ def case_names(cell: Json) -> list[str]:
     return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
 
 
-def write_plots(cell: Json, folder: Path) -> None:
-    """Draw one picture per case, as PNG and SVG."""
-    order = run_positions(cell)
+def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
+    """Draw a picture per case, the roofline and each arm's memory, where they are known."""
+    order, found = run_positions(cell), points(cell, records)
     with style():
         for case in case_names(cell):
             figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
-            stem = f"{slug(cell['cell'])}--{slug(case)}"
-            save(figure, folder / stem)
-
-
-def write_roofline(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Draw a kernel workload's roofline, as PNG and SVG."""
-    from labkit.analysis.rendering.roofline_plot import roofline_figure
-
-    found = points(cell, records)
-    if found:
-        with style():
+            save(figure, folder / case_stem(cell, case))
+        if found:
             save(roofline_figure(cell, found), folder / roofline_stem(cell))
-
-
-def roofline_stem(cell: Json) -> str:
-    """Name the files of a cell's roofline, without their endings."""
-    return f"{slug(cell['cell'])}--roofline"
-
-
-def write_timelines(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Draw memory over time for each arm that noted it, as PNG and SVG."""
-    from labkit.analysis.rendering.timeline_plot import timeline_figure
-
-    for timeline in timelines(records, real_arms(cell)):
-        with style():
+        for timeline in timelines(records, real_arms(cell)):
             save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 
 
-def timeline_stem(cell: Json, arm: str) -> str:
-    """Name the files of an arm's timeline, without their endings."""
-    return f"{slug(cell['cell'])}--memory--{slug(arm)}"
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """Draw in the report's style, whatever this machine's own settings are."""
-    import matplotlib as mpl
-
-    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
-    with mpl.rc_context(settings):
-        yield
-
-
-def save(figure: Figure, stem: Path) -> None:
-    """Write a figure as PNG and SVG without dates or versions."""
-    figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
-    figure.savefig(f"{stem}.svg", metadata={"Date": None, "Creator": None})
+def case_stem(cell: Json, case: str) -> str:
+    """Name the files of a case's runs, without their endings."""
+    return f"{slug(cell['cell'])}--{slug(case)}"
 
 
 def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> Figure:

@@ -13,7 +13,7 @@ from labkit.analysis.formatting import slug
 from labkit.analysis.rendering.csv_latex import csv_text, latex_text
 from labkit.analysis.rendering.html import study_html
 from labkit.analysis.rendering.markdown import markdown_table, study_markdown
-from labkit.analysis.rendering.tables import cell_table
+from labkit.analysis.rendering.sections import CellReport
 from labkit.analysis.study_analysis import Analyst, study_json
 from labkit.records import read_cell, write_json
 
@@ -59,7 +59,7 @@ def write_study(
     write_json(folder / "study.json", study)
     (folder / "tables").mkdir(exist_ok=True)
     for analysis in analyses:
-        _write_tables(analysis, folder / "tables")
+        _write_tables(CellReport(analysis), folder / "tables")
     write_text(folder / "report.md", study_markdown(study, analyses))
     write_text(folder / "report.html", study_html(study, analyses, folder))
     if plots:
@@ -67,24 +67,19 @@ def write_study(
     return analyses
 
 
-def _write_tables(analysis: CellAnalysis, folder: Path) -> None:
-    cell = analysis.json
-    stem = folder / slug(cell["cell"])
-    table = cell_table(cell, analysis.data.records)
-    write_text(Path(f"{stem}.csv"), csv_text([cell]))
-    write_text(Path(f"{stem}.md"), markdown_table(table) + "\n")
-    write_text(Path(f"{stem}.tex"), latex_text(table, cell["question"] or cell["cell"]))
+def _write_tables(report: CellReport, folder: Path) -> None:
+    stem = folder / slug(report.cell["cell"])
+    write_text(Path(f"{stem}.csv"), csv_text([report.cell]))
+    write_text(Path(f"{stem}.md"), markdown_table(report.results) + "\n")
+    write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
 
 
 def _write_plots(analyses: Iterable[CellAnalysis], folder: Path) -> None:
-    from labkit.analysis.rendering.figures import write_plots, write_roofline, write_timelines
+    from labkit.analysis.rendering.figures import write_figures
 
     folder.mkdir(exist_ok=True)
     for analysis in analyses:
-        cell, records = analysis.json, analysis.data.records
-        write_plots(cell, folder)
-        write_roofline(cell, records, folder)
-        write_timelines(cell, records, folder)
+        write_figures(analysis.json, analysis.data.records, folder)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -103,10 +98,8 @@ def _html(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
 
 
 def _latex(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
-    return "\n".join(
-        latex_text(cell_table(a.json, a.data.records), a.json["question"] or a.json["cell"])
-        for a in analyses
-    )
+    reports = map(CellReport, analyses)
+    return "\n".join(latex_text(report.results, report.title) for report in reports)
 
 
 def _csv(folder: Path, analyses: Sequence[CellAnalysis]) -> str:

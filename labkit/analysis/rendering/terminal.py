@@ -7,12 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.answer import answer
-from labkit.analysis.caveats import weaknesses
-from labkit.analysis.confirmation import confirmation_sentence
 from labkit.analysis.formatting import count, interval_text, p_text, percent_text, value_text
-from labkit.analysis.rendering.tables import Column, Table, cell_table, verdict_text
-from labkit.analysis.sentences import control_sentence
+from labkit.analysis.rendering.sections import CellReport
+from labkit.analysis.rendering.tables import Column, Result, Table, verdict_text
 from labkit.analysis.study_analysis import Analyst
 
 if TYPE_CHECKING:
@@ -30,7 +27,6 @@ STYLES = {
     "invalid": "bold white on red",
     "not_comparable": "dim",
 }
-WIDE, WIDER = 92, 110
 PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
 
 
@@ -44,93 +40,77 @@ def print_cell(
     from rich.console import Console
     from rich.text import Text
 
-    analysis = (analyst or Analyst()).cell(Path(cell_dir))
+    report = CellReport((analyst or Analyst()).cell(Path(cell_dir)))
     out = console or Console()
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH
-    cell = analysis.json
     out.print()
-    out.print(Text(cell["question"] or cell["cell"]))
-    out.print(Text(answer(analysis), style="bold"))
-    table = cell_table(cell, analysis.data.records)
-    out.print(_rich(table, out.width))
-    secondary = cell_table(cell, analysis.data.records, primary=False)
-    if secondary.lines:
-        out.print(_rich(secondary, out.width))
-    for note in (*table.notes, control_sentence(cell), confirmation_sentence(analysis)):
-        if note:
-            out.print(Text(note, style="dim"))
-    for line in weaknesses(analysis):
+    out.print(Text(report.title))
+    out.print(Text(report.answer, style="bold"))
+    for table in (report.results, report.secondary):
+        if table.lines or table is report.results:
+            out.print(_rich(table, out.width))
+    for note in report.notes:
+        out.print(Text(note, style="dim"))
+    for line in report.caveats:
         out.print(Text(f"! {line}", style="yellow"))
-    out.print(Text(_subtitle(cell), style="dim"))
-    where = analysis.data.dir.parent / "report.md"
+    out.print(Text(_subtitle(report), style="dim"))
+    where = report.analysis.data.dir.parent / "report.md"
     out.print(Text(f"report: {where}", style="dim"), soft_wrap=True)  # whole, to be copied
 
 
-def gates_line(cell: Any) -> str:
-    """Give the gates on one line: ``healthy pass, engaged pass, identical unclaimed``."""
-    return ", ".join(f"{name} {gate['status']}" for name, gate in cell["gates"].items())
-
-
-def _subtitle(cell: Any) -> str:
-    design = cell["design"]
+def _subtitle(report: CellReport) -> str:
+    design = report.cell["design"]
     return (
-        f"{cell['cell']}: {count(design['blocks'], 'block')} of "
+        f"{report.cell['cell']}: {count(design['blocks'], 'block')} of "
         f"{count(design['runs_per_block'], 'run')} per arm, "
-        f"margin ±{design['margin_pct']:g} %; gates: {gates_line(cell)}"
+        f"margin ±{design['margin_pct']:g} %; gates: {report.gates}"
     )
 
 
-def _rich(table: Table, width: int) -> Any:
+def _rich(table: Table[Result], width: int) -> Any:
     """Build the table; on narrow terminals what can be done without is left out."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    kept = [i for i, column in enumerate(table.columns) if width >= WIDE or not column.extra]
-    if width < WIDER and any(column.name == "arm" for column in table.columns):
-        kept = [i for i in kept if table.columns[i].name != "kernel"]
+    kept = [column for column in table.columns if width >= column.least_width]
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for i in kept:
-        column = table.columns[i]
+    for column in kept:
         shown.add_column(
-            Text(_heading(column.name)),
+            Text(_heading(column)),
             justify="right" if column.number else "left",
             no_wrap=column.number,
             overflow="fold",
         )
     last = None
     for line in table.lines:
-        style = STYLES.get(line.verdict or "", "dim")
         cells = [
-            Text("" if line.row == last and table.columns[i].row else text)
-            for i in kept
-            for text in [_compact(table.columns[i], line.cells[i])]
+            Text("" if line.index == last and column.once else _compact(column, line))
+            for column in kept
         ]
-        last = line.row
-        for i, cell in zip(kept, cells, strict=True):
-            if table.columns[i].name == "verdict":
-                cell.stylize(style)
+        for column, cell in zip(kept, cells, strict=True):
+            if column.verdict:
+                cell.stylize(STYLES.get(line.verdict or "", "dim"))
         shown.add_row(*cells)
+        last = line.index
     return shown
 
 
-def _heading(name: str) -> str:
+def _heading(column: Column[Result]) -> str:
     """Break a heading where a name has joints, so that it is no wider than its numbers."""
-    if name.startswith("adjusted "):
-        return name.replace(" (%)", ", %").replace("adjusted ", "adjusted\n")
-    if name in ("delta", "published"):
-        return name.replace("published", "publ.") + "\n%"
+    name = column.heading
+    if column.short is not None:
+        return column.short
     return re.sub(r"([_-])(?=\w)", r"\1\n", name.replace(" (", "\n(")) if len(name) > 10 else name
 
 
-def _compact(column: Column, text: str) -> str:
-    """Shorten a text cell: the heading has the unit, what weakens the table the reason."""
-    if column.name == "verdict":
+def _compact(column: Column[Result], line: Result) -> str:
+    """Shorten a cell: the heading has the unit, what weakens the table the reason."""
+    text = column.text(line)
+    if column.verdict:
         return text.partition(":")[0]
-    if column.number:
-        return text.replace("%", "").replace(" to ", ", ")
-    return text
+    return text.replace("%", "").replace(" to ", ", ") if column.number else text
 
 
 def print_changes(found: Comparisons, out: Console) -> None:
