@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import analyse_cell
-    from labkit.analysis.frame import load
+    from labkit.analysis.exports import load
     from labkit.analysis.rendering.files import write_cell, write_study
     from labkit.analysis.rendering.terminal import print_cell
     from labkit.analysis.study_analysis import exit_code
@@ -21,7 +21,7 @@ __all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "wri
 _HOMES = {
     "analyse_cell": "cell_analysis",
     "write_cell": "rendering.files",
-    "load": "frame",
+    "load": "exports",
     "exit_code": "study_analysis",
     "write_study": "rendering.files",
     "print_cell": "rendering.terminal",

@@ -21,8 +21,7 @@ from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison, Levels, in_percent
 from labkit.analysis.formatting import count, p_text, percent_text, plain, signed
 from labkit.analysis.rows import Row, complete_blocks, log_values
-from labkit.analysis.statistics.effect import breakpoints, percent
-from labkit.analysis.statistics.equivalence import Equivalence, equivalence
+from labkit.analysis.statistics.effect import Equivalence, breakpoints, equivalence, percent
 from labkit.analysis.statistics.multiplicity import holm
 from labkit.analysis.statistics.permutation import Floats
 from labkit.analysis.statistics.two_sample import Change, Effect, change, study_effect

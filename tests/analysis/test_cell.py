@@ -140,7 +140,7 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     from labkit.analysis.comparison import Comparison, Levels
-    from labkit.analysis.statistics.equivalence import Equivalence
+    from labkit.analysis.statistics.effect import Equivalence
     from labkit.analysis.verdict import judge
 
     levels = Levels(2, 0.05, 2.0)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.analysis.statistics.effect import breakpoints, log_ratio
-from labkit.analysis.statistics.equivalence import equivalence
+from labkit.analysis.statistics.effect import breakpoints, equivalence, log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks
 from labkit.analysis.statistics.permutation import permutation_test, pooled, relabellings
 from labkit.analysis.statistics.power import detectable_pct

@@ -13,7 +13,7 @@ from labkit.analysis.comparison import Comparison, Levels, row_tests
 from labkit.analysis.disturbance import disturbed_blocks
 from labkit.analysis.identity import Agreement, above_noise_floor
 from labkit.analysis.rows import probe_values
-from labkit.analysis.statistics.equivalence import Equivalence
+from labkit.analysis.statistics.effect import Equivalence
 from labkit.analysis.statistics.multiplicity import joint_p
 from labkit.analysis.statistics.power import seen_pct
 from labkit.analysis.study_analysis import Analyst, study_family

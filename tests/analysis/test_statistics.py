@@ -12,11 +12,11 @@ from labkit.analysis.statistics.bimodality import find_modes, fisher_p
 from labkit.analysis.statistics.effect import (
     breakpoints,
     confidence_interval,
+    equivalence,
     hodges_lehmann,
     log_ratio,
     percent,
 )
-from labkit.analysis.statistics.equivalence import equivalence
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
 from labkit.analysis.statistics.multiplicity import holm
 from labkit.analysis.statistics.permutation import (

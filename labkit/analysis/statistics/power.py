@@ -54,7 +54,7 @@ def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | Non
     """Give the effect (percent) that 80 of 100 studies see; None where none can be.
 
     ``alpha_row`` is the level that the row alone is tested at: what is left to it where a
-    family of rows and arms shares alpha (:func:`.simultaneous.alpha_each`).
+    family of rows and arms shares alpha (:func:`.multiplicity.alpha_each`).
     """
     left = freedom(blocks, runs)
     if left < 1 or not 0 < alpha_row < 1:

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.analysis.statistics.effect import confidence_interval
-from labkit.analysis.statistics.equivalence import equivalence
-from labkit.analysis.statistics.multiplicity import joint_p
+from labkit.analysis.statistics.effect import confidence_interval, equivalence
+from labkit.analysis.statistics.multiplicity import RowTest, alpha_each, joint_p, others_largest
 from labkit.analysis.statistics.permutation import permutation_test, pooled, relabellings
-from labkit.analysis.statistics.simultaneous import RowTest, alpha_each, others_largest
 
 SHAPES = st.sampled_from([(3, 2), (4, 2), (6, 1), (8, 1)])
 SEEDS = st.integers(0, 10_000)
