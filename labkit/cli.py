@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def mistake(prog: str, error: object) -> str:
-    """Give a mistake as one line: ``labkit.report: DIR: no such directory``."""
+    """Return a mistake as one line: ``labkit.report: DIR: no such directory``."""
     return f"{prog.removeprefix('python -m ')}: {' '.join(str(error).split())}"
 
 

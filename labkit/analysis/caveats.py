@@ -192,7 +192,7 @@ def _changed_settings(records: Sequence[Record]) -> str:
 
 
 def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Modes]]:
-    """Give the primary rows in which fast and slow processes are told apart."""
+    """Yield the primary rows in which fast and slow processes are told apart."""
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:
         if row.primary and row.metric is not None and row.positive:

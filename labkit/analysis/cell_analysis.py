@@ -309,7 +309,7 @@ def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _order(data: CellData) -> list[list[str]]:
-    """Give the order that was really run: per block, the arms by position."""
+    """Return the order that was really run: per block, the arms by position."""
     blocks: dict[int, list[str]] = {}
     for record in data.records:
         blocks.setdefault(record.block, []).append(record.arm)

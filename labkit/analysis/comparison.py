@@ -82,7 +82,7 @@ def compare_arm(
 def row_tests(
     rows: Sequence[Row], arm: str, baseline: str, runs: int, primary: bool
 ) -> dict[int, RowTest]:
-    """Give the tests of one family by the rows' indices; rows without values have none.
+    """Return the tests of one family by the rows' indices; rows without values have none.
 
     Rows that lack a block are tested on their own blocks, under the same relabellings.
     """

@@ -36,7 +36,7 @@ class FormatError(ValueError):
 
 
 def _measured(analysis: CellAnalysis) -> list[Record]:
-    """Give the runs that measured something, the baseline's first: tools compare with it."""
+    """Return the runs that measured something, the baseline's first: tools compare with it."""
     place = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
     found = [r for r in analysis.data.records if r.outcome in MEASURED]
     return sorted(found, key=lambda r: place[r.arm])
@@ -104,7 +104,7 @@ def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
 
 
 def _date(record: Record) -> str:
-    """Give the start in the form that pyperf parses: no zone, microseconds."""
+    """Return the start in the form that pyperf parses: no zone, microseconds."""
     seconds, _, rest = record.started.rstrip("Z").replace("T", " ").partition(".")
     return f"{seconds}.{(rest + '000000')[:6]}"
 

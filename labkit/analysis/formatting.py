@@ -19,14 +19,14 @@ def steady(value: float | None) -> float | None:
 
 
 def unit_name(unit: str | None) -> str:
-    """Give a unit as it is printed: ``us`` with a micro sign, bytes in MiB."""
+    """Return a unit as it is printed: ``us`` with a micro sign, bytes in MiB."""
     if unit == "bytes":
         return "MiB"
     return UNIT_NAMES.get(unit or "", unit or "")
 
 
 def scaled(value: float, unit: str | None) -> float:
-    """Give a value in the printed unit (bytes become MiB)."""
+    """Return a value in the printed unit (bytes become MiB)."""
     return value / 2**20 if unit == "bytes" else value
 
 

@@ -53,7 +53,7 @@ class Row:
     arms: dict[str, list[Value]] = field(default_factory=dict)
 
     def by_block(self, arm: str) -> dict[int, list[float]]:
-        """Give an arm's values per block, in run order."""
+        """Return an arm's values per block, in run order."""
         blocks: dict[int, list[float]] = {}
         for item in self.arms.get(arm, ()):
             blocks.setdefault(item.block, []).append(item.value)
@@ -69,7 +69,7 @@ class Row:
 
 
 def run_value(repeats: Sequence[float]) -> float:
-    """Give the median of the repeats on the log scale (plain, where one is not positive)."""
+    """Return the median of the repeats on the log scale (plain, where one is not positive)."""
     values = sorted(repeats)
     middle = len(values) // 2
     if len(values) % 2:
@@ -79,7 +79,7 @@ def run_value(repeats: Sequence[float]) -> float:
 
 
 def middle(log_ratios: Floats) -> float:
-    """Give one number for a run's rounds, float64 [rounds]: their median."""
+    """Return one number for a run's rounds, float64 [rounds]: their median."""
     return float(np.median(log_ratios))
 
 
@@ -151,7 +151,7 @@ def _check_rounds(row: Row) -> None:
 
 
 def _name_skipped(rows: list[Row]) -> list[Row]:
-    """Give skipped rows the primary metric of the others: they are rows of the same table."""
+    """Return skipped rows the primary metric of the others: they are rows of the same table."""
     known = next((row for row in rows if row.metric is not None and row.primary), None)
     if known is not None:
         for row in rows:
@@ -161,13 +161,13 @@ def _name_skipped(rows: list[Row]) -> list[Row]:
 
 
 def complete_blocks(row: Row, arms: Sequence[str], runs: int) -> tuple[int, ...]:
-    """Give the blocks in which each of ``arms`` has all its ``runs`` values."""
+    """Return the blocks in which each of ``arms`` has all its ``runs`` values."""
     counts = [{b: len(v) for b, v in row.by_block(arm).items()} for arm in arms]
     return tuple(sorted(b for b in counts[0] if all(c.get(b) == runs for c in counts)))
 
 
 def log_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
-    """Give an arm's log values, float64 [blocks, runs]; see the module for turns."""
+    """Return an arm's log values, float64 [blocks, runs]; see the module for turns."""
     if row.by_round is not None and arm != row.by_round:
         return _paired_values(row, arm, blocks)
     values = row.by_block(arm)
@@ -175,7 +175,7 @@ def log_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
 
 
 def _paired_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
-    """Give the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
+    """Return the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
     first = str(row.by_round)
     base, other = ({v.block: v.repeats for v in row.arms[name]} for name in (first, arm))
     ratios = [middle(np.log(other[b]) - np.log(base[b])) for b in blocks]
@@ -184,7 +184,7 @@ def _paired_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
 
 
 def summary(values: Sequence[Value]) -> dict[str, Any]:
-    """Give median, quartiles and count of an arm's runs, with the runs themselves."""
+    """Return median, quartiles and count of an arm's runs, with the runs themselves."""
     runs = [{"file": v.file, "value": v.value} for v in values]
     if not values:
         return {"median": None, "q1": None, "q3": None, "n": 0, "runs": runs}
@@ -199,7 +199,7 @@ def summary(values: Sequence[Value]) -> dict[str, Any]:
 
 
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
-    """Give each run's probe before the arm, by block and position: mean log microseconds."""
+    """Return each run's probe before the arm, by block and position: mean log microseconds."""
     found = {}
     for record in records:
         times = [t for t in record.probe.get("before", {}).values() if t > 0]

@@ -61,7 +61,7 @@ class _Question:
 
 
 def second_analyses(analysis: CellAnalysis) -> list[Second]:
-    """Give every second analysis of the primary rows that has grounds to be made."""
+    """Return every second analysis of the primary rows that has grounds to be made."""
     data = analysis.data
     disturbed = disturbed_blocks(data.records)
     questions: list[_Question] = []
@@ -79,7 +79,7 @@ def second_analyses(analysis: CellAnalysis) -> list[Second]:
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Give every primary row's case and how its metric correlates with the probe, -1 to 1."""
+    """Return every primary row's case and how its metric correlates with the probe, -1 to 1."""
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
     found = ((row.case, _correlation(row, data)) for row in rows)
@@ -126,7 +126,7 @@ def _places(row: Row, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[
 def _tables(
     row: Row, arms: Sequence[str], blocks: Sequence[int], probe: Mapping[tuple[int, int], float]
 ) -> tuple[Floats, Floats]:
-    """Give log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
+    """Return log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
     values = np.stack([log_values(row, arm, blocks) for arm in arms])
     probes = [probe[place] for place in _places(row, arms, blocks)]
     return values, np.array(probes).reshape(values.shape)

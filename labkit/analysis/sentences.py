@@ -135,7 +135,7 @@ def real_arms(cell: Json) -> list[str]:
 
 
 def control_name(cell: Json) -> str | None:
-    """Give the A/A arm's name, or None."""
+    """Return the A/A arm's name, or None."""
     return next((a["name"] for a in cell["arms"] if a["role"] == "control"), None)
 
 

@@ -99,7 +99,7 @@ def exit_code(study_dir: str | Path) -> int:
 
 
 def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
-    """Give ``study.json``: the cells with their status, gates and verdicts.
+    """Return ``study.json``: the cells with their status, gates and verdicts.
 
     With several cells, ``family`` holds the p-values of all their primary rows adjusted as
     one family (max-T over joint relabellings, times the number of arms where several).

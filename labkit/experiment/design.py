@@ -47,7 +47,7 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
 
 
 def schedule(arms: Sequence[str], blocks: int, runs_per_block: int, seed: int) -> list[Run]:
-    """Give all runs in order; more ``blocks`` only append to it."""
+    """Return all runs in order; more ``blocks`` only append to it."""
     return [
         Run(block, position, arm)
         for block in range(blocks)

@@ -92,7 +92,7 @@ def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[s
 
 
 def find() -> float | None:
-    """Give the noise (standard deviation, log scale) that is kept for this machine, or None."""
+    """Return the noise (standard deviation, log scale) that is kept for this machine, or None."""
     try:
         return float(_kept()["cv_pct"]) / 100
     except (LookupError, TypeError, ValueError):
@@ -100,7 +100,7 @@ def find() -> float | None:
 
 
 def find_sight(kind: str) -> Sight | None:
-    """Give the sight of a kind that is kept for this machine, or None; also of other versions."""
+    """Return the sight of a kind that is kept for this machine, or None; also of other versions."""
     try:
         sights = _kept()["sights"]
         return Sight(**sights[kind]) if sights["version"] == SIGHTS_VERSION else None

@@ -90,7 +90,7 @@ def noise(data: Mapping[str, Any]) -> Noise | None:
 
 
 def block_s(cell_dir: Path) -> float | None:
-    """Give the median wall seconds of a cell's whole blocks, or None if not known."""
+    """Return the median wall seconds of a cell's whole blocks, or None if not known."""
     try:
         records = read_runs(cell_dir)
     except RecordError:
@@ -104,7 +104,7 @@ def block_s(cell_dir: Path) -> float | None:
 
 
 def start_up(cell_dir: Path) -> float | None:
-    """Give the median seconds that a run of a cell cost beyond its measurement."""
+    """Return the median seconds that a run of a cell cost beyond its measurement."""
     try:
         records = read_runs(cell_dir)
     except RecordError:

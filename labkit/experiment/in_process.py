@@ -110,7 +110,7 @@ class Process:
             self.common.note(canary="ok" if canary.check() else "no mlx")
 
     def _record(self, member: Member) -> Record:
-        """Give an arm's record: its own, and an equal share of the seconds spent on all."""
+        """Return an arm's record: its own, and an equal share of the seconds spent on all."""
         common, draft, alone = self.common, member.draft, len(self.members) == 1
         if not common.record.ok:
             detail = common.record.detail or ""

@@ -66,7 +66,7 @@ def settle(cell_dir: Path, records: Iterable[Record]) -> None:
 
 
 def _differing(records: Sequence[Record]) -> Iterable[str]:
-    """Give the digests of the cases whose runs do not all agree."""
+    """Return the digests of the cases whose runs do not all agree."""
     digests: dict[str, set[str]] = {}
     for record in records:
         for case in record.cases:

@@ -173,7 +173,7 @@ class ProcessLauncher:
 
 
 def config_digest(arm: Arm) -> str:
-    """Give a hash of the arm's resolved config."""
+    """Return a hash of the arm's resolved config."""
     text = json.dumps(arm.to_json()["config"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

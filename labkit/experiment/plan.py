@@ -147,7 +147,7 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
 
 
 def _doctors(cell: Cell, composed: ComposedCell) -> tuple[float, str] | None:
-    """Give the noise (log scale) that the doctor found for such a cell, and how it is called."""
+    """Return the noise (log scale) that the doctor found for such a cell, and how it is called."""
     sight = minute.doctors(composed)
     if sight is not None:
         turns = cell.design.isolation is Isolation.in_process

@@ -147,7 +147,7 @@ def _batches(runs: Sequence[Run], isolation: Isolation) -> list[list[Run]]:
 
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
-    """Give the runs that ``run_cell`` would do, without changing anything."""
+    """Return the runs that ``run_cell`` would do, without changing anything."""
     if looks.ended(cell) and not redo_failed:
         return []
     paths = Paths(cell.dir)

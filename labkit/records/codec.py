@@ -144,7 +144,7 @@ def cell_from(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
-    """Give ``data[key]``, checked to be of type ``kind`` or one of ``default``."""
+    """Return ``data[key]``, checked to be of type ``kind`` or one of ``default``."""
     if key not in data:  # not by require(): a big study has millions of fields, most right
         raise RecordError(f"{key} is missing")
     value = data[key]
@@ -154,7 +154,7 @@ def _take(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
 
 
 def _rest(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Give the items of ``data`` whose keys are not ``known``."""
+    """Return the items of ``data`` whose keys are not ``known``."""
     known = set(known)
     return {key: value for key, value in data.items() if key not in known}
 

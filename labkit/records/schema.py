@@ -40,12 +40,12 @@ def require(condition: bool, message: str) -> None:
 
 
 def run_name(block: int, position: int, arm: str) -> str:
-    """Give the name of a run, which is the stem of its files: ``b00-p02-ARM``."""
+    """Return the name of a run, which is the stem of its files: ``b00-p02-ARM``."""
     return f"b{block:02d}-p{position:02d}-{arm}"
 
 
 def parse_run_name(name: str) -> tuple[int, int, str]:
-    """Give block, position and arm of a run's name.
+    """Return block, position and arm of a run's name.
 
     Raises
     ------
@@ -141,7 +141,7 @@ class Record:
         return None if process is None or measure is None else process - measure
 
     def to_json(self) -> dict[str, Any]:
-        """Give the record as JSON types, in the schema's order."""
+        """Return the record as JSON types, in the schema's order."""
         body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         extra = body.pop("extra")
         body["cases"] = [dataclasses.asdict(case) for case in self.cases]
@@ -179,7 +179,7 @@ class Arm:
         return f"engine.{engine['name'].rpartition(':')[2]}"
 
     def to_json(self) -> dict[str, Any]:
-        """Give the arm as JSON types."""
+        """Return the arm as JSON types."""
         return {
             "schema_version": SCHEMA_VERSION,
             "arm": self.name,

@@ -92,7 +92,7 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
 
 
 def values_path(cell_dir: Path, digest: str) -> Path:
-    """Give the file of an output's values; there is one only where outputs differ."""
+    """Return the file of an output's values; there is one only where outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
 
 

@@ -89,7 +89,7 @@ def draw_runs(panel: Axes, cell: Json, row: Json, order: Mapping[str, int]) -> N
 
 
 def run_positions(cell: Json) -> dict[str, int]:
-    """Give every run's place in the whole study, from 1, by its file."""
+    """Return every run's place in the whole study, from 1, by its file."""
     arms = (values for row in cell["rows"] for values in row["arms"].values())
     files = {run["file"] for values in arms for run in values["runs"]}  # rows share their runs
     places = {parse_run_name(Path(file).stem): file for file in sorted(files)}

@@ -58,7 +58,7 @@ class Bar:
     end: float
 
     def phases(self) -> Iterator[tuple[str, float, float]]:
-        """Give each phase's name, beginning and end."""
+        """Yield each phase's name, beginning and end."""
         if self.admitted is not None:
             yield "waiting", self.submitted, self.admitted
         begun = self.submitted if self.admitted is None else self.admitted
@@ -83,7 +83,7 @@ class Timeline:
 
     @property
     def end(self) -> float:
-        """Give the last moment there is anything to show of."""
+        """Return the last moment there is anything to show of."""
         return max([*self.t_s, *(bar.end for bar in self.bars)])
 
     @property
@@ -102,7 +102,7 @@ class Timeline:
 
 
 def timelines(records: Sequence[Record], arms: Sequence[str]) -> list[Timeline]:
-    """Give the first timeline of each of ``arms`` that has one."""
+    """Return the first timeline of each of ``arms`` that has one."""
     found: dict[str, Timeline] = {}
     for record in records:
         if record.ok and record.arm in arms and record.arm not in found:
@@ -138,7 +138,7 @@ def _bar(request: Mapping[str, Any]) -> Bar:
 
 
 def line_style(name: str) -> str:
-    """Give the style class of a series on the page."""
+    """Return the style class of a series on the page."""
     number, dashed = LINES[name]
     return f"line arm{number}{' dashed' if dashed else ''}"
 

@@ -97,7 +97,7 @@ class Point:
 
 
 def find_limits(records: Iterable[Record]) -> Limits | None:
-    """Give the best limits that any run noted; None where no run did."""
+    """Return the best limits that any run noted; None where no run did."""
     noted = [r.notes["limits"] for r in records if r.ok and r.notes.get("limits")]
     if not noted:
         return None
@@ -110,7 +110,7 @@ def find_limits(records: Iterable[Record]) -> Limits | None:
 
 
 def points(cell: Json, records: Sequence[Record]) -> list[Point]:
-    """Give every case and arm (but the control) whose work the records know."""
+    """Return every case and arm (but the control) whose work the records know."""
     limits = find_limits(records)
     work: dict[str, tuple[int, int]] = {}
     for record in records:
@@ -127,7 +127,7 @@ def points(cell: Json, records: Sequence[Record]) -> list[Point]:
 
 
 def _ranges(found: Sequence[Point]) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Give the exponents of 10 between which all points and the roof's corner lie."""
+    """Return the exponents of 10 between which all points and the roof's corner lie."""
     x, y = [p.intensity for p in found], [p.gflop_s for p in found]
     limits = found[0].limits
     if limits is not None:
@@ -142,7 +142,7 @@ def _exponents(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _roof(found: Sequence[Point], x: tuple[float, float]) -> list[tuple[float, float]]:
-    """Give the roof's points (intensity, GFLOP/s); empty without limits."""
+    """Return the roof's points (intensity, GFLOP/s); empty without limits."""
     limits = found[0].limits
     if limits is None:
         return []

@@ -36,7 +36,7 @@ STYLE: Mapping[str, Any] = {
 
 
 def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
-    """Give every arm's colour and mark; the control is grey."""
+    """Return every arm's colour and mark; the control is grey."""
     real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
     styles = {
         name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
@@ -46,7 +46,7 @@ def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
 
 
 def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
-    """Give every arm's style class and mark; the control is grey crosses.
+    """Return every arm's style class and mark; the control is grey crosses.
 
     There are six colours that everybody can tell apart; the lines of further arms are dashed.
     """

@@ -12,7 +12,7 @@ from html import escape
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Give round numbers between ``low`` and ``high``: steps of 1, 2 or 5 times 10^k."""
+    """Return round numbers between ``low`` and ``high``: steps of 1, 2 or 5 times 10^k."""
     span = high - low
     if span <= 0:
         return [low]
@@ -25,7 +25,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def power_ticks(low: float, high: float) -> list[float]:
-    """Give exponents of ten between ``low`` and ``high``, with 2 and 5 where there is room."""
+    """Return exponents of ten between ``low`` and ``high``, with 2 and 5 where there is room."""
     steps = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(math.floor(low), math.ceil(high) + 1)
     marks = [e + math.log10(m) for e in exponents for m in steps]
@@ -66,12 +66,12 @@ class Chart:
     parts: list[str] = field(default_factory=list)
 
     def px(self, x: float) -> float:
-        """Give the place of ``x`` from the left."""
+        """Return the place of ``x`` from the left."""
         low, high = self.x
         return self.left + (x - low) / ((high - low) or 1.0) * (self.width - self.left - 14)
 
     def py(self, y: float) -> float:
-        """Give the place of ``y`` from the top."""
+        """Return the place of ``y`` from the top."""
         low, high = self.y
         return (
             self.height
@@ -147,7 +147,7 @@ class Chart:
         )
 
     def svg(self) -> str:
-        """Give the chart as an ``<svg>`` element."""
+        """Return the chart as an ``<svg>`` element."""
         return (
             f'<svg viewBox="0 0 {self.width} {self.height}" role="img" '
             f'aria-label="{escape(self.title)}">' + "".join(self.parts) + "</svg>"
@@ -173,12 +173,12 @@ def _mark(mark: str, x: float, y: float, style: str, tip: str) -> str:
 
 
 def mark_svg(mark: str, style: str) -> str:
-    """Give a mark alone, at the middle of a 14 by 14 view box, for a key."""
+    """Return a mark alone, at the middle of a 14 by 14 view box, for a key."""
     return _mark(mark, 7.0, 7.0, style, "")
 
 
 def padded(values: Sequence[float], share: float = 0.06) -> tuple[float, float]:
-    """Give the range of values with some room on both sides."""
+    """Return the range of values with some room on both sides."""
     low, high = min(values), max(values)
     room = (high - low) * share or abs(high) * share or 1.0
     return low - room, high + room

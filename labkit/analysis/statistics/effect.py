@@ -80,7 +80,7 @@ class Breakpoints:
         return (self.same + above) / self.count
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Give the shifts with two-sided p above ``alpha``; None where there is no bound."""
+        """Return the shifts with two-sided p above ``alpha``; None where there is no bound."""
         # Without the 1e-9, 0.05 * 1,200 / 2 might fall below the integer that it is.
         index = math.floor(alpha * self.count / 2.0 + 1e-9) - self.same
         if not 0 <= index < len(self.sorted):
@@ -117,7 +117,7 @@ def breakpoints(statistics: Floats, labels: LabelSet) -> Breakpoints:
 def confidence_interval(
     baseline: Floats, arm: Floats, alpha: float = 0.05
 ) -> tuple[float, float] | None:
-    """Give the interval of the shift at level ``1 - alpha``; None below the p floor.
+    """Return the interval of the shift at level ``1 - alpha``; None below the p floor.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Shifts(Protocol):
         """One-sided p of "the effect is at least ``shift``" against "it is below"."""
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Give the shifts with two-sided p above ``alpha``; None where there is no bound."""
+        """Return the shifts with two-sided p above ``alpha``; None where there is no bound."""
 
 
 def equivalence(shifts: Shifts, margin_pct: float, alpha: float) -> Equivalence:

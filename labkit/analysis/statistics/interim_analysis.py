@@ -41,7 +41,7 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
 
 
 def alpha_now(looks: Sequence[Look], blocks: int, alpha: float) -> float:
-    """Give the level of a test after ``blocks`` blocks.
+    """Return the level of a test after ``blocks`` blocks.
 
     Without looks: ``alpha``. At a look: its part. Anywhere else 0: a claim from an
     interrupted study, between two looks, would be a look that was not declared.

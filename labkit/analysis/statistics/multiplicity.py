@@ -72,7 +72,7 @@ class Region:
         return self.p(shift) / 2.0 if shift > self.centre else 1.0
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Give the shifts whose p is above ``alpha``; None where there is no bound."""
+        """Return the shifts whose p is above ``alpha``; None where there is no bound."""
         # Without the 1e-9, 0.05 * 1,200 might fall below the integer that it is.
         index = math.floor(alpha * len(self.lows) / self.times + 1e-9)
         if index >= len(self.lows):
@@ -125,7 +125,7 @@ class RowTest:
         return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=0.0)))
 
     def region(self, others: Floats | None = None, times: int = 1) -> Region:
-        """Give the row's region.
+        """Return the row's region.
 
         Parameters
         ----------
@@ -176,7 +176,7 @@ class RowTest:
         return [below, above]
 
     def _distance(self, sizes: Floats) -> Floats:
-        """Give the distance at which the observed statistic, standardised, has these sizes.
+        """Return the distance at which the observed statistic, standardised, has these sizes.
 
         With ``R2 = size^2 / bound`` (the share of squares that the effect explains) it is
         ``sqrt(R2 / (1 - R2) * residual squares / weight)``.
@@ -188,7 +188,7 @@ class RowTest:
 
 
 def others_largest(tests: Sequence[RowTest]) -> list[Floats | None]:
-    """Give, for each row, the largest size of any other row under every relabelling."""
+    """Return, for each row, the largest size of any other row under every relabelling."""
     if len(tests) == 1:
         return [None]
     sizes = np.stack([test.sizes for test in tests])
@@ -200,7 +200,7 @@ def others_largest(tests: Sequence[RowTest]) -> list[Floats | None]:
 
 
 def alpha_each(tests: Sequence[RowTest], alpha: float) -> list[float]:
-    """Give the level at which each row is tested alone while the family spends ``alpha``.
+    """Return the level at which each row is tested alone while the family spends ``alpha``.
 
     From the critical value of the largest size over all rows, turned into Student's t of
     each row's design. 0.0 where the family cannot reach ``alpha``.
@@ -258,7 +258,7 @@ def joint_p(cells: Sequence[Sequence[RowTest]]) -> list[list[float]]:
 def _cell_p(
     tests: Sequence[RowTest], drawn: NDArray[np.int64], elsewhere: Sequence[Floats]
 ) -> list[float]:
-    """Give the p of one cell's rows; ``elsewhere``: the other cells' largest sizes, drawn."""
+    """Return the p of one cell's rows; ``elsewhere``: the other cells' largest sizes, drawn."""
     found = []
     for test, others in zip(tests, others_largest(tests), strict=True):
         rest = [*elsewhere, *([] if others is None else [others[drawn]])]

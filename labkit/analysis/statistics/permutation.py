@@ -54,7 +54,7 @@ class Relabellings:
         return 2.0 / self.count
 
     def mean_differences(self, values: Floats) -> Floats:
-        """Give the mean difference under every relabelling.
+        """Return the mean difference under every relabelling.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class Relabellings:
         return out if self.exact else np.concatenate([out, -out])
 
     def only(self, positions: Sequence[int]) -> Relabellings:
-        """Give the same relabellings restricted to some blocks, in the same order.
+        """Return the same relabellings restricted to some blocks, in the same order.
 
         Blocks are relabelled independently, so the rows of a family that lack a block keep
         their own exact test and still share every relabelling with the others.
@@ -91,7 +91,7 @@ class Relabellings:
 
 
 def smallest_p(blocks: int, runs: int) -> float:
-    """Give the smallest two-sided p of ``blocks`` blocks of ``runs`` runs of each arm."""
+    """Return the smallest two-sided p of ``blocks`` blocks of ``runs`` runs of each arm."""
     return 2.0 / _count(blocks, runs) if _enumerable(blocks, runs) else 2.0 / MONTE_CARLO
 
 
@@ -150,7 +150,7 @@ def pooled(baseline: Floats, arm: Floats) -> Floats:
 
 
 def tail(statistics: Floats) -> float:
-    """Give the share of relabellings whose statistic reaches that of row 0, from above.
+    """Return the share of relabellings whose statistic reaches that of row 0, from above.
 
     Ties are counted, with a tolerance for the rounding of sums.
     """
@@ -159,7 +159,7 @@ def tail(statistics: Floats) -> float:
 
 
 def two_sided(statistics: Floats) -> float:
-    """Give the two-sided p of a statistic that is symmetric about 0 (row 0 is observed)."""
+    """Return the two-sided p of a statistic that is symmetric about 0 (row 0 is observed)."""
     return tail(np.abs(statistics))
 
 

@@ -46,12 +46,12 @@ def run_sd(baseline: Floats, arm: Floats) -> float | None:
 
 
 def freedom(blocks: int, runs: int) -> int:
-    """Give the degrees of freedom that blocks and arms leave."""
+    """Return the degrees of freedom that blocks and arms leave."""
     return blocks * (2 * runs - 1) - 1
 
 
 def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | None:
-    """Give the effect (percent) that 80 of 100 studies see; None where none can be.
+    """Return the effect (percent) that 80 of 100 studies see; None where none can be.
 
     ``alpha_row`` is the level that the row alone is tested at: what is left to it where a
     family of rows and arms shares alpha (:func:`.multiplicity.alpha_each`).
@@ -65,12 +65,12 @@ def seen_pct(sd: float, blocks: int, runs: int, alpha_row: float) -> float | Non
 
 
 def detectable_pct(sd: float, blocks: int, runs: int, alpha: float) -> float | None:
-    """Give :func:`seen_pct` of a row alone; None also where no p can be as small as alpha."""
+    """Return :func:`seen_pct` of a row alone; None also where no p can be as small as alpha."""
     return None if smallest_p(blocks, runs) > alpha else seen_pct(sd, blocks, runs, alpha)
 
 
 def minute_pct(sd: float, block_s: float, runs: int) -> float | None:
-    """Give what a row alone sees at alpha 0.05 in one minute of blocks of ``block_s`` seconds.
+    """Return what a row alone sees at alpha 0.05 in one minute of blocks of ``block_s`` seconds.
 
     Percent, as in :func:`detectable_pct`; None where a minute holds too few blocks.
     """
@@ -78,12 +78,12 @@ def minute_pct(sd: float, block_s: float, runs: int) -> float | None:
 
 
 def fewest_blocks(runs: int) -> int:
-    """Give the fewest blocks that support a claim: 3 of 2 runs of each arm, 6 of 1."""
+    """Return the fewest blocks that support a claim: 3 of 2 runs of each arm, 6 of 1."""
     return 6 if runs == 1 else 3
 
 
 def blocks_needed(sd: float, runs: int, alpha: float, effect_pct: float) -> int | None:
-    """Give the smallest number of blocks that sees ``effect_pct``; None above 1,000.
+    """Return the smallest number of blocks that sees ``effect_pct``; None above 1,000.
 
     ``alpha``: of the row alone, as in :func:`detectable_pct`. ``effect_pct`` may have either
     sign; a decrease is judged by its log size.
