@@ -151,7 +151,7 @@ def _check_rounds(row: Row) -> None:
 
 
 def _name_skipped(rows: list[Row]) -> list[Row]:
-    """Return skipped rows the primary metric of the others: they are rows of the same table."""
+    """Name skipped rows by the primary metric of the others: they are rows of the same table."""
     known = next((row for row in rows if row.metric is not None and row.primary), None)
     if known is not None:
         for row in rows:

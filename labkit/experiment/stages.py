@@ -178,7 +178,7 @@ def budget_threads(experiment: Experiment) -> int:
 
 
 def use_threads(experiment: Experiment) -> None:
-    """Return the arm's numba kernels its CPU budget from here on."""
+    """Hand the arm's numba kernels its CPU budget from here on."""
     import numba
 
     numba.set_num_threads(min(budget_threads(experiment), numba.config.NUMBA_NUM_THREADS))
