@@ -16,7 +16,7 @@ from typing import Any
 
 from labkit.experiment import worker
 from labkit.experiment.in_process import Process
-from labkit.experiment.record import read_arm
+from labkit.records import read_arm
 
 
 class Planted:

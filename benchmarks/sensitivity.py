@@ -66,10 +66,9 @@ def main() -> int:
 def study(kind: str, folder: Path, seed: int) -> dict[str, Any]:
     """Run one study and say what it found; one that is there already is read again."""
     from labkit import analysis, app, workload
-    from labkit.experiment.arms import ComposedArm, compose_cell
+    from labkit.experiment.arms import compose_cell, to_cell
     from labkit.experiment.launcher import ProcessLauncher
     from labkit.experiment.runner import run_cell
-    from labkit.experiment.study import to_cell
 
     planted, overrides = ASKED[kind]
     app.register()
@@ -77,8 +76,8 @@ def study(kind: str, folder: Path, seed: int) -> dict[str, Any]:
         asked = [*overrides, "ablation=none", "design.looks=[]", f"seed={seed}"]
         composed = compose_cell([], asked)
     base, control = composed.arms
-    arms = (base, ComposedArm(planted, "arm", base.overrides, base.experiment), control)
-    workload.prepare(base.experiment)
+    arms = (base, replace(base, name=planted, role="arm"), control)
+    workload.prepare(composed.experiment)
     cell = to_cell(replace(composed, arms=arms, name=folder.name), folder)
     began = time.monotonic()
     run_cell(cell, ProcessLauncher((sys.executable, str(HERE / "planted_worker.py"))))

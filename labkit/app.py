@@ -20,6 +20,7 @@ from labkit.config import ConfigError, Experiment
 
 if TYPE_CHECKING:
     from labkit.experiment.arms import ComposedCell
+    from labkit.study import Study
 
 HERE = Path(__file__).resolve().parent
 CONF = next(p for p in (HERE / "conf", HERE.parent / "conf") if (p / "config.yaml").is_file())
@@ -163,25 +164,24 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     return composed
 
 
-def job(config: Any) -> None:
-    """Run one cell: the body of a Hydra job."""
-    del config  # each arm is composed anew, with its own overrides
-    from hydra.core.hydra_config import HydraConfig
+def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
+    """Hand a checked command to Hydra, whose jobs run the study's cells.
 
-    from labkit.experiment.arms import compose_cell
-    from labkit.experiment.study import run_and_report
-
-    register()
-    hydra = HydraConfig.get()
-    cell = compose_cell(list(hydra.overrides.hydra), list(hydra.overrides.task))
-    run_and_report(cell, Path(hydra.runtime.output_dir))
-
-
-def run_hydra(argv: Sequence[str]) -> None:
-    """Hand a checked command to Hydra; its exceptions reach the caller as they are."""
+    Its exceptions reach the caller as they are. ``study``: None where nothing is run.
+    """
     import logging
 
     import hydra
+
+    def job(config: Any) -> None:
+        """Run one cell; it was composed before, arm by arm."""
+        from hydra.core.hydra_config import HydraConfig
+
+        from labkit.experiment.arms import cell_name
+
+        facts = HydraConfig.get()
+        if study is not None:
+            study.run(cell_name(facts.overrides.task), Path(facts.runtime.output_dir))
 
     logging.raiseExceptions = False  # a closed pipe (| head) is no error to tell about
     sys.argv = [sys.argv[0], *argv]
@@ -206,11 +206,12 @@ def study_folder(command: Command) -> tuple[Path, list[str]]:
 
 def run(command: Command) -> int:
     """Run a study, or plan it, and return the exit code."""
-    from labkit.experiment import study
+    from labkit.study import Study
 
     cells = compose_cells(command)
     out, overrides = study_folder(command)
-    study.refuse_changes(out, cells)
+    study = Study(out, cells)
+    study.refuse_changes()
     if cells[0].experiment.plan:
         from labkit.experiment.plan import print_plan
 
@@ -218,11 +219,11 @@ def run(command: Command) -> int:
         return 0
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
     try:
-        run_hydra([*overrides, *(["-m"] if command.multirun else [])])
+        run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:
         say(f"interrupted; nothing is lost. Continue with: {again}")
         return 130
-    return study.finish(out, cells)
+    return study.finish()
 
 
 def _quoted(words: Sequence[str]) -> list[str]:

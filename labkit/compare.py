@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.analysis.door import Parser, say
-from labkit.experiment.record import RecordError
+from labkit.cli import Parser, say
+from labkit.records import RecordError
 
 if TYPE_CHECKING:
-    from labkit.analysis.between import Comparisons
+    from labkit.analysis.study_diff import Comparisons
 
 FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
 
@@ -35,8 +35,8 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.between import Refused, compare_studies
-    from labkit.analysis.study import analyse_study
+    from labkit.analysis.study_analysis import Analyst
+    from labkit.analysis.study_diff import Refused, compare_studies
 
     parser = Parser(
         prog="python -m labkit.compare",
@@ -59,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="differences below it do not matter (percent; default 2%%)",
     )
     options = parser.parse_args(argv)
+    analyst = Analyst()
     try:
         found = compare_studies(
-            analyse_study(options.old), analyse_study(options.new), options.margin
+            analyst.study(options.old), analyst.study(options.new), options.margin
         )
     except (RecordError, Refused, OSError) as error:
         return say(parser.prog, error)
@@ -77,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print(found: Comparisons) -> None:
     from rich.console import Console
 
-    from labkit.analysis.terminal import print_changes
+    from labkit.analysis.rendering.terminal import print_changes
 
     print_changes(found, Console())
 

@@ -1,7 +1,7 @@
 """``python -m labkit.report DIR``: rebuild a study's tables and plots from its records.
 
 With ``--format X`` nothing is written: that form is printed. Exit codes: 0, or 2 with one
-line where the study cannot be read or has not what the form needs.
+line where the study cannot be read or lacks what this format needs.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.analysis.door import Parser, say
-from labkit.experiment.record import RecordError
+from labkit.cli import Parser, say
+from labkit.records import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.formats import FORMATS, FormatError, render
+    from labkit.analysis.rendering.files import FORMATS, FormatError, render
 
     parser = Parser(
         prog="python -m labkit.report",
@@ -48,8 +48,8 @@ def _print(text: str) -> None:
 
 
 def _rebuild(folder: Path) -> None:
-    from labkit.analysis.numbers import count
-    from labkit.analysis.study import write_study
+    from labkit.analysis.formatting import count
+    from labkit.analysis.rendering.files import write_study
 
     analyses = write_study(folder)
     cells = count(len(analyses), "cell")

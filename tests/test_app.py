@@ -43,6 +43,11 @@ def labkit(cwd, *words, timeout=60):
         (["model=local"], "set model.path=DIR"),
         (["model=local", "model.path=/nowhere"], "/nowhere"),
         (["+ablation.arms.on={}"], "ablation.arms.on"),
+        (
+            ["ablation=seq_map", "ablation.claims.engaged.seq_map=[resolver.seq_mpa]"],
+            "did you mean 'resolver.seq_map'",
+        ),
+        (["+ablation.claims.engaged.bsae=[steps.mixed]"], "did you mean 'base'"),
         (["workload=chat,ragged"], "need -m"),
         (["engine.kv.block_size=8,16,7", "-m"], "engine.kv.block_size=7"),
         (["a=[b"], "not an override"),

@@ -10,20 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.analysis.cell import analyse_cell, write_cell
-    from labkit.analysis.frame import load
-    from labkit.analysis.study import exit_code, write_study
-    from labkit.analysis.terminal import print_cell
+    from labkit.analysis.cell_analysis import analyse_cell
+    from labkit.analysis.exports import load
+    from labkit.analysis.rendering.files import write_cell, write_study
+    from labkit.analysis.rendering.terminal import print_cell
+    from labkit.analysis.study_analysis import exit_code
 
 __all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "write_study"]
 
 _HOMES = {
-    "analyse_cell": "cell",
-    "write_cell": "cell",
-    "load": "frame",
-    "exit_code": "study",
-    "write_study": "study",
-    "print_cell": "terminal",
+    "analyse_cell": "cell_analysis",
+    "write_cell": "rendering.files",
+    "load": "exports",
+    "exit_code": "study_analysis",
+    "write_study": "rendering.files",
+    "print_cell": "rendering.terminal",
 }
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.cell import CellAnalysis
+from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison
-from labkit.analysis.numbers import count, percent_text, plain
+from labkit.analysis.formatting import count, percent_text, plain
+from labkit.analysis.rows import Row
 from labkit.analysis.sentences import direction
-from labkit.analysis.values import Row
 from labkit.analysis.verdict import Verdict
 
 NAMED = 3  # more rows than these are counted, and the extreme one is named

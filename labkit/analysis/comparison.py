@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.effect import hodges_lehmann, percent
-from labkit.analysis.equivalence import Equivalence, equivalence
-from labkit.analysis.permutation import Floats, pooled, relabellings, smallest_p
-from labkit.analysis.power import run_sd, seen_pct
-from labkit.analysis.simultaneous import Region, RowTest, alpha_each, others_largest
-from labkit.analysis.values import Row, complete_blocks, log_values
+from labkit.analysis.rows import Row, complete_blocks, log_values
+from labkit.analysis.statistics.effect import Equivalence, equivalence, hodges_lehmann, percent
+from labkit.analysis.statistics.multiplicity import Region, RowTest, alpha_each, others_largest
+from labkit.analysis.statistics.permutation import Floats, pooled, relabellings, smallest_p
+from labkit.analysis.statistics.power import run_sd, seen_pct
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def compare_arm(
 def row_tests(
     rows: Sequence[Row], arm: str, baseline: str, runs: int, primary: bool
 ) -> dict[int, RowTest]:
-    """Give the tests of one family by the rows' indices; rows without values have none.
+    """Return the tests of one family by the rows' indices; rows without values have none.
 
     Rows that lack a block are tested on their own blocks, under the same relabellings.
     """

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labkit.experiment.record import Record
+from labkit.records import Record
 
 SLOW_PROBE = 1.10  # times the study's median
 STOLEN = 0.05  # share of all CPU time
@@ -41,12 +41,12 @@ class Reason:
     during: bool = False
 
     def __str__(self) -> str:
-        """Give the text."""
+        """Return the text."""
         return self.text
 
 
 def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Reason]]:
-    """Give the disturbed blocks, each with what was wrong with which run."""
+    """Return the disturbed blocks, each with what was wrong with which run."""
     records = list(records)
     probe = _median(probe_us(r) for r in records)
     clock = _median(clock_mhz(r) for r in records)
@@ -86,20 +86,20 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def probe_us(record: Record) -> float | None:
-    """Give the probe before the arm as one number: the geometric mean of its kernels (us)."""
+    """Return the probe before the arm as one number: the geometric mean of its kernels (us)."""
     times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
     return statistics.geometric_mean(times) if times else None
 
 
 def samples(record: Record, name: str) -> list[float]:
-    """Give the numbers that the observer sampled under ``name`` during a run."""
+    """Return the numbers that the observer sampled under ``name`` during a run."""
     observer = record.notes.get("observer")
     columns = observer.get("samples", {}) if isinstance(observer, Mapping) else {}
     return [float(x) for x in columns.get(name, ()) if isinstance(x, int | float)]
 
 
 def steal_share(record: Record) -> float | None:
-    """Give the share of CPU time that the hypervisor took during a run, 0 to 1."""
+    """Return the share of CPU time that the hypervisor took during a run, 0 to 1."""
     start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
     if not start or not end:
         return None
@@ -108,7 +108,7 @@ def steal_share(record: Record) -> float | None:
 
 
 def memory_wait_share(record: Record) -> float | None:
-    """Give the share of a run in which some process waited for memory (PSI), 0 to 1."""
+    """Return the share of a run in which some process waited for memory (PSI), 0 to 1."""
     start, end = (
         (state.get("pressure") or {}).get("memory", {}).get("total_us")
         for state in (record.environment, record.environment_end)
@@ -120,7 +120,7 @@ def memory_wait_share(record: Record) -> float | None:
 
 
 def clock_mhz(record: Record) -> float | None:
-    """Give the CPU's clock during a run: the median of its samples, else at its start."""
+    """Return the CPU's clock during a run: the median of its samples, else at its start."""
     sampled = samples(record, "mhz")
     if sampled:
         return statistics.median(sampled)

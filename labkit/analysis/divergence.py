@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.experiment.record import values_path
+from labkit.records import values_path
 
 Outputs = Mapping[str, Any]
 
@@ -30,7 +30,7 @@ class Values:
     cell_dir: Path
 
     def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
-        """Give an output's values, float32 [tokens, heads, head_dim].
+        """Return an output's values, float32 [tokens, heads, head_dim].
 
         None where they were not kept or the file is not what its name says.
         """
@@ -126,7 +126,7 @@ def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """Give the first position at which two sequences differ; the shorter's end counts."""
+    """Return the first position at which two sequences differ; the shorter's end counts."""
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )

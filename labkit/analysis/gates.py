@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.analysis.identity import IdentityReport, above_noise_floor
-from labkit.experiment.record import Arm, Record
+from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20
 SHOWN = 8
@@ -33,11 +33,11 @@ class Gate:
         self.causes.setdefault(arm, cause)
 
     def cause(self, arm: str) -> str | None:
-        """Give why this gate forbids a verdict on ``arm``; None if it does not."""
+        """Return why this gate forbids a verdict on ``arm``; None if it does not."""
         return self.causes.get(arm, self.causes.get(None))
 
     def to_json(self) -> dict[str, Any]:
-        """Give status and reasons, long lists cut with a count."""
+        """Return status and reasons, long lists cut with a count."""
         shown = self.reasons[:SHOWN]
         rest = len(self.reasons) - len(shown)
         return {"status": self.status, "reasons": [*shown, *([f"{rest} more"] if rest else [])]}

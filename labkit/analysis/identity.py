@@ -20,8 +20,8 @@ from labkit.analysis.divergence import (
     first_difference,
     token_difference,
 )
-from labkit.analysis.modes import fisher_p
-from labkit.experiment.record import CaseRecord, Record
+from labkit.analysis.statistics.bimodality import fisher_p
+from labkit.records import CaseRecord, Record
 
 CLAIMS = {
     "bitwise": "outputs bit-identical",
@@ -63,7 +63,7 @@ class IdentityReport:
     agreement: tuple[Agreement, ...]
 
     def first(self, arm: str) -> Difference | None:
-        """Give an arm's first difference, in run order; None if it never differs."""
+        """Return an arm's first difference, in run order; None if it never differs."""
         return next((d for d in self.differences if d.arm == arm), None)
 
 
@@ -131,7 +131,7 @@ def _difference(
 
 
 def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
-    """Give for each request or token row the share that agrees from the start, 0 to 1."""
+    """Return for each request or token row the share that agrees from the start, 0 to 1."""
     if b is None or a["kind"] != b["kind"]:
         names = range(_size(a)) if a["kind"] == "array" else (r["id"] for r in a["requests"])
         return {str(name): 0.0 for name in names}

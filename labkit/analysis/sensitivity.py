@@ -18,13 +18,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.cell import CellAnalysis, CellData
+from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison import in_percent
 from labkit.analysis.disturbance import Reason, disturbed_blocks
-from labkit.analysis.effect import breakpoints, hodges_lehmann, percent
-from labkit.analysis.permutation import Floats, Relabellings, pooled, relabellings, two_sided
-from labkit.analysis.probe import noise_correlation, probe_adjusted
-from labkit.analysis.values import Row, complete_blocks, log_values
+from labkit.analysis.rows import Row, complete_blocks, log_values
+from labkit.analysis.statistics.effect import breakpoints, hodges_lehmann, percent
+from labkit.analysis.statistics.permutation import (
+    Floats,
+    Relabellings,
+    pooled,
+    relabellings,
+    two_sided,
+)
+from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
 CORRELATES = 0.5
 FEWEST_LEFT = 4  # degrees of freedom left by blocks; fewer correlate by chance
@@ -55,7 +61,7 @@ class _Question:
 
 
 def second_analyses(analysis: CellAnalysis) -> list[Second]:
-    """Give every second analysis of the primary rows that has grounds to be made."""
+    """Return every second analysis of the primary rows that has grounds to be made."""
     data = analysis.data
     disturbed = disturbed_blocks(data.records)
     questions: list[_Question] = []
@@ -73,7 +79,7 @@ def second_analyses(analysis: CellAnalysis) -> list[Second]:
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Give every primary row's case and how its metric correlates with the probe, -1 to 1."""
+    """Return every primary row's case and how its metric correlates with the probe, -1 to 1."""
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
     found = ((row.case, _correlation(row, data)) for row in rows)
@@ -120,7 +126,7 @@ def _places(row: Row, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[
 def _tables(
     row: Row, arms: Sequence[str], blocks: Sequence[int], probe: Mapping[tuple[int, int], float]
 ) -> tuple[Floats, Floats]:
-    """Give log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
+    """Return log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
     values = np.stack([log_values(row, arm, blocks) for arm in arms])
     probes = [probe[place] for place in _places(row, arms, blocks)]
     return values, np.array(probes).reshape(values.shape)

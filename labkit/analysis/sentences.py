@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from labkit.analysis.formatting import MINUS, count, interval_text, p_text, percent_text, plain
 from labkit.analysis.identity import CLAIMS
-from labkit.analysis.numbers import MINUS, count, interval_text, p_text, percent_text, plain
-from labkit.analysis.permutation import Relabellings, relabellings
+from labkit.analysis.statistics.permutation import Relabellings, relabellings
 
 Json = Mapping[str, Any]
 
@@ -135,7 +135,7 @@ def real_arms(cell: Json) -> list[str]:
 
 
 def control_name(cell: Json) -> str | None:
-    """Give the A/A arm's name, or None."""
+    """Return the A/A arm's name, or None."""
     return next((a["name"] for a in cell["arms"] if a["role"] == "control"), None)
 
 

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit.analysis.comparison import Comparison, Levels
-from labkit.analysis.numbers import count, plain
-from labkit.analysis.power import blocks_needed
+from labkit.analysis.formatting import count, plain
+from labkit.analysis.statistics.power import blocks_needed, fewest_blocks
 
 WORDS = (
     "faster",
@@ -36,6 +36,7 @@ WORDS = (
     "invalid",
     "estimate_only",
 )
+DECIDED = frozenset({"faster", "slower", "equivalent", "trivial"})
 NOISE = "noise exceeds margin"
 
 
@@ -45,11 +46,6 @@ class Verdict:
 
     word: str
     reason: str | None = None
-
-
-def fewest_blocks(runs: int) -> int:
-    """Give the fewest blocks that support a claim: 3 of 2 runs of each arm, 6 of 1."""
-    return 6 if runs == 1 else 3
 
 
 def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:

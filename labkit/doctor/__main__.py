@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.analysis.door import Parser, mistake
+from labkit.cli import Parser, mistake
 from labkit.doctor import screen, sight
 from labkit.doctor.budgets import ceilings
 from labkit.doctor.child import CannotMeasure, measure

@@ -18,8 +18,8 @@ from pathlib import Path
 from labkit.experiment.cell import Paths, write_facts
 from labkit.experiment.doctor_noise import FEWEST, Sight
 from labkit.experiment.launcher import ProcessLauncher
-from labkit.experiment.record import Record
 from labkit.experiment.stages import one_line
+from labkit.records import Record
 
 MOST = 5  # processes of each kind
 SECONDS = 24.0  # for all of them; no process begins that would likely end later
@@ -61,7 +61,7 @@ class Trial:
 
     def __init__(self, overrides: Sequence[str], folder: Path) -> None:
         from labkit import app, workload
-        from labkit.experiment.study import to_cell
+        from labkit.experiment.arms import to_cell
 
         app.register()
         (composed,) = app.compose_cells(app.Command((), (*ALWAYS, *overrides), multirun=False))
@@ -104,8 +104,8 @@ def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
 
     Every block is one process that holds a baseline and its control.
     """
-    from labkit.analysis.power import run_sd
-    from labkit.analysis.values import build_rows, log_values
+    from labkit.analysis.rows import build_rows, log_values
+    from labkit.analysis.statistics.power import run_sd
 
     blocks = range(len(walls))
     one, other = (

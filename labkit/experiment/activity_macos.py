@@ -22,7 +22,7 @@ PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 
 def state() -> dict[str, Any]:
-    """Give seconds without input, backup and indexing at work, displays, busiest processes."""
+    """Return seconds without input, backup and indexing at work, displays, busiest processes."""
     return collect(
         {
             "hid_idle_s": lambda: hid_idle_s(output("ioreg", "-c", "IOHIDSystem", "-d", "4")),
@@ -61,7 +61,7 @@ def spotlight(text: str) -> bool:
 
 
 def top_foreign(text: str, ours: frozenset[int]) -> list[dict[str, Any]]:
-    """Give the busiest processes that are not ours from ``ps -o pid=,pcpu=,comm=``."""
+    """Return the busiest processes that are not ours from ``ps -o pid=,pcpu=,comm=``."""
     found: list[tuple[float, str]] = []
     for line in text.splitlines():
         words = line.split(None, 2)
@@ -79,7 +79,7 @@ def _ours() -> frozenset[int]:
 
 
 def thermal_pressure() -> str:
-    """Give the system's thermal pressure, which reacts before ``thermalState`` does."""
+    """Return the system's thermal pressure, which reacts before ``thermalState`` does."""
     library = ctypes.CDLL("/usr/lib/libSystem.dylib")
     token, level = ctypes.c_int(), ctypes.c_uint64()
     name = b"com.apple.system.thermalpressurelevel"
@@ -94,7 +94,7 @@ def thermal_pressure() -> str:
 
 
 def busy_s() -> float:
-    """Give the CPU seconds that all cores have been busy since boot."""
+    """Return the CPU seconds that all cores have been busy since boot."""
     import psutil
 
     times = psutil.cpu_times()
@@ -102,7 +102,7 @@ def busy_s() -> float:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Give the CPU seconds that a process has used (0.0 when it is gone)."""
+    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
     import psutil
 
     try:
@@ -113,7 +113,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def process_rss_bytes(pid: int) -> int | None:
-    """Give the resident size of a process, or None when it is gone."""
+    """Return the resident size of a process, or None when it is gone."""
     import psutil
 
     try:

@@ -2,7 +2,7 @@
 
 A cell is given by its overrides. Each arm is the same cell with the arm's own overrides
 behind, so an arm wins over the command line. Hydra is needed here and nowhere below: an
-arm leaves as an ``Experiment`` of plain dataclasses.
+arm leaves as what its file will hold, with its config as plain dataclasses beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import importlib.util
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from labkit.config import (
@@ -23,33 +24,29 @@ from labkit.config import (
     from_plain,
     own_classes,
     require,
+    to_plain,
 )
-from labkit.experiment import sharing
+from labkit.experiment import claims, sharing
+from labkit.experiment.cell import Cell
 from labkit.experiment.mistakes import one_line
+from labkit.records import PROCESSES, Arm
 
+CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config
 UNNAMED = ("out", "plan", "redo", "design.blocks")
-
-
-@dataclass(frozen=True)
-class ComposedArm:
-    """An arm: its role (baseline, arm or control), its overrides and what they make."""
-
-    name: str
-    role: str
-    overrides: dict[str, Any]
-    experiment: Experiment
 
 
 @dataclass(frozen=True)
 class ComposedCell:
     """A cell: the name of its folder, its config and its arms, the baseline first.
 
-    ``isolation``: where its runs happen, decided. ``apart``: why not in one process.
+    ``experiments``: each arm's config. ``isolation``: where the runs happen, decided.
+    ``apart``: why not in one process.
     """
 
     name: str
     experiment: Experiment
-    arms: tuple[ComposedArm, ...]
+    arms: tuple[Arm, ...]
+    experiments: Mapping[str, Experiment]
     isolation: Isolation
     apart: str | None = None
 
@@ -116,18 +113,75 @@ def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) 
     ablation = whole.ablation
     baseline = ablation.baseline_arm
     names = [baseline, *(name for name in ablation.arms if name != baseline)]
-    arms = []
+    experiments: dict[str, Experiment] = {}
     for name in names:
-        overrides = dict(ablation.arms[name])
-        experiment = _compose(_with_arm(cell, overrides), f"arm {name}: ")
-        _check_arm(name, experiment, overrides)
-        role = "baseline" if name == baseline else "arm"
-        arms.append(ComposedArm(name, role, overrides, experiment))
+        overrides = ablation.arms[name]
+        experiments[name] = _compose(_with_arm(cell, overrides), f"arm {name}: ")
+        _check_arm(name, experiments[name], overrides)
+    engines = {name: experiment.engine for name, experiment in experiments.items()}
+    claims.check(ablation.claims.engaged, engines, _dropped(cell))
+    arms = [_arm(name, whole, experiments[name]) for name in names]
     if whole.design.control:
-        first = arms[0]
-        arms.append(ComposedArm(CONTROL, "control", first.overrides, first.experiment))
-    isolation, apart = sharing.settle(whole.design, [arm.experiment for arm in arms])
-    return ComposedCell(cell_name(task_overrides), whole, tuple(arms), isolation, apart)
+        arms.append(replace(arms[0], name=CONTROL, role="control"))
+        experiments[CONTROL] = experiments[baseline]
+    isolation, apart = sharing.settle(whole.design, list(experiments.values()))
+    name = cell_name(task_overrides)
+    return ComposedCell(name, whole, tuple(arms), experiments, isolation, apart)
+
+
+def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
+    ablation, plain = whole.ablation, to_plain(experiment)
+    return Arm(
+        name=name,
+        role="baseline" if name == ablation.baseline_arm else "arm",
+        overrides=to_plain(ablation.arms[name]),
+        config={key: plain[key] for key in CONFIG},
+        identity=ablation.claims.identity.value,
+        engaged=tuple(ablation.claims.engaged.get(name, [])),
+    )
+
+
+def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
+    """Turn a composed cell into what is run: itself, and what confirms it in processes.
+
+    What the arms do to each other in one process, and what differs from process to process,
+    is not in the turns; a few blocks of separate processes say whether it matters.
+    """
+    cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
+    if not confirm or composed.isolation is not Isolation.in_process:
+        return [cell]
+    apart = replace(
+        composed.experiment.design,
+        isolation=Isolation.process,
+        blocks=confirm,
+        looks=[],
+        confirm=0,
+    )
+    name = f"{folder.name}{PROCESSES}"
+    return [
+        cell,
+        replace(cell, dir=folder.with_name(name), name=cell.name + PROCESSES, design=apart),
+    ]
+
+
+def to_cell(composed: ComposedCell, folder: Path) -> Cell:
+    """Turn a composed cell into one that can be run in ``folder``."""
+    whole = composed.experiment
+    return Cell(
+        dir=folder,
+        name=composed.name,
+        arms=composed.arms,
+        design=replace(whole.design, isolation=composed.isolation),
+        seed=whole.seed,
+        question=whole.ablation.question,
+        published=whole.ablation.published,
+    )
+
+
+def _dropped(overrides: Sequence[str]) -> list[str]:
+    """Name the arms that the overrides take away: ``~ablation.arms.NAME``."""
+    keys = (o[1:].split("=", 1)[0] for o in overrides if o.startswith("~"))
+    return [key.removeprefix("ablation.arms.") for key in keys]
 
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:

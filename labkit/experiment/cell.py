@@ -11,8 +11,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Design, Isolation, Look, to_plain
 from labkit.experiment.design import Run, schedule
-from labkit.experiment.record import Arm, read_arms, read_cell, write_json
-from labkit.experiment.strict_json import SCHEMA_VERSION, RecordError
+from labkit.records import SCHEMA_VERSION, Arm, RecordError, read_arms, read_cell, write_json
 
 # Of the design, what a cell's folder is bound to; blocks may grow.
 BOUND = ("isolation", "seed", "runs_per_block", "control", "alpha", "margin_pct", "looks")
@@ -51,11 +50,11 @@ class Cell:
         return self.arms[0].identity
 
     def arm(self, name: str) -> Arm:
-        """Give the arm of that name; raises ``KeyError``."""
+        """Return the arm of that name; raises ``KeyError``."""
         return {arm.name: arm for arm in self.arms}[name]
 
     def schedule(self) -> list[Run]:
-        """Give all runs of the cell in order."""
+        """Return all runs of the cell in order."""
         names = [arm.name for arm in self.arms]
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
 
@@ -67,7 +66,7 @@ class Cell:
 
 
 def by_process(design: Design) -> Design:
-    """Give the design as it is run, its last look said; a process of turns is a block.
+    """Return the design as it is run, its last look said; a process of turns is a block.
 
     What happens to a process as a whole (where its code and memory lie) happens to both
     runs of an arm in it, so two runs in one process are not two: the process is the unit,
@@ -106,20 +105,20 @@ class Paths:
             object.__setattr__(self, name, path)
 
     def arm(self, name: str) -> Path:
-        """Give an arm's file."""
+        """Return an arm's file."""
         return self.arms / f"{name}.json"
 
     def record(self, run: Run) -> Path:
-        """Give a run's record."""
+        """Return a run's record."""
         return self.runs / f"{run.name}.json"
 
     def log(self, run: Run) -> Path:
-        """Give a run's log."""
+        """Return a run's log."""
         return self.runs / f"{run.name}.log"
 
 
 def facts(cell: Cell, blocks: int) -> dict[str, Any]:
-    """Give ``cell.json`` as it is before the analysis: contract keys, nothing measured.
+    """Return ``cell.json`` as it is before the analysis: contract keys, nothing measured.
 
     ``blocks``: how many are asked for by now; with looks those up to the next one.
     """
@@ -250,7 +249,7 @@ def write_facts(cell: Cell, blocks: int) -> None:
 
 
 def shown(cell: Cell) -> list[int]:
-    """Give after how many blocks results of the cell were shown, from its file.
+    """Return after how many blocks results of the cell were shown, from its file.
 
     The analysis notes it in ``cell.json`` when it writes a finished cell's results there.
     One that has rows and no note was written before there was one.

@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.experiment.record import run_name
+from labkit.records import run_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
 
 
 def schedule(arms: Sequence[str], blocks: int, runs_per_block: int, seed: int) -> list[Run]:
-    """Give all runs in order; more ``blocks`` only append to it."""
+    """Return all runs in order; more ``blocks`` only append to it."""
     return [
         Run(block, position, arm)
         for block in range(blocks)

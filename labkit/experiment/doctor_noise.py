@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.experiment import environment
-from labkit.experiment.strict_json import SCHEMA_VERSION, RecordError, read_json
 from labkit.platform import cache
+from labkit.records import SCHEMA_VERSION, RecordError, read_json
 
 NAME = "doctor.json"
 SIGHTS_VERSION = 1  # of the key ``sights``, which a labkit that does not know it ignores
@@ -34,7 +34,7 @@ class Sight:
         How many there were.
     turns_sd, between_sd
         Standard deviation of a run (log scale): as it is paired in turns
-        (``labkit.analysis.power.run_sd``), and from process to process.
+        (``labkit.analysis.statistics.power.run_sd``), and from process to process.
     turns_s, alone_s
         Wall seconds of a process that holds both arms, and of one that would hold one.
     """
@@ -56,14 +56,16 @@ class Sight:
     @property
     def turns_pct(self) -> float | None:
         """The smallest effect (percent) that one minute of turns sees, or None."""
-        from labkit.analysis.power import minute_pct  # SciPy: not for who only reads the noise
+        from labkit.analysis.statistics.power import (
+            minute_pct,  # SciPy: not for who only reads the noise
+        )
 
         return minute_pct(self.turns_sd, self.turns_s, 1)
 
     @property
     def processes_pct(self) -> float | None:
         """The same for one minute of separate processes, in blocks of two runs of each arm."""
-        from labkit.analysis.power import minute_pct
+        from labkit.analysis.statistics.power import minute_pct
 
         return minute_pct(self.between_sd, 2 * RUNS * self.alone_s, RUNS)
 
@@ -90,7 +92,7 @@ def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[s
 
 
 def find() -> float | None:
-    """Give the noise (standard deviation, log scale) that is kept for this machine, or None."""
+    """Return the noise (standard deviation, log scale) that is kept for this machine, or None."""
     try:
         return float(_kept()["cv_pct"]) / 100
     except (LookupError, TypeError, ValueError):
@@ -98,7 +100,7 @@ def find() -> float | None:
 
 
 def find_sight(kind: str) -> Sight | None:
-    """Give the sight of a kind that is kept for this machine, or None; also of other versions."""
+    """Return the sight of a kind that is kept for this machine, or None; also of other versions."""
     try:
         sights = _kept()["sights"]
         return Sight(**sights[kind]) if sights["version"] == SIGHTS_VERSION else None

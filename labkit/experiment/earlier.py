@@ -8,10 +8,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from labkit.analysis.statistics.power import freedom
 from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
 from labkit.experiment import environment
 from labkit.experiment.arms import ComposedCell
-from labkit.experiment.record import Arm, RecordError, read_arms, read_cell, read_runs
+from labkit.records import Arm, RecordError, read_arms, read_cell, read_runs
 
 LOOKED_THROUGH = 40  # cells, newest first
 FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
@@ -26,7 +27,7 @@ def studies(
     and isolation, by default the cell's own. They are looked for in ``out`` and ``outputs``.
     """
     here, isolation = environment.fingerprint(), isolation or composed.isolation
-    ours = composed.arms[0].experiment
+    ours = composed.experiments[composed.arms[0].name]
     folders = {path for root in (out, Path("outputs")) for path in _cells(root)}
     newest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
     for path in newest[:LOOKED_THROUGH]:
@@ -68,8 +69,6 @@ class Noise:
 
 def noise(data: Mapping[str, Any]) -> Noise | None:
     """Read a cell's noise from its ``cell.json``; None: none is known, or too few blocks."""
-    from labkit.analysis.power import freedom
-
     runs = int(data["design"]["runs_per_block"])
     found = [
         comparison
@@ -91,7 +90,7 @@ def noise(data: Mapping[str, Any]) -> Noise | None:
 
 
 def block_s(cell_dir: Path) -> float | None:
-    """Give the median wall seconds of a cell's whole blocks, or None if not known."""
+    """Return the median wall seconds of a cell's whole blocks, or None if not known."""
     try:
         records = read_runs(cell_dir)
     except RecordError:
@@ -105,7 +104,7 @@ def block_s(cell_dir: Path) -> float | None:
 
 
 def start_up(cell_dir: Path) -> float | None:
-    """Give the median seconds that a run of a cell cost beyond its measurement."""
+    """Return the median seconds that a run of a cell cost beyond its measurement."""
     try:
         records = read_runs(cell_dir)
     except RecordError:

@@ -53,13 +53,13 @@ def fingerprint() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """Give what changes while a study runs."""
+    """Return what changes while a study runs."""
     system = environment_macos.state() if sys.platform == "darwin" else environment_linux.state()
     return {"taken": utc_now(), **collect({"peak_rss_bytes": memory.peak_rss}), **system}
 
 
 def surroundings() -> dict[str, Any]:
-    """Give what the system's tools tell, in some tens of milliseconds."""
+    """Return what the system's tools tell, in some tens of milliseconds."""
     system = environment_macos.surroundings() if sys.platform == "darwin" else {}
     asked: Readers = {
         "git_changes": environment_git.changes,
@@ -69,7 +69,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Give what stays while a study runs, unless the machine or the code is changed."""
+    """Return what stays while a study runs, unless the machine or the code is changed."""
     system = environment_macos.facts() if sys.platform == "darwin" else environment_linux.facts()
     readers: Readers = {
         "os": platform.system,
@@ -89,12 +89,12 @@ def facts() -> dict[str, Any]:
 
 
 def host() -> str:
-    """Give a hash that tells hosts apart and names none."""
+    """Return a hash that tells hosts apart and names none."""
     return hashlib.sha256(f"labkit host/{socket.gethostname()}".encode()).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
-    """Give the versions of labkit and of what it computes with."""
+    """Return the versions of labkit and of what it computes with."""
     found = {"labkit": __version__}
     for name in PACKAGES:
         try:
@@ -105,7 +105,7 @@ def versions() -> dict[str, str]:
 
 
 def environ() -> dict[str, Any]:
-    """Give size and digest of all environment variables (size alone moves the stack)."""
+    """Return size and digest of all environment variables (size alone moves the stack)."""
     text = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
     return {
         "bytes": len(text.encode(errors="surrogateescape")),
@@ -115,7 +115,7 @@ def environ() -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """Give the wall clock's time as ``2026-11-20T20:00:00.000Z``."""
+    """Return the wall clock's time as ``2026-11-20T20:00:00.000Z``."""
     now = datetime.datetime.now(datetime.UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -20,7 +20,7 @@ TIMEOUT_S = 10
 
 @cache
 def commit(checkout: Path = CHECKOUT) -> str | None:
-    """Give the commit of the checkout that labkit runs from, or None where there is none."""
+    """Return the commit of the checkout that labkit runs from, or None where there is none."""
     folder = checkout / ".git"
     if folder.is_file():  # a worktree: "gitdir: PATH"
         folder = checkout / folder.read_text().split(":", 1)[1].strip()

@@ -32,7 +32,7 @@ TICKS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 
 
 def facts() -> dict[str, Any]:
-    """Give the CPU, the memory, the kernel's settings and the container's limits."""
+    """Return the CPU, the memory, the kernel's settings and the container's limits."""
     return collect(
         {
             "cpu_model": cpu_model,
@@ -48,7 +48,7 @@ def facts() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """Give load, memory, pressure, clocks and counters now."""
+    """Return load, memory, pressure, clocks and counters now."""
     return collect(
         {
             "uptime_s": lambda: float(_text("/proc/uptime").split()[0]),
@@ -72,7 +72,7 @@ def _text(path: str | Path) -> str:
 
 @cache
 def cpu_model() -> str:
-    """Give the CPU's name, with family and model where the kernel has them."""
+    """Return the CPU's name, with family and model where the kernel has them."""
     first = _text("/proc/cpuinfo").split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     fields = {key.strip(): value.strip() for key, value in pairs}
@@ -94,7 +94,7 @@ def accelerator() -> str | None:
 
 
 def settings() -> dict[str, str]:
-    """Give the kernel's settings that change timings; of a choice, the chosen word."""
+    """Return the kernel's settings that change timings; of a choice, the chosen word."""
     found = {}
     for name, path in SETTINGS.items():
         try:
@@ -106,13 +106,13 @@ def settings() -> dict[str, str]:
 
 
 def meminfo() -> dict[str, int]:
-    """Give /proc/meminfo in bytes."""
+    """Return /proc/meminfo in bytes."""
     lines = (line.split() for line in _text("/proc/meminfo").splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
 def swap() -> dict[str, int]:
-    """Give swap in use (bytes) and pages swapped in and out since boot."""
+    """Return swap in use (bytes) and pages swapped in and out since boot."""
     sizes = meminfo()
     counts = dict(line.split() for line in _text("/proc/vmstat").splitlines())
     return {
@@ -123,7 +123,7 @@ def swap() -> dict[str, int]:
 
 
 def pressure() -> dict[str, dict[str, float]] | None:
-    """Give pressure stall information: share of 10 s (percent) and total (us)."""
+    """Return pressure stall information: share of 10 s (percent) and total (us)."""
     found = {}
     for resource in ("cpu", "memory", "io"):
         try:
@@ -136,13 +136,13 @@ def pressure() -> dict[str, dict[str, float]] | None:
 
 
 def cpu_ticks() -> dict[str, int]:
-    """Give the CPU time of all cores since boot by kind, in clock ticks (see ``sysconf``)."""
+    """Return the CPU time of all cores since boot by kind, in clock ticks (see ``sysconf``)."""
     words = _text("/proc/stat").split("\n", 1)[0].split()[1:]
     return dict(zip(TICKS, map(int, words), strict=False))
 
 
 def mhz() -> float | None:
-    """Give the mean clock of the cores, in MHz."""
+    """Return the mean clock of the cores, in MHz."""
     paths = list(CPU.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     if paths:
         return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
@@ -170,13 +170,13 @@ def oom_kills() -> int:
 
 
 def thermal() -> dict[str, int] | None:
-    """Give the CPU's throttle counts since boot, summed over cores."""
+    """Return the CPU's throttle counts since boot, summed over cores."""
     paths = list(CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
 
 
 def process_cpu_s(pid: int) -> float:
-    """Give the CPU seconds that a process has used (0.0 when it is gone)."""
+    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
     try:
         fields = _text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -185,7 +185,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def process_rss_bytes(pid: int) -> int | None:
-    """Give the resident size of a process, or None when it is gone."""
+    """Return the resident size of a process, or None when it is gone."""
     try:
         return int(_text(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
@@ -193,7 +193,7 @@ def process_rss_bytes(pid: int) -> int | None:
 
 
 def busy_s() -> float:
-    """Give the CPU seconds that all cores have been busy since boot (steal left out)."""
+    """Return the CPU seconds that all cores have been busy since boot (steal left out)."""
     ticks = cpu_ticks()
     names = ("user", "nice", "system", "irq", "softirq")
     return sum(ticks[name] for name in names) / os.sysconf("SC_CLK_TCK")

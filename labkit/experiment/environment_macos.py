@@ -29,7 +29,7 @@ THERMAL_STATES = ("nominal", "fair", "serious", "critical")
 
 
 def facts() -> dict[str, Any]:
-    """Give the chip, the memory, the OS build and the limits."""
+    """Return the chip, the memory, the OS build and the limits."""
     return collect(
         {
             "cpu_model": lambda: _sysctl_text("machdep.cpu.brand_string"),
@@ -43,13 +43,13 @@ def facts() -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Give the power's source, mode and limits, the pages, and what else goes on."""
+    """Return the power's source, mode and limits, the pages, and what else goes on."""
     pages = collect({"power": power, "vm": lambda: vm_stat(output("vm_stat"))})
     return {**pages, **activity_macos.state()}
 
 
 def power() -> dict[str, Any] | None:
-    """Give what ``pmset`` says: source and battery, settings, custom modes, limits."""
+    """Return what ``pmset`` says: source and battery, settings, custom modes, limits."""
     found = collect(
         {
             "source": lambda: power_source(output("pmset", "-g", "batt")),
@@ -88,7 +88,7 @@ def vm_stat(text: str) -> dict[str, int]:
 
 
 def state() -> dict[str, Any]:
-    """Give load, memory pressure, swap and the thermal state now."""
+    """Return load, memory pressure, swap and the thermal state now."""
     return collect(
         {
             "uptime_s": lambda: round(time.time() - _boot_time(), 1),

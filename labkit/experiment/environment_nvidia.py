@@ -26,7 +26,7 @@ FIELDS = {
 
 
 def state(driver: Path = DRIVER) -> list[dict[str, Any]] | None:
-    """Give one dict per device, and the number of processes on it; None without a driver."""
+    """Return one dict per device, and the number of processes on it; None without a driver."""
     if not driver.exists():
         return None
     names = ",".join(FIELDS)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from labkit.config import Experiment
 from labkit.experiment import canary, stages
-from labkit.experiment.record import Arm, Record
 from labkit.experiment.stages import Draft, Failure, Stopwatch
+from labkit.records import Arm, Record
 from labkit.workload.turns import Machine, Setting
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Process:
             self.common.note(canary="ok" if canary.check() else "no mlx")
 
     def _record(self, member: Member) -> Record:
-        """Give an arm's record: its own, and an equal share of the seconds spent on all."""
+        """Return an arm's record: its own, and an equal share of the seconds spent on all."""
         common, draft, alone = self.common, member.draft, len(self.members) == 1
         if not common.record.ok:
             detail = common.record.detail or ""

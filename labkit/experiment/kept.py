@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.experiment.record import Record, values_path
+from labkit.records import Record, values_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,7 @@ def settle(cell_dir: Path, records: Iterable[Record]) -> None:
 
 
 def _differing(records: Sequence[Record]) -> Iterable[str]:
-    """Give the digests of the cases whose runs do not all agree."""
+    """Return the digests of the cases whose runs do not all agree."""
     digests: dict[str, set[str]] = {}
     for record in records:
         for case in record.cases:

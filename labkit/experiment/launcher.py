@@ -19,8 +19,8 @@ from labkit.experiment.design import Run
 from labkit.experiment.errors import StudyError
 from labkit.experiment.observer import Observer
 from labkit.experiment.progress import Progress, Silent
-from labkit.experiment.record import Arm, Record, RecordError, read
 from labkit.platform import cache, threads
+from labkit.records import Arm, Record, RecordError, read
 
 PREPARE_TIMEOUT_S = 1800.0
 
@@ -173,7 +173,7 @@ class ProcessLauncher:
 
 
 def config_digest(arm: Arm) -> str:
-    """Give a hash of the arm's resolved config."""
+    """Return a hash of the arm's resolved config."""
     text = json.dumps(arm.to_json()["config"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

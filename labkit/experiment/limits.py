@@ -50,12 +50,12 @@ def measure(threads: int) -> dict[str, float]:
 
 
 def read_rate(stream: NDArray[np.float32], threads: int) -> float:
-    """Give the rate (GB/s) at which numba's ``threads`` read all of ``stream``."""
+    """Return the rate (GB/s) at which numba's ``threads`` read all of ``stream``."""
     return stream.nbytes / _best_s(lambda: read_memory(stream, 8 * threads)) / 1e9
 
 
 def _best_s(work: Callable[[], object]) -> float:
-    """Give the shortest time of the work."""
+    """Return the shortest time of the work."""
     times = []
     for _ in range(1 + REPEATS):  # the first wakes the threads and touches the memory
         start = time.perf_counter()

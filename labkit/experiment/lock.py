@@ -15,7 +15,7 @@ from labkit.experiment.errors import StudyError
 
 
 def lock_path(device: str = "cpu") -> Path:
-    """Give the lock file of a device of this host, in the temporary folder."""
+    """Return the lock file of a device of this host, in the temporary folder."""
     return Path(tempfile.gettempdir()) / f"labkit-{device}.lock"
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import workload
+from labkit.analysis.statistics.power import minute_pct
 from labkit.config import Device, Isolation, WorkloadKind
 from labkit.experiment import doctor_noise, earlier
 from labkit.experiment.arms import ComposedCell
@@ -27,7 +28,7 @@ def sentence(composed: ComposedCell, out: Path) -> str:
 
     One row alone, at alpha 0.05, in 80 of 100 studies.
     """
-    apart = workload.apart([arm.experiment for arm in composed.arms])
+    apart = workload.apart(list(composed.experiments.values()))
     ways = [way for way in WAYS if apart is None or way is Isolation.process]
     seen = {way: found for way in ways if (found := _seen(composed, out, way)) is not None}
     if not seen:
@@ -45,8 +46,6 @@ def _words(seen: Seen) -> str:
 
 def _seen(composed: ComposedCell, out: Path, way: Isolation) -> Seen | None:
     """Ask the newest earlier study that knows its noise and what a block costs."""
-    from labkit.analysis.power import minute_pct
-
     for path, data in earlier.studies(composed, out, way):
         noise, block_s = earlier.noise(data), earlier.block_s(path)
         if noise is not None and block_s is not None:
@@ -70,7 +69,7 @@ def doctors_name(composed: ComposedCell) -> str:
 
 
 def _on_cpu(composed: ComposedCell) -> bool:
-    return all(arm.experiment.engine.attention.device is Device.cpu for arm in composed.arms)
+    return all(arm.engine.attention.device is Device.cpu for arm in composed.experiments.values())
 
 
 def _kind(composed: ComposedCell) -> str:

@@ -53,7 +53,7 @@ class Observer:
         self._samples.append(collect(readers))
 
     def _foreign(self, pid: int) -> float | None:
-        """Give the cores that were busy with neither the worker nor this process."""
+        """Return the cores that were busy with neither the worker nor this process."""
         last, self._last = self._last, self._cpu_times(pid)
         if last is None or self._last is None:
             return None
@@ -62,7 +62,7 @@ class Observer:
 
     @staticmethod
     def _cpu_times(pid: int | None) -> tuple[float, float, float] | None:
-        """Give the clock, all cores' busy seconds, and those of the worker and this process."""
+        """Return the clock, all cores' busy seconds, and those of the worker and this process."""
         try:
             busy = SYSTEM.busy_s()
         except (OSError, LookupError, ValueError):
@@ -71,7 +71,7 @@ class Observer:
         return time.monotonic(), busy, worker + time.process_time()
 
     def report(self) -> dict[str, Any]:
-        """Give the samples by column, and what observing cost.
+        """Return the samples by column, and what observing cost.
 
         ``cpu_s`` are CPU seconds of the parent, ``share`` is their share of one core.
         """

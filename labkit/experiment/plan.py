@@ -8,12 +8,12 @@ from itertools import groupby
 from pathlib import Path
 
 from labkit import workload
+from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, seen_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, earlier, minute
-from labkit.experiment.arms import ComposedCell
+from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
-from labkit.experiment.study import to_cells
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def plan_cells(composed: ComposedCell, out: Path) -> list[CellPlan]:
 
 
 def _plan(cell: Cell, composed: ComposedCell, out: Path, in_a_minute: str | None) -> CellPlan:
-    costs = {arm.name: workload.estimate(arm.experiment) for arm in composed.arms}
+    costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     together = max if cell.design.isolation is Isolation.process else sum
     return CellPlan(
@@ -114,9 +114,6 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
 
     With looks: at the best of them. A study that takes them all sees it at least as often.
     """
-    from labkit.analysis.power import blocks_needed, seen_pct
-    from labkit.analysis.verdict import fewest_blocks
-
     design = cell.design
     few = design.blocks < fewest_blocks(design.runs_per_block)
     found = next(
@@ -150,7 +147,7 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
 
 
 def _doctors(cell: Cell, composed: ComposedCell) -> tuple[float, str] | None:
-    """Give the noise (log scale) that the doctor found for such a cell, and how it is called."""
+    """Return the noise (log scale) that the doctor found for such a cell, and how it is called."""
     sight = minute.doctors(composed)
     if sight is not None:
         turns = cell.design.isolation is Isolation.in_process

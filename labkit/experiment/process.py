@@ -161,7 +161,7 @@ def _oom_kills() -> int:
 
 
 def last_lines(log: Path, count: int = 10) -> list[str]:
-    """Give the last lines of a log that hold anything."""
+    """Return the last lines of a log that hold anything."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from labkit.experiment.design import Run
-from labkit.experiment.record import Record
+from labkit.records import Record
 
 if TYPE_CHECKING:
     from labkit.experiment.cell import Cell
@@ -60,7 +60,7 @@ class Clock:
         self.here += 1
 
     def line(self) -> str:
-        """Give ``run 7/24, 0:41 elapsed, about 1:20 left``."""
+        """Return ``run 7/24, 0:41 elapsed, about 1:20 left``."""
         text = f"run {min(self.done + 1, self.total)}/{self.total}, "
         text += f"{clock(time.monotonic() - self.start)} elapsed"
         if self.here:
@@ -69,7 +69,7 @@ class Clock:
 
 
 def clock(seconds: float) -> str:
-    """Give seconds as ``m:ss`` or ``h:mm:ss``."""
+    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
@@ -184,6 +184,6 @@ class Live:
 
 
 def create(stream: TextIO | None = None) -> Progress:
-    """Give live progress on a terminal, plain lines elsewhere (standard error by default)."""
+    """Return live progress on a terminal, plain lines elsewhere (standard error by default)."""
     stream = sys.stderr if stream is None else stream
     return Live(stream) if stream.isatty() else Plain(stream)

@@ -27,9 +27,9 @@ from labkit.experiment.launcher import (
 )
 from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
-from labkit.experiment.record import Record, RecordError, read, write
 from labkit.experiment.signals import Signals
 from labkit.platform.cache import CacheError
+from labkit.records import Record, RecordError, read, write
 
 __all__ = [
     "Cell",
@@ -60,6 +60,7 @@ def run_cell(
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
+    decided: looks.Decided | None = None,
 ) -> CellOutcome:
     """Run what is missing of a cell.
 
@@ -69,6 +70,9 @@ def run_cell(
         Who carries out a run; by default one fresh process per run.
     redo_failed
         Run blocks with a failed run again; their records are kept in ``runs/abandoned``.
+    decided
+        Takes the looks: tells from the cell's folder whether all is decided. Needed where
+        the design has looks.
 
     Raises
     ------
@@ -107,7 +111,7 @@ def run_cell(
                     records.append(record)
                     if record.run == last_kept:
                         kept.settle(cell.dir, records)
-                if looks.ends(cell, stop, records):
+                if looks.ends(cell, stop, records, decided):
                     progress.note(f"all is decided at the look after {stop} blocks")
                     break
         finally:
@@ -143,7 +147,7 @@ def _batches(runs: Sequence[Run], isolation: Isolation) -> list[list[Run]]:
 
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
-    """Give the runs that ``run_cell`` would do, without changing anything."""
+    """Return the runs that ``run_cell`` would do, without changing anything."""
     if looks.ended(cell) and not redo_failed:
         return []
     paths = Paths(cell.dir)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Device, Experiment, WorkloadKind, from_plain
 from labkit.experiment import canary, environment
-from labkit.experiment.record import Arm, CaseRecord, Metric, Record
+from labkit.records import Arm, CaseRecord, Metric, Record
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +59,7 @@ class Stopwatch:
             self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 6)
 
     def since_spawn(self) -> float:
-        """Give the seconds since the parent started this process."""
+        """Return the seconds since the parent started this process."""
         return round((time.monotonic_ns() - self.spawned_ns) / 1e9, 6)
 
 
@@ -178,7 +178,7 @@ def budget_threads(experiment: Experiment) -> int:
 
 
 def use_threads(experiment: Experiment) -> None:
-    """Give the arm's numba kernels its CPU budget from here on."""
+    """Hand the arm's numba kernels its CPU budget from here on."""
     import numba
 
     numba.set_num_threads(min(budget_threads(experiment), numba.config.NUMBA_NUM_THREADS))
@@ -246,5 +246,5 @@ def _failure(error: Exception, stage: str) -> Failure:
 
 
 def one_line(error: BaseException) -> str:
-    """Give an exception's message as one line, or its name where it has none."""
+    """Return an exception's message as one line, or its name where it has none."""
     return " ".join(str(error).split()) or type(error).__name__

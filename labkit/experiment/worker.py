@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from labkit.config import ConfigError
 from labkit.experiment import environment, kept, stages, watchdog
 from labkit.experiment.in_process import Process
-from labkit.experiment.record import (
+from labkit.experiment.stages import Stopwatch, one_line
+from labkit.records import (
     Arm,
     Record,
     RecordError,
@@ -34,7 +35,6 @@ from labkit.experiment.record import (
     read_arm,
     write,
 )
-from labkit.experiment.stages import Stopwatch, one_line
 
 if TYPE_CHECKING:
     from labkit.experiment.kept import Values

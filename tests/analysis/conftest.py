@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.experiment.record import Arm, CaseRecord, Metric, Record, write, write_json
+from labkit.records import Arm, CaseRecord, Metric, Record, write, write_json
 
 PUBLISHED = {
     "source": "One Launch for Any Batch (12 June 2026)",

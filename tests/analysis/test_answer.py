@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import analyse
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.comparison import Comparison
-from labkit.analysis.values import Row
+from labkit.analysis.rows import Row
 from labkit.analysis.verdict import Verdict
-from labkit.experiment.record import Arm
+from labkit.records import Arm
 
 SIGHT = "this design sees 6.8 % at best"
 

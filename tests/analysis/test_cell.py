@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, exit_code, load, write_study
-from labkit.analysis.cell import analyse
-from labkit.analysis.power import blocks_needed, seen_pct
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.sentences import sentences
-from labkit.analysis.weakness import weaknesses
-from labkit.experiment.record import RecordError
+from labkit.analysis.statistics.power import blocks_needed, seen_pct
+from labkit.records import RecordError
 
 CELL = {
     "schema_version",
@@ -79,12 +79,12 @@ def test_fields_are_the_contract(make_cell):
 
 
 def test_numbers_do_not_depend_on_a_cpu_s_last_bits(make_cell, monkeypatch):
-    from labkit.analysis import values
+    from labkit.analysis import rows
 
     path = make_cell()
     one = analyse_cell(path)
     log = np.log
-    monkeypatch.setattr(values.np, "log", lambda x: log(x) * (1 + 2.0**-51))
+    monkeypatch.setattr(rows.np, "log", lambda x: log(x) * (1 + 2.0**-51))
     assert json.dumps(analyse_cell(path)["rows"]) == json.dumps(one["rows"])
 
 
@@ -140,7 +140,7 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     from labkit.analysis.comparison import Comparison, Levels
-    from labkit.analysis.equivalence import Equivalence
+    from labkit.analysis.statistics.effect import Equivalence
     from labkit.analysis.verdict import judge
 
     levels = Levels(2, 0.05, 2.0)

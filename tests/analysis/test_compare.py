@@ -10,10 +10,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from labkit.analysis.between import compare_studies
-from labkit.analysis.effect import breakpoints
-from labkit.analysis.study import analyse_study
-from labkit.analysis.two_sample import Effect, change, study_effect
+from labkit.analysis.statistics.effect import breakpoints
+from labkit.analysis.statistics.two_sample import Effect, change, study_effect
+from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_diff import compare_studies
 from labkit.compare import main
 
 
@@ -159,7 +159,7 @@ def test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change(
     old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.05)).parent
     new = make_cell(f"new{seed}/cell", cases=cases, seed=2,
                     change=noisy(100 + seed, 0.05, speed, probe)).parent  # fmt: skip
-    found = compare_studies(*(analyse_study(s) for s in (old, new)), 2.0)
+    found = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0)
     for one in found.changes:
         assert one.verdict.word in ("inconclusive", "not_comparable")
         assert one.new / one.old == pytest.approx(speed, rel=0.12)
@@ -174,7 +174,7 @@ def test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change(
 def test_an_arm_that_changed_is_named_on_a_machine_of_another_speed(make_cell):
     old = make_cell("old/cell", change=noisy(1, 0.01)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.3}, change=noisy(2, 0.01, 1.15)).parent
-    found = compare_studies(*(analyse_study(s) for s in (old, new)), 2.0)
+    found = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0)
     words = {(c.row.case, c.arm): c.verdict.word for c in found.changes}
     assert {word for (_, arm), word in words.items() if arm == "seq_map"} == {"slower"}
     assert {word for (_, arm), word in words.items() if arm != "seq_map"} == {"not_comparable"}
@@ -192,7 +192,7 @@ def test_less_than_the_machine_moved_is_not_claimed(make_cell, capsys):
     assert "Not decided in 2 rows: the smallest change that could be seen is" in out
     flat = make_cell("flat/cell", effects={"seq_map": 1.0}, change=noisy(3, 0.002, 1.15)).parent
     still = make_cell("still/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.002)).parent
-    found = compare_studies(*(analyse_study(s) for s in (still, flat)), 2.0)
+    found = compare_studies(*(Analyst().study(s) for s in (still, flat)), 2.0)
     assert {c.verdict.word for c in found.changes if c.found} == {"inconclusive"}
     same = make_cell("same/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005)).parent
     assert main([str(old), str(same), "--fail-on", "slower"]) == 1
@@ -205,7 +205,7 @@ def test_many_rows_are_adjusted_by_holm(make_cell):
     for seed in range(40):
         old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.03)).parent
         new = make_cell(f"new{seed}/cell", cases=cases, change=noisy(500 + seed, 0.03)).parent
-        changes = compare_studies(*(analyse_study(s) for s in (old, new)), 2.0).changes
+        changes = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0).changes
         found = [c for c in changes if c.found is not None]
         if sum(c.found.p <= 0.05 for c in found) and len(found) == 8:
             break
@@ -342,7 +342,7 @@ def test_a_grown_study_claims_nothing_here_either(make_cell):
     facts = json.loads(cell.read_text())
     facts["design"]["shown"] = [3]
     cell.write_text(json.dumps(facts))
-    found = compare_studies(*(analyse_study(s) for s in (old, new)), 2.0)
+    found = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0)
     (word,) = {c.verdict.word for c in found.changes if c.arm == "seq_map"}
     assert word == "estimate_only"
     reason = next(c.verdict.reason for c in found.changes if c.arm == "seq_map")
@@ -359,7 +359,7 @@ def test_equivalence_is_adjusted_for_the_family(make_cell):
                       change=noisy(i, 0.01)).parent
             for i, name in enumerate(("old", "new"))
         )  # fmt: skip
-        changes = compare_studies(*(analyse_study(s) for s in (old, new)), 3.0).changes
+        changes = compare_studies(*(Analyst().study(s) for s in (old, new)), 3.0).changes
         found[many] = next(c.found for c in changes if c.row.case == "a" and c.arm == "x")
     assert found[True].p == pytest.approx(found[False].p)
     assert found[True].equivalence.p == pytest.approx(min(1.0, 8 * found[False].equivalence.p))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from labkit.analysis.engine_table import engine_table
-from labkit.analysis.table import _numbers, deaths
+from labkit.analysis.rendering.tables import deaths, results_table
+from labkit.analysis.rendering.work_tables import engine_table
 
 SLOW = {
     "steps.total": 10.0,
@@ -34,12 +34,12 @@ CELL = {
 
 def rows(cell):
     table = engine_table(cell)
-    return [line.cells for line in table.lines]
+    return [tuple(table.cells(line)) for line in table.lines]
 
 
 def test_only_what_differs_is_shown_and_the_control_is_left_out():
     table = engine_table(CELL)
-    assert [column.name for column in table.columns] == ["counter", "padded", "paged"]
+    assert [column.heading for column in table.columns] == ["counter", "padded", "paged"]
     assert rows(CELL) == [
         ("padding.waste_pct", "59.4", ""),
         ("steps.total", "10", "20"),
@@ -65,10 +65,11 @@ def test_an_arm_that_died_in_every_run_shows_what_of():
     ]
     died = deaths({"failures": failures})
     assert died == {"padded_tight": "oom", "naive-2": "timeout"}
-    row = {
-        "skipped": None,
-        "unit": "tok/s",
-        "arms": {"base": {"median": 250.0}, "padded_tight": {"median": None}},
-    }
-    assert _numbers(row, "base", "padded_tight", None, died)[:2] == ["250.0", "oom"]
-    assert _numbers(row, "base", "padded_tight", None, {})[1] != "oom"
+    medians = {"base": {"median": 250.0}, "padded_tight": {"median": None}}
+    row = {"case": "all", "metric": "total_tok_s", "unit": "tok/s", "primary": True}
+    row |= {"skipped": None, "arms": medians, "comparisons": []}
+    cell = {"rows": [row], "failures": failures, "published": None, "design": {"alpha": 0.05}}
+    cell["arms"] = [{"name": "base", "role": "baseline"}, {"name": "padded_tight", "role": "arm"}]
+    for cause, said in ((failures, "oom"), ([], "–")):
+        table = results_table(cell | {"failures": cause}, [])
+        assert table.cells(table.lines[0])[1:3] == ["250.0", said]

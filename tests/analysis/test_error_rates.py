@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.analysis.effect import breakpoints, log_ratio
-from labkit.analysis.equivalence import equivalence
-from labkit.analysis.permutation import permutation_test, pooled, relabellings
-from labkit.analysis.power import detectable_pct
-from labkit.analysis.probe import probe_adjusted
-from labkit.analysis.sequential import alpha_now, parse_looks
-from labkit.analysis.two_sample import change, study_effect
+from labkit.analysis.statistics.effect import breakpoints, equivalence, log_ratio
+from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks
+from labkit.analysis.statistics.permutation import permutation_test, pooled, relabellings
+from labkit.analysis.statistics.power import detectable_pct
+from labkit.analysis.statistics.probe_adjustment import probe_adjusted
+from labkit.analysis.statistics.two_sample import change, study_effect
 
 KINDS = ("clean", "drifting", "modal", "heavy")
 REPEATS = 20

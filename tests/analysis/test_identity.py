@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.cell import analyse
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.divergence import ulp_distance
-from labkit.experiment.record import values_path
+from labkit.records import values_path
 from labkit.workload.digest import array_outputs
 
 ROWS, HEADS = list(range(64)), list(range(16))

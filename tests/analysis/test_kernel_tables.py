@@ -1,23 +1,32 @@
 """What kernel workloads show besides times: counters that hold anywhere, and the roofline."""
 
+import math
 from dataclasses import replace
 from math import log10
 
 import pytest
 
 from labkit.analysis import write_study
-from labkit.analysis.cell import analyse
-from labkit.analysis.kernel_tables import counters_table, roofline_table
-from labkit.analysis.roofline import Limits, Point, find_limits, points
-from labkit.analysis.roofline_plot import _ranges
-from labkit.analysis.svg import power, power_ticks
-from labkit.analysis.table import cell_table
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.rendering.roofline import (
+    Limits,
+    Point,
+    _places,
+    _ranges,
+    case_labels,
+    cases_line,
+    find_limits,
+    points,
+)
+from labkit.analysis.rendering.svg import power, power_ticks
+from labkit.analysis.rendering.tables import results_table
+from labkit.analysis.rendering.work_tables import dispatch_table, roofline_table
 
 LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
 
 
 def cells(table):
-    return [dict(zip((c.name for c in table.columns), line.cells, strict=True))
+    return [dict(zip((c.heading for c in table.columns), table.cells(line), strict=True))
             for line in table.lines]  # fmt: skip
 
 
@@ -57,14 +66,14 @@ def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
     assert "50.0 GB/s reading 128 MiB, 400.0 GFLOP/s" in table.notes[1]
     bare = [replace(r, notes={}) for r in analysis.data.records]
     table = roofline_table(analysis.json, bare)
-    assert "share of limit" not in [c.name for c in table.columns]
+    assert "share of limit" not in [c.heading for c in table.columns]
     assert "no shares" in table.notes[1]
 
 
 def test_counters_are_columns_and_those_that_stay_0_are_none(make_cell):
     analysis = analyse(make_cell())
-    table = counters_table(analysis.json, analysis.data.records)
-    assert [c.name for c in table.columns] == [
+    table = dispatch_table(analysis.json, analysis.data.records)
+    assert [c.heading for c in table.columns] == [
         "batch", "arm", "search iterations", "KV blocks visited"
     ]  # fmt: skip
     found = {(line["batch"], line["arm"]): line["search iterations"] for line in cells(table)}
@@ -84,8 +93,8 @@ def test_only_what_the_kernel_counts_is_called_counted(make_cell):
         return replace(record, cases=cases)
 
     analysis = analyse(make_cell(change=change))
-    table = counters_table(analysis.json, analysis.data.records)
-    assert [c.name for c in table.columns][2:] == [
+    table = dispatch_table(analysis.json, analysis.data.records)
+    assert [c.heading for c in table.columns][2:] == [
         "search iterations", "dependent loads (computed)", "surplus threadgroups",
         "KV blocks visited", "bytes (computed)", "window skipped blocks (computed)",
     ]  # fmt: skip
@@ -102,7 +111,7 @@ def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
         return replace(record, cases=(changed, *record.cases[1:]))
 
     analysis = analyse(make_cell(change=change))
-    lines = cells(counters_table(analysis.json, analysis.data.records))
+    lines = cells(dispatch_table(analysis.json, analysis.data.records))
     assert [line["KV blocks visited"] for line in lines] == ["512", "varies", "512", "512"]
 
 
@@ -111,7 +120,7 @@ def test_old_records_have_neither(make_cell):
         return replace(record, cases=tuple(replace(c, notes={}) for c in record.cases))
 
     analysis = analyse(make_cell(change=change))
-    assert counters_table(analysis.json, analysis.data.records) is None
+    assert dispatch_table(analysis.json, analysis.data.records) is None
     assert roofline_table(analysis.json, analysis.data.records) is None
     assert points(analysis.json, analysis.data.records) == []
 
@@ -159,5 +168,43 @@ def test_the_table_says_what_the_caches_held(make_cell, states, says):
 
     folder = make_cell(change=change)
     analysis = analyse(folder)
-    notes = " ".join(cell_table(analysis.json, analysis.data.records).notes)
+    notes = " ".join(results_table(analysis.json, analysis.data.records).notes)
     assert (says in notes) if says else "Timed on" not in notes
+
+
+def many(arms=("a", "b")):
+    """Points of cases that lie close together, each arm's on top of the other's."""
+    work = [(f"case {i}", 10**6, 2 * 10**6 + 10**4 * i) for i in range(6)]
+    return [
+        Point(case, arm, size, flops, 1e-3, LIMITS) for case, size, flops in work for arm in arms
+    ]
+
+
+def test_no_mark_hides_another_arm_s():
+    found = many()
+    x, _ = _ranges(found)
+    places = _places(found, x)
+    assert len(set(places)) == len(places)
+    one, other = places[0], places[1]
+    assert one[1] == other[1] and other[0] - one[0] > 0.015 * (x[1] - x[0])
+    assert _places(many(arms=("a",)), x)[0][0] == pytest.approx(math.log10(2.0))
+
+
+def test_every_case_has_its_number_and_no_two_numbers_cover_each_other():
+    found = many()
+    labels = case_labels(found, *_ranges(found))
+    assert [label.text for label in labels] == ["1", "2", "3", "4", "5", "6"]
+    for i, one in enumerate(labels):
+        for other in labels[:i]:
+            assert abs(one.x - other.x) > 0.01 or abs(one.y - other.y) > 0.03
+    assert cases_line(found).startswith("Cases: 1 case 0; 2 case 1; ")
+
+
+def test_the_page_names_every_mark_of_the_roofline(make_cell):
+    study = make_cell("study/cell").parent
+    write_study(study, plots=False)
+    page = (study / "report.html").read_text()
+    assert "Cases: 1 decode, 64 reqs, ctx 128; 2 prefill, 8 × 512; arms of a case" in page
+    figure = page[page.index('aria-label="roofline"') :]
+    figure = figure[: figure.index("</svg>")]
+    assert figure.count(">1</text>") >= 1 and figure.count(">2</text>") >= 1

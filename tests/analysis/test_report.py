@@ -15,11 +15,10 @@ from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.answer import answer
-from labkit.analysis.cell import analyse
-from labkit.analysis.charts import arm_classes
-from labkit.analysis.formats import FORMATS
-from labkit.analysis.plots import arm_styles
-from labkit.analysis.timeline import timelines
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.rendering.files import FORMATS
+from labkit.analysis.rendering.memory_timeline import timelines
+from labkit.analysis.rendering.styles import arm_classes, arm_styles
 from labkit.report import main
 
 VLLM_FIELDS = (
@@ -381,6 +380,23 @@ def test_pyperf_without_times_is_refused(make_cell, capsys):
 
     cell = make_cell("study/cell", requests=True, change=rates_only)
     assert "pyperf needs time metrics" in refused(capsys, cell, "--format", "pyperf")
+
+
+def test_a_cell_without_cell_json_is_rebuilt_and_claims_nothing(make_cell, capsys):
+    """What was declared is lost with it; the numbers are not."""
+    path = make_cell("study/cell")
+    whole = analyse_cell(path)["rows"][0]
+    (path / "cell.json").unlink()
+    for _ in range(2):  # the second time it is there again, and still knows no more
+        assert main([str(path.parent)]) == 0
+        found = json.loads((path / "cell.json").read_text())
+        row = found["rows"][0]
+        assert row["arms"] == whole["arms"]
+        assert row["comparisons"][0]["effect_pct"] == whole["comparisons"][0]["effect_pct"]
+        assert {c["verdict"] for r in found["rows"] for c in r["comparisons"]} == {"estimate_only"}
+        design = found["design"]
+        assert (design["blocks"], design["runs_per_block"], design["control"]) == (4, 2, True)
+    assert "cell.json was lost" in (path.parent / "report.md").read_text()
 
 
 def test_a_broken_study_writes_nothing(study, capsys):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.permutation import permutation_test
-from labkit.analysis.values import Row, Value, log_values, middle
-from labkit.experiment.record import RecordError
+from labkit.analysis.rows import Row, Value, log_values, middle
+from labkit.analysis.statistics.permutation import permutation_test
+from labkit.records import RecordError
 
 STUDIES = 2_000
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, write_study
-from labkit.analysis.cell import analyse
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.comparison import Comparison, Levels, row_tests
 from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.equivalence import Equivalence
 from labkit.analysis.identity import Agreement, above_noise_floor
-from labkit.analysis.multiplicity import joint_p
-from labkit.analysis.power import seen_pct
-from labkit.analysis.study import analyse_study, study_family
-from labkit.analysis.values import probe_values
+from labkit.analysis.rows import probe_values
+from labkit.analysis.statistics.effect import Equivalence
+from labkit.analysis.statistics.multiplicity import joint_p
+from labkit.analysis.statistics.power import seen_pct
+from labkit.analysis.study_analysis import Analyst, study_family
 from labkit.analysis.verdict import judge
-from labkit.analysis.weakness import weaknesses
 
 LEVELS = Levels(2, 0.05, 2.0)
 
@@ -78,7 +78,7 @@ def test_the_study_s_family_counts_its_arms(make_cell):
     effects = {"seq_map": 0.99, "identity": 1.0}
     for name, seed in (("s/a", 1), ("s/b", 2)):
         path = make_cell(name, effects=effects, noise=0.01, seed=seed, control=False)
-    analyses = analyse_study(path.parent)
+    analyses = Analyst().study(path.parent)
     tests = [
         list(row_tests(a.rows, arm.name, "binary_search", 2, True).values())
         for a in analyses

@@ -8,26 +8,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from labkit.analysis.effect import (
+from labkit.analysis.statistics.bimodality import find_modes, fisher_p
+from labkit.analysis.statistics.effect import (
     breakpoints,
     confidence_interval,
+    equivalence,
     hodges_lehmann,
     log_ratio,
     percent,
 )
-from labkit.analysis.equivalence import equivalence
-from labkit.analysis.modes import find_modes, fisher_p
-from labkit.analysis.multiplicity import holm
-from labkit.analysis.permutation import (
+from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
+from labkit.analysis.statistics.multiplicity import holm
+from labkit.analysis.statistics.permutation import (
     permutation_test,
     pooled,
     relabellings,
     sign_flip,
     smallest_p,
 )
-from labkit.analysis.power import blocks_needed, detectable_pct, minute_pct, run_sd, seen_pct
-from labkit.analysis.probe import noise_correlation, probe_adjusted
-from labkit.analysis.sequential import alpha_now, parse_looks, withheld
+from labkit.analysis.statistics.power import (
+    blocks_needed,
+    detectable_pct,
+    minute_pct,
+    run_sd,
+    seen_pct,
+)
+from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
 rng = np.random.default_rng
 

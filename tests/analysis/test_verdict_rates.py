@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from labkit.analysis import permutation
 from labkit.analysis.comparison import Levels, compare_arm
-from labkit.analysis.effect import log_ratio
-from labkit.analysis.sequential import alpha_now, parse_looks, withheld
-from labkit.analysis.values import Row, Value
+from labkit.analysis.rows import Row, Value
+from labkit.analysis.statistics import permutation
+from labkit.analysis.statistics.effect import log_ratio
+from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import judge
 from labkit.config import Design, Isolation, Look, to_plain
 from labkit.experiment.cell import by_process

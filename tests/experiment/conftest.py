@@ -11,8 +11,8 @@ import pytest
 
 from labkit import config
 from labkit.experiment.launcher import ProcessLauncher
-from labkit.experiment.record import Arm
 from labkit.experiment.runner import Cell
+from labkit.records import Arm
 
 STUB = Path(__file__).with_name("stub_worker.py")
 

@@ -18,7 +18,8 @@ import types
 
 import numpy as np
 
-from labkit.experiment import record, stages, worker
+from labkit import records as record
+from labkit.experiment import stages, worker
 
 # These outlive their package, which is replaced below.
 from labkit.workload import cases as cases

@@ -93,14 +93,14 @@ def test_arms_are_the_cell_with_their_overrides_behind():
         ("seq_map", "arm"),
         ("control", "control"),
     ]
-    resolvers = [arm.experiment.engine.attention.resolver for arm in cell.arms]
+    resolvers = [arm.engine.attention.resolver for arm in cell.experiments.values()]
     assert resolvers == ["binary_search", "seq_map", "binary_search"]
     assert cell.experiment.workload.name == "kernel_seq_map"
 
 
 def test_the_command_lines_workload_wins_over_the_ablations():
     cell = composed("ablation=seq_map", "workload=chat")
-    assert {arm.experiment.workload.name for arm in cell.arms} == {"chat"}
+    assert {arm.workload.name for arm in cell.experiments.values()} == {"chat"}
 
 
 def test_arms_can_be_added_and_dropped_and_may_change_a_group():
@@ -112,8 +112,8 @@ def test_arms_can_be_added_and_dropped_and_may_change_a_group():
         "engine=paged",
     )
     assert [arm.name for arm in cell.arms] == ["binary_search", "own"]
-    assert cell.arms[1].experiment.engine.kv.block_size == 32
-    assert cell.arms[1].experiment.engine.scheduler.chunk is None
+    assert list(cell.experiments.values())[1].engine.kv.block_size == 32
+    assert list(cell.experiments.values())[1].engine.scheduler.chunk is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from labkit.analysis.power import seen_pct
+from labkit.analysis.statistics.power import seen_pct
 from labkit.experiment import doctor_noise, environment
 from labkit.experiment.doctor_noise import Sight
 

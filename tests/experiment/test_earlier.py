@@ -10,8 +10,8 @@ import pytest
 
 from labkit import analysis, config
 from labkit.experiment import earlier, environment
-from labkit.experiment.record import Record, read_runs
 from labkit.experiment.runner import run_cell
+from labkit.records import Record, read_runs
 
 
 def asked(isolation=config.Isolation.process, model="tiny", **workload):
@@ -20,7 +20,8 @@ def asked(isolation=config.Isolation.process, model="tiny", **workload):
     plain = {"name": "stub", "kind": config.WorkloadKind.kernel, "cases": [case], **workload}
     model = config.Model(name=model, shape=config.ModelShape())
     experiment = SimpleNamespace(workload=config.Workload(**plain), model=model)
-    return SimpleNamespace(arms=[SimpleNamespace(experiment=experiment)], isolation=isolation)
+    arms, experiments = [SimpleNamespace(name="base")], {"base": experiment}
+    return SimpleNamespace(arms=arms, experiments=experiments, isolation=isolation)
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
 
 
 def test_requests_of_another_model_are_other_work():
-    from labkit.experiment.record import Arm
+    from labkit.records import Arm
 
     chat, tiny = config.Workload(), {"shape": config.ModelShape()}
     plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}

@@ -18,8 +18,8 @@ from labkit.experiment import (
     tool,
 )
 from labkit.experiment.observer import Observer
-from labkit.experiment.record import read_runs
 from labkit.experiment.runner import run_cell
+from labkit.records import read_runs
 
 
 @pytest.fixture

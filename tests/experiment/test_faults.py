@@ -16,8 +16,8 @@ import pytest
 from labkit import analysis
 from labkit.experiment import process
 from labkit.experiment.errors import StudyError
-from labkit.experiment.record import read_runs
 from labkit.experiment.runner import run_cell
+from labkit.records import read_runs
 
 HERE = Path(__file__).parent
 

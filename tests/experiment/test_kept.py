@@ -8,8 +8,8 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.config import Isolation
 from labkit.experiment import kept
-from labkit.experiment.record import read_runs, values_path
 from labkit.experiment.runner import run_cell
+from labkit.records import read_runs, values_path
 
 
 def digests(cell):

@@ -35,8 +35,8 @@ def measured(name, *overrides):
     with app.initialized():
         cell = compose_cell([], [f"ablation={name}", "design.control=false", *overrides])
     results = {}
-    for arm in cell.arms:
-        asked = arm.experiment.workload
+    for arm, experiment in cell.experiments.items():
+        asked = experiment.workload
         asked = dataclasses.replace(
             asked,
             cases=[small(case) for case in asked.cases],
@@ -45,8 +45,7 @@ def measured(name, *overrides):
             warmup=0,
             repeats=1,
         )
-        small_arm = dataclasses.replace(arm.experiment, workload=asked)
-        results[arm.name] = workload.measure(small_arm)
+        results[arm] = workload.measure(dataclasses.replace(experiment, workload=asked))
     return cell.experiment.ablation, results
 
 

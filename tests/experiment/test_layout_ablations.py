@@ -23,9 +23,9 @@ def measured(name):
     with app.initialized():
         cell = compose_cell([], [f"ablation={name}", "design.control=false", *FEWER[name], *SMALL])
     results = {}
-    for arm in cell.arms:
-        workload.prepare(arm.experiment)
-        results[arm.name] = workload.measure(arm.experiment)
+    for arm, experiment in cell.experiments.items():
+        workload.prepare(experiment)
+        results[arm] = workload.measure(experiment)
     return cell.experiment.ablation, results
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit.config import Device, WorkloadKind
 from labkit.experiment import limits, stages
-from labkit.experiment.record import Record
+from labkit.records import Record
 
 
 def test_limits_are_measured_with_every_thread(monkeypatch):

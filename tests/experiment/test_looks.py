@@ -9,10 +9,13 @@ from dataclasses import replace
 import pytest
 
 from labkit import analysis, config
+from labkit.analysis.study_analysis import Analyst
 from labkit.config import ConfigError, Look
+from labkit.experiment import runner
 from labkit.experiment.cell import by_process
 from labkit.experiment.progress import Silent
-from labkit.experiment.record import (
+from labkit.experiment.runner import unfinished
+from labkit.records import (
     CaseRecord,
     Metric,
     Record,
@@ -20,7 +23,6 @@ from labkit.experiment.record import (
     read_runs,
     write_json,
 )
-from labkit.experiment.runner import run_cell, unfinished
 
 LOOKS = [Look(8, 0.02), Look(10, 0.01), Look(12, 0.02)]
 
@@ -51,6 +53,10 @@ class Planted:
             counters={"engine.paged": 1.0, "resolver.seq_map": 1.0},
             cases=(CaseRecord("one", None, (metric,), outputs),),
         )
+
+
+def run_cell(cell, *others, decided=None):
+    return runner.run_cell(cell, *others, decided=decided or Analyst().decided)
 
 
 @pytest.fixture
@@ -132,13 +138,18 @@ def test_failed_runs_decide_nothing(make):
     assert run_cell(make(), Planted(0.1, 0.002, "crashed")).ran == 12 * 3
 
 
-def test_no_look_is_taken_on_other_blocks_than_its_own(make, monkeypatch):
+def test_a_design_with_looks_needs_somebody_who_takes_them(make):
+    with pytest.raises(ValueError, match="nobody to take them"):
+        runner.run_cell(make(), Planted(0.0, 0.1))
+
+
+def test_no_look_is_taken_on_other_blocks_than_its_own(make):
     """Killed in block 9: the look after 8 is past, the next one is after 10."""
     looked = []
-    monkeypatch.setattr(
-        "labkit.experiment.looks._decided",
-        lambda cell: looked.append(len(read_runs(cell.dir)) // 3) or False,
-    )
+
+    def decided(cell_dir):
+        looked.append(len(read_runs(cell_dir)) // 3)
+        return False
 
     class Dies(Planted):
         def launch(self, run, cell, paths):
@@ -147,10 +158,10 @@ def test_no_look_is_taken_on_other_blocks_than_its_own(make, monkeypatch):
             return super().launch(run, cell, paths)
 
     with pytest.raises(KeyboardInterrupt):
-        run_cell(make(), Dies(0.0, 0.1))
+        run_cell(make(), Dies(0.0, 0.1), decided=decided)
     assert (looked, design_of(make())["blocks"]) == ([8], 10)
     assert len(unfinished(make())) == 3 * 3
-    run_cell(make(), Planted(0.0, 0.1))
+    run_cell(make(), Planted(0.0, 0.1), decided=decided)
     assert looked == [8, 10, 12]
     assert [t["blocks"] for t in design_of(make())["looks_taken"]] == [8, 10, 12]
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.analysis.power import seen_pct
+from labkit.analysis.statistics.power import seen_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, earlier, minute
-from labkit.experiment.arms import ComposedArm, ComposedCell
+from labkit.experiment.arms import ComposedCell
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.earlier import Noise
+from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
 SIGHTS = {
@@ -32,8 +33,8 @@ def composed(kernel=True, **engine):
     }
     engines = config.Engine(), config.Engine(**engine)
     one, other = (config.Experiment(engine=engine, **parts) for engine in engines)
-    arms = ComposedArm("base", "baseline", {}, one), ComposedArm("other", "arm", {}, other)
-    return ComposedCell("cell", one, arms, TURNS)
+    arms = Arm("base", "baseline", {}, {}), Arm("other", "arm", {}, {})
+    return ComposedCell("cell", one, arms, {"base": one, "other": other}, TURNS)
 
 
 @pytest.fixture(autouse=True)

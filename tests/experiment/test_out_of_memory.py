@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from labkit.experiment.record import read_runs
+from labkit.records import read_runs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from labkit.experiment import canary, probe, stages
-from labkit.experiment.record import Record
+from labkit.records import Record
 
 
 def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
@@ -166,7 +166,7 @@ def test_numba_starts_without_scipy_and_finds_it_later():
     script = """
 import sys
 from labkit.experiment import stages
-from labkit.experiment.record import Record
+from labkit.records import Record
 record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
 probe = stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))
 assert not any(name.startswith("scipy.linalg") for name in sys.modules)

@@ -8,7 +8,7 @@ import pytest
 
 from labkit.experiment import progress
 from labkit.experiment.design import Run
-from labkit.experiment.record import CaseRecord, Metric, Record
+from labkit.records import CaseRecord, Metric, Record
 
 
 def a_record(outcome="ok", detail=None) -> Record:

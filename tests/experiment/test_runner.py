@@ -9,8 +9,8 @@ import pytest
 from labkit.config import ConfigError
 from labkit.experiment.cell import write_facts
 from labkit.experiment.progress import Silent
-from labkit.experiment.record import read_arms, read_cell, read_runs
 from labkit.experiment.runner import refuse_changes, run_cell, unfinished
+from labkit.records import read_arms, read_cell, read_runs
 
 
 def test_a_cell_leaves_all_its_files(make_cell, launcher):

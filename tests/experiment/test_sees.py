@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.power import blocks_needed, seen_pct
+from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.config import Case, Design, Engine, Isolation, Look, WorkloadKind
 from labkit.experiment import doctor_noise, earlier
 from labkit.experiment.doctor_noise import Sight
@@ -33,7 +33,8 @@ def sees(design, tmp_path, arms=1, cases=10):
     roles = ("baseline", *("arm",) * arms, "control")
     composed = SimpleNamespace(
         experiment=experiment,
-        arms=[SimpleNamespace(role=role, experiment=experiment) for role in roles],
+        arms=[SimpleNamespace(role=role) for role in roles],
+        experiments=dict.fromkeys(range(len(roles)), experiment),
     )
     return _sees(SimpleNamespace(design=design), composed, tmp_path)
 

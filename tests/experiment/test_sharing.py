@@ -7,8 +7,7 @@ import pytest
 from labkit import app, workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
 from labkit.experiment import sharing
-from labkit.experiment.arms import compose_cell
-from labkit.experiment.study import to_cells
+from labkit.experiment.arms import compose_cell, to_cells
 
 KERNELS = {
     "name": "kernels",

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from labkit import analysis
-from labkit.analysis.permutation import permutation_test, sign_flip
+from labkit.analysis.statistics.permutation import permutation_test, sign_flip
+from labkit.analysis.study_analysis import Analyst
 from labkit.config import Look
 from labkit.experiment.design import Run, schedule
-from labkit.experiment.record import CaseRecord, Metric, Record, read_runs
 from labkit.experiment.runner import run_cell
+from labkit.records import CaseRecord, Metric, Record, read_runs
 
 STUDIES = 2000
 
@@ -155,7 +156,8 @@ def test_sequential_studies_of_nothing_through_the_runner(make_cell):
         cell = make_cell(
             blocks=12, looks=LOOKS, seed=seed, control=False, folder=f"aa-{seed}", margin_pct=0.1
         )
-        run_cell(cell, Simulated(seed, len(cell.schedule()), 0.0))
+        launcher = Simulated(seed, len(cell.schedule()), 0.0)
+        run_cell(cell, launcher, decided=Analyst().decided)
         (row,) = analysis.analyse_cell(cell.dir)["rows"]
         words = {comparison["verdict"] for comparison in row["comparisons"]}
         claims += bool(words & {"faster", "slower", "trivial"})

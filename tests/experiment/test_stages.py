@@ -10,8 +10,8 @@ import pytest
 from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.experiment import limits, stages
-from labkit.experiment.record import Record
 from labkit.platform import blas, pool, threads
+from labkit.records import Record
 from labkit.workload import process_wide
 from labkit.workload.turns import by_itself
 

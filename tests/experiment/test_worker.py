@@ -12,9 +12,9 @@ import pytest
 
 from labkit.experiment import stages, watchdog, worker
 from labkit.experiment.launcher import _marker
-from labkit.experiment.record import Record, read, read_runs, write_json
 from labkit.experiment.runner import run_cell
 from labkit.platform.threads import worker_environment
+from labkit.records import Record, read, read_runs, write_json
 
 STUB = Path(__file__).with_name("stub_worker.py")
 

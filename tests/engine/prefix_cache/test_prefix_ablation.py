@@ -23,13 +23,13 @@ def test_the_claims_of_the_prefix_cache_ablation(state):
         cell = compose_cell([], [*SMALL, f"workload.cache_state={state}"])
     claims = cell.experiment.ablation.claims
     digests, hits = set(), {}
-    for arm in cell.arms:
-        workload.prepare(arm.experiment)
-        measured = workload.measure(arm.experiment)
+    for name, arm in cell.experiments.items():
+        workload.prepare(arm)
+        measured = workload.measure(arm)
         assert measured.notes["cache_state"] == state
-        assert all(measured.counters[name] > 0 for name in claims.engaged.get(arm.name, ()))
+        assert all(measured.counters[counter] > 0 for counter in claims.engaged.get(name, ()))
         digests.add(measured.cases[0].outputs["digest"])
-        hits[arm.name] = measured.counters["prefix.hit_tokens"]
+        hits[name] = measured.counters["prefix.hit_tokens"]
     assert list(hits) == ["none", "hash", "radix"]
     assert claims.identity.value == "tokens" and len(digests) == 1
     queried = measured.counters["prefix.queried_tokens"]

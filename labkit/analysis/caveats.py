@@ -1,0 +1,221 @@
+"""What weakens a result: said right under the table, like with like."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.confirmation import confirmation
+from labkit.analysis.disturbance import (
+    clock_mhz,
+    memory_wait_share,
+    probe_us,
+    samples,
+    steal_share,
+    throttled,
+)
+from labkit.analysis.formatting import count, p_text
+from labkit.analysis.statistics.bimodality import Modes, find_modes
+from labkit.analysis.statistics.power import fewest_blocks
+from labkit.analysis.verdict import NOISE
+from labkit.records import Record
+
+STEAL_SHARE = 0.01
+FOREIGN_CORES = 0.25
+MEMORY_WAIT = 0.01
+CLOCK_SPREAD = 0.10
+PROBE_SPREAD = 0.10
+SHOWN = 3
+
+
+def weaknesses(analysis: CellAnalysis) -> list[str]:
+    """List what a reader must know of the numbers, the gravest first, one line of a kind."""
+    found = [
+        f"gate {name} failed: {reason}"
+        for name, gate in analysis.gates.items()
+        if gate.status == "fail"
+        for reason in _shortened(gate.reasons)
+    ]
+    found += _design(analysis)
+    found += _noise(analysis)
+    found += _emulated(analysis)
+    found += machine(analysis.data.records)
+    found += _modes(analysis)
+    found += _skipped(analysis)
+    return found
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    rest = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"and {rest} more like these"] if rest > 0 else [])]
+
+
+def _design(analysis: CellAnalysis) -> Iterator[str]:
+    data = analysis.data
+    asked, done = int(data.design["blocks"]), len(data.blocks_done)
+    if done < asked:
+        yield f"unfinished: {done} of {asked} blocks; the same command continues"
+    elif data.withheld is not None:
+        yield data.withheld
+    fewest = fewest_blocks(data.levels.runs)
+    if asked < fewest:
+        runs = f"{count(asked, 'block')} of {data.levels.runs}"
+        yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
+    if data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
+        yield (
+            "every process held all arms in turn (design.isolation=in_process): an arm could "
+            "disturb another, and what differs from process to process is paired away; "
+            "design=strict adds separate processes that must agree"
+        )
+    if not any(arm.role == "control" for arm in data.arms):
+        yield "no A/A control: the noise of this machine is not known"
+
+
+def _noise(analysis: CellAnalysis) -> Iterator[str]:
+    withheld = sum(verdict.reason == NOISE for row in analysis.verdicts for verdict in row.values())
+    margin = analysis.data.levels.margin_pct
+    if withheld:
+        yield (
+            f"noise exceeds margin: the A/A control varies by more than ±{margin:g} % "
+            f"where {withheld} verdicts are withheld"
+        )
+    yield from _differing_control(analysis)
+
+
+def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
+    control = next((a.name for a in analysis.data.arms if a.role == "control"), None)
+    rows = [
+        (own.p_adjusted, row.case)
+        for row, found in zip(analysis.rows, analysis.comparisons, strict=True)
+        if row.primary and control is not None and (own := found.get(control)) is not None
+        if own.p_adjusted is not None and own.p_adjusted <= analysis.data.levels.alpha
+    ]
+    if rows:
+        p, worst = min(rows)
+        where = repr(worst) if len(rows) == 1 else f"{len(rows)} rows, most in {worst!r}"
+        yield (
+            f"the A/A control differs from the baseline in {where} (adjusted p = {p_text(p)}): "
+            "something besides the arms has an effect"
+        )
+
+
+def _emulated(analysis: CellAnalysis) -> Iterator[str]:
+    names = [
+        arm.name
+        for arm in analysis.data.arms
+        if arm.role != "control"
+        and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
+    ]
+    if names:
+        yield (
+            f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "
+            "times say nothing about Metal"
+        )
+
+
+def _skipped(analysis: CellAnalysis) -> Iterator[str]:
+    """Name the rows that were not measured, those of one reason together."""
+    why: dict[str, list[str]] = {}
+    for row in analysis.rows:
+        if row.skipped is not None:
+            why.setdefault(row.skipped, []).append(row.case)
+    for reason, cases in why.items():
+        yield f"{count(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
+
+
+def machine(records: Iterable[Record]) -> Iterator[str]:
+    """Say what else the machine did, from fingerprints, the probe and the observer."""
+    records = [r for r in records if r.ok]
+    if not records:
+        return
+    yield from _busy(records)
+    changed = _changed_settings(records)
+    if changed:
+        yield f"settings of the machine changed between runs: {changed}"
+    clocks = [mhz for r in records if (mhz := clock_mhz(r)) is not None]
+    if clocks and max(clocks) / min(clocks) - 1 > CLOCK_SPREAD:
+        yield f"the CPU's clock varied from {min(clocks):,.0f} to {max(clocks):,.0f} MHz"
+    yield from _heat_and_power(records)
+    probes = [probe_us(r) for r in records]
+    known = [p for p in probes if p is not None]
+    if len(known) > 2:
+        low, high = np.percentile(known, [10, 90])
+        if high / low - 1 > PROBE_SPREAD:
+            yield (
+                f"the machine's own speed varied by {100 * (high / low - 1):.0f} % "
+                "between runs (arm-blind probe, 10th to 90th percentile)"
+            )
+    removed = sorted({str(v) for r in records for v in r.notes.get("removed_environment", ())})
+    if removed:
+        yield f"inherited variables were removed for all arms: {', '.join(removed)}"
+
+
+def _busy(records: Sequence[Record]) -> Iterator[str]:
+    foreign = [x for r in records for x in samples(r, "foreign_cores")]
+    if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
+        yield f"other processes used {statistics.fmean(foreign):.1f} cores on average"
+    steal = [s for r in records if (s := steal_share(r)) is not None]
+    if steal and max(steal) > STEAL_SHARE:
+        yield f"the hypervisor took up to {100 * max(steal):.0f} % of the CPU time of a run"
+    waited = max((memory_wait_share(r) or 0.0 for r in records), default=0.0)
+    if waited > MEMORY_WAIT:
+        yield f"processes waited for memory (up to {100 * waited:.0f} % of a run)"
+    if any(level > 1 for r in records for level in samples(r, "memory_pressure_level")):
+        yield "macOS reported memory pressure"
+
+
+def _heat_and_power(records: Sequence[Record]) -> Iterator[str]:
+    hot = sum(map(throttled, records))
+    if hot:
+        yield f"heat slowed the CPU in {hot} of {len(records)} runs"
+    if any((r.environment.get("power") or {}).get("source") == "Battery Power" for r in records):
+        yield "the machine ran on battery"
+    if any(r.environment.get("low_power_mode") for r in records):
+        yield "low power mode was on"
+    for name in ("time_machine", "spotlight"):
+        if any((r.environment.get("background") or {}).get(name) for r in records):
+            yield f"{name.replace('_', ' ').title()} was at work during runs"
+
+
+def _changed_settings(records: Sequence[Record]) -> str:
+    first = records[0].environment.get("settings") or {}
+    changes: dict[str, str] = {}
+    for record in records[1:]:
+        for key, value in (record.environment.get("settings") or {}).items():
+            if key in first and first[key] != value:
+                changes.setdefault(key, f"{key} {first[key]} to {value} ({record.run})")
+    return ", ".join(changes.values())
+
+
+def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Modes]]:
+    """Yield the primary rows in which fast and slow processes are told apart."""
+    arms = [arm.name for arm in analysis.data.arms]
+    for row in analysis.rows:
+        if row.primary and row.metric is not None and row.positive:
+            logs: dict[str, Any] = {
+                arm: np.log([v.value for v in row.arms[arm]]) for arm in arms if arm in row.arms
+            }
+            modes = find_modes(logs, arms[0])
+            if modes is not None:
+                yield row.case, modes
+
+
+def _modes(analysis: CellAnalysis) -> Iterator[str]:
+    """Say in how many rows there are fast and slow processes, with the widest gap."""
+    found = list(primary_modes(analysis))
+    if not found:
+        return
+    case, modes = max(found, key=lambda item: item[1].gap_pct)
+    counts = ", ".join(f"{a} {modes.upper[a]} of {modes.total[a]}" for a in modes.upper)
+    tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
+    least = min((p, where) for where, each in found for p in each.fisher_p.values())
+    rows = "" if len(found) == 1 else f"in {len(found)} rows, the widest "
+    smallest = "" if len(found) == 1 else f"; the smallest of all rows {p_text(least[0])}"
+    yield (
+        f"two modes {rows}{modes.gap_pct:.0f} % apart in {case!r}; in the upper: {counts} "
+        f"(Fisher's exact test against the baseline: {tests}{smallest}); none dropped"
+    )

@@ -1,0 +1,90 @@
+"""How numbers are written: the same digits in every table, sentence and plot."""
+
+from __future__ import annotations
+
+import re
+
+MINUS = "−"
+UNIT_NAMES = {"us": "µs"}
+UNKNOWN = "–"
+
+
+def steady(value: float | None) -> float | None:
+    """Round to 10 significant digits.
+
+    Logarithms and sums differ in their last bits from one CPU's vector units to another's;
+    a study rebuilt elsewhere shall be the same byte for byte.
+    """
+    return None if value is None else float(f"{value:.10g}")
+
+
+def unit_name(unit: str | None) -> str:
+    """Return a unit as it is printed: ``us`` with a micro sign, bytes in MiB."""
+    if unit == "bytes":
+        return "MiB"
+    return UNIT_NAMES.get(unit or "", unit or "")
+
+
+def scaled(value: float, unit: str | None) -> float:
+    """Return a value in the printed unit (bytes become MiB)."""
+    return value / 2**20 if unit == "bytes" else value
+
+
+def value_text(value: float | None, unit: str | None = None) -> str:
+    """Write a measured value: one decimal from 100 on, three digits below."""
+    if value is None:
+        return UNKNOWN
+    shown = scaled(value, unit)
+    if abs(shown) >= 100 or shown == 0:
+        return f"{shown:,.1f}"
+    return f"{shown:,.2f}" if abs(shown) >= 1 else f"{shown:.3g}"
+
+
+def percent_text(value: float | None) -> str:
+    """Write a signed difference in percent, as the article does: ``+0.9%``."""
+    if value is None:
+        return UNKNOWN
+    return f"{signed(value)}%"
+
+
+def signed(value: float, digits: int | None = None) -> str:
+    """Write a number with its sign (a true minus); two decimals below 0.1."""
+    if digits is None:
+        digits = 1 if abs(value) >= 0.095 or value == 0 else 2
+    text = f"{value:+,.{digits}f}"
+    if float(text.replace(",", "")) == 0:
+        text = text[1:]
+    return text.replace("-", MINUS)
+
+
+def interval_text(low: float | None, high: float | None) -> str:
+    """Write an interval of differences in percent: ``−1.2 to +0.4``."""
+    if low is None or high is None:
+        return UNKNOWN
+    return f"{signed(low)} to {signed(high)}"
+
+
+def p_text(p: float | None) -> str:
+    """Write a p-value: two significant digits, never 0."""
+    if p is None:
+        return UNKNOWN
+    if p >= 0.0995:
+        return f"{p:.2f}"
+    return f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}".replace("e-0", "e-")
+
+
+def plain(value: float) -> str:
+    """Write a size without a sign: one decimal, two below 0.1, none from 100 on."""
+    if abs(value) >= 100:
+        return f"{abs(value):,.0f}"
+    return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
+
+
+def count(n: int, noun: str) -> str:
+    """Write a number of things: ``1 block``, ``4 blocks``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def slug(text: str, longest: int = 80) -> str:
+    """Turn a name into a file's stem: letters, digits, dots and dashes."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.")[:longest].strip("-.") or "unnamed"

@@ -1,0 +1,42 @@
+"""``report.html``: the whole study as one file that fetches nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.formatting import count
+from labkit.analysis.rendering.sections import PAGE, CellReport
+from labkit.analysis.rendering.tables import cells_table
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study_dir: Path) -> str:
+    """Return the report; links to records are relative to ``study_dir``."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    template = environment.get_template("report.html.j2")
+    return template.render(
+        study=study,
+        count=count,
+        cells=cells_table(study),
+        page=PAGE,
+        reports=[
+            CellReport(analysis, _folder(analysis, study_dir), f"cell{index}")
+            for index, analysis in enumerate(analyses)
+        ],
+    )
+
+
+def _folder(analysis: CellAnalysis, study_dir: Path) -> str:
+    return "" if analysis.data.dir == study_dir else f"{analysis.data.dir.name}/"

@@ -1,0 +1,1 @@
+"""Exact tests, intervals, power and predeclared looks; imports nothing else of labkit."""

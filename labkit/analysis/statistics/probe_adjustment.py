@@ -1,0 +1,108 @@
+"""Adjustment by the arm-blind probe.
+
+The probe times fixed kernels in each process before the arm's path is loaded. For every
+supposed effect ``delta`` the arm's values are shifted back by it, the probe's part is taken
+out by the regression through block means (``theta = sum(dv dp) / sum(dp^2)`` over the runs'
+deviations from their block's mean), and the permutation test is applied to what is left:
+the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17, section 3).
+Labels do not enter the fit, so under ``delta`` the test is exact.
+
+``theta`` is fitted anew at every ``delta``: fitted once, at 0, it would take part of the
+effect for the probe's. The fit is linear, so what is left is ``e_v - delta e_x``, where
+``e_v`` and ``e_x`` are the values and the arm's indicator without the probe's part. The
+statistic of relabelling ``j`` is ``a_j - delta c_j``, and the estimate is the ``delta`` at
+which what was observed is 0, ``a_0 / c_0``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.analysis.statistics.permutation import Floats, pooled, relabellings, two_sided
+
+NO_VARIATION = 1e-24
+
+
+@dataclass(frozen=True)
+class Adjusted:
+    """An effect without the probe's part: log ratio, interval (None: unbounded) and p."""
+
+    effect: float
+    interval: tuple[float, float] | None
+    p: float
+
+
+def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> Adjusted | None:
+    """Compare an arm with the baseline without the probe's part.
+
+    Parameters
+    ----------
+    values, probes : float64 [2, blocks, runs]
+        Log values and log probes of the baseline and of the arm.
+
+    Returns
+    -------
+    Adjusted or None
+        None where the probe does not vary within the blocks, or tells the arms apart.
+    """
+    _, blocks, runs = values.shape
+    indicator = np.stack([np.zeros((blocks, runs)), np.ones((blocks, runs))])
+    deviations = _within(pooled(probes[0], probes[1]), blocks)
+    squares = float(deviations @ deviations)
+    if squares < NO_VARIATION:
+        return None
+    left = []
+    for table in (values, indicator):
+        own = _within(pooled(table[0], table[1]), blocks)
+        left.append(own - float(own @ deviations) / squares * deviations)
+    labels = relabellings(blocks, runs)
+    a, c = labels.mean_differences(np.stack(left, axis=1)).T
+    if c[0] < 1e-9:
+        return None
+    low, high = _lowest(a, c, alpha), _lowest(-a, c, alpha)
+    interval = None if low is None or high is None else (low, -high)
+    return Adjusted(effect=float(a[0] / c[0]), interval=interval, p=two_sided(a))
+
+
+def _within(units: Floats, blocks: int) -> Floats:
+    """Take the block means out of units, float64 [2 runs blocks]."""
+    table = units.reshape(blocks, -1)
+    left: Floats = (table - table.mean(axis=1, keepdims=True)).reshape(-1)
+    return left
+
+
+def _lowest(a: Floats, c: Floats, alpha: float) -> float | None:
+    """Find the smallest shift whose one-sided p is above ``alpha / 2``; None: there is none.
+
+    Relabelling ``j`` reaches the observed statistic from its breakpoint
+    ``(a_0 - a_j) / (c_0 - c_j)`` on, or, where ``c_j`` exceeds ``c_0``, up to it.
+    """
+    gap = c[0] - c
+    rising, falling = gap > 1e-9, gap < -1e-9
+    always = np.count_nonzero(~rising & ~falling & (a >= a[0] - 1e-12 * np.abs(a).max()))
+    points = np.concatenate([(a[0] - a[side]) / gap[side] for side in (rising, falling)])
+    steps = np.repeat([1, -1], [np.count_nonzero(rising), np.count_nonzero(falling)])
+    order = np.argsort(points, kind="stable")
+    start = int(always + np.count_nonzero(falling))
+    enough = alpha * len(a) / 2.0 + 1e-9
+    if start > enough:
+        return None
+    reached = np.flatnonzero(start + np.cumsum(steps[order]) > enough)
+    return float(points[order][reached[0]]) if len(reached) else None
+
+
+def noise_correlation(values: Floats, probe: Floats) -> float:
+    """Correlate value and probe over what blocks leave over, -1 to 1.
+
+    No arm is looked at: which run is which arm's does not enter, and an effect of an arm
+    can only hide a correlation.
+
+    Parameters
+    ----------
+    values, probe : float64 [arms, blocks, runs]
+    """
+    left = [table - table.mean(axis=(0, 2), keepdims=True) for table in (values, probe)]
+    squares = float((left[0] ** 2).sum()) * float((left[1] ** 2).sum())
+    return float((left[0] * left[1]).sum()) / float(np.sqrt(squares)) if squares > 1e-40 else 0.0

@@ -1,0 +1,165 @@
+"""A study: its cells found and analysed, and what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.answer import answer
+from labkit.analysis.cell_analysis import CellAnalysis, analyse
+from labkit.analysis.comparison import row_tests
+from labkit.analysis.statistics.multiplicity import joint_p
+from labkit.analysis.verdict import DECIDED
+from labkit.records import PROCESSES, SCHEMA_VERSION, RecordError
+
+Stamp = frozenset[tuple[str, int]]
+
+
+class Analyst:
+    """Analyses cells, each once for as long as its runs stay as they are."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stamp, CellAnalysis]] = {}
+
+    def cell(self, cell_dir: Path) -> CellAnalysis:
+        """Analyse a cell, or return the analysis of its very runs; raises :class:`RecordError`."""
+        stamp, known = _stamp(cell_dir), self._known.get(cell_dir)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        found = analyse(cell_dir, lambda: self._beside(cell_dir))
+        self._known[cell_dir] = stamp, found
+        return found
+
+    def study(self, study_dir: Path) -> list[CellAnalysis]:
+        """Analyse every cell of a study; raises :class:`RecordError`."""
+        return [self.cell(path) for path in cell_dirs(study_dir)]
+
+    def decided(self, cell_dir: Path) -> bool:
+        """Tell whether every arm has a verdict in every primary row."""
+        analysis = self.cell(cell_dir)
+        arms = [arm.name for arm in analysis.data.arms if arm.role == "arm"]
+        words = [
+            verdicts[arm].word
+            for row, verdicts in zip(analysis.rows, analysis.verdicts, strict=True)
+            if row.primary and row.skipped is None
+            for arm in arms
+        ]
+        return bool(words) and DECIDED.issuperset(words)
+
+    def _beside(self, cell_dir: Path) -> CellAnalysis | None:
+        """Find the cell of turns that this one confirms, or the one that confirms it."""
+        name = cell_dir.name
+        turns = name.removesuffix(PROCESSES)
+        other = cell_dir.with_name(f"{name}{PROCESSES}" if turns == name else turns)
+        has_runs = is_cell(other) and any((other / "runs").glob("b*.json"))
+        return self.cell(other) if has_runs else None
+
+
+def _stamp(cell_dir: Path) -> Stamp:
+    """Return what tells whether a cell has other runs: their names and when they were written."""
+    files = (cell_dir / "runs").glob("*.json")
+    return frozenset((path.name, path.stat().st_mtime_ns) for path in files)
+
+
+def is_cell(folder: Path) -> bool:
+    """Tell a cell's folder: it has a ``cell.json``, or arms and runs to make one anew from."""
+    if (folder / "cell.json").is_file():
+        return True
+    return any((folder / "arms").glob("*.json")) and any((folder / "runs").glob("b*.json"))
+
+
+def cell_dirs(study_dir: Path) -> list[Path]:
+    """Find a study's cells, sorted by name; a cell's own folder is a study of one.
+
+    Raises
+    ------
+    RecordError
+        There is no such folder, or no cell in it.
+    """
+    if not study_dir.is_dir():
+        raise RecordError(f"{study_dir}: no such directory")
+    if is_cell(study_dir):
+        return [study_dir]
+    found = sorted(path for path in study_dir.iterdir() if is_cell(path))
+    if not found:
+        raise RecordError(f"{study_dir}: no cell in it (a folder with arms/ and runs/)")
+    return found
+
+
+def exit_code(study_dir: str | Path) -> int:
+    """Return a study's exit code: 0 if all cells ran and every gate held, else 1.
+
+    Raises
+    ------
+    RecordError
+        A file of a cell is not valid.
+    """
+    return max(analysis.status for analysis in Analyst().study(Path(study_dir)))
+
+
+def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
+    """Return ``study.json``: the cells with their status, gates and verdicts.
+
+    With several cells, ``family`` holds the p-values of all their primary rows adjusted as
+    one family (max-T over joint relabellings, times the number of arms where several).
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "study": study_dir.resolve().name,
+        "exit_code": max(analysis.status for analysis in analyses),
+        "cells": [_cell(analysis) for analysis in analyses],
+        "family": study_family(analyses) if len(analyses) > 1 else [],
+    }
+
+
+def _cell(analysis: CellAnalysis) -> dict[str, Any]:
+    cell = analysis.json
+    words: dict[str, int] = {}
+    for row in cell["rows"]:
+        for found in row["comparisons"]:
+            if row["primary"] and _role(cell, found["arm"]) == "arm":
+                words[found["verdict"]] = words.get(found["verdict"], 0) + 1
+    return {
+        "cell": cell["cell"],
+        "dir": analysis.data.dir.name,
+        "question": cell["question"],
+        "answer": answer(analysis),
+        "status": analysis.status,
+        "complete": analysis.data.complete,
+        "blocks": len(analysis.data.blocks_done),
+        "runs": len(analysis.data.records),
+        "failures": len(cell["failures"]),
+        "gates": {name: gate["status"] for name, gate in cell["gates"].items()},
+        "verdicts": words,
+    }
+
+
+def _role(cell: Mapping[str, Any], arm: str) -> str:
+    return str(next(a["role"] for a in cell["arms"] if a["name"] == arm))
+
+
+def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
+    """Adjust the primary rows of all cells as one family, arm by arm."""
+    places, families = [], []
+    widest = max(sum(a.role == "arm" for a in x.data.arms) for x in analyses)
+    for analysis in analyses:
+        data = analysis.data
+        for arm in data.arms:
+            if arm.role == "arm" and data.withheld is None:
+                tests = row_tests(analysis.rows, arm.name, data.baseline, data.levels.runs, True)
+                if tests:
+                    places.append((analysis, arm.name, list(tests)))
+                    families.append(list(tests.values()))
+    adjusted = joint_p(families) if families else []
+    return [
+        {
+            "cell": analysis.name,
+            "case": analysis.rows[member].case,
+            "metric": analysis.rows[member].metric,
+            "arm": arm,
+            "p_adjusted": min(1.0, widest * p),
+        }
+        for (analysis, arm, members), ps in zip(places, adjusted, strict=True)
+        for member, p in zip(members, ps, strict=True)
+    ]

@@ -1,0 +1,408 @@
+"""Two studies of one machine and one config: what changed from the old to the new?
+
+Their runs were not interleaved, so a change of the machine looks like a change of the
+code. What both studies hold still is their baseline: an arm is compared by how its
+difference from the baseline changed (:mod:`.statistics.two_sample`), with the arm-blind
+probe of each run's own process beside it. The baseline itself has nothing to be compared
+with: its medians are shown, and no claim is made. Another machine or another config is
+refused; and where the probe moved by more than the margin, a claim must exceed what the
+probe moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.comparison import Comparison, Levels, in_percent
+from labkit.analysis.formatting import count, p_text, percent_text, plain, signed
+from labkit.analysis.rows import Row, complete_blocks, log_values
+from labkit.analysis.statistics.effect import Equivalence, breakpoints, equivalence, percent
+from labkit.analysis.statistics.multiplicity import holm
+from labkit.analysis.statistics.permutation import Floats
+from labkit.analysis.statistics.two_sample import Change, Effect, change, study_effect
+from labkit.analysis.verdict import NOISE, Verdict, judge
+
+MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
+MEMORY_STEP = 1 << 28  # kernels reserve a little
+NAMES = ("old", "new")
+NOT_COMPARABLE = "not_comparable"
+DECIDED = ("faster", "slower", "equivalent", "trivial")
+
+
+class Refused(ValueError):
+    """Two studies that cannot be compared, and why, in one line."""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """One row and arm in both studies: its medians, what changed and the verdict.
+
+    ``found`` speaks of the arm's difference from the baseline; None: there is none, or no
+    complete block of it.
+    """
+
+    cell: str
+    row: Row
+    arm: str
+    old: float | None
+    new: float | None
+    found: Comparison | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """All changes of the primary rows, what to say above them, and what the words mean."""
+
+    changes: tuple[Changed, ...]
+    weaknesses: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def decidable(self) -> bool:
+        """Whether anything was compared at all."""
+        return any(item.found is not None for item in self.changes)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """One cell in both studies, checked to be comparable."""
+
+    old: CellAnalysis
+    new: CellAnalysis
+    levels: Levels
+    shift_pct: float | None
+
+    @property
+    def name(self) -> str:
+        return self.old.name
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """One row and arm of a pair; ``change``: of its difference from the baseline."""
+
+    pair: _Pair
+    old: Row
+    new: Row
+    arm: str
+    role: str
+    blocks: int = 0
+    change: Change | None = None
+
+
+def compare_studies(
+    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
+) -> Comparisons:
+    """Compare two studies row by row, arm by arm.
+
+    p-values are adjusted over all rows and arms by S. Holm (1979).
+
+    Raises
+    ------
+    Refused
+        Other machines, other configs, or no cell or row in common.
+    """
+    cells, weak = _cells(old, new)
+    pairs = [_pair(one, other, margin_pct) for one, other in cells]
+    for pair in pairs:
+        if pair.shift_pct is None:
+            weak.append(f"{pair.name}: no probe; a change of the machine would not be seen")
+        elif _moved(pair):
+            weak.append(f"{pair.name}: {_moved_reason(pair)}")
+        weak += _rows_alone(pair)
+    compared = [item for pair in pairs for item in _shared_rows(pair)]
+    if not compared:
+        raise Refused("the studies have no row in common that both measured")
+    family = [item for item in compared if item.role == "arm" and item.change is not None]
+    found = {id(item): one for item, one in zip(family, _family(family), strict=True)}
+    controls = [item for item in compared if item.role == "control" and item.change is not None]
+    noise = {(item.pair.name, item.old.case, item.old.metric): _alone(item) for item in controls}
+    changes = []
+    for item in compared:
+        if item.role == "control":
+            continue
+        row, own = item.old, found.get(id(item))
+        old_median, new_median = (_median(one, item.arm) for one in (item.old, item.new))
+        control = noise.get((item.pair.name, row.case, row.metric))
+        verdict = _judge(item, own, control)
+        changes.append(Changed(item.pair.name, row, item.arm, old_median, new_median, own, verdict))
+    notes = (*_open(changes), *_notes(pairs, family, controls))
+    return Comparisons(tuple(changes), tuple(weak), notes)
+
+
+def _open(changes: Sequence[Changed]) -> Iterator[str]:
+    """Say what was not decided, with the smallest changes that could have been seen."""
+    seen = [
+        (item.found.mde_pct, f"{item.row.case}, {item.arm}")
+        for item in changes
+        if item.verdict.word == "inconclusive" and item.found and item.found.mde_pct is not None
+    ]
+    if seen:
+        (low, here), (high, there) = min(seen), max(seen)
+        text = f"Not decided in {count(len(seen), 'row')}: the smallest change that could be seen "
+        text += f"is {plain(low)} % ({here})"
+        yield f"{text}." if len(seen) == 1 else f"{text} to {plain(high)} % ({there})."
+
+
+def _notes(
+    pairs: Sequence[_Pair], family: Sequence[_Compared], controls: Sequence[_Compared]
+) -> Iterator[str]:
+    names = list(dict.fromkeys(pair.old.data.baseline for pair in pairs))
+    if not family:
+        yield (
+            "Nothing can be compared: the studies have no arm beside the baseline, and runs of "
+            "different hours differ by what the machine did. Make the two versions arms of one "
+            "study."
+        )
+        return
+    draws = {item.change.count for item in family if item.change and not item.change.exact}
+    how = f"Monte Carlo, {max(draws):,} draws" if draws else "all of them"
+    yield (
+        f"Change: of each arm's difference from {' or '.join(names)}, from old to new (difference "
+        "in differences; what slows a whole study cancels). p: both studies relabelled within "
+        f"their blocks ({how}), adjusted over {count(len(family), 'row')} and arms (Holm); the "
+        "interval is at the level at which its row was tested."
+    )
+    if controls:
+        worst = max(controls, key=lambda item: abs(_estimate(item)))
+        least = min(controls, key=lambda item: item.change.p if item.change else 1.0)
+        p = least.change.p if least.change else None
+        yield (
+            f"A/A control: its difference from the baseline changed by at most "
+            f"{percent_text(percent(_estimate(worst)))} ({worst.old.case}); smallest p "
+            f"{p_text(p)} ({least.old.case}), unadjusted."
+        )
+
+
+def _estimate(item: _Compared) -> float:
+    return item.change.estimate if item.change is not None else 0.0
+
+
+def _median(row: Row, arm: str) -> float | None:
+    values = [v.value for v in row.arms.get(arm, ())]
+    return float(np.median(values)) if values else None
+
+
+def _family(items: Sequence[_Compared]) -> list[Comparison]:
+    """Judge the changes of all rows and arms as one family.
+
+    p by S. Holm (1979); each interval at the level at which Holm tests its row, so that it
+    excludes 0 where the p is small enough and only there. Equivalence and the smallest
+    visible change are at the level of the first step (C. E. Bonferroni).
+    """
+    ps = [item.change.p for item in items if item.change is not None]
+    adjusted, size = holm(ps), len(items)
+    order = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
+    found = []
+    for i, item in enumerate(items):
+        levels = item.pair.levels
+        rejected = sum(p <= levels.alpha for p in adjusted)
+        level = levels.alpha / (size - min(order[i], rejected))
+        found.append(_comparison(item, adjusted[i], level, size))
+    return found
+
+
+def _alone(item: _Compared) -> Comparison:
+    """Describe a control's change, unadjusted: it is there to show the noise."""
+    assert item.change is not None
+    return _comparison(item, item.change.p, item.pair.levels.alpha, 1)
+
+
+def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> Comparison:
+    found, levels = item.change, item.pair.levels
+    assert found is not None
+    points = breakpoints(found.statistics, found)
+    limits = points.interval(level)
+    equal = equivalence(points, levels.margin_pct, levels.alpha / size)
+    return Comparison(
+        arm=item.arm,
+        baseline=item.pair.old.data.baseline,
+        effect_pct=percent(found.estimate),
+        ci_pct=in_percent(limits),
+        ci_raw_pct=in_percent(points.interval(levels.alpha)),
+        level=1.0 - levels.alpha,
+        p=found.p,
+        p_adjusted=adjusted,
+        p_floor=min(1.0, size * found.floor),
+        mde_pct=found.detectable_pct(levels.alpha / size),
+        blocks=item.blocks,
+        equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
+    )
+
+
+def _judge(item: _Compared, found: Comparison | None, control: Comparison | None) -> Verdict:
+    pair = item.pair
+    causes = [
+        f"{name}: {cause}"
+        for name, analysis in zip(NAMES, (pair.old, pair.new), strict=True)
+        for gate in analysis.gates.values()
+        if (cause := gate.cause(item.arm)) is not None
+    ]
+    if causes:
+        return Verdict("invalid", "; ".join(causes))
+    if item.role == "baseline":
+        return Verdict(NOT_COMPARABLE, "nothing beside it was held still")
+    if found is None:
+        return Verdict(NOT_COMPARABLE, "no complete block with values above 0 in both studies")
+    verdict = judge(found, item.old.better, pair.levels, causes, control)
+    if verdict.word in DECIDED and not _beyond_the_machine(found, pair):
+        return Verdict("inconclusive", _moved_reason(pair))
+    if verdict.word == "inconclusive" and verdict.reason != NOISE:
+        return Verdict("inconclusive")  # what could be seen is said of all such rows at once
+    return verdict
+
+
+def _beyond_the_machine(found: Comparison, pair: _Pair) -> bool:
+    """Tell whether a change exceeds what the machine's own could leave in it.
+
+    The probe's kernels and an arm may lean on different parts of the machine: one may
+    follow it wholly and the baseline not at all. More than that it cannot leave. Nor is
+    less ruled out: what the machine left may hide as much.
+    """
+    if not _moved(pair):
+        return True
+    if found.ci_pct is None:
+        return False
+    low, high = found.ci_pct
+    return min(abs(low), abs(high)) > abs(pair.shift_pct or 0.0)
+
+
+def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
+    _refuse_machine(old, new)
+    _refuse_config(old, new)
+    alpha = min(float(a.data.design["alpha"]) for a in (old, new))
+    runs = min(a.data.levels.runs for a in (old, new))
+    why = [f"{name}: {a.data.withheld}" for name, a in zip(NAMES, (old, new), strict=True)
+           if a.data.withheld is not None]  # fmt: skip
+    levels = Levels(runs, alpha, margin_pct, "; ".join(why) or None)
+    return _Pair(old, new, levels, probe_shift_pct(old, new))
+
+
+def _moved(pair: _Pair) -> bool:
+    return pair.shift_pct is not None and abs(pair.shift_pct) > pair.levels.margin_pct
+
+
+def _moved_reason(pair: _Pair) -> str:
+    return (
+        f"the machine itself changed: its arm-blind probe takes {signed(pair.shift_pct or 0.0)} % "
+        f"(margin ±{pair.levels.margin_pct:g} %); "
+        "a smaller change of an arm is neither claimed nor ruled out"
+    )
+
+
+def _cells(
+    old: Sequence[CellAnalysis], new: Sequence[CellAnalysis]
+) -> tuple[list[tuple[CellAnalysis, CellAnalysis]], list[str]]:
+    if len(old) == len(new) == 1:
+        return [(old[0], new[0])], []
+    before, after = ({a.name: a for a in study} for study in (old, new))
+    shared = [name for name in before if name in after]
+    if not shared:
+        raise Refused("the studies have no cell in common")
+    alone = [f"{name}: only in {NAMES[0]}" for name in before if name not in after]
+    alone += [f"{name}: only in {NAMES[1]}" for name in after if name not in before]
+    return [(before[name], after[name]) for name in shared], alone
+
+
+def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
+    machines = [analysis.environment for analysis in (one, other)]
+    for field in MACHINE_FIELDS:
+        values = [m.get(field) for m in machines]
+        if field == "memory_bytes":
+            same = len({round(v / MEMORY_STEP) if v else None for v in values}) == 1
+        else:
+            same = values[0] == values[1]
+        if not same:
+            raise Refused(f"other machines: {field} is {values[0]} and {values[1]}")
+
+
+def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:
+    kinds = [analysis.data.design.get("isolation", "process") for analysis in (one, other)]
+    if kinds[0] != kinds[1]:
+        raise Refused(f"{one.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}")
+    arms = [{a.name: a for a in analysis.data.arms} for analysis in (one, other)]
+    if set(arms[0]) != set(arms[1]):
+        alone = sorted(set(arms[0]) ^ set(arms[1]))
+        raise Refused(f"{one.name}: other arms: {', '.join(alone)} only in one study")
+    for name in arms[0]:
+        difference = _difference(arms[0][name].config, arms[1][name].config)
+        if difference is not None:
+            raise Refused(f"{one.name}: other configs: arm {name}: {difference}")
+
+
+def _difference(old: Any, new: Any, where: str = "") -> str | None:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in dict.fromkeys([*old, *new]):
+            found = _difference(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+            if found is not None:
+                return found
+        return None
+    return None if old == new else f"{where} was {old}, now {new}"
+
+
+def probe_shift_pct(one: CellAnalysis, other: CellAnalysis) -> float | None:
+    """Return how much longer the probe takes in the new study, in percent (medians)."""
+    probes = [list(a.data.probe.values()) for a in (one, other)]
+    if not all(probes):
+        return None
+    return percent(float(np.median(probes[1]) - np.median(probes[0])))
+
+
+def _rows_alone(pair: _Pair) -> Iterator[str]:
+    """Name the primary rows that only one of the studies measured."""
+    old, new = (
+        {(r.case, r.metric): r.case for r in a.rows if r.primary and r.skipped is None}
+        for a in (pair.old, pair.new)
+    )
+    for name, mine, other in zip(NAMES, (old, new), (new, old), strict=True):
+        yield from (f"{pair.name}: {mine[row]}: only in {name}" for row in mine if row not in other)
+
+
+def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
+    rows = {(row.case, row.metric): row for row in pair.new.rows}
+    for row in pair.old.rows:
+        match = rows.get((row.case, row.metric))
+        if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
+            continue
+        for arm in pair.old.data.arms:
+            item = _Compared(pair, row, match, arm.name, arm.role)
+            yield item if arm.role == "baseline" else _with_change(item)
+
+
+def _with_change(item: _Compared) -> _Compared:
+    studies = [_effect(a, row, item.arm) for a, row in _sides(item)]
+    if any(found is None for found in studies):
+        return item
+    (old, fewer), (new, more) = (found for found in studies if found is not None)
+    return replace(item, change=change(old, new), blocks=min(fewer, more))
+
+
+def _sides(item: _Compared) -> tuple[tuple[CellAnalysis, Row], ...]:
+    return (item.pair.old, item.old), (item.pair.new, item.new)
+
+
+def _effect(analysis: CellAnalysis, row: Row, arm: str) -> tuple[Effect, int] | None:
+    """Return an arm's effect in one study and its complete blocks; None without any."""
+    data = analysis.data
+    pair = (data.baseline, arm)
+    blocks = complete_blocks(row, pair, data.levels.runs)
+    if not blocks or not row.positive:
+        return None
+    values = [log_values(row, name, blocks) for name in pair]
+    probes = [_probes(analysis, row, name, blocks) for name in pair]
+    known = (probes[0], probes[1]) if probes[0] is not None and probes[1] is not None else None
+    return study_effect(values[0], values[1], known), len(blocks)
+
+
+def _probes(analysis: CellAnalysis, row: Row, arm: str, blocks: Sequence[int]) -> Floats | None:
+    """Return the log probes of an arm's runs, float64 [blocks, runs]; None where one lacks."""
+    places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
+    if any(place not in analysis.data.probe for place in places):
+        return None
+    return np.array([analysis.data.probe[place] for place in places]).reshape(len(blocks), -1)

@@ -1,0 +1,54 @@
+"""What a run leaves: schema, codec, store and the registry of counters.
+
+Lies under the experiment, which writes records, and the analysis, which reads them.
+Standard library only.
+"""
+
+from labkit.records.codec import read_json, write_json
+from labkit.records.schema import (
+    BETTER,
+    OUTCOMES,
+    PROCESSES,
+    ROLES,
+    SCHEMA_VERSION,
+    Arm,
+    CaseRecord,
+    Metric,
+    Record,
+    RecordError,
+    parse_run_name,
+    run_name,
+)
+from labkit.records.store import (
+    read,
+    read_arm,
+    read_arms,
+    read_cell,
+    read_runs,
+    values_path,
+    write,
+)
+
+__all__ = [
+    "BETTER",
+    "OUTCOMES",
+    "PROCESSES",
+    "ROLES",
+    "SCHEMA_VERSION",
+    "Arm",
+    "CaseRecord",
+    "Metric",
+    "Record",
+    "RecordError",
+    "parse_run_name",
+    "read",
+    "read_arm",
+    "read_arms",
+    "read_cell",
+    "read_json",
+    "read_runs",
+    "run_name",
+    "values_path",
+    "write",
+    "write_json",
+]

@@ -1,0 +1,191 @@
+"""What a run leaves and what an arm is: the schema of a cell's files.
+
+Frozen dataclasses that check their words and numbers when they are made. Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SCHEMA_VERSION = 1
+OUTCOMES = (
+    "ok",
+    "refused",
+    "oom",
+    "timeout",
+    "crashed",
+    "stale",
+    "invalid_output",
+    "vacuous",
+)
+ROLES = ("baseline", "arm", "control")
+BETTER = ("higher", "lower")
+PROCESSES = "~processes"  # behind the folder of a cell: that of the cell which confirms it
+RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+)")
+
+
+class RecordError(ValueError):
+    """A file that is not what it should be; the message is one line and names the file."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ``RecordError(message)`` unless ``condition`` holds."""
+    if not condition:
+        raise RecordError(message)
+
+
+def run_name(block: int, position: int, arm: str) -> str:
+    """Return the name of a run, which is the stem of its files: ``b00-p02-ARM``."""
+    return f"b{block:02d}-p{position:02d}-{arm}"
+
+
+def parse_run_name(name: str) -> tuple[int, int, str]:
+    """Return block, position and arm of a run's name.
+
+    Raises
+    ------
+    RecordError
+        ``name`` is not ``b<block>-p<position>-<arm>``.
+    """
+    match = RUN_NAME.fullmatch(name)
+    if match is None:
+        raise RecordError(f"{name}: not a run's name (b00-p00-ARM)")
+    return int(match["block"]), int(match["position"]), match["arm"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric of one case: its repeats within the run, all finite."""
+
+    name: str
+    unit: str
+    better: str
+    primary: bool
+    repeats: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the values are numbers."""
+        require(self.better in BETTER, f"metric {self.name}: better={self.better!r}")
+        require(bool(self.repeats), f"metric {self.name}: no value")
+        if not all(map(math.isfinite, self.repeats)):
+            bad = next(x for x in self.repeats if not math.isfinite(x))
+            raise RecordError(f"metric {self.name}: {bad} is not a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRecord:
+    """What one case of the workload gave: metrics and outputs, or why it was skipped."""
+
+    case: str
+    skipped: str | None = None
+    metrics: tuple[Metric, ...] = ()
+    outputs: Mapping[str, Any] | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One arm, once, in one fresh process.
+
+    ``seconds`` are wall seconds per stage, ``probe`` maps before and after to the
+    arm-blind kernels' times (us), ``extra`` holds keys of later versions.
+    """
+
+    arm: str
+    role: str
+    block: int
+    position: int
+    seed: int
+    outcome: str
+    started: str
+    detail: str | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    environment_end: Mapping[str, Any] = field(default_factory=dict)
+    probe: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
+    cases: tuple[CaseRecord, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the words and the numbers' ranges."""
+        require(self.role in ROLES, f"role {self.role!r}: known are {', '.join(ROLES)}")
+        require(
+            self.outcome in OUTCOMES, f"outcome {self.outcome!r}: known are {', '.join(OUTCOMES)}"
+        )
+        require(min(self.block, self.position) >= 0, "block or position is negative")
+        require(self.outcome == "ok" or bool(self.detail), f"outcome {self.outcome}: no detail")
+        names = [case.case for case in self.cases]
+        require(len(set(names)) == len(names), "two cases have the same name")
+
+    @property
+    def run(self) -> str:
+        """The run's name, which is also its file's stem."""
+        return run_name(self.block, self.position, self.arm)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run gave what was asked."""
+        return self.outcome == "ok"
+
+    @property
+    def start_up_s(self) -> float | None:
+        """Wall seconds that the run cost beyond its measurement, or None if not known."""
+        process, measure = self.seconds.get("process"), self.seconds.get("measure")
+        return None if process is None or measure is None else process - measure
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON types, in the schema's order."""
+        body = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        extra = body.pop("extra")
+        body["cases"] = [dataclasses.asdict(case) for case in self.cases]
+        return {"schema_version": SCHEMA_VERSION, "run": self.run, **body, **extra}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm as it was resolved: what ``arms/ARM.json`` holds.
+
+    ``config``: the plain forms of ``engine``, ``model``, ``workload`` and ``seed``.
+    ``engaged``: counters that must end above 0. ``claimed``: whether the ablation claims
+    anything beyond the engine's own counter, which every arm claims.
+    """
+
+    name: str
+    role: str
+    overrides: Mapping[str, Any]
+    config: Mapping[str, Any]
+    identity: str = "none"
+    engaged: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the words."""
+        require(self.role in ROLES, f"role {self.role!r}: known are {', '.join(ROLES)}")
+        parse_run_name(run_name(0, 0, self.name))
+
+    @property
+    def engine_counter(self) -> str | None:
+        """The counter that every arm claims: its engine's word, or the name of its class."""
+        engine = self.config.get("engine")
+        if not isinstance(engine, Mapping) or "name" not in engine:
+            return None
+        return f"engine.{engine['name'].rpartition(':')[2]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the arm as JSON types."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "arm": self.name,
+            "role": self.role,
+            "overrides": dict(self.overrides),
+            "config": dict(self.config),
+            "claims": {"identity": self.identity, "engaged": list(self.engaged)},
+            **self.extra,
+        }

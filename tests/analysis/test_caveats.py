@@ -1,0 +1,266 @@
+"""What weakens a result is said, and the second analyses are made on fixed grounds."""
+
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.disturbance import disturbed_blocks
+from labkit.analysis.rendering.sections import noise_lines
+from labkit.analysis.sensitivity import probe_correlations, second_analyses
+
+
+def said(path):
+    return "\n".join(weaknesses(analyse(path)))
+
+
+def observed(**samples):
+    return lambda record: replace(record, notes={"observer": {"samples": samples}})
+
+
+def memory_waited(share):
+    """Give a record's parts as if some process had waited for memory for a share of the run."""
+
+    def change(record):
+        end = {"memory": {"total_us": 7 + share * 1e7}}
+        return replace(
+            record,
+            environment={**record.environment, "pressure": {"memory": {"total_us": 7}}},
+            environment_end={**record.environment_end, "pressure": end},
+            seconds={**record.seconds, "total": 10.0},
+        )
+
+    return change
+
+
+def test_a_quiet_machine_says_nothing(make_cell):
+    assert said(make_cell()) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (observed(foreign_cores=[0.1, 1.5, None]), "other processes used 0.8 cores"),
+        (memory_waited(0.12), "waited for memory (up to 12 % of a run)"),
+        (observed(memory_pressure_level=[1, 2, 1]), "macOS reported memory pressure"),
+        (
+            lambda r: replace(r, notes={"removed_environment": ["OMP_NUM_THREADS"]}),
+            "removed for all arms: OMP_NUM_THREADS",
+        ),
+        (
+            lambda r: replace(
+                r,
+                environment={**r.environment, "cpu_ticks": {"user": 0, "steal": 0}},
+                environment_end={**r.environment_end, "cpu_ticks": {"user": 90, "steal": 10}},
+            ),
+            "hypervisor took up to 10 %",
+        ),
+        (
+            lambda r: replace(r, environment={**r.environment, "mhz": 3000 - 400 * r.block}),
+            "clock varied from 1,800 to 3,000 MHz",
+        ),
+        (
+            lambda r: replace(
+                r, environment={**r.environment, "settings": {"governor": f"g{r.block // 2}"}}
+            ),
+            "settings of the machine changed between runs: governor g0 to g1 (b02-",
+        ),
+        (
+            lambda r: replace(r, probe={"before": {"matmul_us": 100.0 * (1 + r.block)}}),
+            "own speed varied by",
+        ),
+    ],
+)
+def test_what_else_the_machine_did(make_cell, change, words):
+    assert words in said(make_cell(change=change))
+
+
+def test_emulated_kernels_and_no_control(make_cell):
+    path = make_cell(control=False)
+    assert "no A/A control" in said(path)
+    arm = path / "arms" / "seq_map.json"
+    arm.write_text(arm.read_text().replace('"device": "cpu"', '"device": "emulated"'))
+    assert "seq_map: the Metal kernels were emulated on a CPU" in said(path)
+
+
+def test_a_control_that_differs_is_said(make_cell):
+    def leak(record):
+        if record.arm != "control":
+            return record
+        cases = tuple(
+            replace(c, metrics=(replace(c.metrics[0], repeats=(c.metrics[0].repeats[0] * 1.2,)),))
+            for c in record.cases
+        )
+        return replace(record, cases=cases)
+
+    assert "the A/A control differs from the baseline" in said(make_cell(change=leak))
+
+
+def slow_at(place, factors):
+    """Make the runs at one place of every block slower, each case by a factor of its own."""
+
+    def apply(record):
+        if record.position != place:
+            return record
+        cases = tuple(
+            replace(c, metrics=tuple(replace(m, repeats=tuple(x * factor for x in m.repeats))
+                                     for m in c.metrics))
+            for c, factor in zip(record.cases, factors, strict=True)
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    return apply
+
+
+def test_two_modes_are_reported_with_fishers_p(make_cell):
+    text = said(make_cell(change=slow_at(2, (1.2, 1.0)), noise=0.002))
+    assert "two modes 20 % apart in 'decode, 64 reqs, ctx 128'; in the upper: " in text
+    assert "Fisher's exact test" in text and "none dropped" in text
+
+
+def test_modes_of_many_rows_are_one_line_with_their_number_and_the_worst(make_cell):
+    factors = (1.1, 1.3, 1.2, 1.15)
+    text = said(make_cell(cases=tuple("abcd"), change=slow_at(2, factors), noise=0.002))
+    (line,) = [line for line in text.splitlines() if "modes" in line]
+    assert line.startswith("two modes in 4 rows, the widest 30 % apart in 'b'; in the upper: ")
+    assert "the smallest of all rows" in line
+
+
+def test_a_control_that_differs_in_many_rows_is_one_line(make_cell):
+    def leak(record):
+        return slow_at(record.position, (1.2, 1.3))(record) if record.arm == "control" else record
+
+    (line,) = [line for line in said(make_cell(change=leak)).splitlines() if "A/A" in line]
+    assert line.startswith("the A/A control differs from the baseline in 2 rows, most in ")
+
+
+def test_skipped_rows_of_one_reason_are_one_line(make_cell):
+    path = make_cell(cases=("a", "b", "c"), skipped={"b": "too large", "c": "too large"})
+    assert said(path) == "2 rows skipped (b; c): too large"
+
+
+def test_a_noisy_control_withholds_and_says_so(make_cell):
+    def shaky(record):
+        if record.arm != "control":
+            return record
+        factor = 1.2 if record.block % 2 else 0.85
+        cases = tuple(
+            replace(c, metrics=tuple(replace(m, repeats=tuple(x * factor for x in m.repeats))
+                                     for m in c.metrics))
+            for c in record.cases
+        )  # fmt: skip
+        return replace(record, cases=cases)
+
+    path = make_cell(change=shaky, effects={"seq_map": 1.0}, noise=0.002)
+    found = analyse(path)
+    verdict = found.verdicts[0]["seq_map"]
+    assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
+    assert "noise exceeds margin: the A/A control varies by more than ±2 %" in said(path)
+
+
+def with_probe(slow_block=None, follow=True):
+    """Make a slow process slow in the probe too."""
+
+    def apply(record):
+        slow = 1.05 if (record.block + record.position) % 3 == 0 else 1.0
+        metrics = []
+        for case in record.cases:
+            values = tuple(
+                replace(m, repeats=tuple(x * slow for x in m.repeats)) for m in case.metrics
+            )
+            metrics.append(replace(case, metrics=values))
+        other = 1 + 0.01 * ((7 * record.block + 3 * record.position) % 5)
+        probe = 100.0 * (slow if follow else other) * (1.5 if record.block == slow_block else 1.0)
+        return replace(record, cases=tuple(metrics), probe={"before": {"matmul_us": probe}})
+
+    return apply
+
+
+def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
+    analysis = analyse(make_cell("a/x", change=with_probe(), effects={"seq_map": 0.98}))
+    found = [s for s in second_analyses(analysis) if s.arm == "seq_map" and s.row == 0]
+    assert len(found) == 1 and found[0].how.startswith("probe-adjusted (correlation 0.9")
+    plain = analysis.comparisons[0]["seq_map"]
+    assert found[0].p <= plain.p and found[0].effect_pct == pytest.approx(-2.0, abs=0.6)
+    narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (found[0], plain))
+    assert narrow < wide
+    blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
+    assert second_analyses(blind) == []
+    assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))
+    assert "correlates with the arm-blind probe by" in noise_lines(blind)[0]
+
+
+def test_disturbed_blocks_are_left_out_whole_and_both_are_shown(make_cell):
+    analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
+    assert set(disturbed_blocks(analysis.data.records)) == {1}
+    assert any(line.startswith("Block 1 was disturbed (b01-") for line in noise_lines(analysis))
+    found = [s for s in second_analyses(analysis) if "without disturbed blocks (1)" in s.how]
+    assert {s.blocks for s in found} == {3}
+    assert analysis.comparisons[0]["seq_map"].blocks == 4
+
+
+OBSERVED = [
+    ({"foreign_cores": [0.1, 1.4]}, "0.8 cores used by others"),
+    ({"memory_pressure_level": [1, 4]}, "memory pressure"),
+    ({"thermal_level": [0, 2]}, "throttled"),
+    ({"mhz": [1500.0, 1600.0]}, "clock at 1,550 MHz"),
+]
+
+
+@pytest.mark.parametrize(("samples", "reason"), OBSERVED)
+def test_what_the_observer_saw_disturbs_a_block_by_name(make_cell, samples, reason):
+    def apply(record):
+        seen = samples if record.block == 2 and record.position == 1 else {"mhz": [2000.0]}
+        return replace(record, notes={**record.notes, "observer": {"samples": seen}})
+
+    found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
+    (disturbed,) = found.pop(2)
+    assert not found and str(disturbed).startswith("b02-p01-") and str(disturbed).endswith(reason)
+    # What other processes took, no arm can cause; the rest was read while one ran.
+    assert disturbed.during is ("foreign_cores" not in samples)
+
+
+def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):
+    def apply(record):
+        seen = {"mhz": [1500.0 if record.block == 2 else 2000.0]}
+        return replace(record, notes={**record.notes, "observer": {"samples": seen}})
+
+    hot = second_analyses(analyse(make_cell("a/hot", change=apply)))
+    slow = second_analyses(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
+    assert hot and all("an arm may cause what disturbed them" in s.how for s in hot)
+    assert slow and not any("may cause" in s.how for s in slow)
+
+
+def test_waiting_for_memory_disturbs_a_block_by_name(make_cell):
+    def apply(record):
+        return memory_waited(0.09 if (record.block, record.position) == (2, 1) else 0.04)(record)
+
+    found = disturbed_blocks(analyse(make_cell(change=apply)).data.records)
+    (line,) = found.pop(2)
+    assert not found and str(line).endswith("memory waited for 9 % of the time")
+
+
+def test_throttling_and_a_hot_machine_disturb_their_blocks(make_cell):
+    def apply(record):
+        end = {"throttled": 5 + (record.block == 0 and record.position == 0)}
+        if record.block == 3:
+            return replace(record, environment_end={**record.environment_end, "thermal": "serious"})
+        return replace(
+            record,
+            environment={**record.environment, "thermal": {"throttled": 5}},
+            environment_end={**record.environment_end, "thermal": end},
+        )
+
+    path = make_cell(change=apply)
+    assert set(disturbed_blocks(analyse(path).data.records)) == {0, 3}
+    assert "heat slowed the CPU in" in said(path)
+
+
+@pytest.mark.parametrize(("blocks", "runs", "known"), [(8, 1, True), (2, 2, True), (1, 1, False)])
+def test_a_correlation_is_said_where_enough_is_left_over(make_cell, blocks, runs, known):
+    """Each block takes a degree of freedom."""
+    path = make_cell(change=with_probe(), blocks=blocks, runs=runs, effects={"seq_map": 1.0})
+    found = probe_correlations(analyse(path))
+    assert bool(found) is known
+    assert all(value > 0.5 for _, value in found)

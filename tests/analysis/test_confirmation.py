@@ -1,0 +1,99 @@
+"""Do turns and separate processes say the same?"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.comparison import Levels, compare_arm
+from labkit.analysis.confirmation import agreements, sentence
+from labkit.analysis.rows import Row, Value
+
+
+def simulated(rng, effect, noise, blocks, runs):
+    """One row of a study: baseline and arm, which is larger by ``effect`` (log scale)."""
+    row = Row("one", "dispatch_us", "us", "lower", True)
+    for arm, shift in (("base", 0.0), ("arm", effect)):
+        row.arms[arm] = [
+            Value(block, run, f"{arm}{block}{run}", float(np.exp(shift + rng.normal(0, noise))))
+            for block in range(blocks)
+            for run in range(runs)
+        ]
+    levels = Levels(runs, 0.05, 2.0)
+    (comparison,) = compare_arm([row], "arm", "base", levels)
+    arms = [SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")]
+    return SimpleNamespace(
+        rows=[row], comparisons=[{"arm": comparison}], data=SimpleNamespace(arms=arms)
+    )
+
+
+def pairs(effect, other, studies):
+    rng = np.random.default_rng(5)
+    for _ in range(studies):
+        turns = simulated(rng, effect, 0.01, 10, 1)
+        (found,) = agreements(turns, simulated(rng, other, 0.05, 4, 2))
+        yield found
+
+
+def test_designs_that_estimate_the_same_are_called_apart_in_few_studies():
+    apart = [not found.agrees for found in pairs(0.1, 0.1, 400)]
+    assert np.mean(apart) <= 0.06
+
+
+def test_designs_that_estimate_different_things_are_told_apart():
+    apart = [not found.agrees for found in pairs(0.1, 0.3, 50)]
+    assert np.mean(apart) >= 0.9
+    first = next(pairs(0.1, 0.3, 1))
+    assert first.difference_pct < 0 < first.unseen_pct < abs(first.difference_pct)
+
+
+@pytest.mark.parametrize(
+    ("effect", "says"),
+    [
+        (0.90, "Separate processes agree with the turns in all 2 rows"),
+        (1.10, "Separate processes disagree with the turns in 2 of 2 rows, most in"),
+    ],
+)
+def test_two_cells_of_a_study_are_held_against_each_other(make_cell, effect, says):
+    turns = make_cell("cell", blocks=10, runs=1, effects={"seq_map": 0.9})
+    apart = make_cell("cell~", seed=2, effects={"seq_map": effect})
+    found = agreements(analyse(turns), analyse(apart))
+    assert [(a.case, a.arm) for a in found] == [
+        ("decode, 64 reqs, ctx 128", "seq_map"),
+        ("prefill, 8 × 512", "seq_map"),
+    ]
+    assert all(abs(a.turns_pct + 10) < 1 for a in found)
+    assert sentence(found).startswith(says)
+
+
+def test_too_few_blocks_agree_with_nothing(make_cell):
+    turns = make_cell("cell", blocks=10, runs=1)
+    apart = make_cell("cell~", blocks=1)
+    found = agreements(analyse(turns), analyse(apart))
+    assert [a.agrees for a in found] == [None, None]
+    assert "too few blocks" in sentence(found)
+
+
+def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
+    from labkit.analysis import write_study
+    from labkit.analysis.caveats import weaknesses
+    from labkit.analysis.confirmation import confirmation_sentence
+    from labkit.analysis.study_analysis import Analyst
+
+    turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
+    alone = analyse(turns)
+    assert confirmation_sentence(alone) is None
+    assert any("every process held all arms" in line for line in weaknesses(alone))
+    apart = make_cell("s/cell~processes", seed=2, effects={"seq_map": 0.9})
+    write_study(turns.parent, plots=False)
+    for folder in (turns, apart):
+        assert confirmation_sentence(Analyst().cell(folder)).startswith("Separate processes agree")
+    assert not any(
+        "every process held all arms" in line for line in weaknesses(Analyst().cell(turns))
+    )
+    for name in ("report.md", "report.html"):
+        text = (turns.parent / name).read_text()
+        assert text.count("Separate processes agree with the turns in all 2 rows") == 2

@@ -1,0 +1,207 @@
+"""Families of rows: known answers for the adjusted p and the interval that goes with it.
+
+Rows have noise of their own here: with one noise for all, adjusted equals raw and nothing
+that follows could fail.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit.analysis.statistics.effect import confidence_interval, equivalence
+from labkit.analysis.statistics.multiplicity import RowTest, alpha_each, joint_p, others_largest
+from labkit.analysis.statistics.permutation import permutation_test, pooled, relabellings
+
+SHAPES = st.sampled_from([(3, 2), (4, 2), (6, 1), (8, 1)])
+SEEDS = st.integers(0, 10_000)
+
+
+def make_tests(baseline, arm, labels=None):
+    """The tests of a family, from float64 [blocks, runs, rows]."""
+    blocks, runs, rows = baseline.shape
+    labels = relabellings(blocks, runs) if labels is None else labels
+    units = pooled(baseline, arm)
+    statistics = labels.mean_differences(units).T
+    within = units.reshape(blocks, 2 * runs, rows)
+    squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
+    return [RowTest(labels, t, float(q)) for t, q in zip(statistics, squares, strict=True)]
+
+
+def regions(tests, times=1):
+    others = others_largest(tests)
+    return [test.region(rest, times) for test, rest in zip(tests, others, strict=True)]
+
+
+def draw(seed, shape, rows=3, effect=0.0):
+    rng = np.random.default_rng(seed)
+    shared, own = rng.normal(0, 1, (2, *shape, 1)), rng.normal(0, 1, (2, *shape, rows))
+    values = shared + own
+    values[1, ..., 0] += effect
+    return values
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, SHAPES)
+def test_one_row_is_the_plain_test_and_its_interval(seed, shape):
+    base, arm = draw(seed, shape, rows=1, effect=1.0)
+    (test,) = make_tests(base, arm)
+    region = test.region()
+    assert region.p(0.0) == pytest.approx(permutation_test(base[..., 0], arm[..., 0]))
+    assert region.p(0.7) == pytest.approx(permutation_test(base[..., 0], arm[..., 0] - 0.7))
+    assert region.interval(0.05) == pytest.approx(confidence_interval(base[..., 0], arm[..., 0]))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6, 1)])
+def test_adjusted_p_counts_own_and_other_rows(shape):
+    values = draw(4, shape, rows=3, effect=1.5)
+    units = pooled(*values)
+    labels = relabellings(*shape)
+    t = labels.mean_differences(units)
+    effect = units[:, :] - np.outer(np.tile(np.repeat([0, 1], shape[1]), shape[0]), t[0])
+    rest = labels.mean_differences(effect)
+    rest /= rest.std(axis=0)
+    for i, region in enumerate(regions(make_tests(*values))):
+        own = np.abs(t[:, i]) >= abs(t[0, i]) - 1e-12
+        observed = abs(t[0, i]) / t[:, i].std()
+        others = np.abs(np.delete(rest, i, axis=1)).max(axis=1) >= observed
+        assert region.p(0.0) == pytest.approx(np.mean(own | others))
+        assert own.mean() < np.mean(own | others)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SEEDS, SHAPES, st.sampled_from([0.05, 0.01, 0.2]), st.sampled_from([1, 3]))
+def test_the_interval_inverts_the_adjusted_test_and_never_contradicts_it(seed, shape, alpha, times):
+    values = draw(seed, shape, effect=2.0)
+    for i, region in enumerate(regions(make_tests(*values), times)):
+        limits = region.interval(alpha)
+        assert (limits is None) == (
+            times * 2 / relabellings(*shape).count > alpha
+        ) or limits is None
+        if limits is None:
+            continue
+        low, high = limits
+        width = high - low
+        for shift, inside in (
+            (low + 1e-6 * width, True),
+            (high - 1e-6 * width, True),
+            (low - 1e-6 * width, False),
+            (high + 1e-6 * width, False),
+        ):
+            moved = values.copy()
+            moved[1, ..., i] -= shift
+            again = regions(make_tests(*moved), times)[i]
+            assert (again.p(0.0) > alpha) is inside
+        assert (region.p(0.0) <= alpha) == (low > 0 or high < 0)
+
+
+def test_a_family_is_wider_than_a_row_and_copied_rows_cost_little():
+    values = draw(2, (5, 2), rows=6, effect=1.0)
+    tests = make_tests(*values)
+    for test, region in zip(tests, regions(tests), strict=True):
+        alone = test.region()
+        assert region.p(0.0) >= alone.p(0.0)
+        (low, high), (inner, outer) = region.interval(0.05), alone.interval(0.05)
+        assert low < inner and high > outer
+    wide, few, alone = (
+        region.interval(0.05)
+        for region in (
+            regions(tests)[0],
+            regions(make_tests(*np.repeat(values[..., :1], 6, axis=-1)))[0],
+            tests[0].region(),
+        )
+    )
+    cost = [(high - low) / (alone[1] - alone[0]) - 1 for low, high in (wide, few)]
+    assert cost[0] > 0.2 and cost[1] < cost[0] / 2
+    # However many copies there are.
+    assert regions(make_tests(*np.repeat(values[..., :1], 2, axis=-1)))[0].interval(0.05) == few
+
+
+def test_rows_of_any_scale_count_alike():
+    values = draw(3, (4, 2), rows=4, effect=1.0)
+    scale = np.array([1.0, 1000.0, 1e-3, 5.0])
+    plain, scaled = regions(make_tests(*values)), regions(make_tests(*(values * scale)))
+    for one, other, factor in zip(plain, scaled, scale, strict=True):
+        assert other.p(0.0) == one.p(0.0)
+        assert other.interval(0.05) == pytest.approx(np.array(one.interval(0.05)) * factor)
+
+
+def test_an_effect_in_one_row_moves_no_other_interval():
+    values = draw(5, (6, 1), rows=3)
+    moved = values.copy()
+    moved[1, ..., 0] += 7.0
+    one, other = regions(make_tests(*values)), regions(make_tests(*moved))
+    assert other[0].interval(0.05) == pytest.approx(np.array(one[0].interval(0.05)) + 7.0)
+    for i in (1, 2):
+        assert other[i].interval(0.05) == pytest.approx(one[i].interval(0.05))
+
+
+def test_arms_share_alpha():
+    tests = make_tests(*draw(6, (4, 2), effect=1.0))
+    one, three = regions(tests), regions(tests, times=3)
+    for alone, shared in zip(one, three, strict=True):
+        assert shared.p(0.0) == pytest.approx(min(1.0, 3 * alone.p(0.0)))
+        assert shared.interval(0.06) == alone.interval(0.02)
+
+
+def test_a_row_that_lacks_a_block_is_tested_on_its_own_blocks():
+    values = draw(7, (4, 2), rows=2)
+    labels = relabellings(4, 2).only([0, 1, 3])
+    kept = np.delete(values, 2, axis=1)[..., :1]
+    (short,) = make_tests(*kept, labels=labels)
+    p = permutation_test(*kept[..., 0])
+    assert short.region().p(0.0) == pytest.approx(p)
+    family = regions([short, make_tests(*values)[1]])
+    assert family[0].p(0.0) > p and len(family[0].lows) == 1296
+
+
+def test_rows_on_fewer_blocks_share_each_relabelling_with_the_others():
+    labels = relabellings(3, 2)
+    units = np.random.default_rng(1).normal(size=12)
+    kept = np.concatenate([units[:4], units[8:]])
+    alone = labels.only([0, 2]).mean_differences(kept)
+    zeroed = labels.mean_differences(np.where((np.arange(12) // 4) == 1, 0.0, units))
+    assert alone == pytest.approx(zeroed * 3 / 2)
+
+
+def test_rows_without_noise():
+    base = np.zeros((4, 2, 2))
+    arm = base + np.array([0.5, 0.0])
+    shifted, same = regions(make_tests(base, arm))
+    assert shifted.interval(0.05) == (0.5, 0.5)
+    assert shifted.p(0.0) <= 0.05 and same.p(0.0) == 1.0
+
+
+def test_equivalence_is_the_shown_interval_within_the_margin():
+    tests = make_tests(*(0.01 * draw(8, (4, 2), rows=3)))
+    for region in regions(tests):
+        low, high = region.interval(0.05)
+        bound = 100 * max(np.expm1(high), -np.expm1(low))
+        for margin, inside in ((bound * 1.01, True), (bound * 0.99, False)):
+            found = equivalence(region, margin, 0.05)
+            assert (found.p <= 0.05) is inside
+            assert found.bound_pct == pytest.approx(bound)
+    assert equivalence(region, 1e-6, 0.05).p == 1.0  # the effect itself lies outside
+
+
+def test_alpha_of_a_row_is_what_the_family_leaves_it():
+    rng = np.random.default_rng(9)
+    independent = make_tests(*rng.normal(0, 1, (2, 8, 1, 10)))
+    copies = make_tests(*np.repeat(rng.normal(0, 1, (2, 8, 1, 1)), 10, axis=-1))
+    (alone,) = alpha_each(copies[:1], 0.05)
+    assert alone == pytest.approx(0.05, abs=0.02)
+    assert alpha_each(copies, 0.05) == pytest.approx([alone] * 10)
+    assert all(0.002 < alpha < 0.012 for alpha in alpha_each(independent, 0.05))
+    assert alpha_each(independent, 0.001) == [0.0] * 10  # 2 / 256 is all that there is
+
+
+def test_cells_are_one_family_of_joint_relabellings():
+    values = draw(5, (4, 2), rows=3, effect=4.0)
+    tests = make_tests(*values)
+    (alone,) = joint_p([tests])
+    assert alone == pytest.approx([region.p(0.0) for region in regions(tests)], abs=0.01)
+    both = joint_p([tests, make_tests(*draw(6, (4, 2), rows=5))])
+    assert [len(cell) for cell in both] == [3, 5]
+    assert all(more >= less - 0.005 for more, less in zip(both[0], alone, strict=True))
+    assert both[0][1] > alone[1] + 0.02
+    assert both[0][0] < 0.02

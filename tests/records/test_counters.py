@@ -1,0 +1,117 @@
+"""The registry of counters: complete, read by the docs, and what claims are held to."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+from labkit.config import Attention, ConfigError, Engine
+from labkit.experiment.claims import check, choices
+from labkit.records import counters
+
+ROOT = Path(__file__).parents[2]
+PLAIN = Engine()
+
+
+def own(**attention):
+    return Engine(attention=Attention(**attention))
+
+
+def counted(tree):
+    """Yield what a module counts: names, and what families' names begin with, with a star."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add", "at_least"):
+            yield from map(name_of, node.args[:1])
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_all":
+            yield from keys(node)
+        if isinstance(node, ast.FunctionDef) and node.name == "counters":
+            yield from keys(node)
+            places = (n for n in ast.walk(node) if isinstance(n, ast.Subscript))
+            yield from (name_of(n.slice) for n in places if isinstance(n.slice, ast.JoinedStr))
+
+
+def keys(tree):
+    tables = (node for node in ast.walk(tree) if isinstance(node, ast.Dict))
+    return (name_of(key) for table in tables for key in table.keys if key is not None)
+
+
+def name_of(node):
+    if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+        return f"{node.values[0].value}*"
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def test_whatever_is_counted_is_in_the_table():
+    known = {counter.name for counter in counters.COUNTERS}
+    found = {}
+    for folder in ("engine", "metal", "workload"):
+        for path in (ROOT / "labkit" / folder).rglob("*.py"):
+            for name in filter(None, counted(ast.parse(path.read_text()))):
+                found[name] = path
+    unknown = {n: p for n, p in found.items() if n not in known and not counters.find(n)}
+    assert len(found) > 60 and not unknown
+
+
+def test_no_counter_is_listed_twice_and_all_say_what_they_are():
+    names = [counter.name for counter in counters.COUNTERS]
+    assert len(names) == len(set(names))
+    assert all(counter.unit and counter.meaning for counter in counters.COUNTERS)
+
+
+def test_the_page_is_the_table():
+    assert (ROOT / "docs" / "counters.md").read_text() == counters.page(), (
+        "python -m labkit.records.counters > docs/counters.md"
+    )
+
+
+def test_every_option_of_a_family_exists():
+    assert "seq_map" in choices("engine.attention.resolver")
+    assert "static" in choices("engine.scheduler.admission")
+    with pytest.raises(ValueError, match="not an option with a list"):
+        choices("engine.threads")
+    assert len(list(counters.names(choices))) > 100
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "ablation").glob("*.yaml")), ids=str)
+def test_the_ablations_claim_what_there_is(path):
+    data = yaml.safe_load(path.read_text())
+    claimed = (data.get("claims") or {}).get("engaged") or {}
+    for arm, names in claimed.items():
+        assert arm in data["arms"]
+        assert all(counters.find(name, choices) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("resolver.seq_mpa", "resolver.seq_map"),
+        ("tokens.recomputted", "tokens.recomputed"),
+        ("steps.mixde", "steps.mixed"),
+    ],
+)
+def test_a_misspelt_counter_is_refused_with_the_nearest(name, near):
+    said = rf"claims.engaged.base: no counter '{name}' \(did you mean '{near}'\?\)"
+    with pytest.raises(ConfigError, match=said):
+        check({"base": [name]}, {"base": PLAIN})
+
+
+def test_a_misspelt_arm_is_refused_and_a_dropped_one_ignored():
+    with pytest.raises(ConfigError, match=r"engaged.bsae: no such arm \(did you mean 'base'\?\)"):
+        check({"bsae": ["steps.mixed"]}, {"base": PLAIN})
+    check({"gone": ["no such counter"]}, {"base": PLAIN}, ["gone"])
+
+
+def test_families_by_number_take_numbers():
+    check({"base": ["block_size.16", "spec.drafted.pos3"]}, {"base": PLAIN})
+    with pytest.raises(ConfigError, match=r"no counter 'block_size\.large'"):
+        check({"base": ["block_size.large"]}, {"base": PLAIN})
+
+
+def test_a_class_of_one_s_own_brings_its_own_counters():
+    arms = {"maps": own(resolver="mine.maps:Repeat"), "whole": own(backend="mine.attention:One")}
+    check({"maps": ["resolver.repeat", "own.loops"], "whole": ["kernel.one"]}, arms)
+    with pytest.raises(ConfigError, match=r"no counter 'kernel\.tield' \(did you mean 'kernel"):
+        check({"maps": ["kernel.tield"]}, arms)
+    with pytest.raises(ConfigError, match=r"no counter 'resolver\.repeat'"):
+        check({"base": ["resolver.repeat"]}, {"base": PLAIN})

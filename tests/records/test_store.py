@@ -1,0 +1,234 @@
+"""Records: written whole, read strictly, never overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.records import (
+    Arm,
+    CaseRecord,
+    Metric,
+    Record,
+    RecordError,
+    parse_run_name,
+    read,
+    read_arm,
+    read_arms,
+    read_cell,
+    read_runs,
+    run_name,
+    write,
+    write_json,
+)
+
+
+def a_record(**changes) -> Record:
+    metric = Metric("dispatch_us", "us", "lower", True, (1.5, 2.0))
+    case = CaseRecord("decode", None, (metric,), {"kind": "array", "digest": "ab"}, {"n": 1})
+    facts = {
+        "arm": "seq_map",
+        "role": "arm",
+        "block": 1,
+        "position": 2,
+        "seed": 3,
+        "outcome": "ok",
+        "started": "2026-11-20T20:00:00Z",
+        "seconds": {"measure": 1.0},
+        "counters": {"engine.paged": 2.0},
+        "cases": (case, CaseRecord("long", "its pool exceeds the limit")),
+    }
+    return Record(**{**facts, **changes})
+
+
+def written(tmp_path, **changes):
+    record = a_record(**changes)
+    path = tmp_path / f"{record.run}.json"
+    write(path, record)
+    return path, record
+
+
+def test_what_is_written_is_read(tmp_path):
+    path, record = written(tmp_path)
+    assert read(path) == record
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_key_of_a_later_version_is_kept(tmp_path):
+    path, _ = written(tmp_path)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, "energy_j": 12.5}))
+    again = read(path)
+    assert again.extra == {"energy_j": 12.5}
+    path.unlink()
+    write(path, again)
+    assert json.loads(path.read_text())["energy_j"] == 12.5
+
+
+def test_every_truncation_is_refused_by_name(tmp_path):
+    path, _ = written(tmp_path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole.rstrip()), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RecordError, match=path.name) as error:
+            read(path)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema_version": 2}, "schema version 2; this labkit reads 1"),
+        ({"schema_version": None}, "schema version None"),
+        ({"run": "b00-p00-other"}, "run is 'b00-p00-other'"),
+        ({"arm": "other", "run": "b01-p02-other"}, "holds run b01-p02-other"),
+        ({"outcome": "great"}, "outcome 'great'"),
+        ({"outcome": "crashed"}, "no detail"),
+        ({"role": "king"}, "role 'king'"),
+        ({"block": "1"}, "block is '1', not of type int"),
+        ({"block": True}, "block is True"),
+        ({"cases": {}}, "cases is {}"),
+        ({"cases": [3]}, "a case is not an object"),
+        ({"counters": None}, "counters is None"),
+    ],
+)
+def test_a_foreign_record_is_refused(tmp_path, change, said):
+    path, _ = written(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(RecordError, match=said) as error:
+        read(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "{}", '{"benchmarks": []}', "\x00\x01", ""])
+def test_a_file_of_something_else_is_refused(tmp_path, text):
+    path = tmp_path / "b00-p00-a.json"
+    path.write_text(text)
+    with pytest.raises(RecordError, match=r"b00-p00-a\.json"):
+        read(path)
+    path.unlink()
+    with pytest.raises(RecordError, match="No such file"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    "repeats", ["[NaN]", "[Infinity]", "[-Infinity]", "[1e999]", "[]", "[true]"]
+)
+def test_a_metric_that_is_no_number_is_refused(tmp_path, repeats):
+    path, _ = written(tmp_path)
+    path.write_text(path.read_text().replace("[1.5, 2.0]", repeats))
+    with pytest.raises(RecordError):
+        read(path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_is_not_written(tmp_path, value):
+    with pytest.raises(ValueError, match="finite"):
+        Metric("m", "us", "lower", True, (value,))
+    with pytest.raises(ValueError, match="JSON"):
+        written(tmp_path, counters={"x": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_record_is_never_overwritten(tmp_path):
+    path, record = written(tmp_path)
+    with pytest.raises(RecordError, match="never overwritten"):
+        write(path, a_record(seed=99))
+    assert read(path) == record
+    with pytest.raises(RecordError, match="the run is"):
+        write(tmp_path / "b09-p09-seq_map.json", record)
+
+
+def test_a_full_disk_leaves_no_half_record(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            written(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_rename_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "cell.json"
+    write_json(path, {"schema_version": 1, "n": 1})
+    old = path.read_bytes()
+
+    def fail(*names):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        write_json(path, {"schema_version": 1, "n": 2})
+    assert path.read_bytes() == old
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_runs_are_read_in_order_and_nothing_else_is(tmp_path):
+    runs = tmp_path / "runs"
+    for folder in (runs, runs / "pending", runs / "abandoned"):
+        folder.mkdir(exist_ok=True)
+    for block, position in ((10, 0), (0, 1), (0, 0), (100, 0)):
+        record = a_record(block=block, position=position)
+        write(runs / f"{record.run}.json", record)
+    (runs / "abandoned" / "b00-p00-seq_map.json").write_text("{}")
+    (runs / "pending" / "b00-p00-seq_map.json").write_text("{}")
+    (runs / ".b00-p02-seq_map.json.1.tmp").write_text("{")
+    (runs / "b00-p00-seq_map.log").write_text("")
+    read_order = [(r.block, r.position) for r in read_runs(tmp_path)]
+    assert read_order == [(0, 0), (0, 1), (10, 0), (100, 0)]
+    (runs / "notes.json").write_text('{"schema_version": 1}')
+    with pytest.raises(RecordError, match=r"notes\.json"):
+        read_runs(tmp_path)
+
+
+def test_arms_are_read_baseline_first_control_last(tmp_path):
+    (tmp_path / "arms").mkdir()
+    for name, role in (("zeta", "baseline"), ("control", "control"), ("b", "arm"), ("a", "arm")):
+        arm = Arm(name, role, {"engine.blas": "stock"}, {"seed": 1}, "tokens", ("x.y",))
+        write_json(tmp_path / "arms" / f"{name}.json", arm.to_json())
+        assert read_arm(tmp_path / "arms" / f"{name}.json") == arm
+    assert [arm.name for arm in read_arms(tmp_path)] == ["zeta", "a", "b", "control"]
+    (tmp_path / "arms" / "a.json").rename(tmp_path / "arms" / "c.json")
+    with pytest.raises(RecordError, match=r"c\.json.*holds arm a"):
+        read_arms(tmp_path)
+
+
+def test_a_cell_without_its_design_is_refused(tmp_path):
+    write_json(tmp_path / "cell.json", {"schema_version": 1, "arms": []})
+    with pytest.raises(RecordError, match="design is missing"):
+        read_cell(tmp_path)
+
+
+@given(
+    st.integers(0, 2000),
+    st.integers(0, 2000),
+    st.from_regex(r"[A-Za-z0-9_][\w.-]*", fullmatch=True),
+)
+def test_run_names_come_back(block, position, arm):
+    assert parse_run_name(run_name(block, position, arm)) == (block, position, arm)
+
+
+@pytest.mark.parametrize("name", ["", "b00", "b0-p0-a", "b00-p00-", "b00-p00-a/b", "x00-p00-a"])
+def test_other_names_are_refused(name):
+    with pytest.raises(RecordError):
+        parse_run_name(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "counter"),
+    [
+        ({"engine": {"name": "paged"}}, "engine.paged"),
+        ({"engine": {"name": "my.package:Engine"}}, "engine.Engine"),
+        ({"engine": {}}, None),
+        ({}, None),
+    ],
+)
+def test_an_arm_claims_its_engine_by_word_or_class(config, counter):
+    assert Arm("base", "baseline", {}, config).engine_counter == counter

@@ -1,0 +1,76 @@
+"""The arrows of the house: who may import whom, imports inside functions included."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# What each part imports of the others. The doors (``labkit/*.py``) may import all of them.
+MAY = {
+    "records": set(),
+    "config": {"records"},
+    "platform": {"config"},
+    "model": {"config", "platform"},
+    "metal": {"config", "platform"},
+    "engine": {"config", "metal", "model", "platform"},
+    "workload": {"config", "engine", "metal", "model", "platform", "records"},
+    "analysis.statistics": set(),
+    "analysis": {"analysis.statistics", "config", "records"},
+    "experiment": {
+        "analysis.statistics", "config", "engine", "model", "platform", "records", "workload",
+    },
+    "doctor": {
+        "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "model",
+        "platform", "records", "workload",
+    },
+}  # fmt: skip
+SHARED = {""}  # labkit itself: the version
+
+
+def part_of(module):
+    """Name the part that a module of labkit belongs to."""
+    words = module.split(".")[1:]
+    if words[:2] == ["analysis", "statistics"]:
+        return "analysis.statistics"
+    return words[0] if words else ""
+
+
+def imported(path):
+    """Yield the modules of labkit that a file imports, and the line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            for alias in node.names:
+                deeper = ROOT.joinpath(*node.module.split("."), alias.name)
+                whole = deeper.is_dir() or deeper.with_suffix(".py").is_file()
+                yield f"{node.module}.{alias.name}" if whole else node.module, node.lineno
+
+
+@pytest.mark.parametrize("part", MAY)
+def test_no_module_imports_upward(part):
+    folder = ROOT.joinpath("labkit", *part.split("."))
+    wrong, files = [], 0
+    for path in folder.rglob("*.py"):
+        if part_of(".".join(path.relative_to(ROOT).with_suffix("").parts)) != part:
+            continue
+        files += 1
+        for module, line in imported(path):
+            target = part_of(module)
+            if module.split(".")[0] == "labkit" and target not in MAY[part] | SHARED | {part}:
+                wrong.append(f"{path.relative_to(ROOT)}:{line} imports {module}")
+    assert files and not wrong
+
+
+def test_every_part_has_its_arrows():
+    parts = {path.parent.name for path in (ROOT / "labkit").glob("*/__init__.py")}
+    assert parts == {part for part in MAY if "." not in part}
+
+
+def test_no_two_modules_of_one_name_in_what_was_merged():
+    """Who reads ``cell.py`` shall not have to ask which."""
+    folders = [ROOT / "labkit" / part for part in ("analysis", "records")]
+    names = [path.stem for folder in folders for path in folder.rglob("[!_]*.py")]
+    assert len(names) == len(set(names))

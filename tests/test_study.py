@@ -1,0 +1,113 @@
+"""A study: its cells are run, and each is analysed once."""
+
+import math
+import random
+import tempfile
+
+import pytest
+
+from labkit import config
+from labkit.analysis import cell_analysis, study_analysis
+from labkit.analysis.study_analysis import Analyst
+from labkit.experiment.arms import ComposedCell
+from labkit.records import Arm, CaseRecord, Metric, Record, read_cell
+from labkit.study import Study
+
+OUTPUTS = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32", "rows": "AAAAAA=="}
+
+
+class Planted:
+    """A launcher in this process: arm ``other`` is 5 % slower."""
+
+    def launch(self, run, cell, paths):
+        log = random.Random(f"{cell.name} {run.name}").gauss(0, 0.002)
+        log += 0.05 if run.arm == "other" else 0.0
+        metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
+        case = CaseRecord("one", None, (metric,), {**OUTPUTS, "heads": "AAAAAA=="})
+        role = cell.arm(run.arm).role
+        place = run.block, run.position, cell.seed
+        counters = {"engine.paged": 1.0}
+        return Record(
+            run.arm, role, *place, "ok", "2026-11-20T20:00:00Z", counters=counters, cases=(case,)
+        )
+
+
+def composed(name, **design):
+    case = config.Case(name="one", decode=1, context=16)
+    one = config.Experiment(
+        model=config.Model(shape=config.ModelShape()),
+        workload=config.Workload(name="k", kind=config.WorkloadKind.kernel, cases=[case]),
+        ablation=config.Ablation(arms={"base": {}, "other": {}}, question="Is it?"),
+        design=config.Design(**{"blocks": 8, "runs_per_block": 1, **design}),
+    )
+    plain = config.to_plain(one)
+    held = {key: plain[key] for key in ("engine", "model", "workload", "seed")}
+    arms = [Arm("base", "baseline", {}, held), Arm("other", "arm", {}, held)]
+    arms.append(Arm("control", "control", {}, held))
+    experiments = dict.fromkeys(("base", "other", "control"), one)
+    return ComposedCell(name, one, tuple(arms), experiments, config.Isolation.process)
+
+
+@pytest.fixture
+def analysed(monkeypatch, tmp_path):
+    """The cells that were analysed, in order; nothing is prepared or locked but the test's own."""
+    seen = []
+    real = cell_analysis.analyse
+
+    def analyse(cell_dir, *others):
+        seen.append(cell_dir.name)
+        return real(cell_dir, *others)
+
+    monkeypatch.setattr(study_analysis, "analyse", analyse)
+    monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return seen
+
+
+def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
+    cells = [composed(f"seed={i}") for i in range(10)]
+    study = Study(tmp_path / "study", cells, Planted())
+    for cell in cells:
+        study.run(cell.name, study.out / cell.name)
+    assert study.finish() == 0
+    assert analysed == [cell.name for cell in cells]
+    report = (study.out / "report.md").read_text()
+    assert all(f"| {cell.name} | On this machine" in report for cell in cells)
+    assert capsys.readouterr().out.count("On this machine other is") == 10
+
+
+def test_a_look_is_the_analysis_of_the_cell_that_ends_there(analysed, tmp_path):
+    cell = composed("cell", blocks=12, looks=[config.Look(8, 0.02)])
+    study = Study(tmp_path / "study", [cell], Planted())
+    study.run("cell", study.out / "cell")
+    assert study.finish() == 0 and analysed == ["cell"]
+    design = read_cell(study.out / "cell")["design"]
+    taken = [{"blocks": 8, "alpha": 0.02, "decided": True}]
+    assert design["looks_taken"] == taken and design["shown"] == [8]
+
+
+def test_other_runs_are_another_analysis(analysed, tmp_path):
+    cell, analyst = composed("cell"), Analyst()
+    study = Study(tmp_path / "study", [cell], Planted())
+    study.run("cell", study.out / "cell")
+    analyst.cell(study.out / "cell")
+    first = analyst.cell(study.out / "cell")
+    run = next((study.out / "cell" / "runs").glob("b07-*.json"))
+    run.unlink()
+    assert analyst.cell(study.out / "cell") is not first
+    assert analysed == ["cell"] * 3
+
+
+def test_a_cell_stops_and_the_study_goes_on(analysed, tmp_path, capsys):
+    class Full(Planted):
+        def launch(self, run, cell, paths):
+            if cell.name == "a":
+                raise OSError(28, "No space left on device")
+            return super().launch(run, cell, paths)
+
+    cells = [composed("a"), composed("b")]
+    study = Study(tmp_path / "study", cells, Full())
+    for cell in cells:
+        study.run(cell.name, study.out / cell.name)
+    assert "labkit: a: " in capsys.readouterr().err
+    assert study.finish() == 1
