@@ -11,9 +11,9 @@ from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
 from labkit.engine.decode_shape.base import DecodeShape
 from labkit.engine.decode_shape.exact import Exact
 from labkit.engine.decode_shape.padding import Padding
-from labkit.engine.forward import Logits
 from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
 from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.logits import Logits
 from labkit.engine.pipeline.base import Results, RunModel
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
@@ -179,7 +179,7 @@ class PagedEngine:
         return events
 
     def _sample(self, scheduled: SchedulerOutput, batch: Batch, logits: Logits) -> Results:
-        drawn = self._sampler(logits[: len(batch.sampling)], batch.sampling)
+        drawn = self._sampler(logits, batch.sampling)
         return self._speculation.accept(scheduled, drawn)
 
     def _count(self, scheduled: SchedulerOutput, batch: Batch) -> None:

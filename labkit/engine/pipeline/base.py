@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from labkit.engine.forward import Logits
 from labkit.engine.input_builder import Batch
+from labkit.engine.logits import Logits
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import SchedulerOutput
 

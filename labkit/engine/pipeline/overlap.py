@@ -21,8 +21,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from labkit.engine.forward import Logits
 from labkit.engine.input_builder import Batch
+from labkit.engine.logits import Logits
 from labkit.engine.pipeline.base import Done, Results, RunModel, Sample
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.stats import Counters
