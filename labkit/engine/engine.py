@@ -14,7 +14,7 @@ from labkit.engine.decode_shape.padding import Padding
 from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
 from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.logits import Logits
-from labkit.engine.pipeline.base import Results, RunModel
+from labkit.engine.pipeline.base import Launch, Results, RunModel
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
@@ -61,6 +61,8 @@ class PagedEngine:
         How many rows a step of decodes alone has.
     pipeline_name
         When a step's results are processed.
+    launch
+        Starts a step, where the model runs on lazy arrays.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class PagedEngine:
         cut: Cut = window,
         shape: DecodeShape | None = None,
         pipeline_name: config.Pipeline = config.Pipeline.sync,
+        launch: Launch | None = None,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
@@ -92,7 +95,7 @@ class PagedEngine:
         self._decode_shape = Padding(shape or Exact(), counters)
         self._sampler = Sampler()
         self._speculation: Speculation = speculation or NoSpeculation()
-        self._pipeline = pipeline.create(pipeline_name, run_model, self._sample, counters)
+        self._pipeline = pipeline.create(pipeline_name, run_model, self._sample, counters, launch)
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:

@@ -159,7 +159,7 @@ class PackedForward:
 
     def _reached_from_here(self, attention: Attention) -> Attention:
         """Return the attention, over a bridge where it takes the other kind of arrays."""
-        if attention.arrays == self.name:
+        if attention.arrays in (self.name, "any"):
             return attention
         if self._attention is None or self._attention[0] is not attention:
             from labkit.engine.attention.bridge import Bridge
@@ -217,6 +217,6 @@ def _reason_for_mlx(loaded: LoadedModel, device: Device) -> str | None:
     """Swap the model's leaves for NumPy's, or say why it stays on MLX."""
     from labkit.engine.cpu import swap_leaves
 
-    if device is Device.metal:
-        return "engine.attention.device=metal: the model runs where its attention does"
+    if device is not Device.cpu:
+        return f"engine.attention.device={device.value}: the model runs where its attention does"
     return swap_leaves(loaded.model).reason

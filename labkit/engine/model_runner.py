@@ -22,7 +22,7 @@ class ModelRunner:
     @property
     def lazy(self) -> bool:
         """Whether ``launch`` returns before a step is computed."""
-        return self._forward.name == self.memory.attention.arrays == "mlx"
+        return self._forward.name == "mlx" and self.memory.attention.arrays != "numpy"
 
     def __call__(self, batch: Batch) -> Logits:
         """Return logits [len(batch.logit_rows), vocabulary], float32."""

@@ -27,12 +27,11 @@ Arrays = Literal["numpy", "mlx"]
 
 
 class Attention(Protocol):
-    """One step's way to the KV memory and back, layer by layer.
+    """One step's way to the KV memory and back, layer by layer."""
 
-    ``arrays``: the kind that ``forward`` takes and returns; MLX's are lazy.
-    """
-
-    arrays: Arrays
+    @property
+    def arrays(self) -> Arrays | Literal["any"]:
+        """The kind that ``forward`` takes and returns; MLX's are lazy. ``any``: both."""
 
     def bind(
         self,

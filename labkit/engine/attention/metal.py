@@ -67,7 +67,7 @@ class MetalBackend(LazyBackend):
     def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
         """Write and attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound(layer)
-        ready: _Ready = plan.prepared.get(bound.kind) or self._prepare(plan, bound)
+        ready: _Ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
         if q.shape != ready.q_shape or q.dtype != ready.dtype:
             validate.operands(bound, plan.total_q, q, k, v, out)
         if k is not None:
@@ -94,7 +94,7 @@ class MetalBackend(LazyBackend):
     def _choose(self, plan: Plan, layer: Layer) -> Dispatch:
         return dispatch.choose(plan, layer, self._switches, dispatch.METAL)
 
-    def _prepare(self, plan: Plan, layer: Layer) -> _Ready:
+    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
         """Build what the launches of one kind of layers share, on the host and the device."""
         if not plan.total_q:
             raise ValueError(f"device {self.name}: no query tokens, nothing to launch")

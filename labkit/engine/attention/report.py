@@ -177,11 +177,11 @@ class Rows:
 
     def wrong(self) -> NDArray[np.int64]:
         """Return by how much the stamps of each launch are off: the first wrong one's, or 0."""
-        units = np.arange(self.written.shape[1])
-        expected = np.array(self.expected, np.int64)[:, None]
-        off = (self.written[:, :, STAMP].astype(np.int64) - units - expected) & STAMP_MASK
-        first: NDArray[np.int64] = off[np.arange(len(off)), (off != 0).argmax(axis=1)]
-        return first
+        units = np.arange(self.written.shape[1], dtype=np.uint32)
+        expected = np.array(self.expected, np.uint32)[:, None]
+        off = self.written[:, :, STAMP].astype(np.uint32) - (units + expected)  # wraps
+        first = off[np.arange(len(off)), (off != 0).argmax(axis=1)]
+        return first.astype(np.int64)
 
 
 def of_launches(
@@ -202,7 +202,8 @@ def of_launches(
     shown = int((off != 0).argmax())
     layer, count = layers[0], len(layers)
     walks = layer.num_heads // chosen.sharing
-    totals = main.written[:, :, : SURPLUS + 1].sum(axis=(0, 1), dtype=np.int64)
+    flat = main.written.reshape(-1, main.written.shape[2])
+    totals = flat.sum(axis=0, dtype=np.int64)
     iterations, visited = int(totals[ITERATIONS]), int(totals[BLOCKS])
     skipped = masked = 0
     if layer.window is not None:

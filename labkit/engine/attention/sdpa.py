@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention.base import Array, Arrays
 from labkit.engine.attention.report import LaunchReport, Reports, summed
 
 
@@ -27,17 +26,20 @@ class SdpaStep(Protocol):
 
     launches: list[LaunchReport]
 
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Any, v: Any) -> None:
         """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
 
-    def attend(self, layer: SdpaLayer, q: Array) -> tuple[Array, LaunchReport]:
-        """Attend from ``q`` [total_q, num_heads, head_dim], causally, to the cached keys."""
+    def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
+        """Attend, causally, from ``q`` to the cached keys; both [total_q, num_heads, head_dim]."""
+
+    def pending(self) -> list[mx.array]:
+        """Return the arrays that were written."""
 
 
 class SdpaAttention:
     """The layers of a layout whose steps write and attend; see ``base.Attention``."""
 
-    arrays: Arrays = "numpy"
+    arrays: Literal["any"] = "any"
 
     def __init__(self) -> None:
         self._layers: dict[int, SdpaLayer] = {}
@@ -58,15 +60,16 @@ class SdpaAttention:
         kept = None if sinks is None else mx.array(sinks)
         self._layers[layer] = SdpaLayer(layer, scale, window, kept)
 
-    def forward(
-        self, layer: int, q: Array, k: Any, v: Any, plan: SdpaStep, out: Any = None
-    ) -> Array:
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: SdpaStep, out: Any = None) -> Any:
         """Write and attend; see ``Attention.forward``."""
         if k is not None:
             plan.write(layer, k, v)
         result, made = plan.attend(self._layers[layer], q)
         plan.launches.append(made)
-        return result
+        if isinstance(q, mx.array):
+            return result
+        mx.eval(result)
+        return np.asarray(result)
 
     def report(self, plan: SdpaStep) -> Reports:
         """Add up the launches since the last report; see ``Attention.report``."""
@@ -74,8 +77,8 @@ class SdpaAttention:
         return summed(launches)
 
     def pending(self, plan: SdpaStep) -> list[Any]:
-        """Return nothing: every layer evaluates its own."""
-        return []
+        """Return the keys and values: what was written must not wait for a reader."""
+        return plan.pending()
 
 
 def report(layer: int, launches: int, keys: int, padded_keys: int, nbytes: int) -> LaunchReport:
@@ -111,6 +114,18 @@ def mask_of_one(q_len: int, keys: int, window: int | None) -> mx.array | str | N
     return "causal" if q_len > 1 else None
 
 
-def heads_first(tokens: Array) -> mx.array:
-    """Copy [rows, tokens, heads, dim] into an MLX array [rows, heads, tokens, dim]."""
-    return mx.array(tokens.transpose(0, 2, 1, 3))
+def heads_first(tokens: Any) -> mx.array:
+    """Return [rows, tokens, heads, dim] as MLX's [rows, heads, tokens, dim]; NumPy's are copied."""
+    turned = tokens.transpose(0, 2, 1, 3)
+    return turned if isinstance(turned, mx.array) else mx.array(turned)
+
+
+def put(array: mx.array, where: Any, new: Any) -> None:
+    """Write into an array in place: NumPy's values now, MLX's when the graph is evaluated.
+
+    Nobody reads ``array`` while NumPy writes: every step that NumPy computes is evaluated.
+    """
+    if isinstance(new, mx.array):
+        array[where] = new
+    else:
+        np.asarray(array)[where] = new

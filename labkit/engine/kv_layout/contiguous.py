@@ -6,7 +6,7 @@ every growth copies what was there.  Attention is MLX's, one call per request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,7 +15,7 @@ from labkit.engine.attention import sdpa
 from labkit.engine.attention.report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import Array, BlockTable, KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
@@ -174,14 +174,19 @@ class ContiguousStep:
         self.launches: list[LaunchReport] = []
         self._spans = spans
 
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Any, v: Any) -> None:
         """Store the new keys and values behind the old ones."""
         for row, start, stop, context in self._spans:
-            for view, new in zip(row.views(layer), (k, v), strict=True):
-                view[0, :, context - (stop - start) : context] = new[start:stop].transpose(1, 0, 2)
+            where = (0, slice(None), slice(context - (stop - start), context))
+            for array, new in zip(row.layer(layer), (k, v), strict=True):
+                sdpa.put(array, where, new[start:stop].transpose(1, 0, 2))
 
-    def attend(self, layer: SdpaLayer, q: Array) -> tuple[Array, LaunchReport]:
-        """Attend request by request; all are evaluated together."""
+    def pending(self) -> list[mx.array]:
+        """Return the arrays that were written."""
+        return [array for row, *_ in self._spans for array in row.arrays()]
+
+    def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
+        """Attend request by request."""
         results, read, size, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._spans:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
@@ -194,11 +199,7 @@ class ContiguousStep:
                 mask=sdpa.mask_of_one(stop - start, context - first, window),
                 sinks=layer.sinks,
             )
-            results.append(one)
+            results.append(one[0].transpose(1, 0, 2))
             read += context - first
             size += k.nbytes + v.nbytes
-        mx.eval(results)
-        out = np.empty((*q.shape[:2], results[0].shape[3]), q.dtype)
-        for (_, start, stop, _), one in zip(self._spans, results, strict=True):
-            out[start:stop] = np.asarray(one)[0].transpose(1, 0, 2)
-        return out, sdpa.report(layer.index, len(results), read, 0, size)
+        return mx.concatenate(results), sdpa.report(layer.index, len(results), read, 0, size)

@@ -12,6 +12,8 @@ from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import SchedulerOutput
 
 RunModel = Callable[[Batch], Logits]
+# Starts a step; what it returns waits for the logits.
+Launch = Callable[[Batch], Callable[[], Logits]]
 Results = dict[str, Sequence[Sampled]]
 Sample = Callable[[SchedulerOutput, Batch, Logits], Results]
 

@@ -1,10 +1,12 @@
 """``engine.pipeline=overlap``: one step is in flight while the host looks after another.
 
 A worker thread runs the model, one batch at a time in the order of ``submit``, and nothing
-else: requests, blocks and sampling stay with the thread that calls. So while step N runs,
-the host schedules and builds step N+1; once N's tokens are sampled, the rows of N+1 that
-wait for them are filled in and N+1 is launched; then N's results are processed (append,
-stop, free, detokenise) while N+1 runs.
+else: requests, blocks and sampling stay with the thread that calls. Where the model's arrays
+are lazy there is no worker: the caller builds a step's graph, and MLX computes it.
+
+So while step N runs, the host schedules and builds step N+1; once N's tokens are sampled, the
+rows of N+1 that wait for them are filled in and N+1 is launched; then N's results are
+processed (append, stop, free, detokenise) while N+1 runs.
 
 Invariants, each pinned by a test:
 
@@ -18,23 +20,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from labkit.engine.input_builder import Batch
 from labkit.engine.logits import Logits
-from labkit.engine.pipeline.base import Done, Results, RunModel, Sample
+from labkit.engine.pipeline.base import Done, Launch, Results, RunModel, Sample
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.stats import Counters
 
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A step that is running; ``logits`` is its result to be."""
+    """A step that is running; ``logits`` waits for its result."""
 
     scheduled: SchedulerOutput
     batch: Batch
-    logits: Future[Logits]
+    logits: Callable[[], Logits]
 
 
 class Overlap:
@@ -44,6 +46,8 @@ class Overlap:
     ----------
     run_model
         Called in the worker thread.
+    launch
+        Called in the caller's thread, where the model runs on lazy arrays; None: it does not.
     sample
         Called in the caller's thread.
     counters
@@ -53,18 +57,27 @@ class Overlap:
 
     name = "overlap"
 
-    def __init__(self, run_model: RunModel, sample: Sample, counters: Counters) -> None:
-        self._run_model = run_model
+    def __init__(
+        self,
+        run_model: RunModel,
+        sample: Sample,
+        counters: Counters,
+        launch: Launch | None = None,
+    ) -> None:
+        self._worker: ThreadPoolExecutor | None = None
+        if launch is None:
+            self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_same_threads())
+            launch = _in_worker(self._worker, run_model)
+        self._launch = launch
         self._sample = sample
         self._counters = counters
         self._flight: _Flight | None = None
-        self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_same_threads())
 
     def submit(self, scheduled: SchedulerOutput, batch: Batch) -> Done | None:
         """Launch a step as soon as the one in flight is sampled; return the latter."""
         done = self.drain()
         fill_in(batch, {} if done is None else done.sampled)
-        self._flight = _Flight(scheduled, batch, self._worker.submit(self._run_model, batch))
+        self._flight = _Flight(scheduled, batch, self._launch(batch))
         if done is not None:
             self._counters.add("pipeline.overlapped")
         return done
@@ -86,14 +99,15 @@ class Overlap:
     def _wait(self, flight: _Flight) -> Logits:
         start = time.perf_counter()
         try:
-            return flight.logits.result()
+            return flight.logits()
         finally:
             self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
 
     def close(self) -> None:
         """End the worker thread after the step in flight."""
         self._flight = None
-        self._worker.shutdown()
+        if self._worker is not None:
+            self._worker.shutdown()
 
 
 def fill_in(batch: Batch, sampled: Results) -> None:
@@ -109,6 +123,13 @@ def fill_in(batch: Batch, sampled: Results) -> None:
             batch.tokens[row] = sampled[request_id][-1].token
     if batch.tokens.size and batch.tokens.min() < 0:
         raise RuntimeError("a step was launched before the tokens it computes were known")
+
+
+def _in_worker(worker: ThreadPoolExecutor, run_model: RunModel) -> Launch:
+    def launch(batch: Batch) -> Callable[[], Logits]:
+        return worker.submit(run_model, batch).result
+
+    return launch
 
 
 def _same_threads() -> Callable[[], None]:

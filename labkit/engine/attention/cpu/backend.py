@@ -62,7 +62,7 @@ class CpuBackend(PagedBackend):
     def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
         """Write and attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound(layer)
-        ready = plan.prepared.get(bound.kind) or self._prepare(plan, bound)
+        ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
         if out is None:
             out = np.empty(ready.q_shape, np.float32)
         fits = q.shape == ready.q_shape == out.shape and q.dtype == out.dtype == np.float32
@@ -94,7 +94,7 @@ class CpuBackend(PagedBackend):
         plan.launches.append(launch)
         return out
 
-    def _prepare(self, plan: Plan, layer: Layer) -> _Ready:
+    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
         """Choose and pack what the launches of one kind of layers share."""
         workers, group = numba.get_num_threads(), layer.num_heads // layer.num_kv_heads
         chosen = dispatch.choose(plan, layer, self._switches, dispatch.cpu(workers))
