@@ -48,6 +48,8 @@ class LaunchReport:
     skipped_blocks, masked_blocks
         KV blocks outside a sliding window that were left out, or were walked for nothing:
         what the kernel visited against what it had to, over all units.
+    kv_dtype
+        What the KV pools hold; None: not said.
     """
 
     kernel: str
@@ -68,6 +70,7 @@ class LaunchReport:
     dependent_loads: int = 0
     skipped_blocks: int = 0
     masked_blocks: int = 0
+    kv_dtype: str | None = None
 
     @property
     def stale(self) -> bool:
@@ -91,6 +94,8 @@ class LaunchReport:
             counters[f"device.{self.device}"] = 1
         if self.block_size is not None:
             counters[f"block_size.{self.block_size}"] = 1
+        if self.kv_dtype is not None:
+            counters[f"kv_dtype.{self.kv_dtype}"] = 1
         if self.partitions > 1:
             counters |= {"kernel.reduce": 1, "split_kv.partitions": self.partitions}
         if self.kernel == "decode":

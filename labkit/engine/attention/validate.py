@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -109,8 +110,11 @@ def operands(
     softcap: float | None,
     sinks: NDArray[Any] | None,
     out: NDArray[Any] | None,
+    kept: Sequence[np.dtype[Any]] = (),
 ) -> None:
     """Check one layer's arrays and options against the step's batch.
+
+    ``kept``: the dtypes that pools may have besides that of ``q``.
 
     Raises
     ------
@@ -126,7 +130,7 @@ def operands(
             "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
             f"head_dim], not {list(k_pool.shape)} and {list(v_pool.shape)}"
         )
-    if not q.dtype == k_pool.dtype == v_pool.dtype:
+    if k_pool.dtype != v_pool.dtype or k_pool.dtype not in (q.dtype, *kept):
         raise ValueError(
             f"q, k_pool and v_pool must have one dtype, not {q.dtype}, {k_pool.dtype}, "
             f"{v_pool.dtype}"
@@ -193,8 +197,12 @@ def new_keys(
     k_pool: NDArray[Any],
     v_pool: NDArray[Any],
     slot_mapping: NDArray[np.int64],
+    kept: Sequence[np.dtype[Any]] = (),
 ) -> None:
-    """Check the arrays of a write; ValueError with one line that says what is wrong."""
+    """Check the arrays of a write; ValueError with one line that says what is wrong.
+
+    ``kept``: the dtypes that pools may have besides that of ``k`` and ``v``.
+    """
     if k_pool.ndim != 4 or k_pool.shape != v_pool.shape:
         raise ValueError(
             "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
@@ -205,7 +213,8 @@ def new_keys(
         raise ValueError(
             f"k and v must have shape {list(shape)}, not {list(k.shape)} and {list(v.shape)}"
         )
-    if not k.dtype == v.dtype == k_pool.dtype == v_pool.dtype:
+    same = k.dtype == v.dtype and k_pool.dtype == v_pool.dtype
+    if not same or k_pool.dtype not in (k.dtype, *kept):
         raise ValueError(
             f"k, v, k_pool and v_pool must have one dtype, not {k.dtype}, {v.dtype}, "
             f"{k_pool.dtype}, {v_pool.dtype}"

@@ -1,11 +1,12 @@
 """Batches of ragged sequences whose unused slots are poisoned."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from labkit.engine import attention
+from labkit.engine.attention import elements
 from labkit.metal.emulator.build import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
@@ -45,6 +46,18 @@ class Batch:
         options.setdefault("scale", max(1, self.q.shape[2]) ** -0.5)
         out = np.full_like(self.q, np.nan)
         return made.attend(self.q, self.k_pool, self.v_pool, self.plan(made), out=out, **options)
+
+    def stored(self, kind):
+        """Return the batch with pools of that type."""
+        pools = (elements.rounded(pool, kind) for pool in (self.k_pool, self.v_pool))
+        return self._with(*pools)
+
+    def widened(self):
+        """Return the batch with float32 pools of what its pools hold, for the oracle."""
+        return self._with(*map(elements.widened, (self.k_pool, self.v_pool)))
+
+    def _with(self, k_pool, v_pool):
+        return replace(self, k_pool=k_pool, v_pool=v_pool)
 
     def keys(self, sequence):
         """Return views (copies) of one sequence's keys and values, in order."""

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import resolvers, validate, windows
+from labkit.engine.attention import elements, resolvers, validate, windows
 from labkit.engine.attention.base import Array
 from labkit.engine.attention.cpu import decode, dispatch, kernels, layers, tiled
 from labkit.engine.attention.cpu.dispatch import Dispatch
@@ -27,6 +27,8 @@ from labkit.metal.stamp import KERNEL_IDS, launch_stamp
 
 class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on labkit's thread pool.
+
+    The pools may be of half precision, which is converted in registers.
 
     A row's result is the same bits in every batch, by both kernels, with every resolver,
     block size, thread count and switch but ``split_kv``, which changes the order of
@@ -44,16 +46,17 @@ class CpuBackend(PagedBackend):
         self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
     ) -> None:
         """Scatter new keys and values; see ``AttentionBackend.write``."""
-        validate.new_keys(k, v, k_pool, v_pool, meta.slot_mapping)
-        validate.float32(k_pool)
+        validate.new_keys(k, v, k_pool, v_pool, meta.slot_mapping, kernels.ELEMENTS)
+        validate.float32(k)
         k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
         kernels.scatter(
+            kernels.ELEMENTS.index(k_pool.dtype),
             layers.address(k),
             layers.address(v),
             layers.address(k_pool),
             layers.address(v_pool),
             meta.slot_mapping,
-            4 * k_pool.shape[2] * k_pool.shape[3],
+            k_pool.shape[2] * k_pool.shape[3],
         )
 
     def attend(
@@ -82,6 +85,7 @@ class CpuBackend(PagedBackend):
             softcap=softcap,
             sinks=sinks,
             out=out,
+            kept=kernels.ELEMENTS,
         )
         validate.float32(q)
         if self._options.split_kv != "off" and KEYS % meta.block_size:
@@ -114,7 +118,7 @@ class CpuBackend(PagedBackend):
             softcap=softcap,
             window_skip=self._options.window_skip,
         )
-        counters = self._launch(chosen, layer, meta, q, sinks, out, num_kv_heads)
+        counters = self._launch(chosen, layer, meta, q, sinks, out, k_pool)
         return out, report(meta, chosen, q, k_pool, counters, window)
 
     def _launch(
@@ -125,10 +129,11 @@ class CpuBackend(PagedBackend):
         q: Array,
         sinks: Array | None,
         out: Array,
-        num_kv_heads: int,
+        k_pool: Array,
     ) -> Counted:
         """Run the chosen kernel, and the reduce kernel where the keys are split."""
-        workers, group = numba.get_num_threads(), q.shape[1] // num_kv_heads
+        workers, stored, num_kv_heads = numba.get_num_threads(), k_pool.dtype, k_pool.shape[2]
+        group = q.shape[1] // num_kv_heads
         if chosen.kernel == "tiled":
             size = tiled.scratch_bytes(BQ * group, q.shape[2])
         else:
@@ -139,13 +144,13 @@ class CpuBackend(PagedBackend):
         work = (self._memory, counters, meta.cu_seqlens_q, meta.seq_lens, num_kv_heads)
         skip = self._options.window_skip
         if chosen.kernel == "tiled":
-            body = tiled.body(skip)
+            body = tiled.body(stored, skip)
             kernels.tiled(nonce, meta.lookup, body, layers.address(layer), *work)
             return Counted(nonce, counters[:-1], None)
         parts = layers.partials(q, chosen.partitions) if chosen.partitions > 1 else None
         if chosen.members * chosen.partitions > 1:
             layer = layers.split(layer, chosen, parts)
-        body = decode.body(parts is None and skip)
+        body = decode.body(stored, parts is None and skip)
         where = layers.address(layer)
         kernels.decode(nonce, meta.lookup, body, where, *work, chosen.heads, len(layer))
         if parts is None:
@@ -196,6 +201,7 @@ def report(
         block_size=meta.block_size,
         skipped_blocks=skipped,
         masked_blocks=masked,
+        kv_dtype=elements.name_of(k_pool),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention.cpu.dispatch import Dispatch
-from labkit.engine.attention.cpu.rows import LAYER
+from labkit.engine.attention.cpu.rows import LAYERS
 from labkit.engine.attention.metadata import AttentionMetadata
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
@@ -32,8 +32,8 @@ def partials(q: NDArray[np.float32], partitions: int) -> Partials:
 
 def pack(
     q: NDArray[np.float32],
-    k_pool: NDArray[np.float32],
-    v_pool: NDArray[np.float32],
+    k_pool: NDArray[Any],
+    v_pool: NDArray[Any],
     out: NDArray[np.float32],
     sinks: NDArray[np.float32] | None,
     meta: AttentionMetadata,
@@ -43,10 +43,10 @@ def pack(
     softcap: float | None,
     window_skip: bool,
 ) -> NDArray[Any]:
-    """Return one ``rows.LAYER``; the arrays must be contiguous and outlive the launch."""
+    """Return one of ``rows.LAYERS``; the arrays must be contiguous and outlive the launch."""
     num_kv_heads, head_dim = k_pool.shape[2:]
     group = q.shape[1] // num_kv_heads
-    layer = np.zeros(1, dtype=LAYER)
+    layer = np.zeros(1, dtype=LAYERS[k_pool.dtype])
     layer[0] = (
         address(q),
         address(k_pool),
@@ -67,6 +67,7 @@ def pack(
         window_skip,
         0,
         1,
+        0,
         0,
         0,
     )
