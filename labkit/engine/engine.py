@@ -8,13 +8,11 @@ from collections.abc import Collection, Mapping
 from labkit import config
 from labkit.engine import pipeline
 from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
-from labkit.engine.decode_shape.base import DecodeShape
-from labkit.engine.decode_shape.exact import Exact
-from labkit.engine.decode_shape.padding import Padding
+from labkit.engine.decode_shape import DecodeShape, Exact, Padding
 from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
 from labkit.engine.kv_layout.base import KVCache
 from labkit.engine.logits import Logits
-from labkit.engine.pipeline.base import Launch, Results, RunModel
+from labkit.engine.pipeline import Launch, Results, RunModel
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler

@@ -15,7 +15,7 @@ from labkit.metal.kernels import header, source
 
 
 def layer(heads=16, kv_heads=4, head_dim=128, dtype="float16"):
-    return Layer(0, 0, heads, kv_heads, head_dim, 16, dtype, 1.0, None, None, None)
+    return Layer(0, 0, heads, kv_heads, head_dim, 16, dtype, dtype, 1.0, None, None, None)
 
 
 def planned(query_lens, contexts, resolver="binary_search"):

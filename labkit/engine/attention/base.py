@@ -183,7 +183,9 @@ class PagedBackend:
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Take over pools that exist; see ``AttentionBackend.adopt``."""
-        validate.pools(keys, values, self.device, self.dtypes)
+        validate.pools(keys, values)
+        for pool in keys:
+            validate.dtype(self._types(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
         self._layers = [None] * len(self.keys)
         self._kinds = []
@@ -202,6 +204,7 @@ class PagedBackend:
         pool = self.keys[layer]
         validate.layer(pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks)
         _, block_size, num_kv_heads, head_dim = pool.shape
+        dtype, query_dtype = self._types(pool)
         bound = Layer(
             index=layer,
             kind=0,
@@ -209,7 +212,8 @@ class PagedBackend:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             block_size=block_size,
-            dtype=validate.named(pool),
+            dtype=dtype,
+            query_dtype=query_dtype,
             scale=scale,
             window=window,
             softcap=softcap,
@@ -220,6 +224,10 @@ class PagedBackend:
         if alike not in self._kinds:
             self._kinds.append(alike)
         self._layers[layer] = dataclasses.replace(bound, kind=self._kinds.index(alike))
+
+    def _types(self, pool: Any) -> tuple[str, str]:
+        """Return the type of a pool, and that of the queries, keys and values for it."""
+        return validate.named(pool), validate.named(pool)
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.asarray(sinks)

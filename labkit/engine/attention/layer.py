@@ -21,8 +21,9 @@ class Layer:
         Number of what the layers have in common: all but ``index`` and ``sinks``.
     num_heads, num_kv_heads, head_dim, block_size
         Query heads, KV heads, their size, and tokens in a KV block.
-    dtype
-        Of the pools: ``float32``, ``float16``, ``bfloat16`` (the reference: ``float64``).
+    dtype, query_dtype
+        Of the pools, and of queries, new keys and values: ``float32``, ``float16`` or
+        ``bfloat16`` (the reference: ``float64``).
     scale
         Factor of the logits.
     window
@@ -41,6 +42,7 @@ class Layer:
     head_dim: int
     block_size: int
     dtype: str
+    query_dtype: str
     scale: float
     window: int | None
     softcap: float | None
@@ -48,8 +50,13 @@ class Layer:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one head of a query, key or value."""
+        """Bytes of one head of a key or value in the pools."""
         return self.head_dim * ITEM_BYTES[self.dtype]
+
+    @property
+    def query_bytes(self) -> int:
+        """Bytes of one head of a query."""
+        return self.head_dim * ITEM_BYTES[self.query_dtype]
 
     @property
     def block_bytes(self) -> int:

@@ -80,6 +80,8 @@ class LaunchReport:
     skipped_blocks, masked_blocks
         KV blocks outside a sliding window that were left out, or were walked for nothing:
         what the kernel visited against what it had to, over all units.
+    kv_dtype
+        What the KV pools hold; None: not said.
     keys, padded_keys
         ``sdpa`` only: keys that were read, padding included, and those that hold no token.
     """
@@ -104,6 +106,7 @@ class LaunchReport:
     dependent_loads: int = 0
     skipped_blocks: int = 0
     masked_blocks: int = 0
+    kv_dtype: str | None = None
     keys: int = 0
     padded_keys: int = 0
 
@@ -137,6 +140,8 @@ class LaunchReport:
             counters[f"device.{self.device}"] = count
         if self.block_size is not None:
             counters[f"block_size.{self.block_size}"] = count
+        if self.kv_dtype is not None:
+            counters[f"kv_dtype.{self.kv_dtype}"] = count
         if self.partitions > 1:
             counters["kernel.reduce"] = count
             counters["split_kv.partitions"] = count * self.partitions
@@ -180,8 +185,8 @@ class Rows:
         units = np.arange(self.written.shape[1], dtype=np.uint32)
         expected = np.array(self.expected, np.uint32)[:, None]
         off = self.written[:, :, STAMP].astype(np.uint32) - (units + expected)  # wraps
-        first = off[np.arange(len(off)), (off != 0).argmax(axis=1)]
-        return first.astype(np.int64)
+        first: NDArray[np.int64] = off[np.arange(len(off)), (off != 0).argmax(axis=1)].astype(int)
+        return first
 
 
 def of_launches(
@@ -210,7 +215,7 @@ def of_launches(
         whole, needed = window_blocks(plan, chosen.rows, layer.window)
         skipped, masked = whole * walks * count - visited, visited - needed * walks * count
     units = count * math.prod(chosen.grid)
-    queries = 2 * plan.total_q * layer.num_heads * layer.row_bytes
+    queries = 2 * plan.total_q * layer.num_heads * layer.query_bytes
     expected = main.expected[shown]
     return LaunchReport(
         kernel=chosen.kernel,
@@ -231,6 +236,7 @@ def of_launches(
         partitions=chosen.partitions,
         sharing_heads=chosen.sharing,
         block_size=layer.block_size,
+        kv_dtype=layer.dtype,
         skipped_blocks=skipped,
         masked_blocks=masked,
     )

@@ -102,16 +102,8 @@ def _int32(name: str, array: Any, *, ndim: int) -> None:
         raise ValueError(f"{name} must have {ndim} dimensions, not {array.ndim}")
 
 
-def pools(keys: Sequence[Any], values: Sequence[Any], device: str, dtypes: tuple[str, ...]) -> None:
-    """Check a backend's pools, one of each per layer.
-
-    ``device``, ``dtypes``: who holds them, and the types that it takes; (): any.
-
-    Raises
-    ------
-    ValueError
-        One line that says what is wrong.
-    """
+def pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """Check a backend's pools, one of each per layer; ValueError says what is wrong."""
     first = tuple(keys[0].shape[:2])
     for k_pool, v_pool in zip(keys, values, strict=True):
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
@@ -126,11 +118,10 @@ def pools(keys: Sequence[Any], values: Sequence[Any], device: str, dtypes: tuple
             raise ValueError(
                 f"k_pool and v_pool must have one dtype, not {named(k_pool)}, {named(v_pool)}"
             )
-        dtype(named(k_pool), device, dtypes)
 
 
 def dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
-    """Check that a device's pools may have this type; ValueError with one line."""
+    """Check that a device's pools may have this type, (): any; ValueError with one line."""
     if dtypes and name not in dtypes:
         kinds = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
         raise ValueError(f"attention on device {device} takes {kinds}, not {name}")
@@ -181,7 +172,7 @@ def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[An
         raise ValueError(f"q has head size {q.shape[2]}, the pools have {layer.head_dim}")
     if q.shape[1] != layer.num_heads:
         raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_heads}")
-    if named(q) != layer.dtype:
+    if named(q) != layer.query_dtype:
         raise ValueError(
             f"q, k_pool and v_pool must have one dtype, not {named(q)}, {layer.dtype}, "
             f"{layer.dtype}"
@@ -202,7 +193,7 @@ def _new_keys(layer: Layer, total_q: int, k: Any, v: Any) -> None:
         raise ValueError(
             f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
         )
-    if not named(k) == named(v) == layer.dtype:
+    if not named(k) == named(v) == layer.query_dtype:
         raise ValueError(
             f"k, v, k_pool and v_pool must have one dtype, not {named(k)}, {named(v)}, "
             f"{layer.dtype}, {layer.dtype}"

@@ -1,12 +1,12 @@
 """Batches of ragged sequences whose unused slots are poisoned."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from labkit.engine import attention
-from labkit.engine.attention import bridge
+from labkit.engine.attention import bridge, elements
 from labkit.metal.emulator.build import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
@@ -56,6 +56,18 @@ class Batch:
         switches = {name: options.pop(name) for name in SWITCHES if name in options}
         made = attention.create(backend=backend, **switches)
         return self.forward(made, self.plan(made, **options))
+
+    def stored(self, kind):
+        """Return the batch with pools of that type."""
+        pools = (elements.rounded(pool, kind) for pool in (self.k_pool, self.v_pool))
+        return self._with(*pools)
+
+    def widened(self):
+        """Return the batch with float32 pools of what its pools hold, for the oracle."""
+        return self._with(*map(elements.widened, (self.k_pool, self.v_pool)))
+
+    def _with(self, k_pool, v_pool):
+        return replace(self, k_pool=k_pool, v_pool=v_pool)
 
     def keys(self, sequence):
         """Return views (copies) of one sequence's keys and values, in order."""

@@ -16,6 +16,7 @@ from labkit.engine.attention.base import PagedBackend
 from labkit.engine.attention.cpu import decode, kernels, layers, tiled
 from labkit.engine.attention.cpu.tiles import KEYS
 from labkit.engine.attention.dispatch import Dispatch
+from labkit.engine.attention.elements import STORED_AS, name_of
 from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.plan import Plan
 from labkit.engine.attention.report import LaunchReport, Reports, Rows, of_launches
@@ -27,19 +28,27 @@ _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on labkit's thread pool.
 
+    The pools may be of half precision, which is converted in registers.
+
     A row's result is the same bits in every batch, by both kernels, with every resolver,
     block size, thread count and switch but ``split_kv``, which changes the order of
     summation. Not for two threads at once: a backend owns its scratch.
     """
 
     name = "cpu"
-    dtypes = ("float32",)
+    dtypes = tuple(STORED_AS)
 
     def __init__(self, switches: Switches) -> None:
         super().__init__(switches.resolver)
         self._switches = switches
         self._memory = aligned_zeros(1, 0)
         self._addresses: list[tuple[int, int]] = []
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.zeros(shape, STORED_AS[dtype])
+
+    def _types(self, pool: Any) -> tuple[str, str]:
+        return name_of(pool), "float32"
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Take over pools that exist; see ``AttentionBackend.adopt``."""
@@ -75,8 +84,8 @@ class CpuBackend(PagedBackend):
         k_pool, v_pool = self._addresses[layer]
         if k is not None:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
-            sources = layers.address(k), layers.address(v)
-            kernels.scatter(*sources, k_pool, v_pool, plan.slot_mapping, ready.slot_bytes)
+            new = layers.address(k), layers.address(v), k_pool, v_pool
+            kernels.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
         sinks = 0 if bound.sinks is None else layers.address(bound.sinks)
         arrays = layers.address(q), k_pool, v_pool, layers.address(out), sinks
         for field, address in zip(ready.fields, arrays, strict=True):
@@ -98,12 +107,13 @@ class CpuBackend(PagedBackend):
         """Choose and pack what the launches of one kind of layers share."""
         workers, group = numba.get_num_threads(), layer.num_heads // layer.num_kv_heads
         chosen = dispatch.choose(plan, layer, self._switches, dispatch.cpu(workers))
+        stored = STORED_AS[layer.dtype]
         if chosen.kernel == "tiled":
             size = tiled.scratch_bytes(BQ * group, layer.head_dim)
-            body = tiled.body(self._switches.window_skip)
+            body = tiled.body(stored, self._switches.window_skip)
         else:
             size = decode.scratch_bytes(chosen.heads * group, layer.head_dim)
-            body = decode.body(chosen.partitions == 1 and self._switches.window_skip)
+            body = decode.body(stored, chosen.partitions == 1 and self._switches.window_skip)
         if self._memory.shape[0] != workers or self._memory.shape[1] < size:
             self._memory = aligned_zeros(workers, size)
         packed = layers.pack(layer, plan, self._switches.window_skip)
@@ -117,7 +127,8 @@ class CpuBackend(PagedBackend):
             splits=group // chosen.sharing * chosen.partitions if chosen.rows == 1 else 1,
             q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
             k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
-            slot_bytes=layer.num_kv_heads * layer.row_bytes,
+            element=kernels.ELEMENTS.index(stored),
+            slot_numbers=layer.num_kv_heads * layer.head_dim,
         )
         plan.prepared[layer.kind] = ready
         return ready
@@ -163,9 +174,10 @@ class CpuBackend(PagedBackend):
 class _Ready:
     """What the launches of one kind of layers share in a step.
 
-    ``packed``: one ``rows.LAYER``, at ``address``; ``fields``: views of the addresses in it
+    ``packed``: one of ``rows.LAYERS``, at ``address``; ``fields``: views of the addresses in it
     that differ from launch to launch; ``splits``: units that share a token's work on some
-    KV heads; ``slot_bytes``: of one token's keys in a pool.
+    KV heads; ``element``: what the pools hold, as
+    ``scatter`` knows it; ``slot_numbers``: of one token's keys.
     """
 
     chosen: Dispatch
@@ -177,7 +189,8 @@ class _Ready:
     splits: int
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
-    slot_bytes: int
+    element: int
+    slot_numbers: int
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.cpu.rows import LAYER
+from labkit.engine.attention.cpu.rows import LAYERS
+from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.plan import Plan
 
@@ -31,12 +32,12 @@ def partials(q: NDArray[np.float32], partitions: int) -> Partials:
 
 
 def pack(layer: Layer, plan: Plan, window_skip: bool) -> NDArray[Any]:
-    """Return one ``rows.LAYER``, without the addresses of the layer's own arrays.
+    """Return one of ``rows.LAYERS``, without the addresses of the layer's own arrays.
 
     It points into the plan, which must outlive the launch.
     """
     group = layer.num_heads // layer.num_kv_heads
-    packed = np.zeros(1, dtype=LAYER)
+    packed = np.zeros(1, dtype=LAYERS[STORED_AS[layer.dtype]])
     packed[0] = (
         0,
         0,
@@ -57,6 +58,7 @@ def pack(layer: Layer, plan: Plan, window_skip: bool) -> NDArray[Any]:
         window_skip,
         0,
         1,
+        0,
         0,
         0,
     )

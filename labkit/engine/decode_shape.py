@@ -1,19 +1,81 @@
-"""Rows for nobody: a batch of decodes brought to its shape.
+"""How many rows a step of decodes alone has, so that graphs of a shape can be used again.
 
-A padding row is a sequence of its own: token 0 at position 0, its one slot in the null
-block, which no request reads. Its logits are computed, as in a graph of fixed shape, and
+A padding row is a sequence of its own, for nobody: token 0 at position 0, its one slot in the
+null block, which no request reads. Its logits are computed, as in a graph of fixed shape, and
 not looked at.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from labkit.engine.decode_shape.base import DecodeShape
+from labkit.config import DecodeShape as Name
 from labkit.engine.input_builder import Batch
 from labkit.engine.stats import Counters
+
+
+class DecodeShape(Protocol):
+    """Decides the shape.
+
+    ``bounded``: whether there are so few shapes that each may keep a compiled graph.
+    """
+
+    name: str
+    bounded: bool
+
+    def rows(self, needed: int) -> int:
+        """Return how many rows a step is given that needs ``needed``; at least as many."""
+
+
+class Exact:
+    """As many rows as tokens."""
+
+    name = "exact"
+    bounded = False
+
+    def rows(self, needed: int) -> int:
+        return needed
+
+
+class Bucketed:
+    """The next power of two, at most ``capacity``, the rows there can be."""
+
+    name = "bucketed"
+    bounded = True
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+
+    def rows(self, needed: int) -> int:
+        bucket = 1 << (needed - 1).bit_length()
+        return max(needed, min(bucket, self._capacity))
+
+
+class Fixed:
+    """Always ``capacity``, the rows there can be.
+
+    Tested and rejected in llama.cpp's serving loop (seed 003): rows for nobody cost in
+    proportion to how many they are.
+    """
+
+    name = "fixed"
+    bounded = True
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+
+    def rows(self, needed: int) -> int:
+        return max(needed, self._capacity)
+
+
+def create(name: Name, capacity: int) -> DecodeShape:
+    """Return the shape of ``engine.decode_shape``; ``capacity`` is the rows there can be."""
+    if name is Name.exact:
+        return Exact()
+    return Bucketed(capacity) if name is Name.bucketed else Fixed(capacity)
 
 
 class Padding:

@@ -1,12 +1,11 @@
-"""``engine.pipeline=overlap``: one step is in flight while the host looks after another.
+"""When a step's results are processed: at once, or while the next step runs.
 
-A worker thread runs the model, one batch at a time in the order of ``submit``, and nothing
-else: requests, blocks and sampling stay with the thread that calls. Where the model's arrays
-are lazy there is no worker: the caller builds a step's graph, and MLX computes it.
-
-So while step N runs, the host schedules and builds step N+1; once N's tokens are sampled, the
-rows of N+1 that wait for them are filled in and N+1 is launched; then N's results are
-processed (append, stop, free, detokenise) while N+1 runs.
+``overlap`` keeps one step in flight. A worker thread runs the model, one batch at a time in
+the order of ``submit``, and nothing else: requests, blocks and sampling stay with the thread
+that calls. Where the model's arrays are lazy there is no worker: the caller builds a step's
+graph, and MLX computes it. So while step N runs, the host schedules and builds step N+1; once
+N's tokens are sampled, the rows of N+1 that wait for them are filled in and N+1 is launched;
+then N's results are processed (append, stop, free, detokenise) while N+1 runs.
 
 Invariants, each pinned by a test:
 
@@ -19,15 +18,69 @@ Invariants, each pinned by a test:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
+from labkit.config import Pipeline as Name
 from labkit.engine.input_builder import Batch
 from labkit.engine.logits import Logits
-from labkit.engine.pipeline.base import Done, Launch, Results, RunModel, Sample
+from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.stats import Counters
+
+RunModel = Callable[[Batch], Logits]
+# Starts a step; what it returns waits for the logits.
+Launch = Callable[[Batch], Callable[[], Logits]]
+Results = dict[str, Sequence[Sampled]]
+Sample = Callable[[SchedulerOutput, Batch, Logits], Results]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step whose tokens are sampled: what ``Scheduler.update`` takes."""
+
+    scheduled: SchedulerOutput
+    sampled: Results
+
+
+class Pipeline(Protocol):
+    """Runs steps in the order of ``submit``; only one forward runs at a time."""
+
+    name: str
+
+    def submit(self, scheduled: SchedulerOutput, batch: Batch) -> Done | None:
+        """Start a step; return the one whose results are to be processed now, if any."""
+
+    def drain(self) -> Done | None:
+        """Return the step in flight when it is done; None if there is none."""
+
+    def discard(self) -> None:
+        """Drop the step in flight when it is done: every request in it has ended."""
+
+    def close(self) -> None:
+        """Drop the step in flight and what the pipeline holds."""
+
+
+class Sync:
+    """A step's results are processed before the next is scheduled: nothing is in flight."""
+
+    name = "sync"
+
+    def __init__(self, run_model: RunModel, sample: Sample) -> None:
+        self._run_model = run_model
+        self._sample = sample
+
+    def submit(self, scheduled: SchedulerOutput, batch: Batch) -> Done:
+        """Compute the step and return its results."""
+        logits = self._run_model(batch)
+        return Done(scheduled, self._sample(scheduled, batch, logits))
+
+    def drain(self) -> None:
+        """Nothing is ever in flight."""
+
+    discard = close = drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +191,16 @@ def _same_threads() -> Callable[[], None]:
 
     count = numba.get_num_threads()
     return lambda: numba.set_num_threads(count)
+
+
+def create(
+    name: Name,
+    run_model: RunModel,
+    sample: Sample,
+    counters: Counters,
+    launch: Launch | None = None,
+) -> Pipeline:
+    """Return the pipeline of ``engine.pipeline``; ``launch``: see ``Overlap``."""
+    if name is Name.overlap:
+        return Overlap(run_model, sample, counters, launch)
+    return Sync(run_model, sample)
