@@ -17,8 +17,7 @@ from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.base import Speculation
-from labkit.engine.speculation.none import NoSpeculation
+from labkit.engine.speculation.base import NoSpeculation, Speculation
 from labkit.engine.stats import Counters
 
 # Counters that are shown even where nothing happened.

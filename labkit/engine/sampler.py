@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from labkit.engine.base import InvalidLogitsError, Logprobs
 from labkit.engine.logits import DeviceLogits, Logits, Rows
 from labkit.engine.request import RequestState
-from labkit.engine.sampling.candidates import candidates, draw
-from labkit.engine.sampling.logprobs import logprobs
-from labkit.engine.sampling.penalties import adjust
+from labkit.engine.sampling import adjust, candidates, draw, logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
-"""The tokens that a request's parameters leave to chance, and the draw among them."""
+"""From one row of logits to one token; see ``labkit.engine.sampler`` for the order."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.base import Logprobs
 from labkit.engine.request import SamplingParams
 
 Logits = NDArray[np.float32]
@@ -60,3 +62,40 @@ def draw(seed: int, position: int) -> float:
     """
     generator = np.random.Generator(np.random.Philox(key=seed, counter=position))
     return float(generator.random())
+
+
+def adjust(
+    logits: Logits, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int
+) -> Logits:
+    """Return a row [vocabulary] with bias and penalties applied; ``logits`` stays as it is.
+
+    Bias, then repetition over prompt and output, then frequency and presence over the
+    output. The tokens are counted anew each time (50 us per 1,000): a count kept beside
+    the request would have to follow preemption and rejected drafts.
+    """
+    if not params.adjusts:
+        return logits
+    logits = logits.copy()
+    for token, bias in params.logit_bias.items():
+        logits[token] += np.float32(bias)
+    if params.repetition_penalty != 1:
+        seen = np.unique(np.asarray(token_ids))
+        factor = np.float32(params.repetition_penalty)
+        logits[seen] = np.where(logits[seen] > 0, logits[seen] / factor, logits[seen] * factor)
+    if params.frequency_penalty or params.presence_penalty:
+        output = np.asarray(token_ids[num_prompt_tokens:], np.intp)
+        used, counts = np.unique(output, return_counts=True)
+        logits[used] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+        logits[used] -= np.float32(params.presence_penalty)
+    return logits
+
+
+def logprobs(logits: NDArray[np.float32], token: int, count: int) -> Logprobs:
+    """Return natural logarithms of the softmax of one row [vocabulary], in float64.
+
+    The row is the model's own, before bias, penalties and temperature.
+    """
+    lead = logits.astype(np.float64) - float(logits.max())
+    values = lead - np.log(np.exp(lead).sum())
+    top = largest(logits, count).tolist() if count else []
+    return Logprobs(float(values[token]), tuple((i, float(values[i])) for i in top))
