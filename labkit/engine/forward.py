@@ -95,7 +95,6 @@ class PackedForward:
             LayerCache(layer, window) for layer, window in enumerate(loaded.windows, first_layer)
         ]
         self._selector = select_rows(loaded.model)
-        self._attention: tuple[Attention, Attention] | None = None
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
         """Run the model once; see ``Forward``."""
@@ -106,10 +105,15 @@ class PackedForward:
         return self._run(batch, step, counters, ahead=True)
 
     def _run(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
-        attention = self._reached_from_here(step.attention)
+        attention, bridge = step.attention, None
+        if attention.arrays not in (self.name, "any"):
+            from labkit.engine.attention.bridge import Bridge
+
+            attention = bridge = Bridge(attention)
         if self.blocks is not None:
             self.blocks.on = not batch.prefill_tokens
-        logits = self._logits(batch, attention, step.plan)
+        running = Running(step.attention, attention, step.plan, self._array(batch.positions))
+        logits = self._logits(batch, running)
         if self.blocks is not None:
             self.blocks.count(counters)
         rows: Logits = logits
@@ -117,8 +121,8 @@ class PackedForward:
             rows = DeviceLogits(logits)
             evaluate([*rows.choices(), *attention.pending(step.plan)], ahead=ahead)
             counters.add("mlx.evaluations")
-        if attention is not step.attention:
-            counters.add("mlx.evaluations", attention.crossings())  # type: ignore[attr-defined]
+        if bridge is not None:
+            counters.add("mlx.evaluations", bridge.crossings)
 
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):
@@ -128,9 +132,8 @@ class PackedForward:
 
         return wait
 
-    def _logits(self, batch: Batch, attention: Attention, plan: Any) -> Any:
+    def _logits(self, batch: Batch, running: Running) -> Any:
         """Return the logits [rows, vocabulary], not evaluated where they are MLX's."""
-        running = Running(attention, plan, self._array(batch.positions))
         for cache in self._caches:
             cache.step = running
         if self._selector is not None:
@@ -156,16 +159,6 @@ class PackedForward:
         import mlx.core as mx
 
         return mx.array(array)
-
-    def _reached_from_here(self, attention: Attention) -> Attention:
-        """Return the attention, over a bridge where it takes the other kind of arrays."""
-        if attention.arrays in (self.name, "any"):
-            return attention
-        if self._attention is None or self._attention[0] is not attention:
-            from labkit.engine.attention.bridge import Bridge
-
-            self._attention = (attention, Bridge(attention))
-        return self._attention[1]
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:

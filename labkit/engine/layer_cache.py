@@ -8,6 +8,8 @@ replaced by one that asks a handle to attend (``model_loader``).
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the layers of one forward share: the step's attention and plan, and positions."""
+    """What the layers of one forward share.
 
+    ``owner``: the attention that keeps what a layer is bound to; ``attention``: the same, or
+    a bridge to it.
+    """
+
+    owner: Attention
     attention: Attention
     plan: Any
     positions: Any
@@ -34,6 +41,7 @@ class LayerCache:
         self.layer = layer
         self.window = window
         self.step: Running | None = None
+        self._owner: Callable[[], Attention | None] = lambda: None
         self._bound: tuple[Any, ...] = ()
 
     def current(self) -> Running:
@@ -62,12 +70,13 @@ class LayerCache:
 
     def bind(self, scale: float, heads: int, sinks: Any) -> None:
         """Tell the step's attention what this layer is, if it does not know."""
-        asked = (self.current().attention, scale, heads)
-        if self._bound[:3] != asked or self._bound[3] is not sinks:
-            asked[0].bind(
+        step, bound = self.current(), self._bound
+        if self._owner() is not step.owner or bound[:2] != (scale, heads) or bound[2] is not sinks:
+            step.attention.bind(
                 self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
             )
-            self._bound = (*asked, sinks)
+            # Weakly: a model outlives the KV memory of its engines.
+            self._owner, self._bound = weakref.ref(step.owner), (scale, heads, sinks)
 
 
 class Handle:

@@ -41,7 +41,7 @@ from labkit.workload.measurement import (
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Attention, AttentionBackend
+    from labkit.engine.attention.base import Attention, PagedBackend
     from labkit.engine.attention.plan import Plan
     from labkit.engine.attention.report import LaunchReport
 
@@ -61,7 +61,7 @@ class KernelArm:
     """
 
     engine: str
-    make_backend: Callable[[], AttentionBackend]
+    make_backend: Callable[[], PagedBackend]
     workload: Workload
     block_size: int
 
@@ -347,7 +347,7 @@ def _path(report: LaunchReport | None) -> tuple[object, ...]:
     return () if report is None else (report.kernel, report.partitions)
 
 
-def _on_numpy(backend: AttentionBackend) -> Attention:
+def _on_numpy(backend: PagedBackend) -> Attention:
     """Return what takes NumPy's arrays; MLX is not imported where nobody needs it."""
     if backend.arrays == "numpy":
         return backend
@@ -356,7 +356,7 @@ def _on_numpy(backend: AttentionBackend) -> Attention:
     return Bridge(backend)
 
 
-def _plan(backend: AttentionBackend, arm: KernelArm, size: Geometry, seed: int) -> Plan:
+def _plan(backend: PagedBackend, arm: KernelArm, size: Geometry, seed: int) -> Plan:
     starts = np.zeros(len(size.query_lens) + 1, np.int32)
     np.cumsum(size.query_lens, out=starts[1:])
     return backend.plan(

@@ -1,6 +1,8 @@
 """A step on MLX is one graph: evaluated once, no pool copied, few calls per layer."""
 
+import gc
 import sys
+import weakref
 from collections import Counter
 
 import mlx.core as mx
@@ -219,3 +221,21 @@ def test_the_device_chooses_as_the_host_does(dtype):
     np.testing.assert_array_equal(np.asarray(rows), host)
     np.testing.assert_array_equal(rows[1], host[1])
     assert len(DeviceLogits(mx.zeros((0, 9))).greedy()[0]) == 0
+
+
+@pytest.mark.parametrize("backend", ["gather", "fused"])
+def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_dir):
+    from labkit.engine.shared_models import SharedModels
+
+    models = SharedModels()
+    options = config.Engine(
+        budget=config.Budget(blocks=32), attention=config.Attention(backend=backend)
+    )
+    engine = create(options, model_dir("llama"), models)
+    serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
+    owner = weakref.ref(engine_backend(engine))
+    assert owner() is not None
+    engine.close()
+    del engine
+    gc.collect()
+    assert owner() is None

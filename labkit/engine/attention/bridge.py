@@ -15,12 +15,15 @@ from labkit.engine.attention.report import Reports
 
 
 class Bridge:
-    """An ``Attention`` that is another one's, taking the arrays that the other does not."""
+    """An ``Attention`` that is another one's, taking the arrays that the other does not.
+
+    ``crossings``: layers that crossed, each an evaluation.
+    """
 
     def __init__(self, inner: Attention) -> None:
         self._inner = inner
         self.arrays: Arrays = "numpy" if inner.arrays == "mlx" else "mlx"
-        self._crossings = 0
+        self.crossings = 0
 
     def bind(self, layer: int, *, sinks: Any = None, **options: Any) -> None:
         """Bind the other's layer; see ``Attention.bind``."""
@@ -30,7 +33,7 @@ class Bridge:
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
         """Take the arrays across, attend, and take the result back."""
-        self._crossings += 1
+        self.crossings += 1
         arrays = [q] if k is None else [q, k, v]
         if self.arrays == "mlx":
             mx.eval(arrays)
@@ -43,11 +46,6 @@ class Bridge:
             return np.array(result)
         np.copyto(out, np.asarray(result))
         return out
-
-    def crossings(self) -> int:
-        """Return how often a layer crossed since this was last asked: an evaluation each."""
-        count, self._crossings = self._crossings, 0
-        return count
 
     def report(self, plan: Any) -> Reports:
         """Return the other's report."""

@@ -12,7 +12,7 @@ from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
+    from labkit.engine.attention.base import PagedBackend
     from labkit.engine.input_builder import Batch
 
 
@@ -33,7 +33,7 @@ class Paged:
 
     def __init__(
         self,
-        make_backend: Callable[[], AttentionBackend],
+        make_backend: Callable[[], PagedBackend],
         block_size: int,
         prefixes: str = "none",
         reuse_blocks: int = 1,
@@ -74,7 +74,7 @@ class Paged:
 class PagedMemory:
     """The pools of a backend of paged attention."""
 
-    def __init__(self, backend: AttentionBackend) -> None:
+    def __init__(self, backend: PagedBackend) -> None:
         self.attention = backend
 
     def plan(self, batch: Batch) -> tuple[Batch, Step]:

@@ -171,12 +171,21 @@ def test_resolvers_threads_and_switches_do_not_change_a_bit(batch, lengths, kind
         numba.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("device", ["reference", "gather", "emulated"])
-def test_other_backends_refuse_pools_of_another_type(batch, device):
-    made = batch([(1, 9)]).stored("float16")
-    options = {"backend": device} if device != "emulated" else {"device": device}
+def test_the_oracle_refuses_pools_of_another_type(batch):
     with pytest.raises(ValueError, match="one dtype"):
-        made.attend(**options)
+        batch([(1, 9)]).stored("float16").attend("reference")
+
+
+@pytest.mark.parametrize("device", ["gather", "emulated"])
+def test_mlx_converts_to_the_type_of_its_pools(batch, device, request):
+    options = {"backend": device} if device != "emulated" else {"device": device}
+    if device == "emulated":
+        request.getfixturevalue("compiler")
+    made = batch([(1, 9), (3, 20)]).stored("float16")
+    out, _ = made.attend(**options)
+    expected, _ = made.widened().attend("reference")
+    assert out.dtype == np.float32
+    assert np.abs(out - expected).max() < 2e-3
 
 
 def test_a_pool_of_another_type_is_refused():
