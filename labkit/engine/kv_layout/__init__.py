@@ -36,7 +36,13 @@ def choose(options: config.Engine) -> LayoutKind:
     from labkit.engine.kv_layout.paged import Paged
 
     backend = attention.configured(options.attention)
-    return Paged(backend, block_size, options.prefix_cache.value, _reuse_blocks(options))
+    return Paged(
+        backend,
+        block_size,
+        options.prefix_cache.value,
+        _reuse_blocks(options),
+        options.kv.dtype.value,
+    )
 
 
 def _reuse_blocks(options: config.Engine) -> int:

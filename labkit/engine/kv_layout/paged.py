@@ -30,6 +30,8 @@ class Paged:
         The prefix cache: none, hash or radix.
     reuse_blocks
         Prefixes are reused in multiples of this many blocks.
+    dtype
+        What the pools hold: float32, float16 or bfloat16.
     """
 
     def __init__(
@@ -38,15 +40,17 @@ class Paged:
         block_size: int,
         prefixes: str = "none",
         reuse_blocks: int = 1,
+        dtype: str = "float32",
     ) -> None:
         self._backend = backend
         self._block_size = block_size
         self._prefixes = prefixes
         self._reuse_blocks = reuse_blocks
+        self._dtype = dtype
 
     def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
         """Make a pool of so many blocks, the null block included."""
-        pools = KVPools(shapes, num_blocks, self._block_size)
+        pools = KVPools(shapes, num_blocks, self._block_size, self._dtype)
         blocks = BlockPool(num_blocks)
         cache = KVCacheManager(
             blocks,
