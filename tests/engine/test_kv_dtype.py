@@ -30,7 +30,7 @@ def serve(engine):
     prompts = [tuple(rng.integers(0, 298, n).tolist()) for n in LENGTHS]
     prompts[-1] = prompts[1]
     for i, prompt in enumerate(prompts):
-        engine.submit(Request(str(i), prompt, SamplingParams(max_tokens=12, ignore_eos=True)))
+        engine.submit(Request(str(i), prompt, SamplingParams(max_tokens=24, ignore_eos=True)))
     tokens = {}
     while engine.has_work():
         for event in engine.step():
@@ -53,7 +53,7 @@ def test_half_precision_holds_half_the_bytes(name, dtype, model_dir):
     assert TOLERANCE["float32"] < half.notes["self_test_difference"] <= TOLERANCE[dtype] / 2
     _, expected = serve(wide)
     tokens, counters = serve(half)
-    assert all(len(out) == 12 for out in tokens.values())
+    assert all(len(out) == 24 for out in tokens.values())
     assert counters[f"kv_dtype.{dtype}"] == expected["kv_dtype.float32"] > 0
     assert "kv_dtype.float32" not in counters
     for name in ("kv_block_bytes", "peak_kv_bytes", "kv_used_bytes"):
@@ -71,7 +71,7 @@ def test_half_precision_holds_half_the_bytes(name, dtype, model_dir):
         ({"prefix_cache": config.PrefixCache.hash}, "prefix.hit_tokens"),
         ({"prefix_cache": config.PrefixCache.radix}, "prefix.hit_tokens"),
         (
-            {"blocks": 6, "scheduler": {"reservation": config.Reservation.optimistic}},
+            {"blocks": 8, "scheduler": {"reservation": config.Reservation.optimistic}},
             "preemptions",
         ),
         ({"speculation": config.Speculation.ngram}, "spec.drafted"),

@@ -13,6 +13,7 @@ from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.rows import LAYERS
 from labkit.engine.attention.cpu.simd import BYTES, LANES, Emitter
 from labkit.engine.attention.cpu.tiles import copy_wide, round_to_bfloat16, round_to_float16
+from labkit.engine.kv_layout.base import LayerShape
 
 HALVES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}
@@ -100,21 +101,27 @@ def test_float32_is_rounded_to_the_nearest_and_ties_to_even(kind):
 
 
 @pytest.mark.parametrize("kind", HALVES)
-def test_a_write_rounds_and_a_slot_of_minus_one_is_skipped(batch, kind):
+def test_a_write_rounds(batch, kind):
     made = batch([(1, 20), (33, 40)], poison=False)
     rng = np.random.default_rng(1)
     k, v = (rng.standard_normal((34, 2, 64)).astype(np.float32) for _ in range(2))
+    pools, expected = made.stored(kind), made.stored(kind)
     backend = attention.create()
-    meta = made.plan(backend)
-    meta.slot_mapping[5] = -1
-    pools = made.stored(kind)
-    expected = made.stored(kind)
+    plan = pools.plan(backend)
     for new, pool in ((k, expected.k_pool), (v, expected.v_pool)):
-        slots = np.delete(meta.slot_mapping, 5)
-        pool.reshape(-1, 2, 64)[slots] = elements.rounded(np.delete(new, 5, axis=0), kind)
-    backend.write(k, v, pools.k_pool, pools.v_pool, meta)
+        pool.reshape(-1, 2, 64)[plan.slot_mapping] = elements.rounded(new, kind)
+    out, _ = pools.forward(backend, plan, k, v)
     assert np.array_equal(pools.k_pool, expected.k_pool)
     assert np.array_equal(pools.v_pool, expected.v_pool)
+    assert np.array_equal(out, expected.attend()[0])
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_pools_are_allocated_in_half_precision(kind):
+    backend = attention.create()
+    backend.allocate([LayerShape(2, 64, 64)], 4, 16, kind)
+    assert backend.keys[0].dtype == elements.STORED_AS[kind]
+    assert backend.values[0].shape == (4, 16, 2, 64)
 
 
 @pytest.mark.parametrize("kind", HALVES)

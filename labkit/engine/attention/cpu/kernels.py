@@ -33,11 +33,18 @@ from labkit.engine.attention.cpu.tiles import (
     take_ticket,
 )
 from labkit.engine.attention.elements import STORED_AS
-from labkit.metal.dispatch import BQ
-from labkit.metal.stamp import KERNEL_IDS, STAMP_FACTORS, STAMP_MASK
+from labkit.engine.attention.spec import (
+    BLOCKS,
+    BQ,
+    ITERATIONS,
+    KERNEL_IDS,
+    STAMP,
+    STAMP_FACTORS,
+    STAMP_MASK,
+    SURPLUS,
+)
 
 NUM_COUNTERS = 8  # int64 per worker: one cache line
-STAMP, ITERATIONS, SURPLUS, BLOCKS = range(4)
 _DECODE = KERNEL_IDS["decode"]
 _TILED = KERNEL_IDS["tiled"]
 _REDUCE = KERNEL_IDS["reduce"]
@@ -50,7 +57,7 @@ _FLOAT32, _FLOAT16, _BFLOAT16 = range(len(ELEMENTS))
 
 @inner
 def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
-    """Mix the stamp of this launch; the host's twin is ``stamp.launch_stamp``."""
+    """Mix the stamp of this launch; the host's twin is ``spec.launch_stamp``."""
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + lookup * _RESOLVER_FACTOR
     return mixed & _MASK
 
@@ -110,7 +117,7 @@ def decode(
             else:
                 surplus += 1
             unit = take_ticket(queue)
-        counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup))
+        counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
         counters[worker, ITERATIONS] = iterations
         counters[worker, SURPLUS] = surplus
         counters[worker, BLOCKS] = blocks
@@ -157,7 +164,7 @@ def tiled(
             else:
                 surplus += 1
             unit = take_ticket(queue)
-        counters[worker, STAMP] = stamp(nonce, _TILED, resolver_id(lookup))
+        counters[worker, STAMP] = stamp(nonce, _TILED, resolver_id(lookup)) + worker
         counters[worker, ITERATIONS] = iterations
         counters[worker, SURPLUS] = surplus
         counters[worker, BLOCKS] = blocks
@@ -209,7 +216,7 @@ def reduce(
             if total != 0:
                 for d in range(head_dim):
                     merged[d] /= total
-        counters[worker, STAMP] = stamp(nonce, _REDUCE, resolver)
+        counters[worker, STAMP] = stamp(nonce, _REDUCE, resolver) + worker
 
 
 @kernel
