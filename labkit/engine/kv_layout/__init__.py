@@ -38,7 +38,13 @@ def choose(options: config.Engine) -> LayoutKind:
 
     make_backend = partial(attention.configured, options.attention)
     make_backend()  # refused now, if at all
-    return Paged(make_backend, block_size, options.prefix_cache.value, _reuse_blocks(options))
+    return Paged(
+        make_backend,
+        block_size,
+        options.prefix_cache.value,
+        _reuse_blocks(options),
+        options.kv.dtype.value,
+    )
 
 
 def _reuse_blocks(options: config.Engine) -> int:
