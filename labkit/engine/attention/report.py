@@ -145,6 +145,8 @@ class LaunchReport:
         }
         if self.device is not None:
             counters[f"device.{self.device}"] = count
+        if self.device == "emulated":  # an eager executor: it evaluates every kernel's operands
+            counters["mlx.evaluations"] = count * (1 + (self.partitions > 1))
         if self.block_size is not None:
             counters[f"block_size.{self.block_size}"] = count
         if self.kv_dtype is not None:
