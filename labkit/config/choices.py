@@ -17,6 +17,14 @@ class Blas(Enum):
     stock = "stock"
 
 
+class Precision(Enum):
+    """A type of floating-point numbers."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
 class DecodeShape(Enum):
     """How many rows a step of decodes alone has.
 

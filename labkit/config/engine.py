@@ -16,8 +16,10 @@ from labkit.config.choices import (
     ChunkPolicy,
     Composition,
     DecodeShape,
+    Device,
     KVLayout,
     Pipeline,
+    Precision,
     PrefixAlign,
     PrefixCache,
     Speculation,
@@ -79,6 +81,7 @@ class Engine:
             self._check_invariance()
         if self.name in LAYOUT_OF:
             self._check_preset(LAYOUT_OF[self.name])
+            self._check_kv_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
         if self.name == "mlx_lm":
@@ -119,6 +122,22 @@ class Engine:
         )
         if not paged:
             self._check_blockless(layout)
+
+    def _check_kv_dtype(self) -> None:
+        """Refuse half precision wherever it is not converted as it is read."""
+        where, attention = f"engine.kv.dtype={self.kv.dtype.value}", self.attention
+        if self.kv.dtype is Precision.float32:
+            return
+        require(
+            self.kv.layout is KVLayout.paged,
+            f"{where}: engine.kv.layout={self.kv.layout.value} holds float32; set engine=paged",
+        )
+        require(
+            attention.backend == "fused" and attention.device is Device.cpu,
+            f"{where}: engine.attention.backend={attention.backend} on "
+            f"engine.attention.device={attention.device.value} reads pools of the type that it "
+            "computes in; set fused and cpu, or leave float32",
+        )
 
     def _check_blockless(self, layout: KVLayout) -> None:
         """Refuse what needs blocks that stay where they are."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.ablation import Ablation
+from labkit.config.choices import Precision
 from labkit.config.design import Design
 from labkit.config.engine import Engine
 from labkit.config.model import Model
@@ -45,6 +46,12 @@ class Experiment:
             self.engine.name == "paged" or self.workload.kind is not WorkloadKind.kernel,
             f"engine.name={self.engine.name}: it serves requests, and workload="
             f"{self.workload.name} times labkit's paged attention; set workload=chat",
+        )
+        require(
+            self.engine.kv.dtype is Precision.float32
+            or self.workload.kind is not WorkloadKind.kernel,
+            f"engine.kv.dtype={self.engine.kv.dtype.value}: workload={self.workload.name} brings "
+            "keys and values of its own; set workload=chat",
         )
         require(
             self.engine.attention.resolver != "identity"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget
+from labkit.engine.budget.facts import number_bytes
 from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.model import ModelDir, resolve
 from labkit.workload import process_wide
@@ -144,12 +145,12 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
 
 def _model_facts(experiment: Experiment) -> tuple[int, int]:
     """Return the number of weights and the KV bytes of a token; nothing is built."""
-    shape = experiment.model.shape
+    shape, kv_bytes = experiment.model.shape, number_bytes(experiment.engine.kv.dtype)
     if shape is None:
         model = resolve(experiment.model)
-        return model.weight_bytes // 4, model.kv_bytes_per_token or 0
+        return model.weight_bytes // 4, (model.kv_bytes_per_token or 0) // 4 * kv_bytes
     kv_width = 2 * shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * shape.num_heads * shape.head_dim + kv_width)
     mlp = 3 * shape.hidden_size * shape.intermediate_size
     weights = shape.vocab_size * shape.hidden_size + shape.num_layers * (attention + mlp)
-    return weights, 4 * shape.num_layers * kv_width
+    return weights, kv_bytes * shape.num_layers * kv_width

@@ -124,6 +124,11 @@ def with_cache(model: ModelFacts, kv_bytes_per_token: int) -> ModelFacts:
     return replace(model, kv_bytes_per_token=kv_bytes_per_token)
 
 
+def number_bytes(dtype: config.Precision) -> int:
+    """Return the bytes of a number of that type."""
+    return FLOAT if dtype is config.Precision.float32 else FLOAT // 2
+
+
 def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
     """Count the widest point of a layer: of attention and MLP the wider.
 
