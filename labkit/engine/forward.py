@@ -112,20 +112,22 @@ class PackedForward:
 
 
 class MlxBridge:
-    """Between MLX arrays and NumPy: views one way, a copy the other."""
+    """Between MLX arrays and NumPy: views of float32 one way, a copy the other."""
 
     def to_numpy(self, *arrays: Any) -> tuple[NDArray[Any], ...]:
-        """Evaluate all arrays together and return views."""
+        """Evaluate all arrays together, in float32, and return views."""
         import mlx.core as mx
 
-        mx.eval(*arrays)
-        return tuple(np.asarray(array) for array in arrays)
+        single = [array.astype(mx.float32) for array in arrays]
+        mx.eval(*single)
+        return tuple(np.asarray(array) for array in single)
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return a copy as an MLX array."""
+    def from_numpy(self, array: NDArray[Any], like: Any = None) -> Any:
+        """Return a copy as an MLX array; ``like``: cast to this array's type."""
         import mlx.core as mx
 
-        return mx.array(array)
+        copy = mx.array(array)
+        return copy if like is None else copy.astype(like.dtype)
 
 
 class NumpyBridge:
@@ -135,7 +137,7 @@ class NumpyBridge:
         """Return the arrays as they are."""
         return arrays
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
+    def from_numpy(self, array: NDArray[Any], like: Any = None) -> Any:
         """Return the array as it is."""
         return array
 

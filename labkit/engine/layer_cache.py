@@ -8,13 +8,14 @@ replaced by one that asks a handle to attend (``model_loader``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import EngineError, StaleLaunchError
+from labkit.engine.dtype import word
 from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.stats import Counters
 
@@ -30,17 +31,21 @@ class ArrayBridge(Protocol):
     def to_numpy(self, *arrays: Any) -> tuple[Array, ...]:
         """Return views, all evaluated at once."""
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return the forward's own kind of array."""
+    def from_numpy(self, array: NDArray[Any], like: Any = None) -> Any:
+        """Return the forward's own kind of array; ``like``: of this array's type."""
 
 
 @dataclass(slots=True)
 class Step:
-    """What the layers of one forward share: the batch's attention, positions and counters."""
+    """What the layers of one forward share: the batch's attention, positions and counters.
+
+    ``handles``: what each layer's attention was given, for layers that share its keys.
+    """
 
     attention: StepAttention
     counters: Counters
     positions: Any
+    handles: dict[int, Handle] = field(default_factory=dict)
 
 
 class LayerCache:
@@ -74,24 +79,29 @@ class LayerCache:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:
         """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
         handle = Handle(self, keys, values)
+        self.current().handles[self.layer] = handle
+        return handle, handle
+
+    def keys_and_values(self) -> tuple[Handle, Handle]:
+        """Return what this layer's ``update_and_fetch`` gave, to a layer that shares its keys."""
+        handle = self.current().handles.get(self.layer)
+        if handle is None:
+            raise EngineError("a layer shares the keys of one that has none yet")
         return handle, handle
 
 
 class Handle:
-    """New keys and values on their way to the KV memory; written by the first attention."""
+    """New keys and values on their way to the KV memory; written by the first attention.
 
-    __slots__ = ("_written", "cache", "keys", "values")
+    That attention lets go of them: a layer that shares them reads the memory.
+    """
+
+    __slots__ = ("_new", "cache", "dtype")
 
     def __init__(self, cache: LayerCache, keys: Any, values: Any) -> None:
         self.cache = cache
-        self.keys = keys
-        self.values = values
-        self._written = False
-
-    @property
-    def dtype(self) -> Any:
-        """The values' type, to which some models cast what attention returns."""
-        return self.values.dtype
+        self.dtype = values.dtype  # to which some models cast what attention returns
+        self._new: tuple[Any, ...] = keys, values
 
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
         """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
@@ -99,10 +109,11 @@ class Handle:
             raise EngineError("its attention builds a mask of its own")
         step, bridge, layer = self.cache.current(), self.cache.bridge, self.cache.layer
         extra = () if sinks is None else (sinks,)
-        q, k, v, *rest = bridge.to_numpy(queries, self.keys, self.values, *extra)
-        if not self._written:
+        q, *rest = bridge.to_numpy(queries, *extra, *self._new)
+        if self._new:
+            *rest, k, v = rest
             step.attention.write(layer, k[:, :, 0], v[:, :, 0])
-            self._written = True
+            self._new = ()
         out, report = step.attention.attend(
             layer,
             q[:, :, 0],
@@ -113,7 +124,7 @@ class Handle:
         if report.stale:
             raise StaleLaunchError(f"layer {layer}: the launch left another's stamp: {report}")
         step.counters.add_all(report.counters())
-        return bridge.from_numpy(out[:, :, None])
+        return bridge.from_numpy(out[:, :, None], like=queries)
 
 
 class ShapeRecorder:
@@ -123,6 +134,8 @@ class ShapeRecorder:
 
     def __init__(self) -> None:
         self.shape: LayerShape | None = None
+        self.dtype = ""
+        self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
         """Return no mask: the recorder sees one token."""
@@ -131,4 +144,10 @@ class ShapeRecorder:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Note the shapes and return the arrays as they are."""
         self.shape = LayerShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
-        return keys, values
+        self.dtype = word(keys.dtype)
+        self._cached = keys, values
+        return self._cached
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the arrays, to a layer that shares them."""
+        return self._cached

@@ -22,12 +22,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Case, State, Workload
+from labkit.config import Case, Precision, State, Workload
 from labkit.workload import cases
 from labkit.workload.cases import Arrays, Geometry, Memory
 from labkit.workload.digest import array_outputs
@@ -78,17 +78,25 @@ class Batch:
     def launch(self, clock: Clock, which: str) -> tuple[float, LaunchReport]:
         """Launch once; return the seconds and the report of a launch that is not stale."""
         arrays, scale = self.arrays, 1 / math.sqrt(self.workload.head_dim)
+        q, k_pool, v_pool, out = arrays.q, arrays.k_pool, arrays.v_pool, arrays.out
+        dtype = self.workload.dtype
+        half = dtype is not Precision.float32
+        if half:
+            q, k_pool, v_pool = (cases.to_mlx(array, dtype) for array in (q, k_pool, v_pool))
         start = clock()
         result, report = self.backend.attend(
-            arrays.q,
-            arrays.k_pool,
-            arrays.v_pool,
+            q,
+            k_pool,
+            v_pool,
             self.meta,
             scale=scale,
             window=self.workload.window,
-            out=arrays.out,
+            out=None if half else out,
         )
         seconds = clock() - start
+        if half:
+            np.copyto(out, cases.from_mlx(result, dtype))
+            result = out
         where = f"{self.size.case.name}: {which}"
         if report.stale:
             raise StaleOutput(
@@ -100,20 +108,21 @@ class Batch:
 
     def poison(self) -> None:
         """Fill the output with NaN."""
-        self.arrays.out.fill(np.nan)
+        nan = np.full(1, np.nan, np.float32)
+        self.arrays.out.fill(cases.rounded(nan, self.workload.dtype)[0])
 
 
 @dataclass
 class Seat:
     """An arm at a row: its batches, the output that it must give, and what was measured.
 
-    ``expected``: float32 [tokens, heads, head_dim]; arms that agree share the array.
+    ``expected``: [tokens, heads, head_dim]; arms that agree share the array.
     """
 
     arm: int
     whole: Batch
     wash: Batch
-    expected: NDArray[np.float32]
+    expected: NDArray[Any]
     outputs: dict[str, object]
     seconds: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -141,7 +150,7 @@ class KernelTurns:
     Parameters
     ----------
     arms
-        At least one. They share queries, output and KV memory.
+        At least one. They share queries, output and KV memory, all of one type.
     setting
         See ``Setting``.
     clock
@@ -168,6 +177,7 @@ class KernelTurns:
             max(size.pool_bytes for _, size in run),
             max(cases.query_numbers(size, arm.workload) for arm, size in run),
             setting.seed,
+            arms[0].workload.dtype,
         )
         self._rows: list[Row] = []
 
@@ -182,7 +192,7 @@ class KernelTurns:
         """
         names = dict.fromkeys(case.name for arm in self._arms for case in arm.workload.cases)
         for name in names:
-            shared: dict[str, NDArray[np.float32]] = {}
+            shared: dict[str, NDArray[Any]] = {}
             seats = [
                 self._seat(index, case, shared)
                 for index, arm in self._in_random_order()
@@ -201,7 +211,7 @@ class KernelTurns:
                 row.seats += [replace(s, seconds=[], places=[]) for s in seats]
                 self._rows.append(row)
 
-    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[np.float32]]) -> Seat:
+    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[Any]]) -> Seat:
         """Plan an arm's batch and its wash-out, and launch the batch once for its output."""
         assert self._memory is not None, "the turns are closed"
         arm = self._arms[index]
@@ -213,8 +223,9 @@ class KernelTurns:
             seconds, report = whole.launch(self._clock, "the first launch")
             self._launching[index] += seconds
             out = whole.arrays.out
-            _refuse_nan(out, f"{case.name}: the first launch")
-            outputs = array_outputs(out)
+            dtype = arm.workload.dtype
+            _refuse_nan(cases.widened(out, dtype), f"{case.name}: the first launch")
+            outputs = array_outputs(out, dtype.value)
             digest = str(outputs["digest"])
             expected = shared.setdefault(digest, out if digest in shared else out.copy())
             return Seat(index, whole, wash, expected, outputs, report=report)
@@ -366,15 +377,16 @@ def _check(seat: Seat, which: str) -> None:
     if np.array_equal(_words(out), _words(expected)):
         return
     where = f"{seat.whole.size.case.name}: {which}"
-    _refuse_nan(out, where)
-    rows = np.flatnonzero((out.view(np.uint32) != expected.view(np.uint32)).any(axis=(1, 2)))
+    _refuse_nan(cases.widened(out, seat.whole.workload.dtype), where)
+    word = f"u{out.itemsize}"
+    rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
     raise InvalidOutput(
         f"{where} differs from the first launch in {len(rows)} rows, the first of them "
         f"token {rows[0]}"
     )
 
 
-def _words(array: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _words(array: NDArray[Any]) -> NDArray[np.uint64]:
     return array.reshape(-1).view(np.uint64)
 
 
@@ -394,7 +406,7 @@ def _result(seat: Seat, row: Row) -> CaseResult:
         case=row.name,
         metrics=(Metric("dispatch_us", "us", "lower", True, times),),
         outputs=dict(seat.outputs),
-        values=None if agree else seat.expected,
+        values=None if agree else cases.widened(seat.expected, seat.whole.workload.dtype),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,
