@@ -76,6 +76,13 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
     with pytest.raises(ConfigError, match=r"^engine\.threads='many': must be of type int$"):
         from_plain(Experiment, plain)
     plain = to_plain(experiment())
+    plain["engine"]["kv"]["dtype"] = "float8"
+    with pytest.raises(
+        ConfigError,
+        match=r"^engine\.kv\.dtype=float8: allowed are float32, float16, bfloat16$",
+    ):
+        from_plain(Experiment, plain)
+    plain = to_plain(experiment())
     plain["engine"]["blas"] = "mkl"
     with pytest.raises(ConfigError, match=r"^engine\.blas=mkl: allowed are openblas, stock$"):
         from_plain(Experiment, plain)
@@ -100,6 +107,30 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
             lambda: experiment(workload=kernel(dtype=Precision.bfloat16)),
             "workload.dtype=bfloat16: engine.attention.backend=fused on "
             "engine.attention.device=cpu computes in float32; set device=metal or emulated",
+        ),
+        (
+            lambda: Engine(
+                kv=KV(dtype=Precision.float16), attention=Attention(device=Device.emulated)
+            ),
+            "engine.kv.dtype=float16: engine.attention.backend=fused on "
+            "engine.attention.device=emulated",
+        ),
+        (
+            lambda: Engine(
+                kv=KV(dtype=Precision.bfloat16), attention=Attention(backend="reference")
+            ),
+            "engine.kv.dtype=bfloat16: engine.attention.backend=reference",
+        ),
+        (
+            lambda: Engine(name="mlx_lm", kv=KV(dtype=Precision.float16)),
+            "engine.kv.dtype=float16: engine=mlx_lm does not have it; leave it float32",
+        ),
+        (
+            lambda: experiment(
+                engine=Engine(kv=KV(dtype=Precision.float16)),
+                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+            ),
+            "engine.kv.dtype=float16: workload=",
         ),
         (lambda: Drafts(num_draft_tokens=0), "engine.drafts.num_draft_tokens=0"),
         (lambda: Drafts(ngram_min=5), "engine.drafts.ngram_min=5"),
@@ -252,11 +283,13 @@ def test_each_rule_names_its_option_in_one_line(make, names):
     assert "\n" not in str(caught.value)
 
 
-def preset(name, layout="padded", backend="sdpa", scheduler=None, **options):
+def preset(
+    name, layout="padded", backend="sdpa", scheduler=None, dtype=Precision.float32, **options
+):
     split = {"order": Order.prefill_first, "composition": Composition.split}
     return Engine(
         name=name,
-        kv=KV(layout=KVLayout(layout)),
+        kv=KV(layout=KVLayout(layout), dtype=dtype),
         attention=Attention(backend=backend),
         scheduler=Scheduler(**(split if scheduler is None else scheduler)),
         **options,
@@ -291,6 +324,10 @@ def test_every_preset_of_a_layout_can_be_built():
         (lambda: preset("padded", backend="fused"), "engine.attention.backend=fused"),
         (lambda: preset("contiguous", "contiguous", "gather"), "backend=gather: it reads blocks"),
         (lambda: preset("naive"), "engine.scheduler.admission=continuous"),
+        (
+            lambda: preset("contiguous", "contiguous", dtype=Precision.float16),
+            "engine.kv.dtype=float16: engine.kv.layout=contiguous holds float32",
+        ),
         (
             lambda: preset(
                 "padded",

@@ -87,8 +87,10 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         compiled=shape.bounded,
     )
     loaded, choice, expected = ready.loaded, ready.choice, ready.expected
+    kind = kv_layout.choose(options, expected.dtype)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
-    difference = self_test.verify(loaded, choice.forward, small, expected)
+    kv_dtype = options.kv.dtype.value
+    difference = self_test.verify(loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
         require_invariance(options, choice.forward, kind, expected)
 
@@ -103,11 +105,12 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
     )
     layout = kind.create(shapes, pool.blocks)
     counters = Counters()
+    run_model = ModelRunner(choice.forward, layout.memory, counters)
     run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
     return PagedEngine(
         scheduler=Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids),
         cache=layout.cache,
-        run_model=ModelRunner(choice.forward, layout.memory, counters),
+        run_model=run_model,
         counters=counters,
         vocab_size=expected.logits[0].shape[-1],
         notes={
@@ -128,6 +131,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         cut=speculation.cut_of(options),
         shape=shape,
         pipeline_name=options.pipeline,
+        launch=run_model.launch if run_model.lazy else None,
     )
 
 

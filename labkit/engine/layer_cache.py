@@ -1,4 +1,4 @@
-"""How an unedited mlx_lm model reaches the KV cache: one duck-typed cache per layer.
+"""How an unedited mlx_lm model reaches the KV memory: one duck-typed cache per layer.
 
 The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
 a position per token.  ``update_and_fetch`` returns a ``Handle`` with the new keys and
@@ -8,56 +8,45 @@ replaced by one that asks a handle to attend (``model_loader``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from labkit.engine.base import EngineError, StaleLaunchError
+from labkit.engine.base import EngineError
 from labkit.engine.dtype import word
 from labkit.engine.kv_layout.base import LayerShape
-from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.base import StepAttention
-
-Array = NDArray[np.float32]
+    from labkit.engine.attention.base import Attention
 
 
-class ArrayBridge(Protocol):
-    """Moves a forward's own arrays to NumPy and back: MLX or NumPy."""
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the layers of one forward share.
 
-    def to_numpy(self, *arrays: Any) -> tuple[Array, ...]:
-        """Return views, all evaluated at once."""
-
-    def from_numpy(self, array: NDArray[Any], like: Any = None) -> Any:
-        """Return the forward's own kind of array; ``like``: of this array's type."""
-
-
-@dataclass(slots=True)
-class Step:
-    """What the layers of one forward share: the batch's attention, positions and counters.
-
-    ``handles``: what each layer's attention was given, for layers that share its keys.
+    ``owner``: the attention that keeps what a layer is bound to; ``attention``: the same, or
+    a bridge to it.
     """
 
-    attention: StepAttention
-    counters: Counters
+    owner: Attention
+    attention: Attention
+    plan: Any
     positions: Any
-    handles: dict[int, Handle] = field(default_factory=dict)
 
 
 class LayerCache:
     """One layer's cache as the model sees it; ``step`` is set before each forward."""
 
-    def __init__(self, layer: int, window: int | None, bridge: ArrayBridge) -> None:
+    def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
         self.window = window
-        self.bridge = bridge
-        self.step: Step | None = None
+        self.step: Running | None = None
+        self._owner: Callable[[], Attention | None] = lambda: None
+        self._bound: tuple[Any, ...] = ()
+        self._handle: Handle | None = None
 
-    def current(self) -> Step:
+    def current(self) -> Running:
         """Return the step that is running."""
         if self.step is None:
             raise EngineError("the model read its cache outside a step")
@@ -78,53 +67,51 @@ class LayerCache:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:
         """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
-        handle = Handle(self, keys, values)
-        self.current().handles[self.layer] = handle
-        return handle, handle
+        self._handle = Handle(self, keys, values)
+        return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[Handle, Handle]:
         """Return what this layer's ``update_and_fetch`` gave, to a layer that shares its keys."""
-        handle = self.current().handles.get(self.layer)
-        if handle is None:
+        if self._handle is None:
             raise EngineError("a layer shares the keys of one that has none yet")
-        return handle, handle
+        return self._handle, self._handle
+
+    def bind(self, scale: float, heads: int, sinks: Any) -> None:
+        """Tell the step's attention what this layer is, if it does not know."""
+        step, bound = self.current(), self._bound
+        if self._owner() is not step.owner or bound[:2] != (scale, heads) or bound[2] is not sinks:
+            step.attention.bind(
+                self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
+            )
+            # Weakly: a model outlives the KV memory of its engines.
+            self._owner, self._bound = weakref.ref(step.owner), (scale, heads, sinks)
 
 
 class Handle:
-    """New keys and values on their way to the KV memory; written by the first attention.
+    """New keys and values on their way to the KV memory; written by the first attention."""
 
-    That attention lets go of them: a layer that shares them reads the memory.
-    """
-
-    __slots__ = ("_new", "cache", "dtype")
+    __slots__ = ("cache", "dtype", "keys", "values")
 
     def __init__(self, cache: LayerCache, keys: Any, values: Any) -> None:
         self.cache = cache
-        self.dtype = values.dtype  # to which some models cast what attention returns
-        self._new: tuple[Any, ...] = keys, values
+        self.keys = keys
+        self.values = values
+        # To which some models cast what attention returns.
+        self.dtype = values.dtype
 
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
         """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
         if mask is not None:
             raise EngineError("its attention builds a mask of its own")
-        step, bridge, layer = self.cache.current(), self.cache.bridge, self.cache.layer
-        extra = () if sinks is None else (sinks,)
-        q, *rest = bridge.to_numpy(queries, *extra, *self._new)
-        if self._new:
-            *rest, k, v = rest
-            step.attention.write(layer, k[:, :, 0], v[:, :, 0])
-            self._new = ()
-        out, report = step.attention.attend(
-            layer,
-            q[:, :, 0],
-            scale=float(scale),
-            window=self.cache.window,
-            sinks=rest[0] if rest else None,
-        )
-        if report.stale:
-            raise StaleLaunchError(f"layer {layer}: the launch left another's stamp: {report}")
-        step.counters.add_all(report.counters())
-        return bridge.from_numpy(out[:, :, None], like=queries)
+        cache = self.cache
+        cache.bind(scale, queries.shape[1], sinks)
+        step: Any = cache.step
+        k = v = None
+        if self.keys is not None:
+            k, v = self.keys.squeeze(2), self.values.squeeze(2)
+            self.keys = self.values = None
+        out = step.attention.forward(cache.layer, queries.squeeze(2), k, v, step.plan)
+        return out[:, :, None]
 
 
 class ShapeRecorder:

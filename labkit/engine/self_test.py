@@ -109,10 +109,17 @@ def _logits(model: Any, ids: NDArray[np.int32], caches: Any) -> NDArray[np.float
     return np.array(logits)
 
 
-def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Expected) -> float:
+def verify(
+    loaded: LoadedModel,
+    forward: Forward,
+    layout: KVLayout,
+    expected: Expected,
+    kv_dtype: str = "float32",
+) -> float:
     """Compare; return the largest difference as a fraction of the range of the logits.
 
-    ``layout`` has room for one request of ``expected.longest`` tokens per sequence.
+    ``layout`` has room for one request of ``expected.longest`` tokens per sequence, in
+    ``kv_dtype``.
 
     Raises
     ------
@@ -128,11 +135,11 @@ def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Ex
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(f"{where}: refused by the self-test: {reason}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
-    tolerance = TOLERANCE[expected.dtype]
-    if not worst <= tolerance:
+    kind = max((expected.dtype, kv_dtype), key=lambda word: TOLERANCE[word])
+    if not worst <= TOLERANCE[kind]:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
-            f"{worst:.1e} of their range, allowed are {tolerance:.0e} in {expected.dtype}"
+            f"{worst:.1e} of their range, allowed are {TOLERANCE[kind]:.0e} in {kind}"
         )
     return worst
 
@@ -147,8 +154,8 @@ def compute(
     for index, (batch, reference) in enumerate(_steps(expected, layout.cache)):
         if some_rows and index == 0:
             batch, reference = replace(batch, logit_rows=batch.logit_rows[::2]), reference[::2]
-        computed, attention = layout.memory.plan(batch)
-        yield forward(computed, attention, Counters()), reference
+        computed, step = layout.memory.plan(batch)
+        yield np.asarray(forward(computed, step, Counters())), reference
 
 
 def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[np.float32]]]:

@@ -22,12 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, State, Workload
+from labkit.engine.attention.elements import rounded, widened
 from labkit.workload import cases
 from labkit.workload.cases import Arrays, Geometry, Memory
 from labkit.workload.digest import array_outputs
@@ -41,8 +42,8 @@ from labkit.workload.measurement import (
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
-    from labkit.engine.attention.metadata import AttentionMetadata
+    from labkit.engine.attention.base import Attention, PagedBackend
+    from labkit.engine.attention.plan import Plan
     from labkit.engine.attention.report import LaunchReport
 
 Clock = Callable[[], float]
@@ -56,47 +57,33 @@ class KernelArm:
     """One arm: the attention operation, and what is asked of it.
 
     ``engine``: whose operation it is; counted, because every arm claims its engine.
+    ``make_backend``: returns a backend, which takes over the pools of one batch.
     ``block_size``: tokens in a KV block.
     """
 
     engine: str
-    backend: AttentionBackend
+    make_backend: Callable[[], PagedBackend]
     workload: Workload
     block_size: int
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of given geometry that is planned on a backend and has its memory."""
+    """A batch of given geometry, planned on a backend of its own over the shared memory."""
 
-    backend: AttentionBackend
+    attention: Attention
     workload: Workload
     size: Geometry
-    meta: AttentionMetadata
+    plan: Plan
     arrays: Arrays
 
     def launch(self, clock: Clock, which: str) -> tuple[float, LaunchReport]:
         """Launch once; return the seconds and the report of a launch that is not stale."""
-        arrays, scale = self.arrays, 1 / math.sqrt(self.workload.head_dim)
-        q, k_pool, v_pool, out = arrays.q, arrays.k_pool, arrays.v_pool, arrays.out
-        dtype = self.workload.dtype
-        half = dtype is not Precision.float32
-        if half:
-            q, k_pool, v_pool = (cases.to_mlx(array, dtype) for array in (q, k_pool, v_pool))
+        arrays = self.arrays
         start = clock()
-        result, report = self.backend.attend(
-            q,
-            k_pool,
-            v_pool,
-            self.meta,
-            scale=scale,
-            window=self.workload.window,
-            out=None if half else out,
-        )
+        result = self.attention.forward(0, arrays.q, None, None, self.plan, arrays.out)
         seconds = clock() - start
-        if half:
-            np.copyto(out, cases.from_mlx(result, dtype))
-            result = out
+        (report,) = self.attention.report(self.plan)
         where = f"{self.size.case.name}: {which}"
         if report.stale:
             raise StaleOutput(
@@ -109,7 +96,7 @@ class Batch:
     def poison(self) -> None:
         """Fill the output with NaN."""
         nan = np.full(1, np.nan, np.float32)
-        self.arrays.out.fill(cases.rounded(nan, self.workload.dtype)[0])
+        self.arrays.out.fill(rounded(nan, self.workload.dtype.value)[0])
 
 
 @dataclass
@@ -144,6 +131,39 @@ class Row:
     pulses: list[float] = field(default_factory=list)
 
 
+class HalfPrecision:
+    """A backend on MLX's arrays, for arrays that lie in NumPy's as they are stored."""
+
+    arrays: Literal["numpy"] = "numpy"
+
+    def __init__(self, inner: PagedBackend, dtype: Precision) -> None:
+        self._inner, self._dtype = inner, dtype
+        self._queries: tuple[Any, Any] = (None, None)  # as given, and on the device
+
+    def bind(self, layer: int, **options: Any) -> None:
+        """Bind the backend's layer; see ``Attention.bind``."""
+        self._inner.bind(layer, **options)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
+        """Attend, and bring the output back; see ``Attention.forward``."""
+        import mlx.core as mx
+
+        if self._queries[0] is not q:
+            self._queries = q, cases.to_mlx(q, self._dtype)
+        result = self._inner.forward(layer, self._queries[1], k, v, plan)
+        mx.eval(result, self._inner.pending(plan))
+        np.copyto(out, cases.from_mlx(result, self._dtype))
+        return out
+
+    def report(self, plan: Any) -> Any:
+        """Return the backend's report."""
+        return self._inner.report(plan)
+
+    def pending(self, plan: Any) -> list[Any]:
+        """Return nothing: each launch was evaluated."""
+        return []
+
+
 class KernelTurns:
     """Kernel cases on the attention operations of several arms; see ``Turns``.
 
@@ -171,8 +191,6 @@ class KernelTurns:
             for case in arm.workload.cases
         ]
         run = [(arm, size) for arm, size in sizes if not cases.skip_reason(size, arm.workload)]
-        for arm, size in run:  # refuses bad maps now, and compiles what builds them
-            _plan(arm, size, setting.seed)
         self._memory: Memory | None = cases.allocate(
             max(size.pool_bytes for _, size in run),
             max(cases.query_numbers(size, arm.workload) for arm, size in run),
@@ -180,6 +198,8 @@ class KernelTurns:
             arms[0].workload.dtype,
         )
         self._rows: list[Row] = []
+        for arm, size in run:  # refuses bad maps now, and compiles what builds them
+            self._batch(arm, size.case)
 
     # ------------------------------------------------------------------ warming up
 
@@ -223,9 +243,8 @@ class KernelTurns:
             seconds, report = whole.launch(self._clock, "the first launch")
             self._launching[index] += seconds
             out = whole.arrays.out
-            dtype = arm.workload.dtype
-            _refuse_nan(cases.widened(out, dtype), f"{case.name}: the first launch")
-            outputs = array_outputs(out, dtype.value)
+            _refuse_nan(widened(out), f"{case.name}: the first launch")
+            outputs = array_outputs(out, arm.workload.dtype.value)
             digest = str(outputs["digest"])
             expected = shared.setdefault(digest, out if digest in shared else out.copy())
             return Seat(index, whole, wash, expected, outputs, report=report)
@@ -233,9 +252,17 @@ class KernelTurns:
     def _batch(self, arm: KernelArm, case: Case) -> Batch:
         assert self._memory is not None
         size = cases.geometry(case, arm.workload, arm.block_size)
-        meta = _plan(arm, size, self._setting.seed)
         arrays = self._memory.view(size, arm.workload, arm.block_size)
-        return Batch(arm.backend, arm.workload, size, meta, arrays)
+        backend, dtype = arm.make_backend(), arm.workload.dtype
+        on_device = dtype is not Precision.float32
+        pools = (arrays.k_pool, arrays.v_pool)
+        keys, values = (cases.to_mlx(p, dtype) for p in pools) if on_device else pools
+        backend.adopt([keys], [values])
+        plan = _plan(backend, arm, size, self._setting.seed)
+        scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
+        backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
+        attention = HalfPrecision(backend, dtype) if on_device else _on_numpy(backend)
+        return Batch(attention, arm.workload, size, plan, arrays)
 
     def _washes(self, seat: Seat) -> bool:
         """Tell whether the wash-out takes the kernel that the whole batch takes."""
@@ -360,14 +387,22 @@ def _path(report: LaunchReport | None) -> tuple[object, ...]:
     return () if report is None else (report.kernel, report.partitions)
 
 
-def _plan(arm: KernelArm, size: Geometry, seed: int) -> AttentionMetadata:
+def _on_numpy(backend: PagedBackend) -> Attention:
+    """Return what takes NumPy's arrays; MLX is not imported where nobody needs it."""
+    if backend.arrays == "numpy":
+        return backend
+    from labkit.engine.attention.bridge import Bridge
+
+    return Bridge(backend)
+
+
+def _plan(backend: PagedBackend, arm: KernelArm, size: Geometry, seed: int) -> Plan:
     starts = np.zeros(len(size.query_lens) + 1, np.int32)
     np.cumsum(size.query_lens, out=starts[1:])
-    return arm.backend.plan(
+    return backend.plan(
         block_tables=cases.block_tables(size, arm.block_size, seed),
         seq_lens=size.seq_lens,
         cu_seqlens_q=starts,
-        block_size=arm.block_size,
     )
 
 
@@ -377,7 +412,7 @@ def _check(seat: Seat, which: str) -> None:
     if np.array_equal(_words(out), _words(expected)):
         return
     where = f"{seat.whole.size.case.name}: {which}"
-    _refuse_nan(cases.widened(out, seat.whole.workload.dtype), where)
+    _refuse_nan(widened(out), where)
     word = f"u{out.itemsize}"
     rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
     raise InvalidOutput(
@@ -406,12 +441,12 @@ def _result(seat: Seat, row: Row) -> CaseResult:
         case=row.name,
         metrics=(Metric("dispatch_us", "us", "lower", True, times),),
         outputs=dict(seat.outputs),
-        values=None if agree else cases.widened(seat.expected, seat.whole.workload.dtype),
+        values=None if agree else widened(seat.expected),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,
             "grid": list(report.grid),
-            "map_us": seat.whole.meta.map_us,
+            "map_us": seat.whole.plan.map_us,
             "num_seqs": len(size.seq_lens),
             "total_q": size.total_q,
             "pool_bytes": size.pool_bytes,

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, Precision, Workload, WorkloadKind, from_plain, to_plain
+from labkit.engine.attention.elements import rounded, widened
+from labkit.engine.attention.lazy import LazyBackend
+from labkit.engine.attention.report import LaunchReport
 from labkit.platform import compiler
 from labkit.workload import cases, kind_of
 from labkit.workload.kernel_turns import KernelArm, KernelTurns
@@ -26,11 +29,11 @@ def test_numbers_are_rounded_as_mlx_rounds_them(dtype):
     numbers = np.concatenate([rng.standard_normal(4096, dtype=np.float32), bits.view(np.float32)])
     for signed in (numbers, -numbers):
         expected = mx.array(signed).astype(getattr(mx, dtype.value))
-        stored = cases.rounded(signed, dtype)
+        stored = rounded(signed, dtype.value)
         assert mx.array_equal(cases.to_mlx(stored, dtype), expected)
         np.testing.assert_array_equal(cases.from_mlx(expected, dtype), stored)
         single = expected.astype(mx.float32)
-        np.testing.assert_array_equal(cases.widened(stored, dtype), np.asarray(single))
+        np.testing.assert_array_equal(widened(stored), np.asarray(single))
 
 
 def test_every_type_holds_the_same_numbers_rounded():
@@ -38,7 +41,7 @@ def test_every_type_holds_the_same_numbers_rounded():
     for dtype in HALF:
         half = cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
         for name in ("q", "keys", "values"):
-            expected = cases.rounded(getattr(single, name), dtype)
+            expected = rounded(getattr(single, name), dtype.value)
             np.testing.assert_array_equal(getattr(half, name), expected)
 
 
@@ -49,35 +52,30 @@ def test_bytes_are_those_of_the_type():
     assert least == [least[0] // n for n in (1, 2, 2)]
 
 
-class Mlx:
-    """A backend on a device: MLX arrays in and out; a launch returns its queries."""
+class Echo(LazyBackend):
+    """A backend on a device: a launch returns its queries."""
 
-    name = "stub"
+    name = "echo"
 
-    def __init__(self):
-        self.types = set()
-
-    def plan(self, **_batch):
-        from types import SimpleNamespace
-
-        return SimpleNamespace(map_us=0.0)
-
-    def attend(self, q, k_pool, v_pool, meta, *, scale, window=None, out=None):
-        from types import SimpleNamespace
-
-        self.types |= {q.dtype, k_pool.dtype, v_pool.dtype}
-        facts = {"kernel": "decode", "partitions": 1, "reason": "", "grid": (1,), "stale": False}
-        report = SimpleNamespace(**facts, stamp=1, expected_stamp=1, counters=dict)
-        result = q * 1
-        mx.eval(result)
-        return result, report
+    def attend(self, layer, q, plan, out):
+        self.types = {array.dtype for array in (q, *self.keys, *self.values)}
+        return q * 1, LaunchReport(
+            kernel="decode",
+            grid=(1,),
+            reason="",
+            resolver="none",
+            layer=0,
+            kv_blocks_visited=0,
+            bytes=0,
+            map_us=0.0,
+        )
 
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype):
-    backend = Mlx()
+    backend = Echo()
     turns = KernelTurns(
-        [KernelArm("paged", backend, make(dtype), 16)],
+        [KernelArm("paged", lambda: backend, make(dtype), 16)],
         by_itself(1),
     )
     turns.warm_up()
@@ -87,7 +85,7 @@ def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype)
     assert result.values.dtype == np.float32 and not np.isnan(result.values).any()
     # The template is repeated, and every memory begins with it.
     expected = cases.allocate(1 << 10, result.values.size, 1, dtype).q
-    np.testing.assert_array_equal(cases.rounded(result.values.reshape(-1), dtype), expected)
+    np.testing.assert_array_equal(rounded(result.values.reshape(-1), dtype.value), expected)
 
 
 def experiment(dtype, **engine):

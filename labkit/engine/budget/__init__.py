@@ -10,12 +10,14 @@ from labkit.engine import dtype
 from labkit.engine.budget import facts
 from labkit.engine.budget.base import Asked, Decision, Part, Policy, Refusal
 from labkit.engine.budget.facts import ModelFacts
-from labkit.engine.budget.fixed import Fixed
-from labkit.engine.budget.fraction import Fraction
-from labkit.engine.budget.llamacpp import LlamaCpp
-from labkit.engine.budget.mistralrs import MistralRs
-from labkit.engine.budget.tiered_reserve import TieredReserve
-from labkit.engine.budget.vllm import Vllm
+from labkit.engine.budget.policies import (
+    Fixed,
+    Fraction,
+    LlamaCpp,
+    MistralRs,
+    TieredReserve,
+    Vllm,
+)
 from labkit.platform import memory_machine
 from labkit.platform.memory_machine import Machine
 
@@ -63,6 +65,9 @@ def plan(
         )
     if machine is None:
         machine = memory_machine.find(engine.budget.machine)
+    size = dtype.cache_width(engine, model.float_bytes)
+    cached = size * model.kv_bytes_per_token // facts.FLOAT
+    model = facts.with_cache(model, cached)
     asked = Asked(engine.budget, engine.kv.block_size, model, machine, activations)
     return policy_of(engine).decide(asked)
 

@@ -6,16 +6,16 @@ every growth copies what was there.  Attention is MLX's, one call per request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import numpy as np
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.sdpa import SdpaReport
+from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import Array, BlockTable, KVLayout, LayerShape
-from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
+from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.ledger import Pieces
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
 if TYPE_CHECKING:
@@ -43,45 +43,17 @@ def _layout(shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
     return KVLayout(cache, ContiguousMemory(cache))
 
 
-class ContiguousCache:
+class ContiguousCache(Pieces):
     """Who holds which cache; a request is promised what it may need, in whole steps.
 
-    Parameters
-    ----------
-    shapes
-        What each layer caches per token.
-    capacity
-        Tokens that all requests together may be promised.
+    ``capacity``: tokens that all requests together may be promised.
     """
 
     def __init__(self, shapes: tuple[LayerShape, ...], capacity: int) -> None:
-        self.ledger = Ledger()
+        super().__init__(shapes, capacity, "a KV cache")
         self._shapes = shapes
-        self._capacity = capacity
         self._promised: dict[str, int] = {}
-        self._tables: dict[str, BlockTable] = {}
         self._rows: dict[int, Rectangle] = {}
-        self._next = 0
-        self._used = UsedTokens()
-        self._token_bytes = sum(shape.token_bytes for shape in shapes)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return self._token_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes allocated now."""
-        return self.ledger.held
-
-    def refusal(self, num_tokens: int) -> str | None:
-        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
-        if rounded(num_tokens) <= self._capacity:
-            return None
-        return f"need a KV cache of {rounded(num_tokens)} tokens, there is room for " + str(
-            self._capacity
-        )
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Promise memory for ``num_tokens`` tokens; see ``KVCache.reserve``."""
@@ -91,22 +63,12 @@ class ContiguousCache:
         if sum(self._promised.values()) + rounded(num_tokens) > (1 - spare) * self._capacity:
             return None
         self._promised[request_id] = rounded(num_tokens)
-        self._tables[request_id] = BlockTable(np.array([self._next], np.int32))
-        self._rows[self._next] = Rectangle(self._shapes, self.ledger)
-        self._next += 1
+        self._rows[self._number(request_id)] = Rectangle(self._shapes, self.ledger)
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._promised[request_id]
-
-    def publish(self, state: RequestState) -> None:
-        """Note what is computed: a cache of its own cannot be shared."""
-        self._used.note(state.request_id, state.num_computed_tokens)
-
-    def table(self, request_id: str) -> BlockTable:
-        """Return the number of the request's cache, which never changes."""
-        return self._tables[request_id]
 
     def row(self, number: int) -> Rectangle:
         """Return a cache by its number."""
@@ -124,9 +86,6 @@ class ContiguousCache:
         """Nothing is computed for requests that ended."""
         return ()
 
-    def clear(self) -> None:
-        """Nothing is kept of requests that ended."""
-
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
         if set(self._tables) != running:
@@ -134,24 +93,15 @@ class ContiguousCache:
         if self.ledger.held != sum(row.nbytes for row in self._rows.values()):
             raise AssertionError("the record of bytes held disagrees with the caches")
 
-    def counters(self) -> dict[str, float]:
-        """Return bytes held, used and copied since the last reset."""
-        used = self._used.peak * self.token_bytes
-        return {**self.ledger.counters(), "kv_used_bytes": used}
-
-    def reset_counters(self) -> None:
-        """Start counting anew; peaks restart from what is held."""
-        self.ledger.reset()
-        self._used.reset()
-
 
 class ContiguousMemory:
     """The caches; see ``KVMemory``."""
 
     def __init__(self, cache: ContiguousCache) -> None:
+        self.attention = SdpaAttention()
         self._cache = cache
 
-    def plan(self, batch: Batch) -> tuple[Batch, ContiguousStep]:
+    def plan(self, batch: Batch) -> tuple[Batch, Step]:
         """Grow the caches that the step's tokens would overflow; the batch stays as it is."""
         spans = []
         starts = batch.cu_seqlens_q.tolist()
@@ -162,40 +112,42 @@ class ContiguousMemory:
             if context > row.capacity:
                 row.move(1, rounded(context), [Span(0, 0, 0, 0, done)] if done else [])
             spans.append((row, start, stop, context))
-        return batch, ContiguousStep(spans)
+        return batch, Step(self.attention, ContiguousStep(spans), {"layout.contiguous": 1})
 
 
 class ContiguousStep:
-    """One step over the caches of its requests; see ``StepAttention``."""
+    """One step over the caches of its requests; see ``SdpaStep``."""
 
     def __init__(self, spans: list[tuple[Rectangle, int, int, int]]) -> None:
+        self.launches: list[LaunchReport] = []
         self._spans = spans
 
-    def counters(self) -> dict[str, float]:
-        """Return the step."""
-        return {"layout.contiguous": 1}
-
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Any, v: Any) -> None:
         """Store the new keys and values behind the old ones."""
         for row, start, stop, context in self._spans:
-            for view, new in zip(row.views(layer), (k, v), strict=True):
-                view[0, :, context - (stop - start) : context] = new[start:stop].transpose(1, 0, 2)
+            where = (0, slice(None), slice(context - (stop - start), context))
+            for array, new in zip(row.layer(layer), (k, v), strict=True):
+                sdpa.put(array, where, new[start:stop].transpose(1, 0, 2))
 
-    def attend(
-        self, layer: int, q: Array, *, scale: float, window: int | None, sinks: Array | None
-    ) -> tuple[Array, SdpaReport]:
-        """Attend request by request; all are evaluated together."""
-        results, keys, size = [], 0, 2 * q.nbytes
+    def pending(self) -> list[mx.array]:
+        """Return the arrays that were written."""
+        return [array for row, *_ in self._spans for array in row.arrays()]
+
+    def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
+        """Attend request by request."""
+        results, read, size, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._spans:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            k, v = (array[:, :, first:context] for array in row.layer(layer))
-            results.append(
-                sdpa.attend_one(q[start:stop], k, v, scale=scale, window=window, sinks=sinks)
+            k, v = (array[:, :, first:context] for array in row.layer(layer.index))
+            one = mx.fast.scaled_dot_product_attention(
+                sdpa.heads_first(q[None, start:stop]),
+                k,
+                v,
+                scale=layer.scale,
+                mask=sdpa.mask_of_one(stop - start, context - first, window),
+                sinks=layer.sinks,
             )
-            keys += context - first
+            results.append(one[0].transpose(1, 0, 2))
+            read += context - first
             size += k.nbytes + v.nbytes
-        mx.eval(results)
-        out = np.empty((*q.shape[:2], results[0].shape[3]), q.dtype)
-        for (_, start, stop, _), one in zip(self._spans, results, strict=True):
-            out[start:stop] = np.asarray(one)[0].transpose(1, 0, 2)
-        return out, SdpaReport(len(results), keys, 0, size)
+        return mx.concatenate(results), sdpa.report(layer.index, len(results), read, 0, size)
