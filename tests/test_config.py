@@ -19,9 +19,11 @@ from labkit.config import (
     Design,
     Device,
     Drafts,
+    DType,
     Engine,
     Experiment,
     KVLayout,
+    Mlx,
     Model,
     ModelShape,
     Order,
@@ -45,6 +47,12 @@ def experiment(**changes):
     return Experiment(**{**base, **changes})
 
 
+def kernel(**changes):
+    return Workload(
+        name="k", kind=WorkloadKind.kernel, cases=[Case("d", decode=1, context=1)], **changes
+    )
+
+
 def test_plain_round_trip_keeps_everything():
     whole = experiment(
         workload=Workload(
@@ -52,7 +60,7 @@ def test_plain_round_trip_keeps_everything():
             kind=WorkloadKind.kernel,
             cases=[Case("decode", decode=4, context=16)],
         ),
-        engine=Engine(threads=2, kv=KV(block_size=32)),
+        engine=Engine(threads=2, kv=KV(block_size=32), mlx=Mlx(tf32=False, sdpa_blocks=32)),
         ablation=Ablation(arms={"base": {"engine.threads": 1, "x": None}}),
     )
     assert from_plain(Experiment, to_plain(whole)) == whole
@@ -86,6 +94,20 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: KV(block_size=0), "engine.kv.block_size=0"),
         (lambda: KV(block_size=24), "engine.kv.block_size=24"),
         (lambda: Engine(threads=0), "engine.threads=0"),
+        (lambda: Engine(dtype=DType.float16), "engine.dtype=float16: engine.attention.backend="),
+        (lambda: Mlx(max_ops_per_buffer=0), "engine.mlx.max_ops_per_buffer=0: allowed are 1 to"),
+        (lambda: Mlx(max_mb_per_buffer=-1), "engine.mlx.max_mb_per_buffer=-1"),
+        (lambda: Mlx(sdpa_blocks=1025), "engine.mlx.sdpa_blocks=1025: allowed are 1 to 1024"),
+        (lambda: Mlx(bfs_max_width=0), "engine.mlx.bfs_max_width=0"),
+        (
+            lambda: Workload(dtype=Precision.float16),
+            "workload.dtype=Precision.float16: a request workload (chat) does not read it",
+        ),
+        (
+            lambda: experiment(workload=kernel(dtype=Precision.bfloat16)),
+            "workload.dtype=bfloat16: engine.attention.backend=fused on "
+            "engine.attention.device=cpu computes in float32; set device=metal or emulated",
+        ),
         (
             lambda: Engine(
                 kv=KV(dtype=Precision.float16), attention=Attention(device=Device.emulated)
@@ -369,3 +391,24 @@ def test_the_baseline_is_the_first_arm_unless_named():
 def test_every_option_has_a_default_that_needs_no_yaml():
     for kind in (Engine, KV, Attention, Scheduler, Budget, Workload, Design, ModelShape):
         assert dataclasses.is_dataclass(kind())
+
+
+def test_mlx_s_options_are_the_variables_that_it_reads():
+    assert Mlx().environment() == {}
+    assert Mlx(tf32=False, fast_synch=True, max_mb_per_buffer=500).environment() == {
+        "MLX_ENABLE_TF32": "0",
+        "MLX_METAL_FAST_SYNCH": "1",
+        "MLX_MAX_MB_PER_BUFFER": "500",
+    }
+    # Its presence alone turns compilation off, so it may not be set to say on.
+    assert Mlx(compile=False).environment() == {"MLX_DISABLE_COMPILE": "1"}
+    assert Mlx(compile=True).environment() == {}
+    assert Mlx(bfs_max_width=3, compile=False).only_on_metal() is None
+    assert Mlx(bfs_max_width=3, tf32=True).only_on_metal() == "tf32"
+
+
+@pytest.mark.parametrize("device", [Device.metal, Device.emulated])
+def test_kernel_cases_in_half_precision_need_a_device_that_has_it(device):
+    half = kernel(dtype=Precision.float16)
+    experiment(workload=half, engine=Engine(attention=Attention(device=device)))
+    experiment(workload=half, engine=Engine(attention=Attention(backend="gather")))

@@ -21,6 +21,7 @@ from labkit.config.choices import (
     Composition,
     DecodeShape,
     Device,
+    DType,
     KVLayout,
     Order,
     Pipeline,
@@ -37,6 +38,7 @@ from labkit.config.design import Design, Isolation, Look
 from labkit.config.drafts import Drafts
 from labkit.config.engine import LAYOUT_OF, MLX_LM_OPTIONS, Engine, own_classes
 from labkit.config.experiment import Experiment, Redo
+from labkit.config.mlx import Mlx
 from labkit.config.model import Architecture, Model, ModelShape
 from labkit.config.plain import from_plain, to_plain
 from labkit.config.rules import (
@@ -76,6 +78,7 @@ __all__ = [
     "Claims",
     "Composition",
     "ConfigError",
+    "DType",
     "DecodeShape",
     "Design",
     "Device",
@@ -86,6 +89,7 @@ __all__ = [
     "Isolation",
     "KVLayout",
     "Look",
+    "Mlx",
     "Model",
     "ModelShape",
     "Order",

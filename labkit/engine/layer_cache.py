@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine.base import EngineError
+from labkit.engine.dtype import word
 from labkit.engine.kv_layout.base import LayerShape
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class LayerCache:
         self.step: Running | None = None
         self._owner: Callable[[], Attention | None] = lambda: None
         self._bound: tuple[Any, ...] = ()
+        self._handle: Handle | None = None
 
     def current(self) -> Running:
         """Return the step that is running."""
@@ -65,8 +67,14 @@ class LayerCache:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:
         """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
-        handle = Handle(self, keys, values)
-        return handle, handle
+        self._handle = Handle(self, keys, values)
+        return self._handle, self._handle
+
+    def keys_and_values(self) -> tuple[Handle, Handle]:
+        """Return what this layer's ``update_and_fetch`` gave, to a layer that shares its keys."""
+        if self._handle is None:
+            raise EngineError("a layer shares the keys of one that has none yet")
+        return self._handle, self._handle
 
     def bind(self, scale: float, heads: int, sinks: Any) -> None:
         """Tell the step's attention what this layer is, if it does not know."""
@@ -113,6 +121,8 @@ class ShapeRecorder:
 
     def __init__(self) -> None:
         self.shape: LayerShape | None = None
+        self.dtype = ""
+        self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
         """Return no mask: the recorder sees one token."""
@@ -121,4 +131,10 @@ class ShapeRecorder:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Note the shapes and return the arrays as they are."""
         self.shape = LayerShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
-        return keys, values
+        self.dtype = word(keys.dtype)
+        self._cached = keys, values
+        return self._cached
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the arrays, to a layer that shares them."""
+        return self._cached

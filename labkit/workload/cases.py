@@ -6,13 +6,14 @@ import math
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Case, Workload
+from labkit.config import Case, Precision, Workload
+from labkit.engine.attention.elements import STORED_AS, rounded
 
-F32 = 4  # bytes
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
 TEMPLATE = 1_048_573
@@ -43,9 +44,14 @@ class Geometry:
         return int(self.query_lens.sum())
 
 
+def number_bytes(workload: Workload) -> int:
+    """Return the bytes of one number of the queries, keys and values."""
+    return STORED_AS[workload.dtype.value].itemsize
+
+
 def block_bytes(workload: Workload, block_size: int) -> int:
-    """Return the bytes of one block of keys and values in float32."""
-    return POOLS * F32 * block_size * workload.num_kv_heads * workload.head_dim
+    """Return the bytes of one block of keys and values."""
+    return POOLS * number_bytes(workload) * block_size * workload.num_kv_heads * workload.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class Work:
 
     ``flops``: a product and a sum per query-key pair and head dimension, once for the
     logits and once for the values. ``bytes``: every key and value that a query sees once
-    per KV head, the queries, and the output (float32).
+    per KV head, the queries, and the output.
     """
 
     flops: int
@@ -72,7 +78,7 @@ def work(size: Geometry, workload: Workload) -> Work:
     numbers += 2 * size.total_q * workload.num_heads
     return Work(
         flops=4 * int(seen.sum()) * workload.num_heads * workload.head_dim,
-        bytes=F32 * numbers * workload.head_dim,
+        bytes=number_bytes(workload) * numbers * workload.head_dim,
     )
 
 
@@ -140,24 +146,24 @@ def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32
 class Arrays:
     """One arm's view of a case's memory.
 
-    ``q`` and ``out`` are float32 [tokens, num_heads, head_dim]; the pools are float32
-    [num_blocks, block_size, num_kv_heads, head_dim].
+    ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
+    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``STORED_AS`` says.
     """
 
-    q: NDArray[np.float32]
-    out: NDArray[np.float32]
-    k_pool: NDArray[np.float32]
-    v_pool: NDArray[np.float32]
+    q: NDArray[Any]
+    out: NDArray[Any]
+    k_pool: NDArray[Any]
+    v_pool: NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Flat float32 memory for every arm and case: where it lies differs between none of them."""
+    """Flat memory for every arm and case: where it lies differs between none of them."""
 
-    q: NDArray[np.float32]
-    out: NDArray[np.float32]
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
+    q: NDArray[Any]
+    out: NDArray[Any]
+    keys: NDArray[Any]
+    values: NDArray[Any]
 
     def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
         """Shape the beginning of each array for a case."""
@@ -171,7 +177,7 @@ class Memory:
         )
 
 
-def _shaped(flat: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _shaped(flat: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return flat[: math.prod(shape)].reshape(shape)
 
 
@@ -180,16 +186,21 @@ def query_numbers(size: Geometry, workload: Workload) -> int:
     return size.total_q * workload.num_heads * workload.head_dim
 
 
-def allocate(pool_bytes: int, query_numbers: int, seed: int) -> Memory:
+def allocate(
+    pool_bytes: int, query_numbers: int, seed: int, dtype: Precision = Precision.float32
+) -> Memory:
     """Make room for the largest case (``Geometry.pool_bytes``, queries) and fill it.
+
+    Every type holds the same numbers, rounded to it.
 
     Random numbers for a gigabyte would take seconds, so a short random sequence is
     repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
     """
-    template = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
-    half = pool_bytes // POOLS // F32
-    keys, values = np.empty(half, np.float32), np.empty(half, np.float32)
-    q, out = np.empty(query_numbers, np.float32), np.empty(query_numbers, np.float32)
+    numbers = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
+    template, stored = rounded(numbers, dtype.value), STORED_AS[dtype.value]
+    half = pool_bytes // POOLS // stored.itemsize
+    keys, values = np.empty(half, stored), np.empty(half, stored)
+    q, out = np.empty(query_numbers, stored), np.empty(query_numbers, stored)
     with ThreadPoolExecutor(2) as threads:
         fills = [
             threads.submit(_tile, array, np.roll(template, shift))
@@ -200,7 +211,22 @@ def allocate(pool_bytes: int, query_numbers: int, seed: int) -> Memory:
     return Memory(q=q, out=out, keys=keys, values=values)
 
 
-def _tile(target: NDArray[np.float32], template: NDArray[np.float32]) -> None:
+def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
+    """Copy stored numbers into an MLX array of their type."""
+    import mlx.core as mx
+
+    array = mx.array(stored)
+    return array.view(mx.bfloat16) if dtype is Precision.bfloat16 else array
+
+
+def from_mlx(array: Any, dtype: Precision) -> NDArray[Any]:
+    """Return an evaluated MLX array of a type as it is stored: a view of its memory."""
+    import mlx.core as mx
+
+    return np.asarray(array.view(mx.uint16) if dtype is Precision.bfloat16 else array)
+
+
+def _tile(target: NDArray[Any], template: NDArray[Any]) -> None:
     for start in range(0, target.size, template.size):
         part = target[start : start + template.size]
         part[:] = template[: part.size]

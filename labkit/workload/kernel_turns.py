@@ -22,12 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Case, State, Workload
+from labkit.config import Case, Precision, State, Workload
+from labkit.engine.attention.elements import rounded, widened
 from labkit.workload import cases
 from labkit.workload.cases import Arrays, Geometry, Memory
 from labkit.workload.digest import array_outputs
@@ -94,20 +95,21 @@ class Batch:
 
     def poison(self) -> None:
         """Fill the output with NaN."""
-        self.arrays.out.fill(np.nan)
+        nan = np.full(1, np.nan, np.float32)
+        self.arrays.out.fill(rounded(nan, self.workload.dtype.value)[0])
 
 
 @dataclass
 class Seat:
     """An arm at a row: its batches, the output that it must give, and what was measured.
 
-    ``expected``: float32 [tokens, heads, head_dim]; arms that agree share the array.
+    ``expected``: [tokens, heads, head_dim]; arms that agree share the array.
     """
 
     arm: int
     whole: Batch
     wash: Batch
-    expected: NDArray[np.float32]
+    expected: NDArray[Any]
     outputs: dict[str, object]
     seconds: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
@@ -129,13 +131,46 @@ class Row:
     pulses: list[float] = field(default_factory=list)
 
 
+class HalfPrecision:
+    """A backend on MLX's arrays, for arrays that lie in NumPy's as they are stored."""
+
+    arrays: Literal["numpy"] = "numpy"
+
+    def __init__(self, inner: PagedBackend, dtype: Precision) -> None:
+        self._inner, self._dtype = inner, dtype
+        self._queries: tuple[Any, Any] = (None, None)  # as given, and on the device
+
+    def bind(self, layer: int, **options: Any) -> None:
+        """Bind the backend's layer; see ``Attention.bind``."""
+        self._inner.bind(layer, **options)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
+        """Attend, and bring the output back; see ``Attention.forward``."""
+        import mlx.core as mx
+
+        if self._queries[0] is not q:
+            self._queries = q, cases.to_mlx(q, self._dtype)
+        result = self._inner.forward(layer, self._queries[1], k, v, plan)
+        mx.eval(result, self._inner.pending(plan))
+        np.copyto(out, cases.from_mlx(result, self._dtype))
+        return out
+
+    def report(self, plan: Any) -> Any:
+        """Return the backend's report."""
+        return self._inner.report(plan)
+
+    def pending(self, plan: Any) -> list[Any]:
+        """Return nothing: each launch was evaluated."""
+        return []
+
+
 class KernelTurns:
     """Kernel cases on the attention operations of several arms; see ``Turns``.
 
     Parameters
     ----------
     arms
-        At least one. They share queries, output and KV memory.
+        At least one. They share queries, output and KV memory, all of one type.
     setting
         See ``Setting``.
     clock
@@ -160,6 +195,7 @@ class KernelTurns:
             max(size.pool_bytes for _, size in run),
             max(cases.query_numbers(size, arm.workload) for arm, size in run),
             setting.seed,
+            arms[0].workload.dtype,
         )
         self._rows: list[Row] = []
         for arm, size in run:  # refuses bad maps now, and compiles what builds them
@@ -176,7 +212,7 @@ class KernelTurns:
         """
         names = dict.fromkeys(case.name for arm in self._arms for case in arm.workload.cases)
         for name in names:
-            shared: dict[str, NDArray[np.float32]] = {}
+            shared: dict[str, NDArray[Any]] = {}
             seats = [
                 self._seat(index, case, shared)
                 for index, arm in self._in_random_order()
@@ -195,7 +231,7 @@ class KernelTurns:
                 row.seats += [replace(s, seconds=[], places=[]) for s in seats]
                 self._rows.append(row)
 
-    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[np.float32]]) -> Seat:
+    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[Any]]) -> Seat:
         """Plan an arm's batch and its wash-out, and launch the batch once for its output."""
         assert self._memory is not None, "the turns are closed"
         arm = self._arms[index]
@@ -207,8 +243,8 @@ class KernelTurns:
             seconds, report = whole.launch(self._clock, "the first launch")
             self._launching[index] += seconds
             out = whole.arrays.out
-            _refuse_nan(out, f"{case.name}: the first launch")
-            outputs = array_outputs(out)
+            _refuse_nan(widened(out), f"{case.name}: the first launch")
+            outputs = array_outputs(out, arm.workload.dtype.value)
             digest = str(outputs["digest"])
             expected = shared.setdefault(digest, out if digest in shared else out.copy())
             return Seat(index, whole, wash, expected, outputs, report=report)
@@ -217,12 +253,16 @@ class KernelTurns:
         assert self._memory is not None
         size = cases.geometry(case, arm.workload, arm.block_size)
         arrays = self._memory.view(size, arm.workload, arm.block_size)
-        backend = arm.make_backend()
-        backend.adopt([arrays.k_pool], [arrays.v_pool])
+        backend, dtype = arm.make_backend(), arm.workload.dtype
+        on_device = dtype is not Precision.float32
+        pools = (arrays.k_pool, arrays.v_pool)
+        keys, values = (cases.to_mlx(p, dtype) for p in pools) if on_device else pools
+        backend.adopt([keys], [values])
         plan = _plan(backend, arm, size, self._setting.seed)
         scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
         backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
-        return Batch(_on_numpy(backend), arm.workload, size, plan, arrays)
+        attention = HalfPrecision(backend, dtype) if on_device else _on_numpy(backend)
+        return Batch(attention, arm.workload, size, plan, arrays)
 
     def _washes(self, seat: Seat) -> bool:
         """Tell whether the wash-out takes the kernel that the whole batch takes."""
@@ -372,15 +412,16 @@ def _check(seat: Seat, which: str) -> None:
     if np.array_equal(_words(out), _words(expected)):
         return
     where = f"{seat.whole.size.case.name}: {which}"
-    _refuse_nan(out, where)
-    rows = np.flatnonzero((out.view(np.uint32) != expected.view(np.uint32)).any(axis=(1, 2)))
+    _refuse_nan(widened(out), where)
+    word = f"u{out.itemsize}"
+    rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
     raise InvalidOutput(
         f"{where} differs from the first launch in {len(rows)} rows, the first of them "
         f"token {rows[0]}"
     )
 
 
-def _words(array: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _words(array: NDArray[Any]) -> NDArray[np.uint64]:
     return array.reshape(-1).view(np.uint64)
 
 
@@ -400,7 +441,7 @@ def _result(seat: Seat, row: Row) -> CaseResult:
         case=row.name,
         metrics=(Metric("dispatch_us", "us", "lower", True, times),),
         outputs=dict(seat.outputs),
-        values=None if agree else seat.expected,
+        values=None if agree else widened(seat.expected),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,

@@ -1,6 +1,7 @@
 """Attention for a model on the other kind of arrays: NumPy's for MLX's, and MLX's for NumPy's.
 
-Every layer crosses there and back, and what is lazy is evaluated on the way.
+Every layer crosses there and back, and what is lazy is evaluated on the way. NumPy's are
+float32.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class Bridge:
         self.crossings += 1
         arrays = [q] if k is None else [q, k, v]
         if self.arrays == "mlx":
+            kind, arrays = q.dtype, [array.astype(mx.float32) for array in arrays]
             mx.eval(arrays)
             q, k, v = [*map(np.asarray, arrays), None, None][:3]
-            return mx.array(self._inner.forward(layer, q, k, v, plan))
+            return mx.array(self._inner.forward(layer, q, k, v, plan)).astype(kind)
         q, k, v = [*map(mx.array, arrays), None, None][:3]
         result = self._inner.forward(layer, q, k, v, plan)
         mx.eval(result, self._inner.pending(plan))

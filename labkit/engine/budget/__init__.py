@@ -6,6 +6,7 @@ Imports neither MLX nor numba, so that the parent process can plan with it.
 from __future__ import annotations
 
 from labkit import config
+from labkit.engine import dtype
 from labkit.engine.budget import facts
 from labkit.engine.budget.base import Asked, Decision, Part, Policy, Refusal
 from labkit.engine.budget.facts import ModelFacts
@@ -64,7 +65,8 @@ def plan(
         )
     if machine is None:
         machine = memory_machine.find(engine.budget.machine)
-    cached = facts.number_bytes(engine.kv.dtype) * model.kv_bytes_per_token // facts.FLOAT
+    size = dtype.cache_width(engine, model.float_bytes)
+    cached = size * model.kv_bytes_per_token // facts.FLOAT
     model = facts.with_cache(model, cached)
     asked = Asked(engine.budget, engine.kv.block_size, model, machine, activations)
     return policy_of(engine).decide(asked)
@@ -85,7 +87,7 @@ def check(experiment: config.Experiment) -> Decision | None:
         return None
     if experiment.engine.name == "mlx_lm":
         return None
-    model = facts.of_model(experiment.model)
+    model = facts.of_model(experiment.model, dtype.asked(experiment.engine))
     if model is None:
         return None
     answer = plan(experiment.engine, model)

@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["KVLayout", "LayerShape", "LayoutKind", "choose"]
 
 
-def choose(options: config.Engine) -> LayoutKind:
+def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
     """Return the layout, with its attention, that ``options`` name.
+
+    ``computed``: the type that the model computes in, and caches unless ``engine.kv.dtype``
+    says less.
 
     Raises
     ------
@@ -33,7 +36,7 @@ def choose(options: config.Engine) -> LayoutKind:
         from labkit.engine.kv_layout.padded import Padded
 
         return Padded(block_size, static=options.scheduler.admission is Admission.static)
-    from labkit.engine import attention
+    from labkit.engine import attention, dtype
     from labkit.engine.kv_layout.paged import Paged
 
     make_backend = partial(attention.configured, options.attention)
@@ -43,7 +46,7 @@ def choose(options: config.Engine) -> LayoutKind:
         block_size,
         options.prefix_cache.value,
         _reuse_blocks(options),
-        options.kv.dtype.value,
+        dtype.cached(options, computed),
     )
 
 
