@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.formatting import count, interval_text, p_text, percent_text, value_text
+from labkit.analysis.rendering.results import Result, verdict_text
 from labkit.analysis.rendering.sections import CellReport
-from labkit.analysis.rendering.tables import Column, Result, Table, verdict_text
+from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.study_analysis import Analyst
 
 if TYPE_CHECKING:
