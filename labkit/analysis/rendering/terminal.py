@@ -124,9 +124,12 @@ def print_changes(found: Comparisons, out: Console) -> None:
         out.print(Text(f"! {line}", style="yellow"))
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in CHANGES:
-        right = "right" if column.number else "left"
-        fixed = column.number or column.verdict
-        shown.add_column(column.heading, justify=right, no_wrap=fixed, overflow="fold")
+        shown.add_column(
+            column.heading,
+            justify="right" if column.number else "left",
+            no_wrap=column.number or column.verdict,
+            overflow="fold",
+        )
     for change in found.changes:
         style = STYLES[change.verdict.word]
         shown.add_row(*(Text(c.text(change), style=style if c.verdict else "") for c in CHANGES))
