@@ -75,11 +75,9 @@ def _results(analysis: CellAnalysis, arm: str) -> list[_Result]:
     primary = [row for row in analysis.rows if row.primary]
     several = len({row.metric for row in primary if row.metric is not None}) > 1
     return [
-        _Result(_name(row, several), row, found[arm], verdicts[arm])
-        for row, found, verdicts in zip(
-            analysis.rows, analysis.comparisons, analysis.verdicts, strict=True
-        )
-        if row.primary and arm in found
+        _Result(_name(one.row, several), one.row, one.found, one.verdict)
+        for one in analysis.judged
+        if one.row.primary and one.found.arm == arm
     ]
 
 

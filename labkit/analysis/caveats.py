@@ -76,7 +76,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _noise(analysis: CellAnalysis) -> Iterator[str]:
-    withheld = sum(verdict.reason == NOISE for row in analysis.verdicts for verdict in row.values())
+    withheld = sum(one.verdict.reason == NOISE for one in analysis.judged)
     margin = analysis.data.levels.margin_pct
     if withheld:
         yield (
@@ -89,10 +89,10 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
 def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     control = next((a.name for a in analysis.data.arms if a.role == "control"), None)
     rows = [
-        (own.p_adjusted, row.case)
-        for row, found in zip(analysis.rows, analysis.comparisons, strict=True)
-        if row.primary and control is not None and (own := found.get(control)) is not None
-        if own.p_adjusted is not None and own.p_adjusted <= analysis.data.levels.alpha
+        (p, one.row.case)
+        for one in analysis.judged
+        if one.row.primary and one.found.arm == control
+        if (p := one.found.p_adjusted) is not None and p <= analysis.data.levels.alpha
     ]
     if rows:
         p, worst = min(rows)

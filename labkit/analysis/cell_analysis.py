@@ -149,6 +149,16 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
 
 
 @dataclass(frozen=True)
+class Judged:
+    """One arm in one row: what the runs say, and the verdict; ``index``: the row's place."""
+
+    index: int
+    row: Row
+    found: Comparison
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
 class CellAnalysis:
     """The data and what follows from it.
 
@@ -196,12 +206,19 @@ class CellAnalysis:
         )
 
     @cached_property
-    def verdicts(self) -> tuple[Mapping[str, Verdict], ...]:
-        """Per row, the verdict on each arm."""
+    def judged(self) -> tuple[Judged, ...]:
+        """Every arm in every row that was measured, with its verdict: rows first."""
+        control = next((arm.name for arm in self.data.arms if arm.role == "control"), "")
         return tuple(
-            _judge_row(row, comparisons, self.data, self.gates)
-            for row, comparisons in zip(self.rows, self.comparisons, strict=True)
+            Judged(index, self.rows[index], found, self._judge(index, found, row.get(control)))
+            for index, row in enumerate(self.comparisons)
+            for found in row.values()
         )
+
+    def _judge(self, index: int, found: Comparison, noise: Comparison | None) -> Verdict:
+        gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
+        causes = [cause for gate in gates if (cause := gate.cause(found.arm)) is not None]
+        return judge(found, self.rows[index].better, self.data.levels, causes, noise)
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -240,8 +257,7 @@ class CellAnalysis:
             "skipped": row.skipped,
             "arms": {arm.name: summary(row.arms.get(arm.name, ())) for arm in self.data.arms},
             "comparisons": [
-                _comparison(found, self.verdicts[index][arm])
-                for arm, found in self.comparisons[index].items()
+                _comparison(one.found, one.verdict) for one in self.judged if one.index == index
             ],
         }
 
@@ -261,27 +277,6 @@ def analyse(
     together = data.design.get("isolation") == "in_process"
     rows = build_rows(data.records, data.baseline if together else None)
     return CellAnalysis(data, tuple(rows), found, report, beside)
-
-
-def _judge_row(
-    row: Row,
-    comparisons: Mapping[str, Comparison],
-    data: CellData,
-    found: Mapping[str, gates.Gate],
-) -> dict[str, Verdict]:
-    control = next((arm.name for arm in data.arms if arm.role == "control"), None)
-    noise = comparisons.get(control) if control is not None else None
-    order = ("engaged", "identical", "healthy")
-    return {
-        arm: judge(
-            comparison,
-            row.better,
-            data.levels,
-            [cause for name in order if (cause := found[name].cause(arm)) is not None],
-            noise,
-        )
-        for arm, comparison in comparisons.items()
-    }
 
 
 def analyse_cell(cell_dir: Path) -> dict[str, Any]:

@@ -38,14 +38,11 @@ class Analyst:
     def decided(self, cell_dir: Path) -> bool:
         """Tell whether every arm has a verdict in every primary row."""
         analysis = self.cell(cell_dir)
-        arms = [arm.name for arm in analysis.data.arms if arm.role == "arm"]
-        words = [
-            verdicts[arm].word
-            for row, verdicts in zip(analysis.rows, analysis.verdicts, strict=True)
-            if row.primary and row.skipped is None
-            for arm in arms
-        ]
-        return bool(words) and DECIDED.issuperset(words)
+        arms = {arm.name for arm in analysis.data.arms if arm.role == "arm"}
+        words = {
+            one.verdict.word for one in analysis.judged if one.row.primary and one.found.arm in arms
+        }
+        return bool(words) and words <= DECIDED
 
     def _beside(self, cell_dir: Path) -> CellAnalysis | None:
         """Find the cell of turns that this one confirms, or the one that confirms it."""

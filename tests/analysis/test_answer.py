@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.answer import answer
-from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.cell_analysis import Judged, analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.rows import Row
 from labkit.analysis.verdict import Verdict
@@ -21,28 +21,21 @@ def arm(name, role="arm", device="cpu"):
 
 def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu", skipped=()):
     """Make an analysis of rows ``(name, {arm: (word, effect, interval or sight)})``."""
-    built, comparisons, verdicts = [], [], []
+    built, judged = [], []
     for i, (name, results) in enumerate(rows):
         better = "higher" if unit == "tok/s" else "lower"
         built.append(Row(name, metrics[i % len(metrics)], unit, better, True))
-        found, words = {}, {}
         for who, (word, effect, more, *reason) in results.items():
             interval = more if isinstance(more, tuple) else None
-            found[who] = Comparison(who, "search", effect, interval, blocks=4,
-                                    mde_pct=None if interval else more)  # fmt: skip
-            words[who] = Verdict(word, *reason)
-        comparisons.append(found)
-        verdicts.append(words)
+            found = Comparison(who, "search", effect, interval, blocks=4,
+                               mde_pct=None if interval else more)  # fmt: skip
+            judged.append(Judged(i, built[-1], found, Verdict(word, *reason)))
     for name in skipped:
         built.append(Row(name, "dispatch_us", unit, "lower", True, "too large"))
-        comparisons.append({})
-        verdicts.append({})
     everyone = (arm("search", "baseline", device), *(arm(a, device=device) for a in arms),
                 arm("control", "control", device))  # fmt: skip
-    return SimpleNamespace(
-        data=SimpleNamespace(arms=everyone, baseline="search"),
-        rows=built, comparisons=comparisons, verdicts=verdicts,
-    )  # fmt: skip
+    data = SimpleNamespace(arms=everyone, baseline="search")
+    return SimpleNamespace(data=data, rows=built, judged=judged)
 
 
 def flat(effect=0.1, low=-0.5, high=1.2, word="equivalent"):

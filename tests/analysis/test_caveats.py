@@ -154,7 +154,7 @@ def test_a_noisy_control_withholds_and_says_so(make_cell):
 
     path = make_cell(change=shaky, effects={"seq_map": 1.0}, noise=0.002)
     found = analyse(path)
-    verdict = found.verdicts[0]["seq_map"]
+    verdict = next(one.verdict for one in found.judged if one.found.arm == "seq_map")
     assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
     assert "noise exceeds margin: the A/A control varies by more than ±2 %" in said(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from labkit.analysis.rendering.tables import deaths, results_table
+from labkit.analysis.rendering.results import deaths, results_table
 from labkit.analysis.rendering.work_tables import engine_table
 
 SLOW = {

@@ -33,6 +33,7 @@ from mutation import MODULE, Mutant, mutants  # noqa: E402
 ROOT = HERE.parents[1]
 PACKAGES = {  # and the folders whose tests are asked
     "labkit/analysis": ("tests/analysis", "tests"),
+    "labkit/records": ("tests/records", "tests/experiment", "tests/analysis"),
     "labkit/workload": ("tests/workload", "tests/experiment"),
     "labkit/experiment": ("tests/experiment", "tests/workload", "tests"),
 }

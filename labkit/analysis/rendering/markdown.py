@@ -48,9 +48,10 @@ def _cell(report: CellReport) -> Iterator[str]:
         yield from (note, "")
     if report.caveats:
         yield from ("What weakens this result:", "", *(f"- {x}" for x in report.caveats), "")
-    for section in report.sections(DOCUMENT):
-        yield from (f"### {section.title}", "")
-        for part in section.parts:
+    for section in DOCUMENT:
+        parts = section.parts(report)
+        yield from (f"### {section.title}", "") if parts else ()
+        for part in parts:
             yield from _part(part)
 
 

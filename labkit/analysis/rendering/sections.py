@@ -2,7 +2,8 @@
 
 A section has a title and parts: prose, tables, charts for the page, pictures for the
 document. Which form shows which sections, and in what order, is :data:`DOCUMENT` and
-:data:`PAGE`; a renderer writes the parts that its form can show.
+:data:`PAGE`; a renderer writes the parts that its form can show, and leaves out a section
+without parts.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from labkit.analysis.rendering.memory_timeline import (
     timeline_stem,
     timelines,
 )
+from labkit.analysis.rendering.results import Result, results_table
 from labkit.analysis.rendering.roofline import cases_line, points, roofline_chart, roofline_stem
 from labkit.analysis.rendering.styles import arm_classes
-from labkit.analysis.rendering.tables import Result, Table, gates_text
+from labkit.analysis.rendering.tables import Table, gates_text
 from labkit.analysis.sensitivity import CORRELATES, Second, probe_correlations, second_analyses
 from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentence, sentences
 from labkit.records import Record
@@ -43,7 +45,7 @@ Json = Mapping[str, Any]
 class Prose:
     """Lines of text."""
 
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     kind: ClassVar[str] = "prose"
 
 
@@ -51,7 +53,7 @@ class Prose:
 class Bullets:
     """Lines of text, one below the other."""
 
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     kind: ClassVar[str] = "bullets"
 
 
@@ -76,7 +78,7 @@ class Picture:
 class Caption:
     """What stands below a picture in the document; on the page it is the chart's own."""
 
-    lines: tuple[str, ...]
+    lines: Sequence[str]
     kind: ClassVar[str] = "caption"
 
 
@@ -128,14 +130,6 @@ Part = Prose | Bullets | Tabular | Picture | Caption | Key | Chart | Memory | Ru
 
 
 @dataclass(frozen=True)
-class Section:
-    """A title and what stands below it."""
-
-    title: str
-    parts: tuple[Part, ...]
-
-
-@dataclass(frozen=True)
 class CellReport:
     """What a cell's report says, whatever its form.
 
@@ -169,12 +163,12 @@ class CellReport:
     @cached_property
     def results(self) -> Table[Result]:
         """The primary rows."""
-        return tables.results_table(self.cell, self.records, anchor=self.anchor)
+        return results_table(self.cell, self.records, anchor=self.anchor)
 
     @cached_property
     def secondary(self) -> Table[Result]:
         """All other rows; no lines where there are none."""
-        rest = tables.results_table(self.cell, self.records, primary=False, anchor=self.anchor)
+        rest = results_table(self.cell, self.records, primary=False, anchor=self.anchor)
         return replace(rest, notes=())
 
     @cached_property
@@ -214,33 +208,6 @@ class CellReport:
         """What the probe and the observer say of the machine."""
         return noise_lines(self.analysis)
 
-    @cached_property
-    def timelines(self) -> list[Timeline]:
-        """Memory over time of the arms that noted it."""
-        return timelines(self.records, real_arms(self.cell))
-
-    def sections(self, form: Sequence[Builder]) -> Iterator[Section]:
-        """Yield the sections of a form (:data:`DOCUMENT`, :data:`PAGE`) that have parts."""
-        for build in form:
-            section = build(self)
-            if section.parts:
-                yield section
-
-
-Builder = Callable[[CellReport], Section]
-
-
-def measured(report: CellReport) -> Section:
-    """Say by which design and on which machine it was measured."""
-    cell, design = report.cell, report.cell["design"]
-    line = (
-        f"Cell `{cell['cell']}`: {count(design['blocks'], 'block')} of "
-        f"{count(design['runs_per_block'], 'run')} "
-        f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
-        f"alpha {design['alpha']:g}. Gates: {report.gates}."
-    )
-    return Section("How it was measured", (Prose((line,)), Prose(tuple(report.machine))))
-
 
 def environment_line(environment: Json) -> str:
     """Say on which machine the runs were made, in one line."""
@@ -273,142 +240,6 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
     return lines
 
 
-def row_by_row(report: CellReport) -> Section:
-    """Say every primary row's verdicts in sentences."""
-    lines = sentences(report.cell, report.analysis.data.arms[0].identity)
-    return Section("Row by row", (Bullets(tuple(lines)),) if lines else ())
-
-
-def effects(report: CellReport) -> Section:
-    """Draw the effects with their intervals."""
-    drawn = charts.forest(report.cell)
-    return Section("Effects", (report.key, Chart(drawn)) if drawn is not None else ())
-
-
-def other_metrics(report: CellReport) -> Section:
-    """Lay out the rows that are not primary."""
-    table = report.secondary
-    return Section("Other metrics", (Tabular(table),) if table.lines else ())
-
-
-def _tabular(title: str, table: Table[Any] | None) -> Section:
-    return Section(title, (Tabular(table),) if table is not None and table.lines else ())
-
-
-def dispatches(report: CellReport) -> Section:
-    """Lay out what a dispatch did."""
-    return _tabular("What a dispatch did", work_tables.dispatch_table(report.cell, report.records))
-
-
-def counted(report: CellReport) -> Section:
-    """Lay out what the engine counted."""
-    return _tabular("What the engine counted", work_tables.engine_table(report.cell))
-
-
-def published(report: CellReport) -> Section:
-    """Lay out what others published."""
-    return _tabular("Published by others", tables.published_table(report.cell))
-
-
-def host_time(report: CellReport) -> Section:
-    """Lay out the host's time to build maps."""
-    return _tabular("Host time to build the maps", tables.host_table(report.cell, report.records))
-
-
-def roofline(report: CellReport) -> Section:
-    """Show how near kernels come to the machine's limits."""
-    cell, title = report.cell, "Roofline"
-    table = work_tables.roofline_table(cell, report.records)
-    if table is None:
-        return Section(title, ())
-    found = points(cell, report.records)
-    drawn = Chart(roofline_chart(cell, found), cases_line(found))
-    return Section(title, (report.key, drawn, Tabular(table), Picture(roofline_stem(cell), title)))
-
-
-def outputs(report: CellReport) -> Section:
-    """Lay out how far the outputs agree."""
-    unit = tables.output_unit(report.cell)
-    return _tabular("Outputs", tables.agreement_table(report.analysis.identity, unit))
-
-
-def spread(report: CellReport) -> Section:
-    """Lay out the arms' quartiles."""
-    return Section("Spread", (Tabular(tables.spread_table(report.cell)),))
-
-
-def latencies(report: CellReport) -> Section:
-    """Draw the latencies' distributions."""
-    beyond = "all requests of all runs; the slowest 0.5 % beyond the right edge"
-    drawn = [
-        Chart(chart, f"{name}, {beyond}") for name, chart in charts.latency_cdfs(report.analysis)
-    ]
-    return Section("Latencies", (report.key, *drawn) if drawn else ())
-
-
-def runs_in_order(report: CellReport) -> Section:
-    """Show every run in the order it was run."""
-    cell, order = report.cell, run_positions(report.cell)
-    pictures = [Picture(case_stem(cell, case), case) for case in case_names(cell)]
-    drawn = [
-        Chart(chart, f"{row_name(row)}; lines are medians, dots link to records")
-        for row in cell["rows"]
-        if row["primary"] and (chart := charts.runs_in_order(cell, row, order, report.folder))
-    ]
-    return Section("Runs in order", (report.key, *drawn, *pictures))
-
-
-def memory(report: CellReport) -> Section:
-    """Show memory over time and the requests' phases."""
-    parts: list[Part] = []
-    for timeline in report.timelines:
-        caption, stem = timeline.caption(), timeline_stem(report.cell, timeline.arm)
-        parts += [Memory(timeline), Picture(stem, caption), Caption((f"{caption}.",))]
-    return Section("Memory over time", tuple(parts))
-
-
-def drift(report: CellReport) -> Section:
-    """Draw what arms leave over of the metric beside the probe."""
-    caption = (
-        "What arms leave over of the metric (solid, mean of the primary rows) and the "
-        "arm-blind probe of the machine (dashed)"
-    )
-    drawn = charts.drift(report.analysis)
-    return Section("Drift and probe", (Chart(drawn, caption),) if drawn is not None else ())
-
-
-def noise(report: CellReport) -> Section:
-    """Say what the machine's noise was."""
-    lines = report.noise
-    return Section("The machine's noise", (Prose(tuple(lines)),) if lines else ())
-
-
-def without_noise(report: CellReport) -> Section:
-    """Lay out the same with the machine's noise taken out."""
-    return _tabular(
-        "The same with the machine's noise taken out",
-        tables.seconds_table(report.cell, report.seconds),
-    )
-
-
-def noise_and_without(report: CellReport) -> Section:
-    """Say what the machine's noise was, and lay out the same without it, as one section."""
-    noisy, without = noise(report), without_noise(report)
-    return replace(without, parts=(*noisy.parts, *without.parts)) if without.parts else noisy
-
-
-def failed_runs(report: CellReport) -> Section:
-    """Name the failed runs."""
-    return _tabular("Failed runs", tables.failures_table(report.cell, report.folder))
-
-
-def numbers_and_runs(report: CellReport) -> Section:
-    """Lead from every number to its runs."""
-    cell, claim = report.cell, report.analysis.data.arms[0].identity
-    said = [[sentence(cell, row, c, claim) for c in row["comparisons"]] for row in cell["rows"]]
-    return Section("Numbers and their runs", (Runs(cell["rows"], said),))
-
-
 def noise_lines(analysis: CellAnalysis) -> list[str]:
     """Say how the metric correlates with the probe, and which blocks were disturbed by what."""
     lines = []
@@ -430,37 +261,153 @@ def noise_lines(analysis: CellAnalysis) -> list[str]:
     return lines
 
 
-DOCUMENT: tuple[Builder, ...] = (
-    measured,
-    row_by_row,
-    other_metrics,
-    dispatches,
-    counted,
-    published,
-    host_time,
-    roofline,
-    outputs,
-    spread,
-    noise_and_without,
-    runs_in_order,
-    memory,
-    failed_runs,
+@dataclass(frozen=True)
+class Section:
+    """A title, and what stands below it in a cell's report."""
+
+    title: str
+    parts: Callable[[CellReport], Sequence[Part]]
+
+
+def _tables(table: Table[Any] | None) -> Sequence[Part]:
+    return [Tabular(table)] if table is not None and table.lines else []
+
+
+def _measured(report: CellReport) -> Sequence[Part]:
+    cell, design = report.cell, report.cell["design"]
+    line = (
+        f"Cell `{cell['cell']}`: {count(design['blocks'], 'block')} of "
+        f"{count(design['runs_per_block'], 'run')} "
+        f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
+        f"alpha {design['alpha']:g}. Gates: {report.gates}."
+    )
+    return [Prose([line]), Prose(report.machine)]
+
+
+def _row_by_row(report: CellReport) -> Sequence[Part]:
+    lines = sentences(report.cell, report.analysis.data.arms[0].identity)
+    return [Bullets(lines)] if lines else []
+
+
+def _effects(report: CellReport) -> Sequence[Part]:
+    drawn = charts.forest(report.cell)
+    return [report.key, Chart(drawn)] if drawn is not None else []
+
+
+def _roofline(report: CellReport) -> Sequence[Part]:
+    cell, found = report.cell, points(report.cell, report.records)
+    if not found:
+        return []
+    drawn = Chart(roofline_chart(cell, found), cases_line(found))
+    table = Tabular(work_tables.roofline_table(found))
+    return [report.key, drawn, table, Picture(roofline_stem(cell), "Roofline")]
+
+
+def _outputs(report: CellReport) -> Sequence[Part]:
+    unit = tables.output_unit(report.cell)
+    return _tables(tables.agreement_table(report.analysis.identity, unit))
+
+
+def _latencies(report: CellReport) -> Sequence[Part]:
+    beyond = "all requests of all runs; the slowest 0.5 % beyond the right edge"
+    found = charts.latency_cdfs(report.analysis)
+    drawn = [Chart(chart, f"{name}, {beyond}") for name, chart in found]
+    return [report.key, *drawn] if drawn else []
+
+
+def _runs_in_order(report: CellReport) -> Sequence[Part]:
+    cell, order = report.cell, run_positions(report.cell)
+    drawn = [
+        Chart(chart, f"{row_name(row)}; lines are medians, dots link to records")
+        for row in cell["rows"]
+        if row["primary"] and (chart := charts.runs_in_order(cell, row, order, report.folder))
+    ]
+    pictures = [Picture(case_stem(cell, case), case) for case in case_names(cell)]
+    return [report.key, *drawn, *pictures]
+
+
+def _memory(report: CellReport) -> Iterator[Part]:
+    for timeline in timelines(report.records, real_arms(report.cell)):
+        caption = timeline.caption()
+        yield Memory(timeline)
+        yield Picture(timeline_stem(report.cell, timeline.arm), caption)
+        yield Caption([f"{caption}."])
+
+
+def _drift(report: CellReport) -> Sequence[Part]:
+    caption = (
+        "What arms leave over of the metric (solid, mean of the primary rows) and the "
+        "arm-blind probe of the machine (dashed)"
+    )
+    drawn = charts.drift(report.analysis)
+    return [Chart(drawn, caption)] if drawn is not None else []
+
+
+def _noise(report: CellReport) -> Sequence[Part]:
+    return [Prose(report.noise)] if report.noise else []
+
+
+def _without_noise(report: CellReport) -> Sequence[Part]:
+    return _tables(tables.seconds_table(report.cell, report.seconds))
+
+
+def _numbers(report: CellReport) -> Sequence[Part]:
+    cell, claim = report.cell, report.analysis.data.arms[0].identity
+    said = [[sentence(cell, row, c, claim) for c in row["comparisons"]] for row in cell["rows"]]
+    return [Runs(cell["rows"], said)]
+
+
+NOISE, WITHOUT_NOISE = "The machine's noise", "The same with the machine's noise taken out"
+OTHER = Section("Other metrics", lambda report: _tables(report.secondary))
+WORK = (
+    Section(
+        "What a dispatch did",
+        lambda report: _tables(work_tables.dispatch_table(report.cell, report.records)),
+    ),
+    Section(
+        "What the engine counted", lambda report: _tables(work_tables.engine_table(report.cell))
+    ),
+    Section("Published by others", lambda report: _tables(tables.published_table(report.cell))),
+    Section(
+        "Host time to build the maps",
+        lambda report: _tables(tables.host_table(report.cell, report.records)),
+    ),
+    Section("Roofline", _roofline),
 )
-PAGE: tuple[Builder, ...] = (
-    effects,
-    other_metrics,
-    dispatches,
-    counted,
-    published,
-    host_time,
-    roofline,
-    latencies,
-    memory,
-    runs_in_order,
-    drift,
-    noise,
-    without_noise,
-    outputs,
-    failed_runs,
-    numbers_and_runs,
+OUTPUTS = Section("Outputs", _outputs)
+RUNS = Section("Runs in order", _runs_in_order)
+MEMORY = Section("Memory over time", lambda report: list(_memory(report)))
+FAILED = Section(
+    "Failed runs", lambda report: _tables(tables.failures_table(report.cell, report.folder))
+)
+# In the document the noise stands above the numbers without it, under one title.
+DOCUMENT = (
+    Section("How it was measured", _measured),
+    Section("Row by row", _row_by_row),
+    OTHER,
+    *WORK,
+    OUTPUTS,
+    Section("Spread", lambda report: [Tabular(tables.spread_table(report.cell))]),
+    Section(NOISE, lambda report: [] if report.seconds else _noise(report)),
+    Section(
+        WITHOUT_NOISE,
+        lambda report: [*_noise(report), *_without_noise(report)] if report.seconds else [],
+    ),
+    RUNS,
+    MEMORY,
+    FAILED,
+)
+PAGE = (
+    Section("Effects", _effects),
+    OTHER,
+    *WORK,
+    Section("Latencies", _latencies),
+    MEMORY,
+    RUNS,
+    Section("Drift and probe", _drift),
+    Section(NOISE, _noise),
+    Section(WITHOUT_NOISE, _without_noise),
+    OUTPUTS,
+    FAILED,
+    Section("Numbers and their runs", _numbers),
 )

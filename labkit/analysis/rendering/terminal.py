@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.formatting import count, interval_text, p_text, percent_text, value_text
+from labkit.analysis.rendering.results import Result, verdict_text
 from labkit.analysis.rendering.sections import CellReport
-from labkit.analysis.rendering.tables import Column, Result, Table, verdict_text
+from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.study_analysis import Analyst
 
 if TYPE_CHECKING:
@@ -122,23 +123,16 @@ def print_changes(found: Comparisons, out: Console) -> None:
     for line in found.weaknesses:
         out.print(Text(f"! {line}", style="yellow"))
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    numbers = ("old", "new", "change\n%", "adjusted\nCI %", "adjusted\np")
-    for name in ("row", "arm", *numbers, "verdict"):
-        right, fixed = name in numbers, name not in ("row", "arm")
-        shown.add_column(name, justify="right" if right else "left", no_wrap=fixed, overflow="fold")
-    for change in found.changes:
-        row, c = change.row, change.found
-        low, high = (c.ci_pct if c is not None else None) or (None, None)
-        shown.add_row(
-            Text(_change_name(change)),
-            Text(change.arm),
-            value_text(change.old, row.unit),
-            value_text(change.new, row.unit),
-            percent_text(c.effect_pct if c is not None else None).rstrip("%"),
-            interval_text(low, high).replace(" to ", ", "),
-            p_text(c.p_adjusted if c is not None else None),
-            Text(_change_word(change), style=STYLES[change.verdict.word]),
+    for column in CHANGES:
+        shown.add_column(
+            column.heading,
+            justify="right" if column.number else "left",
+            no_wrap=column.number or column.verdict,
+            overflow="fold",
         )
+    for change in found.changes:
+        style = STYLES[change.verdict.word]
+        shown.add_row(*(Text(c.text(change), style=style if c.verdict else "") for c in CHANGES))
     out.print(shown)
     for line in found.notes:
         out.print(Text(line, style="dim"))
@@ -164,3 +158,28 @@ def _change_word(change: Changed) -> str:
 
 def _change_name(change: Changed) -> str:
     return str(change.row.metric) if change.row.case == "all" else change.row.case
+
+
+def _compared(key: str) -> Callable[[Changed], Any]:
+    """Return a column's value: a field of the comparison; None where there is none."""
+    return lambda change: None if change.found is None else getattr(change.found, key)
+
+
+def _measured(key: str) -> Callable[[Changed], str]:
+    return lambda change: value_text(getattr(change, key), change.row.unit)
+
+
+CHANGES: tuple[Column[Changed], ...] = (
+    Column("row", _change_name, number=False),
+    Column("arm", lambda change: change.arm, number=False),
+    Column("old", _measured("old")),
+    Column("new", _measured("new")),
+    Column("change\n%", _compared("effect_pct"), lambda pct: percent_text(pct).rstrip("%")),
+    Column(
+        "adjusted\nCI %",
+        _compared("ci_pct"),
+        lambda ci: interval_text(*(ci or (None, None))).replace(" to ", ", "),
+    ),
+    Column("adjusted\np", _compared("p_adjusted"), p_text),
+    Column("verdict", _change_word, number=False, verdict=True),
+)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.formatting import value_text
-from labkit.analysis.rendering.roofline import Point, points
+from labkit.analysis.rendering.roofline import Point
 from labkit.analysis.rendering.tables import Column, Table, said
 from labkit.analysis.sentences import real_arms
 from labkit.records import Record, counters
@@ -123,11 +123,8 @@ def number(value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def roofline_table(cell: Json, records: Sequence[Record]) -> Table[Point] | None:
-    """Lay out work, speed and share of the binding limit; None where the work is not noted."""
-    found = points(cell, records)
-    if not found:
-        return None
+def roofline_table(found: Sequence[Point]) -> Table[Point]:
+    """Lay out work, speed and share of the binding limit; ``found``: one point at least."""
     limits = found[0].limits
     columns = [
         Column[Point]("batch", lambda p: p.case, number=False),
