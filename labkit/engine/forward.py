@@ -41,8 +41,8 @@ class Forward(Protocol):
             An attention launch left another's stamp.
         """
 
-    def launch(self, batch: Batch, step: Step, counters: Counters) -> Wait:
-        """Start the same without waiting for its end, where the model's arrays are lazy."""
+    def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+        """Do the same; ``ahead``: without waiting for the end of what is lazy."""
 
 
 class SelectRows:
@@ -98,13 +98,10 @@ class PackedForward:
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
         """Run the model once; see ``Forward``."""
-        return self._run(batch, step, counters, ahead=False)()
+        return self.launch(batch, step, counters, ahead=False)()
 
-    def launch(self, batch: Batch, step: Step, counters: Counters) -> Wait:
-        """Start a step; see ``Forward``."""
-        return self._run(batch, step, counters, ahead=True)
-
-    def _run(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+    def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+        """Start a step, or run it; see ``Forward``."""
         attention, bridge = step.attention, None
         if attention.arrays not in (self.name, "any"):
             from labkit.engine.attention.bridge import Bridge
