@@ -166,7 +166,7 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             f"arm {name}: {key}={path}: no module {module!r} on the Python path",
         )
     if arm.model.path is not None:
-        from labkit.model import resolve
+        from labkit.models import resolve
 
         resolve(arm.model)
     from labkit.engine import budget

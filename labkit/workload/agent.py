@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.model import ModelDir
+from labkit.models import ModelDir
 from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
@@ -88,7 +88,7 @@ class AgentSource:
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise piece by piece, so that a repeated past has the same token ids."""
-        from labkit.model import tokenizer
+        from labkit.models import tokenizer
 
         encode = cache(tokenizer.load(model.path).encode)
         return tuple(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.model import ModelDir
+from labkit.models import ModelDir
 from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
@@ -86,7 +86,7 @@ class ChatSource:
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise with the model's own tokenizer."""
-        from labkit.model import tokenizer
+        from labkit.models import tokenizer
 
         encode = tokenizer.load(model.path).encode
         asked = questions()

@@ -62,7 +62,7 @@ def of_model(model: config.Model) -> ModelFacts | None:
     """
     if model.shape is not None:
         return of_shape(model.shape, model.name)
-    from labkit.model import resolve
+    from labkit.models import resolve
 
     return of_directory(resolve(model).path)
 

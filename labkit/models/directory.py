@@ -103,7 +103,7 @@ def _json(path: Path, asked: str) -> dict[str, Any]:
 def _vocab_size(path: Path, config: dict[str, Any], asked: str) -> int:
     if isinstance(config.get("vocab_size"), int):
         return int(config["vocab_size"])
-    from labkit.model import tokenizer
+    from labkit.models import tokenizer
 
     return tokenizer.load(path).vocab_size
 
@@ -117,7 +117,7 @@ def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int,
         token = _json(path / "tokenizer_config.json", asked).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
-            from labkit.model import tokenizer
+            from labkit.models import tokenizer
 
             stop = tokenizer.load(path).token_id(token)
     if stop is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import Model
-from labkit.model.directory import ModelDir
+from labkit.models.directory import ModelDir
 
 __all__ = ["ModelDir", "resolve"]
 
@@ -18,11 +18,11 @@ def resolve(model: Model) -> ModelDir:
     CacheError
         The cache folder cannot be written.
     """
-    from labkit.model import directory
+    from labkit.models import directory
 
     if model.shape is None:
         return directory.find(model.path or "")
-    from labkit.model.build import build
+    from labkit.models.build import build
 
     path = build(model.shape, seed=model.seed, name=model.name)
     return directory.inspect(path, name=model.name, asked=f"model={model.name} ({path})")
