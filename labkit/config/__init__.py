@@ -36,7 +36,7 @@ from labkit.config.design import Design, Isolation, Look
 from labkit.config.drafts import Drafts
 from labkit.config.engine import LAYOUT_OF, MLX_LM_OPTIONS, Engine, own_classes
 from labkit.config.experiment import Experiment, Redo
-from labkit.config.model import Architecture, Model, ModelShape
+from labkit.config.model import Architecture, Model, ModelShape, PackagedFile
 from labkit.config.plain import from_plain, to_plain
 from labkit.config.rules import (
     SCHEMA_VERSION,
@@ -88,6 +88,7 @@ __all__ = [
     "Model",
     "ModelShape",
     "Order",
+    "PackagedFile",
     "Pipeline",
     "PrefixAlign",
     "PrefixCache",

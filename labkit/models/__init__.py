@@ -1,4 +1,4 @@
-"""Model directories: built from a seed, or found on disk. No mlx here."""
+"""Model directories: built from a seed, read from GGUF, or found on disk. No mlx here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ __all__ = ["ModelDir", "resolve"]
 
 
 def resolve(model: Model) -> ModelDir:
-    """Return the directory of ``model``, building it into the cache on first use.
+    """Return the directory of ``model``, built or converted into the cache on first use.
 
     Raises
     ------
     ConfigError
-        ``model.path`` is not a directory that mlx_lm can load; one line says why.
+        ``model.path`` is nothing that mlx_lm can load, or the package with the model is not
+        installed; one line says why.
     CacheError
         The cache folder cannot be written.
     """
-    from labkit.models import directory
+    from labkit.models import directory, packaged
 
+    if model.packaged is not None:
+        return packaged.find(model.packaged, name=model.name)
     if model.shape is None:
         return directory.find(model.path or "")
     from labkit.models.build import build
