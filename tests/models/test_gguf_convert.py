@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from labkit.config import ConfigError, Model
 from labkit.engine import model_loader
 from labkit.models import resolve
-from labkit.models.gguf import architecture, convert, header
+from labkit.models.gguf import architecture, convert, header, quants
 
 
 def local(path):
@@ -49,6 +49,47 @@ def test_weights_are_bit_for_bit_what_mlx_reads(tmp_path, no_cache, kind):
                 assert there.tobytes() == here.tobytes(), f"{name} {part}"
                 compared += 1
     assert compared == len(ours) >= len(targets)
+
+
+def blocks_of_256(path, kind, size, halves):
+    """Six random blocks, their float16 scales from byte ``halves`` on, and what becomes of them."""
+    rng = np.random.default_rng(2)
+    blocks = rng.integers(0, 256, (6, size), dtype=np.uint8)
+    for start in range(halves, min(halves + 4, size), 2):
+        scales = rng.uniform(1e-3, 1e-2, (6, 1)).astype("<f2")
+        blocks[:, start : start + 2] = scales.view("u1")
+    gguf_files.write(path, {"a": 1}, {"t": (kind, (3, 512), blocks.tobytes())})
+    file = header.read(path)
+    tensor = file.tensors["t"]
+    return blocks, quants.arrays(tensor.type.name, file.blocks(tensor))["weight"]
+
+
+@pytest.mark.parametrize(("kind", "size", "halves"), [(10, 84, 80), (14, 210, 208)])
+def test_blocks_of_256_become_the_halves_that_mlx_reads(tmp_path, kind, size, halves):
+    path = tmp_path / "k.gguf"
+    _, ours = blocks_of_256(path, kind, size, halves)
+    theirs = np.array(mx.load(str(path))["t"])
+    assert ours.dtype == theirs.dtype == np.float16
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_blocks_of_256_of_four_bits(tmp_path):
+    """As ggml's ``dequantize_row_q4_K``, value by value; mlx 0.32.4 misreads every second group."""
+    blocks, ours = blocks_of_256(tmp_path / "k.gguf", 12, 144, 0)
+
+    def value(block, index):
+        group, scales = index // 32, block[4:16].astype(int)
+        d, least = (float(block[at : at + 2].view("<f2")[0]) for at in (0, 2))
+        if group < 4:
+            scale, minimum = scales[group] & 63, scales[group + 4] & 63
+        else:
+            scale = scales[group + 4] & 15 | scales[group - 4] >> 6 << 4
+            minimum = scales[group + 4] >> 4 | scales[group] >> 6 << 4
+        byte = int(block[16 + 32 * (group // 2) + index % 32])
+        return d * scale * (byte >> 4 if group % 2 else byte & 15) - least * minimum
+
+    plain = [value(block, index) for block in blocks for index in range(256)]
+    np.testing.assert_allclose(ours.ravel(), plain, rtol=1e-3, atol=1e-5)
 
 
 def test_half_precision_with_the_long_exponent_stays_exact(tmp_path, no_cache):

@@ -63,6 +63,9 @@ TYPES = {
     2: TensorType("Q4_0", 32, 18),
     3: TensorType("Q4_1", 32, 20),
     8: TensorType("Q8_0", 32, 34),
+    10: TensorType("Q2_K", 256, 84),
+    12: TensorType("Q4_K", 256, 144),
+    14: TensorType("Q6_K", 256, 210),
     30: TensorType("BF16", 1, 2),
 }
 
@@ -70,11 +73,8 @@ OTHER_TYPES = {
     6: "Q5_0",
     7: "Q5_1",
     9: "Q8_1",
-    10: "Q2_K",
     11: "Q3_K",
-    12: "Q4_K",
     13: "Q5_K",
-    14: "Q6_K",
     15: "Q8_K",
     39: "MXFP4",
 }
