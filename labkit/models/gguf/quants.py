@@ -74,8 +74,8 @@ def _q8_0(blocks: Bytes) -> Arrays:
 def _q2_k(blocks: Bytes) -> Arrays:
     """16 groups of 16 values: 2 bits each, scale and minimum 4 bits each."""
     scales, packed = blocks[..., :16], blocks[..., 16:80]
-    scale = _half(blocks, 80)[..., None] * (scales & 0x0F).astype(np.float32)
-    least = _half(blocks, 82)[..., None] * (scales >> 4).astype(np.float32)
+    scale = _wide(blocks, 80) * (scales & 0x0F).astype(np.float32)
+    least = _wide(blocks, 82) * (scales >> 4).astype(np.float32)
     return _whole(_spread(packed, 2), scale, least)
 
 
@@ -86,8 +86,8 @@ def _q4_k(blocks: Bytes) -> Arrays:
     least = np.concatenate([high & 63, both >> 4 | high >> 6 << 4], axis=-1)
     return _whole(
         _spread(blocks[..., 16:], 4),
-        _half(blocks, 0)[..., None] * scales.astype(np.float32),
-        _half(blocks, 2)[..., None] * least.astype(np.float32),
+        _wide(blocks, 0) * scales.astype(np.float32),
+        _wide(blocks, 2) * least.astype(np.float32),
     )
 
 
@@ -98,7 +98,7 @@ def _q6_k(blocks: Bytes) -> Arrays:
     fours = np.concatenate([halves & 0x0F, halves >> 4], axis=-1).reshape(*low.shape[:-1], 256)
     values = fours | _spread(high, 2) << 4
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).astype(np.float32)
-    scale = _half(blocks, 208)[..., None] * scales
+    scale = _wide(blocks, 208) * scales
     return _whole(values.view(np.int8) - np.int8(32), scale, np.zeros_like(scale))
 
 
@@ -132,6 +132,11 @@ def _half(blocks: Bytes, start: int) -> npt.NDArray[np.float16]:
     """Return the float16 that begins so many bytes into every block."""
     half: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2")
     return half[..., 0]
+
+
+def _wide(blocks: Bytes, start: int) -> Floats:
+    """Return the same as float32, with an axis for what it scales."""
+    return _half(blocks, start)[..., None].astype(np.float32)
 
 
 def _flat(blocks: Bytes) -> Bytes:
