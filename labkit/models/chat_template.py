@@ -1,8 +1,8 @@
 """How a model wants a conversation written: the Jinja template in its directory.
 
 The template comes with the model and is not trusted: it runs in Jinja's immutable sandbox,
-cannot multiply texts or raise to powers, and what it writes has a limit. It has no clock, so
-the same conversation is the same prompt on any day.
+where it reaches no code, what it writes has a limit, and texts cannot be multiplied. Its time
+has none. It has no clock either, so the same conversation is the same prompt on any day.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,7 +25,7 @@ ROOM = 1 << 20  # characters that a template may write besides what it is given
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja as transformers sets it up, less what a short template can exhaust memory with."""
+    """Jinja as transformers sets it up, without the shortest ways to fill memory."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -67,7 +66,7 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         try:
             self._template = Sandbox().from_string(source)
-        except (TemplateError, RecursionError) as error:
+        except Exception as error:  # of Jinja, or of Python compiling what Jinja made of it
             raise ConfigError(f"chat template: {_line(error)}") from None
 
     def render(self, messages: Sequence[Message]) -> str:
@@ -108,13 +107,15 @@ def find(model_dir: Path) -> ChatTemplate | None:
         config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({_line(error)})") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: not a JSON object")
     source = config.get("chat_template")
     own = model_dir / "chat_template.jinja"
     if own.is_file():
         source = own.read_text("utf-8")
     elif isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source}
-        source = named.get("default")
+        named = [e for e in source if isinstance(e, dict) and e.get("name") == "default"]
+        source = named[0].get("template") if named else None
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, _special_tokens(config))

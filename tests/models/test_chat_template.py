@@ -36,6 +36,7 @@ def test_a_conversation_without_a_clock():
     ("source", "message"),
     [
         ("{% for %}", "chat template: "),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
         ("{{ 'x' * 999999999 }}", r"\* is for small numbers"),
         ("{{ 9 ** 9 ** 9 }}", r"\*\* is for small numbers"),
         ("{{ messages.append(1) }}", "chat template: "),
@@ -74,6 +75,7 @@ def test_where_a_directory_keeps_it(tmp_path):
     assert chat_template.find(tmp_path).render(HELLO) == "d"
     (tmp_path / "chat_template.jinja").write_text("own")
     assert chat_template.find(tmp_path).render(HELLO) == "own"
-    config.write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
-        chat_template.find(tmp_path)
+    for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
+        config.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            chat_template.find(tmp_path)
