@@ -40,7 +40,7 @@ def chat_dir(plain_dir, tmp_path):
 
 def made(kind, path):
     asked = experiment(kind, path)
-    return kind_of(asked)._prompts(asked, resolve(asked.model))
+    return kind_of(asked)._source.make(asked, resolve(asked.model))  # not what is cached
 
 
 def test_a_question_is_one_message_of_a_person(plain_dir, chat_dir):
