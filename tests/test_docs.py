@@ -26,7 +26,7 @@ ABLATIONS = sorted(Path(name).stem for name in FILES if name.endswith(".yaml"))
 
 @pytest.fixture(scope="module")
 def tiny():
-    from labkit.model import resolve
+    from labkit.models import resolve
 
     shape = config.ModelShape(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
     return resolve(config.Model(name="docs_test", shape=shape)).path

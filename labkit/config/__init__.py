@@ -39,7 +39,7 @@ from labkit.config.drafts import Drafts
 from labkit.config.engine import LAYOUT_OF, MLX_LM_OPTIONS, Engine, own_classes
 from labkit.config.experiment import Experiment, Redo
 from labkit.config.mlx import Mlx
-from labkit.config.model import Architecture, Model, ModelShape
+from labkit.config.model import Architecture, Model, ModelShape, PackagedFile
 from labkit.config.plain import from_plain, to_plain
 from labkit.config.rules import (
     SCHEMA_VERSION,
@@ -93,6 +93,7 @@ __all__ = [
     "Model",
     "ModelShape",
     "Order",
+    "PackagedFile",
     "Pipeline",
     "Precision",
     "PrefixAlign",

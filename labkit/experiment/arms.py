@@ -219,8 +219,8 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
             _importable(module),
             f"arm {name}: {key}={path}: no module {module!r} on the Python path",
         )
-    if arm.model.path is not None:
-        from labkit.model import resolve
+    if arm.model.shape is None:
+        from labkit.models import resolve
 
         resolve(arm.model)
     from labkit.engine import budget

@@ -3,13 +3,14 @@
 Six sessions read a packaged text each, part by part. A turn's prompt is the instruction
 (``agent_system.md``), all earlier turns of the session with scripted replies, the next
 part and a question, so it begins with the whole prompt before it. Turn by turn, every
-session asks once. Texts, their order and the output lengths are drawn from the seed.
+session asks once. Texts, their order and the output lengths are drawn from the seed. A model
+with a chat template gets the conversation as its template writes it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import log
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.model import ModelDir
+from labkit.models import ModelDir
 from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
@@ -40,30 +41,37 @@ def system() -> str:
     return (HERE / "agent_system.md").read_text("utf-8").strip()
 
 
-def pieces(seed: int) -> list[tuple[list[str], int]]:
-    """Write every request's prompt as the pieces that later prompts repeat, in order.
+def conversations(seed: int) -> list[tuple[list[dict[str, str]], int]]:
+    """Write every request's conversation, which the session's later ones begin with.
 
     Returns
     -------
     list of tuple
-        ``(pieces, output tokens)``, turn by turn. The pieces of a turn are those of the
-        session's turn before and two more.
+        ``(messages, output tokens)``, turn by turn. The messages of a turn are those of the
+        session's turn before, a scripted reply and a question.
     """
     texts = sorted((HERE / "texts").glob("*.md"))
     rng = np.random.default_rng([seed, 3])
     chosen = [texts[i] for i in rng.permutation(len(texts))[:SESSIONS]]
     parts = [_parts(path.read_text("utf-8")) for path in chosen]
-    histories: list[list[str]] = [[system()] for _ in chosen]
+    histories = [[{"role": "system", "content": system()}] for _ in chosen]
     requests = []
     for turn, question in enumerate(QUESTIONS):
         drawn = rng.lognormal(log(OUTPUT_MEDIAN), OUTPUT_SIGMA, SESSIONS).astype(int)
         output = np.clip(drawn, *OUTPUT_RANGE)
         for session in rng.permutation(SESSIONS).tolist():
             part, history = parts[session][turn], histories[session]
-            asked = f"\n\nDocument: {part}\n\nPerson: {question}\n\nAssistant:"
-            requests.append(([*history, asked], int(output[session])))
-            history += [asked, f" It says: {part.split('. ')[0]}."]
+            asked = f"Document: {part}\n\nPerson: {question}"
+            history.append({"role": "user", "content": asked})
+            requests.append((list(history), int(output[session])))
+            history.append({"role": "assistant", "content": f"It says: {part.split('. ')[0]}."})
     return requests
+
+
+def plain(message: Mapping[str, str]) -> str:
+    """Write a message for a model without a chat template: a question asks for its answer."""
+    forms = {"system": "{}", "user": "\n\n{}\n\nAssistant:", "assistant": " {}"}
+    return forms[message["role"]].format(message["content"])
 
 
 def _parts(text: str) -> list[str]:
@@ -83,25 +91,36 @@ class AgentSource:
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Name what decides the prompts; the texts by their digest."""
-        asked = first(experiment, pieces(experiment.seed))
+        asked = _asked(experiment)
         return {"kind": "agent", "texts": hashlib.sha256(repr(asked).encode()).hexdigest()}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Tokenise piece by piece, so that a repeated past has the same token ids."""
-        from labkit.model import tokenizer
+        """Tokenise so that a repeated past has the same token ids: message by message."""
+        from labkit.models import tokenizer
 
-        encode = cache(tokenizer.load(model.path).encode)
+        reader = tokenizer.load(model.path)
+        encode = cache(reader.encode)
+
+        def ids(messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+            if reader.template is not None:
+                return tuple(reader.encode_chat(messages))
+            return tuple(token for message in messages for token in encode(plain(message)))
+
         return tuple(
-            Prompt(f"r{index:03d}", tuple(t for piece in made for t in encode(piece)), output)
-            for index, (made, output) in enumerate(first(experiment, pieces(experiment.seed)))
+            Prompt(f"r{index:03d}", ids(messages), output)
+            for index, (messages, output) in enumerate(_asked(experiment))
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
         """Guess prompt tokens from the bytes."""
         return [
-            (1 + sum(len(piece.encode()) for piece in made) // BYTES_PER_TOKEN, output)
-            for made, output in first(experiment, pieces(experiment.seed))
+            (1 + sum(len(plain(message).encode()) for message in messages) // BYTES_PER_TOKEN, out)
+            for messages, out in _asked(experiment)
         ]
+
+
+def _asked(experiment: Experiment) -> Sequence[tuple[list[dict[str, str]], int]]:
+    return first(experiment, conversations(experiment.seed))
 
 
 KIND = RequestKind(AgentSource())

@@ -1,7 +1,8 @@
 """Questions in plain English: short ones, and long ones that follow a text or a part of one.
 
-The prompt is the text, an empty line and the question, without a chat template: the
-built models know none. The order and the output lengths are drawn once from the seed.
+The prompt is the text, an empty line and the question: one message of a person where the
+model has a chat template, else as it is. The order and the output lengths are drawn once
+from the seed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.model import ModelDir
+from labkit.models import ModelDir
 from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
 
@@ -85,11 +86,17 @@ class ChatSource:
         return {"kind": "chat", "texts": texts, "plan": [list(p) for p in _planned(experiment)]}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Tokenise with the model's own tokenizer."""
-        from labkit.model import tokenizer
+        """Tokenise with the model's own tokenizer and chat template."""
+        from labkit.models import tokenizer
 
-        encode = tokenizer.load(model.path).encode
+        reader = tokenizer.load(model.path)
         asked = questions()
+
+        def encode(text: str) -> list[int]:
+            if reader.template is None:
+                return reader.encode(text)
+            return reader.encode_chat([{"role": "user", "content": text}])
+
         return tuple(
             Prompt(f"r{index:03d}", tuple(encode(asked[question].prompt)), output)
             for index, (question, output) in enumerate(_planned(experiment))

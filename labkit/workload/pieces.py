@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from labkit.model.tokenizer import Tokenizer
+    from labkit.models.tokenizer import Tokenizer
 
 MOST = 4096  # distinct ids per run; the ids beyond are shown as numbers
 LONGEST = 40  # characters of a piece
@@ -28,7 +28,7 @@ class Pieces:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        from labkit.model import tokenizer
+        from labkit.models import tokenizer
 
         return tokenizer.load(self._model_dir)
 

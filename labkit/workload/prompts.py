@@ -12,7 +12,7 @@ from labkit.config import Experiment, require
 from labkit.platform import cache
 
 T = TypeVar("T")
-FORMAT = 1  # of the cached file; part of its name
+FORMAT = 2  # of the cached file, and how it is made; part of its name
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.model import ModelDir
+from labkit.models import ModelDir
 from labkit.workload.prompts import Prompt, first
 
 SEED = 0

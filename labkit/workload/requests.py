@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget, dtype
 from labkit.engine.budget.room import blocks_alone, slots_together
-from labkit.model import ModelDir, resolve
+from labkit.models import ModelDir, resolve
 from labkit.workload import process_wide
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompts import Prompt, prompt_key, stored

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.config import Experiment
-from labkit.model import ModelDir
+from labkit.models import ModelDir
 from labkit.workload.chat import BYTES_PER_TOKEN
 from labkit.workload.prompts import Prompt, first
 from labkit.workload.requests import RequestKind
@@ -39,7 +39,7 @@ class WasteSource:
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Tokenise with the model's own tokenizer."""
-        from labkit.model import tokenizer
+        from labkit.models import tokenizer
 
         encode = tokenizer.load(model.path).encode
         asked = _asked(experiment)

@@ -11,7 +11,7 @@ from labkit.engine.llm import as_list, engine_config
 
 @pytest.fixture(scope="module")
 def tiny():
-    from labkit.model import resolve
+    from labkit.models import resolve
 
     shape = ModelShape(hidden_size=128, num_layers=2, vocab_size=1024, intermediate_size=256)
     return resolve(Model(name="llm_test", shape=shape)).path

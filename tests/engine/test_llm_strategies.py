@@ -34,7 +34,7 @@ ASKED = [
 
 @pytest.fixture(scope="module")
 def tiny():
-    from labkit.model import resolve
+    from labkit.models import resolve
 
     shape = ModelShape(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1)
     return resolve(Model(name="llm_strategies_test", shape=shape)).path

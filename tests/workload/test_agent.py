@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 
 from labkit.config import ConfigError, Experiment, from_plain
-from labkit.model import resolve, tokenizer
+from labkit.models import resolve, tokenizer
 from labkit.workload import agent
 
 

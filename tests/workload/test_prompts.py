@@ -10,7 +10,7 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
-from labkit.model import ModelDir, resolve, tokenizer
+from labkit.models import ModelDir, resolve, tokenizer
 from labkit.workload import chat, prompts, ragged
 from labkit.workload.prompts import Prompt
 from labkit.workload.requests import RequestKind

@@ -87,7 +87,7 @@ def test_the_questions_are_tokenised_in_the_articles_order(monkeypatch):
         def encode(self, text):
             return list(range(len(text.split())))
 
-    monkeypatch.setattr("labkit.model.tokenizer.load", lambda path: Words())
+    monkeypatch.setattr("labkit.models.tokenizer.load", lambda path: Words())
 
     class Model:
         path = None

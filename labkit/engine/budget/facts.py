@@ -72,7 +72,7 @@ def of_model(model: config.Model, kind: Kind = "float32") -> ModelFacts | None:
     """
     if model.shape is not None:
         return of_shape(model.shape, model.name, kind)
-    from labkit.model import resolve
+    from labkit.models import resolve
 
     return of_directory(resolve(model).path, kind)
 

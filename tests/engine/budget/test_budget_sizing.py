@@ -31,7 +31,7 @@ def options(**budget):
 
 @pytest.fixture(scope="module")
 def tiny_dir():
-    from labkit.model import resolve
+    from labkit.models import resolve
 
     return resolve(config.Model(shape=TINY)).path
 

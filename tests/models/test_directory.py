@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from labkit.config import ConfigError, Model
-from labkit.model import directory, resolve
+from labkit.models import directory, resolve
 
 CONFIG = {
     "model_type": "llama",
@@ -154,7 +154,7 @@ def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch)
 
 def test_the_room_is_light_to_enter():
     code = (
-        "import sys, labkit.model\n"
+        "import sys, labkit.models\n"
         "print([n for n in ('numpy', 'tokenizers', 'safetensors', 'mlx', 'huggingface_hub')"
         " if n in sys.modules])"
     )

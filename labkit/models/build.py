@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ModelShape, to_plain
-from labkit.model.corpus import packaged_texts
+from labkit.models.corpus import packaged_texts
 from labkit.platform import cache
 
 RECIPE = 1  # part of the cache key: raise it when what is built changes
@@ -56,7 +56,7 @@ class Recipe:
         """Write the four files into ``folder``."""
         from safetensors.numpy import save_file
 
-        from labkit.model import vocabulary, weights
+        from labkit.models import vocabulary, weights
 
         tokenizer = vocabulary.train(self.texts, vocab_size=self.shape.vocab_size, seed=self.seed)
         (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
@@ -93,7 +93,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
 
 def tokenizer_config() -> dict[str, Any]:
     """Return tokenizer_config.json; without it another tokenizer class is guessed."""
-    from labkit.model.vocabulary import BOS, EOS
+    from labkit.models.vocabulary import BOS, EOS
 
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from labkit.config import Model, ModelShape
-from labkit.model import build, resolve, weights
-from labkit.model.corpus import packaged_texts
+from labkit.models import build, resolve, weights
+from labkit.models.corpus import packaged_texts
 
 TINY = Model(name="tiny", shape=ModelShape())
 LITTLE = ModelShape(
@@ -26,7 +26,7 @@ def bytes_of(folder):
 BUILD = """
 import json, pathlib
 from labkit.config import Model, ModelShape
-from labkit.model import resolve
+from labkit.models import resolve
 found = resolve(Model(name="tiny", shape=ModelShape()))
 print(json.dumps([str(found.path), found.digest]))
 """
@@ -117,8 +117,8 @@ blas.activate("openblas", 1)
 import mlx.core as mx, mlx_lm, numpy as np
 from mlx_lm.generate import generate_step
 from labkit.config import Model, ModelShape
-from labkit.model import resolve, tokenizer
-from labkit.model.corpus import packaged_texts
+from labkit.models import resolve, tokenizer
+from labkit.models.corpus import packaged_texts
 folder = resolve(Model(name="tiny", shape=ModelShape())).path
 model, theirs = mlx_lm.load(str(folder))
 ours = tokenizer.load(folder)
@@ -165,7 +165,7 @@ def test_the_context_is_looked_at():
 
 
 def test_the_packaged_text_survives_the_tokenizer_of_tiny():
-    from labkit.model import tokenizer
+    from labkit.models import tokenizer
 
     loaded = tokenizer.load(resolve(TINY).path)
     for text in packaged_texts():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from labkit.model import vocabulary
+from labkit.models import vocabulary
 
 TEXTS = (
     "the cat sat on the mat; the other cat sat beside it.",
@@ -70,7 +70,7 @@ def test_the_seed_invents_other_words_and_the_same_merges():
 
 def test_other_processes_train_the_same():
     code = (
-        "import sys; from labkit.model import vocabulary\n"
+        "import sys; from labkit.models import vocabulary\n"
         f"sys.stdout.write(vocabulary.train({TEXTS!r}, vocab_size={SIZE}, seed=0))"
     )
     for hash_seed, threads in (("1", "1"), ("2", "4")):

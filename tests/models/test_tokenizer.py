@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.config import ConfigError
-from labkit.model import tokenizer, vocabulary
+from labkit.models import tokenizer, vocabulary
 
 
 @pytest.fixture

@@ -7,11 +7,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from labkit.config import ConfigError, require
 
 WHOLE = 1 << 20  # files up to this size (bytes) are hashed whole
+BEGINNING = 1 << 24  # so much of a GGUF file is hashed whole: it holds the metadata (bytes)
 SAMPLES, SAMPLE = 64, 4096  # larger ones at this many places, so many bytes each
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -35,20 +36,21 @@ class ModelDir:
 
 
 def find(asked: str) -> ModelDir:
-    """Find ``model.path``: a directory, or a hub id in the local Hugging Face cache.
+    """Find ``model.path``: a directory, a GGUF file, or a hub id in the Hugging Face cache.
 
-    Nothing is downloaded.
+    Nothing is downloaded; a GGUF file is converted into the cache the first time.
 
     Raises
     ------
     ConfigError
-        There is no such model, or it lacks a file; one line says which.
+        There is no such model, or it lacks something; one line says what.
     """
     label = f"model.path={asked}"
     path = Path(asked).expanduser()
     if path.is_dir():
         return inspect(path.absolute(), name=path.absolute().name, asked=label)
-    require(not path.exists(), f"{label}: is a file; give the directory that holds config.json")
+    if path.is_file():
+        return from_gguf(path.absolute(), name=path.stem, digest=_sampled(path), asked=label)
     require(bool(HUB_ID.fullmatch(asked)), f"{label}: no such directory")
     from huggingface_hub import try_to_load_from_cache
 
@@ -59,6 +61,18 @@ def find(asked: str) -> ModelDir:
         f"(hf download {asked})",
     )
     return inspect(Path(str(config)).parent, name=asked, asked=label)
+
+
+def from_gguf(path: Path, *, name: str, digest: str, asked: str) -> ModelDir:
+    """Return the directory that a GGUF file is converted to; ``digest`` names its content."""
+    from labkit.models.gguf import BadFile
+    from labkit.models.gguf.convert import converted
+
+    try:
+        folder = converted(path, digest=digest, name=name)
+    except BadFile as error:
+        raise ConfigError(f"{asked}: {error}") from None
+    return inspect(folder, name=name, asked=asked)
 
 
 def inspect(path: Path, *, name: str, asked: str) -> ModelDir:
@@ -103,7 +117,7 @@ def _json(path: Path, asked: str) -> dict[str, Any]:
 def _vocab_size(path: Path, config: dict[str, Any], asked: str) -> int:
     if isinstance(config.get("vocab_size"), int):
         return int(config["vocab_size"])
-    from labkit.model import tokenizer
+    from labkit.models import tokenizer
 
     return tokenizer.load(path).vocab_size
 
@@ -117,7 +131,7 @@ def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int,
         token = _json(path / "tokenizer_config.json", asked).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
-            from labkit.model import tokenizer
+            from labkit.models import tokenizer
 
             stop = tokenizer.load(path).token_id(token)
     if stop is None:
@@ -137,7 +151,13 @@ def _kv_bytes_per_token(config: dict[str, Any]) -> int | None:
 
 
 def _digest(path: Path, weights: list[Path]) -> str:
-    small = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    small = (
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    )
     digest = hashlib.sha256()
     for file in [*(path / name for name in small if (path / name).is_file()), *weights]:
         size = file.stat().st_size
@@ -145,8 +165,23 @@ def _digest(path: Path, weights: list[Path]) -> str:
         with file.open("rb") as stream:
             if size <= WHOLE:
                 digest.update(stream.read())
-                continue
-            for index in range(SAMPLES):
-                stream.seek((size - SAMPLE) * index // (SAMPLES - 1))
-                digest.update(stream.read(SAMPLE))
+            else:
+                _sample(stream, size, digest)
     return digest.hexdigest()[:32]
+
+
+def _sampled(path: Path) -> str:
+    """Name a file's content (hex): its beginning whole, the rest by samples."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{size}\0".encode())
+    with path.open("rb") as stream:
+        digest.update(stream.read(BEGINNING))
+        if size > BEGINNING:
+            _sample(stream, size, digest)
+    return digest.hexdigest()
+
+
+def _sample(stream: BinaryIO, size: int, digest: hashlib._Hash) -> None:
+    for index in range(SAMPLES):
+        stream.seek((size - SAMPLE) * index // (SAMPLES - 1))
+        digest.update(stream.read(SAMPLE))

@@ -11,12 +11,21 @@ from labkit.config import ConfigError
 if TYPE_CHECKING:
     import tokenizers
 
+    from labkit.models.chat_template import ChatTemplate, Message
+
 
 class Tokenizer:
-    """A model's tokenizer. Special tokens are added as the model's own files say."""
+    """A model's tokenizer. Special tokens are added as the model's own files say.
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    ``template`` writes conversations as the model was trained to read them; None: the model
+    knows no such form.
+    """
+
+    def __init__(
+        self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None
+    ) -> None:
         self._tokenizer = tokenizer
+        self.template = template
 
     @property
     def vocab_size(self) -> int:
@@ -26,6 +35,19 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Turn text into token ids."""
         return list(self._tokenizer.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Turn a conversation into the token ids before the model's next answer.
+
+        Raises
+        ------
+        ConfigError
+            The model has no chat template, or it refuses the conversation.
+        """
+        if self.template is None:
+            raise ConfigError("chat template: the model has none")
+        text = self.template.render(messages)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens are written out."""
@@ -46,19 +68,22 @@ class Tokenizer:
 
 
 def load(model_dir: Path) -> Tokenizer:
-    """Load ``tokenizer.json`` of a model directory.
+    """Load ``tokenizer.json`` and the chat template of a model directory.
 
     Raises
     ------
     ConfigError
-        It is missing or the tokenizers library cannot read it.
+        It is missing or the tokenizers library cannot read it, or the template is no Jinja.
     """
     import tokenizers
+
+    from labkit.models import chat_template
 
     path = model_dir / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     try:
-        return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
+        read = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+    return Tokenizer(read, chat_template.find(model_dir))

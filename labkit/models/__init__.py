@@ -1,0 +1,31 @@
+"""Model directories: built from a seed, read from GGUF, or found on disk. No mlx here."""
+
+from __future__ import annotations
+
+from labkit.config import Model
+from labkit.models.directory import ModelDir
+
+__all__ = ["ModelDir", "resolve"]
+
+
+def resolve(model: Model) -> ModelDir:
+    """Return the directory of ``model``, built or converted into the cache on first use.
+
+    Raises
+    ------
+    ConfigError
+        ``model.path`` is nothing that mlx_lm can load, or the package with the model is not
+        installed; one line says why.
+    CacheError
+        The cache folder cannot be written.
+    """
+    from labkit.models import directory, packaged
+
+    if model.packaged is not None:
+        return packaged.find(model.packaged, name=model.name)
+    if model.shape is None:
+        return directory.find(model.path or "")
+    from labkit.models.build import build
+
+    path = build(model.shape, seed=model.seed, name=model.name)
+    return directory.inspect(path, name=model.name, asked=f"model={model.name} ({path})")

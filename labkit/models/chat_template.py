@@ -1,0 +1,143 @@
+"""How a model wants a conversation written: the Jinja template in its directory.
+
+The template comes with the model and is not trusted: it runs in Jinja's immutable sandbox,
+where it reaches no code, what it writes has a limit, and texts cannot be multiplied. Its time
+has none. It has no clock either, so the same conversation is the same prompt on any day.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2.exceptions import SecurityError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from labkit.config import ConfigError
+
+Message = Mapping[str, str]  # role (system, user or assistant) and content
+
+LONGEST_TEMPLATE = 1 << 18  # characters
+ROOM = 1 << 20  # characters that a template may write besides what it is given
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja as transformers sets it up, without the shortest ways to fill memory."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _refuse
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Multiply numbers; refuse the rest."""
+        numbers = all(isinstance(side, int | float) and abs(side) < 1e9 for side in (left, right))
+        if operator == "**" or not numbers:
+            raise SecurityError(f"{operator} is for small numbers")
+        return left * right
+
+
+class ChatTemplate:
+    """A template, compiled.
+
+    Parameters
+    ----------
+    source
+        Its text.
+    tokens
+        The special tokens that it may name: ``bos_token``, ``eos_token`` and the like.
+
+    Raises
+    ------
+    ConfigError
+        It is not Jinja, or too long.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        if len(source) > LONGEST_TEMPLATE:
+            raise ConfigError(
+                f"chat template: it has {len(source)} characters; allowed are {LONGEST_TEMPLATE}"
+            )
+        self._tokens = dict(tokens)
+        try:
+            self._template = Sandbox().from_string(source)
+        except Exception as error:  # of Jinja, or of Python compiling what Jinja made of it
+            raise ConfigError(f"chat template: {_line(error)}") from None
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """Write a conversation up to where the model's next answer begins.
+
+        Raises
+        ------
+        ConfigError
+            The template fails, refuses these messages, or writes too much.
+        """
+        room = ROOM + sum(len(message["content"]) for message in messages)
+        written: list[str] = []
+        try:
+            for part in self._template.generate(
+                messages=[dict(message) for message in messages],
+                add_generation_prompt=True,
+                **self._tokens,
+            ):
+                written.append(part)
+                room -= len(part)
+                if room < 0:
+                    raise ConfigError("chat template: it writes without end")
+        except ConfigError:
+            raise
+        except Exception as error:  # a template may fail in any way that Python can
+            raise ConfigError(f"chat template: {_line(error)}") from None
+        return "".join(written)
+
+
+def find(model_dir: Path) -> ChatTemplate | None:
+    """Return the template of a model directory, None where it has none.
+
+    ``chat_template.jinja`` or ``chat_template`` in tokenizer_config.json; of several the one
+    that is called default.
+    """
+    path = model_dir / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON ({_line(error)})") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    source = config.get("chat_template")
+    own = model_dir / "chat_template.jinja"
+    if own.is_file():
+        source = own.read_text("utf-8")
+    elif isinstance(source, list):
+        named = [e for e in source if isinstance(e, dict) and e.get("name") == "default"]
+        source = named[0].get("template") if named else None
+    if not isinstance(source, str):
+        return None
+    return ChatTemplate(source, _special_tokens(config))
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = config.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            tokens[name] = token
+    return tokens
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise ConfigError(f"chat template: it refuses the conversation ({message})")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from labkit.config import ConfigError
+from labkit.models import chat_template
+from labkit.models.chat_template import ChatTemplate
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def render(source, messages=HELLO, **tokens):
+    return ChatTemplate(source, tokens).render(messages)
+
+
+def test_it_is_jinja_as_transformers_sets_it_up():
+    source = """
+    {%- for message in messages %}
+        {%- if loop.index > 9 %}{% break %}{% endif %}
+        {{- bos_token + message.role + ': ' + message['content'] | trim }}
+    {%- endfor %}
+    {%- if add_generation_prompt %}{{ ' answer:' }}{% endif %}"""
+    transformers = pytest.importorskip("transformers.utils.chat_template_utils")
+    theirs = transformers.render_jinja_template(
+        conversations=[HELLO], chat_template=source, add_generation_prompt=True, bos_token="<s>"
+    )[0][0]
+    assert render(source, bos_token="<s>") == theirs == "<s>user: hello answer:"
+    assert render("{{ {'a': '<é>'} | tojson }}") == '{"a": "<é>"}'
+
+
+def test_a_conversation_without_a_clock():
+    assert render("{{ strftime_now is defined }}") == "False"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for %}", "chat template: "),
+        ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "nested blocks"),
+        ("{{ 'x' * 999999999 }}", r"\* is for small numbers"),
+        ("{{ 9 ** 9 ** 9 }}", r"\*\* is for small numbers"),
+        ("{{ messages.append(1) }}", "chat template: "),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
+        ("{{ messages[0].__init__.__globals__ }}", "unsafe"),
+        ("{% for i in range(99999999) %}x{% endfor %}", "too big"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}xxxx{% endfor %}{% endfor %}",
+            "writes without end",
+        ),
+        ("{{ raise_exception('only two roles') }}", r"refuses the conversation \(only two roles\)"),
+        ("{{ nothing.at.all }}", "undefined"),
+        ("{# " + "x" * chat_template.LONGEST_TEMPLATE + " #}", "characters; allowed are"),
+    ],
+)
+def test_a_template_that_misbehaves_is_one_line(source, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        render(source)
+    assert "\n" not in str(error.value)
+
+
+def test_multiplying_numbers_is_allowed():
+    assert render("{{ 6 * 7 }}") == "42"
+
+
+def test_where_a_directory_keeps_it(tmp_path):
+    assert chat_template.find(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"eos_token": "</s>"}))
+    assert chat_template.find(tmp_path) is None
+    tokens = {"eos_token": {"content": "</s>"}}
+    config.write_text(json.dumps(tokens | {"chat_template": "{{eos_token}}"}))
+    assert chat_template.find(tmp_path).render(HELLO) == "</s>"
+    several = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
+    config.write_text(json.dumps({"chat_template": several}))
+    assert chat_template.find(tmp_path).render(HELLO) == "d"
+    (tmp_path / "chat_template.jinja").write_text("own")
+    assert chat_template.find(tmp_path).render(HELLO) == "own"
+    for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
+        config.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            chat_template.find(tmp_path)

@@ -1,0 +1,213 @@
+import json
+import subprocess
+import sys
+
+import gguf_files
+import mlx.core as mx
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from labkit.config import ConfigError, Model
+from labkit.engine import model_loader
+from labkit.models import resolve
+from labkit.models.gguf import architecture, convert, header, quants
+
+
+def local(path):
+    return resolve(Model(name="local", path=str(path)))
+
+
+def weights(folder):
+    (file,) = folder.glob("model*.safetensors")
+    return load_file(file)
+
+
+def dequantised(arrays, path, bits):
+    if f"{path}.scales" not in arrays:
+        return np.asarray(arrays[f"{path}.weight"], np.float32)
+    parts = [mx.array(arrays[f"{path}.{part}"]) for part in ("weight", "scales", "biases")]
+    wide = [part.astype(mx.float32) for part in parts[1:]]
+    return np.array(mx.dequantize(parts[0], *wide, group_size=32, bits=bits))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
+def test_weights_are_bit_for_bit_what_mlx_reads(tmp_path, no_cache, kind):
+    tensors = gguf_files.tensors(kind=getattr(gguf_files, kind), name="qwen3")
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
+    ours, theirs = weights(local(path).path), mx.load(str(path))
+    targets = architecture.of(header.read(path)).targets()
+    compared = 0
+    for name, target in targets.items():
+        for part in ("weight", "scales", "biases"):
+            there = theirs.get(f"{name.removesuffix('.weight')}.{part}")
+            here = ours.get(f"{target.path}.{part}")
+            assert (there is None) == (here is None)
+            if there is not None:
+                there = np.array(there)
+                assert there.dtype == here.dtype
+                assert there.tobytes() == here.tobytes(), f"{name} {part}"
+                compared += 1
+    assert compared == len(ours) >= len(targets)
+
+
+def blocks_of_256(path, kind, size, halves):
+    """Six random blocks, their float16 scales from byte ``halves`` on, and what becomes of them."""
+    rng = np.random.default_rng(2)
+    blocks = rng.integers(0, 256, (6, size), dtype=np.uint8)
+    for start in range(halves, min(halves + 4, size), 2):
+        scales = rng.uniform(1e-3, 1e-2, (6, 1)).astype("<f2")
+        blocks[:, start : start + 2] = scales.view("u1")
+    gguf_files.write(path, {"a": 1}, {"t": (kind, (3, 512), blocks.tobytes())})
+    file = header.read(path)
+    tensor = file.tensors["t"]
+    return blocks, quants.arrays(tensor.type.name, file.blocks(tensor))["weight"]
+
+
+@pytest.mark.parametrize(("kind", "size", "halves"), [(10, 84, 80), (14, 210, 208)])
+def test_blocks_of_256_become_the_halves_that_mlx_reads(tmp_path, kind, size, halves):
+    path = tmp_path / "k.gguf"
+    _, ours = blocks_of_256(path, kind, size, halves)
+    theirs = np.array(mx.load(str(path))["t"])
+    assert ours.dtype == theirs.dtype == np.float16
+    assert ours.tobytes() == theirs.tobytes()
+
+
+def test_blocks_of_256_of_four_bits(tmp_path):
+    """As ggml's ``dequantize_row_q4_K``, value by value; mlx 0.32.4 misreads every second group."""
+    blocks, ours = blocks_of_256(tmp_path / "k.gguf", 12, 144, 0)
+
+    def value(block, index):
+        group, scales = index // 32, block[4:16].astype(int)
+        d, least = (float(block[at : at + 2].view("<f2")[0]) for at in (0, 2))
+        if group < 4:
+            scale, minimum = scales[group] & 63, scales[group + 4] & 63
+        else:
+            scale = scales[group + 4] & 15 | scales[group - 4] >> 6 << 4
+            minimum = scales[group + 4] >> 4 | scales[group] >> 6 << 4
+        byte = int(block[16 + 32 * (group // 2) + index % 32])
+        return d * scale * (byte >> 4 if group % 2 else byte & 15) - least * minimum
+
+    plain = [value(block, index) for block in blocks for index in range(256)]
+    np.testing.assert_allclose(ours.ravel(), plain, rtol=1e-3, atol=1e-5)
+
+
+def test_half_precision_with_the_long_exponent_stays_exact(tmp_path, no_cache):
+    """NumPy has no bfloat16; float32 holds every one of them."""
+    tensors = gguf_files.tensors(kind=gguf_files.BF16, name="qwen3")
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
+    found = weights(local(path).path)["model.layers.1.mlp.up_proj.weight"]
+    asked = np.frombuffer(tensors["blk.1.ffn_up.weight"][2], "<u2").reshape(found.shape)
+    assert found.dtype == np.float32
+    assert (found.view("<u4") == asked.astype("<u4") << 16).all()
+
+
+@pytest.mark.parametrize("part", ["q", "k"])
+def test_rotations_by_neighbours_become_rotations_by_halves(tmp_path, no_cache, part):
+    """The same scores: llama's file with MLX's traditional rotation, ours with the other."""
+    path = gguf_files.model(tmp_path / "m.gguf")
+    ours, theirs = weights(local(path).path), dict(mx.load(str(path)))
+    theirs = {name: np.array(value) for name, value in theirs.items()}
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((1, 5, gguf_files.HIDDEN), np.float32)
+
+    def scores(arrays, names, traditional):
+        sides = []
+        for name, heads in zip(names, (gguf_files.HEADS, gguf_files.KV_HEADS), strict=True):
+            side = x @ dequantised(arrays, name, 4).T
+            side = mx.array(side.reshape(1, 5, heads, gguf_files.HEAD_DIM)).transpose(0, 2, 1, 3)
+            rope = mx.fast.rope(
+                side, gguf_files.HEAD_DIM, traditional=traditional, base=1e4, scale=1.0, offset=3
+            )
+            sides.append(np.array(rope))
+        queries, keys = sides
+        return queries[:, ::2] @ keys.swapaxes(2, 3)
+
+    by_neighbours = scores(theirs, ["blk.0.attn_q", "blk.0.attn_k"], True)
+    prefix = "model.layers.0.self_attn"
+    by_halves = scores(ours, [f"{prefix}.q_proj", f"{prefix}.k_proj"], False)
+    np.testing.assert_allclose(by_halves, by_neighbours, atol=1e-4)
+    wrong = scores(ours, [f"{prefix}.q_proj", f"{prefix}.k_proj"], True)
+    assert np.abs(wrong - by_neighbours).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_family_loads_and_computes(tmp_path, no_cache, name, tied):
+    tensors = gguf_files.tensors(name)
+    if not tied:
+        tensors["output.weight"] = tensors["token_embd.weight"]
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(name), tensors)
+    found = local(path)
+    assert found.name == "m"
+    assert found.eos_token_ids == (2,)
+    assert found.vocab_size == len(gguf_files.vocabulary()[0])
+    loaded = model_loader.load(found.path)
+    assert loaded.model_type == name
+    assert loaded.eos_token_ids == {2}
+    logits = np.array(loaded.model(mx.array([[1, 20, 30]])))
+    assert np.isfinite(logits).all() and logits.std() > 0.01
+    biased = {key for key in weights(found.path) if key.endswith("_proj.bias")}
+    assert len(biased) == (3 * gguf_files.LAYERS if name == "qwen2" else 0)
+
+
+def test_every_layer_says_how_many_bits_it_has(tmp_path, no_cache):
+    folder = local(gguf_files.model(tmp_path / "m.gguf")).path
+    config = json.loads((folder / "config.json").read_text())
+    embedding = {"group_size": 32, "bits": 8}
+    assert config["quantization"] == {"group_size": 32, "bits": 4, "model.embed_tokens": embedding}
+    assert config["tie_word_embeddings"] is True
+    tensors = gguf_files.tensors(kind=gguf_files.F16, embedding=gguf_files.F32)
+    path = gguf_files.write(tmp_path / "f.gguf", gguf_files.metadata(), tensors)
+    assert "quantization" not in json.loads((local(path).path / "config.json").read_text())
+
+
+def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, monkeypatch):
+    path = gguf_files.model(tmp_path / "m.gguf")
+    first = local(path)
+    monkeypatch.setattr(convert.header, "read", None)
+    assert local(path) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("LABKIT_CACHE", str(no_cache))
+    changed = gguf_files.tensors(seed=1)
+    gguf_files.write(path, gguf_files.metadata(), changed)
+    assert local(path).digest != first.digest
+    assert local(path).path != first.path
+
+
+def test_many_weights_come_in_several_files(tmp_path, no_cache, monkeypatch):
+    path = gguf_files.model(tmp_path / "m.gguf")
+    whole = weights(local(path).path)
+    monkeypatch.setattr(convert, "SHARD", 20_000)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    file = header.read(path)
+    convert.write(file, architecture.of(file), folder)
+    files = sorted(folder.glob("model*.safetensors"))
+    assert len(files) > 2
+    parts = {name: array for part in files for name, array in load_file(part).items()}
+    assert {n: a.tobytes() for n, a in parts.items()} == {n: a.tobytes() for n, a in whole.items()}
+    model_loader.load(folder)
+
+
+def test_a_bad_file_is_one_line_that_names_the_option(tmp_path, no_cache):
+    path = tmp_path / "no.gguf"
+    path.write_bytes(b"not one")
+    with pytest.raises(ConfigError) as error:
+        local(path)
+    assert str(error.value) == f"model.path={path}: is a file, but not a GGUF file"
+    gguf_files.model(path, tokenizer__ggml__model="llama")
+    with pytest.raises(ConfigError, match=r"tokenizer 'llama'; read is gpt2"):
+        local(path)
+    assert not any((no_cache / "models").iterdir())
+
+
+def test_nothing_is_imported_that_computes(tmp_path, no_cache):
+    path = gguf_files.model(tmp_path / "m.gguf")
+    code = (
+        "import sys; from labkit.config import Model; from labkit.models import resolve\n"
+        f"resolve(Model(name='local', path={str(path)!r}))\n"
+        "print([n for n in ('mlx', 'mlx_lm', 'transformers') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,159 @@
+import struct
+
+import gguf_files
+import numpy as np
+import pytest
+
+from labkit.models.gguf import BadFile, architecture, header, vocabulary
+
+
+@pytest.fixture
+def path(tmp_path):
+    return gguf_files.model(tmp_path / "model.gguf")
+
+
+def test_what_is_written_is_read(tmp_path):
+    keys = {
+        "a.text": "größer",
+        "a.number": 7,
+        "a.float": 0.5,
+        "a.flag": True,
+        "a.texts": ["x", "", "ø"],
+        "a.numbers": np.arange(5, dtype="<i4"),
+        "general.alignment": 64,
+    }
+    data = np.arange(6, dtype="<f4")
+    tensors = {
+        "one": (gguf_files.F32, (2, 3), data.tobytes()),
+        "two": (gguf_files.F32, (3,), data[:3].tobytes()),
+    }
+    path = gguf_files.write(tmp_path / "a.gguf", keys, tensors, alignment=64)
+    file = header.read(path)
+    assert {k: v for k, v in file.metadata.items() if k != "a.numbers"} == {
+        k: v for k, v in keys.items() if k != "a.numbers"
+    }
+    assert file.metadata["a.numbers"].tolist() == [0, 1, 2, 3, 4]
+    one = file.tensors["one"]
+    assert one.shape == (2, 3) and one.size == 24 and one.offset % 64 == 0
+    assert file.blocks(one).tobytes() == data.tobytes()
+    assert file.blocks(file.tensors["two"]).tobytes() == data[:3].tobytes()
+
+
+def test_a_file_cut_anywhere_is_refused(path):
+    whole = path.read_bytes()
+    header.read(path)
+    for end in [0, *range(1, 60), *range(60, len(whole), 997), len(whole) - 1]:
+        path.write_bytes(whole[:end])
+        with pytest.raises(BadFile) as error:
+            header.read(path)
+        assert "\n" not in str(error.value)
+
+
+def test_damage_is_a_bad_file_or_harmless(path):
+    """A changed byte may make another honest file, and nothing but a ``BadFile`` is raised."""
+    whole = bytearray(path.read_bytes())
+    rng = np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        damaged = bytearray(whole)
+        damaged[int(rng.integers(0, 12_000))] = int(rng.integers(0, 256))
+        path.write_bytes(damaged)
+        try:
+            file = header.read(path)
+            architecture.of(file)
+            vocabulary.tokenizer(file)
+            vocabulary.config(file, 1)
+            vocabulary.generation_config(file)
+        except BadFile as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 40
+
+
+def packed(version=3, tensors=0, keys=0, rest=b""):
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, keys) + rest
+
+
+def tensor(name, shape, kind, offset):
+    dims = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return gguf_files.text(name) + dims + struct.pack("<IQ", kind, offset)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a GGUF file"),
+        (b"PK\3\4 and more", "not a GGUF file"),
+        (packed(version=1), "GGUF version 1; read are 2, 3"),
+        (packed(tensors=1 << 40), "claims 1099511627776 tensors"),
+        (packed(keys=1 << 40), "claims 1099511627776 metadata keys"),
+        (packed(keys=1, rest=struct.pack("<Q", 1 << 60)), "bytes in a text"),
+        (packed(keys=1, rest=gguf_files.text("k") + struct.pack("<I", 99)), "value of type 99"),
+        (
+            packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)),
+            "4611686018427387904 bytes are missing",
+        ),
+        (
+            packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 8, 1 << 30)),
+            "texts in k",
+        ),
+        (packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 9, 1)), "type 9"),
+        (packed(keys=2, rest=2 * (gguf_files.text("k") + gguf_files.value(1))), "occurs twice"),
+        (packed(keys=1, rest=gguf_files.text(b"\xff") + gguf_files.value(1)), "not UTF-8"),
+        (packed(tensors=1, rest=tensor("t", (4,), 13, 0)), "of type Q5_K; read are F32"),
+        (packed(tensors=1, rest=tensor("t", (4,), 77, 0)), "of type number 77"),
+        (packed(tensors=1, rest=tensor("t", (4,) * 5, 0, 0)), "dimensions of tensor 't'"),
+        (packed(tensors=1, rest=tensor("t", (), 0, 0)), "cannot have the shape"),
+        (packed(tensors=1, rest=tensor("t", (33, 2), 3, 0)), "Q4_1 cannot have the shape"),
+        (packed(tensors=1, rest=tensor("t", (1 << 63, 1 << 63), 0, 0)), "cut short: tensor t"),
+        (packed(tensors=1, rest=tensor("t", (4,), 0, 1 << 63)), "cut short: tensor t"),
+        (
+            packed(tensors=2, rest=tensor("t", (4,), 0, 0) + tensor("u", (4,), 0, 8) + b"\0" * 99),
+            "tensor u overlaps another",
+        ),
+        (
+            packed(tensors=2, rest=tensor("t", (4,), 0, 0) + tensor("t", (4,), 0, 32) + b"\0" * 99),
+            "tensor t occurs twice",
+        ),
+    ],
+)
+def test_a_lie_is_one_line(tmp_path, data, message):
+    path = tmp_path / "lie.gguf"
+    path.write_bytes(data)
+    with pytest.raises(BadFile, match=message) as error:
+        header.read(path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"general__architecture": "mamba"}, "architecture 'mamba'; read are llama, qwen2, qwen3"),
+        ({"general__architecture": None}, "general.architecture is not there"),
+        ({"llama__expert_count": 8}, "llama.expert_count is 8"),
+        ({"llama__rope__scaling__type": "yarn"}, "llama.rope.scaling.type is yarn"),
+        ({"split__count": 3}, "a part of a split model"),
+        ({"llama__block_count": 3}, "tensor blk.2.attn_norm.weight is not there"),
+        ({"llama__block_count": 1}, "tensor blk.1.attn_norm.weight: mlx_lm's llama has nothing"),
+        ({"llama__block_count": 0}, "make no model"),
+        ({"llama__block_count": 0xFFFFFFFF}, "not a number of things"),
+        ({"llama__block_count": "2"}, "llama.block_count is of type str, not a number"),
+        ({"llama__feed_forward_length": 95}, "tensor blk.0.ffn_gate.weight has the shape"),
+        ({"llama__attention__head_count": 0}, "make no model"),
+        ({"llama__attention__head_count_kv": 3}, "make no model"),
+        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
+        ({"llama__rope__dimension_count": 8}, "they must be equal"),
+    ],
+)
+def test_a_model_that_mlx_lm_has_not_is_one_line(tmp_path, changes, message):
+    file = header.read(gguf_files.model(tmp_path / "m.gguf", **changes))
+    with pytest.raises(BadFile, match=message) as error:
+        architecture.of(file)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tensor_that_changes_the_rotations_is_refused(tmp_path):
+    made = gguf_files.tensors() | {"rope_freqs.weight": gguf_files.ones(8)}
+    path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(), made)
+    with pytest.raises(BadFile, match=r"rope_freqs\.weight: mlx_lm's llama has nothing"):
+        architecture.of(header.read(path))

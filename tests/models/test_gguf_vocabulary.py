@@ -1,0 +1,77 @@
+import gguf_files
+import pytest
+
+from labkit.config import Model
+from labkit.models import resolve, tokenizer
+from labkit.models.gguf import BadFile, header, vocabulary
+
+
+def built(tmp_path, **changes):
+    path = gguf_files.model(tmp_path / "m.gguf", **changes)
+    return vocabulary.tokenizer(header.read(path))
+
+
+def ids(tokenizer, text):
+    return tokenizer.encode(text).ids
+
+
+def names(tokenizer, text):
+    return [tokenizer.id_to_token(token) for token in ids(tokenizer, text)]
+
+
+def test_merges_are_applied_and_every_text_survives(tmp_path):
+    made = built(tmp_path)
+    assert names(made, "in the") == ["in", "Ġthe"]
+    for text in ("in the end", "größer 漢字 १२ \n\n \t x", ""):
+        assert made.decode(ids(made, text), skip_special_tokens=False) == text
+
+
+def test_digits_stand_alone_where_the_file_says_so(tmp_path):
+    assert names(built(tmp_path), "12") == ["1", "2"]
+    assert names(built(tmp_path, tokenizer__ggml__pre="gpt-2"), "12") == ["12"]
+    assert names(built(tmp_path, tokenizer__ggml__pre="qwen2"), "12") == ["1", "2"]
+    assert names(built(tmp_path, tokenizer__ggml__pre="llama-bpe"), "12") == ["12"]
+
+
+def test_control_tokens_and_a_user_s_are_found_whole(tmp_path):
+    made = built(tmp_path)
+    assert names(made, "<|start|>in<|stop|><tool>") == ["<|start|>", "in", "<|stop|>", "<tool>"]
+    assert made.decode(ids(made, "<|start|>in<tool>"), skip_special_tokens=True) == "in<tool>"
+
+
+def test_a_text_begins_with_the_token_that_the_file_names(tmp_path, no_cache):
+    path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__add_bos_token=True)
+    reader = tokenizer.load(resolve(Model(name="local", path=str(path))).path)
+    assert reader.encode("in")[0] == reader.token_id("<|start|>") == 1
+    chat = reader.encode_chat([{"role": "user", "content": "in"}])
+    assert chat.count(1) == 2  # the template's own, of the question and of the answer
+
+
+def test_what_ends_a_text(tmp_path):
+    path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
+    found = vocabulary.generation_config(header.read(path))
+    assert found == {"bos_token_id": 1, "eos_token_id": [0, 2]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama'; read is gpt2"),
+        ({"tokenizer__ggml__pre": "tekken"}, "pre-tokenizer 'tekken'; read are gpt-2"),
+        ({"tokenizer__ggml__tokens": ["a", "a"]}, "repeats some"),
+        ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is no merge of two tokens"),
+        ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not fit its tokens"),
+        ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is not there"),
+        ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 of"),
+    ],
+)
+def test_a_vocabulary_that_is_not_whole_is_one_line(tmp_path, changes, message):
+    with pytest.raises(BadFile, match=message) as error:
+        built(tmp_path, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_a_special_token_that_there_is_not(tmp_path):
+    file = header.read(gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999))
+    with pytest.raises(BadFile, match=r"eos_token_id is 9999; there are"):
+        vocabulary.config(file, 512)

