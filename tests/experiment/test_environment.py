@@ -125,7 +125,7 @@ def test_the_observer_sees_foreign_load_and_its_own_cost():
 
 def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeypatch):
     from labkit.experiment.launcher import _environment
-    from labkit.experiment.record import Arm
+    from labkit.records import Arm
 
     monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "3")
     arm = Arm("a", "arm", {}, {"engine": {"threads": 3, "mlx": {"bfs_max_width": 7}}})
