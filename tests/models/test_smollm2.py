@@ -81,7 +81,7 @@ def test_conversations_are_written_as_another_reader_does(found):
 
 @pytest.mark.parametrize("answer", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_logits_are_another_reader_s(found, answer):
-    """The same weights; 0.017 apart at most when measured, where rows left interleaved are units."""
+    """Of the same weights: at most 0.017 apart when measured."""
     row = REFERENCE["answers"][answer]
     ids = row["prompt"] + row["tokens"][:-1]
     loaded = model_loader.load(found.path)
