@@ -179,6 +179,19 @@ def test_attention_on_numpy_under_a_model_on_mlx_counts_its_crossings(model_dir,
     assert counters["mlx.evaluations"] == evaluations["eval"]
 
 
+def test_a_model_on_numpy_counts_what_its_attention_evaluates(model_dir, evaluations):
+    layout = config.KV(config.KVLayout.contiguous, 8)
+    for options in ({"name": "contiguous", "kv": layout, "attention": {"backend": "sdpa"}}, {}):
+        engine = made(model_dir("llama"), make=create, blocks=512, **options)
+        engine.reset_counters()
+        evaluations.clear()
+        serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True))])
+        counters = engine.counters()
+        assert counters["forward.numpy"] == counters["steps.total"]
+        assert counters["mlx.evaluations"] == LAYERS * counters["steps.total"]
+        assert 0 <= evaluations["eval"] - counters["mlx.evaluations"] <= LAYERS  # of new memory
+
+
 @pytest.mark.parametrize("pipeline", config.Pipeline)
 def test_no_pool_is_copied(pipeline, model_dir):
     """Pools of 12 MiB each: one copy of one of them would be seen among what a step takes."""

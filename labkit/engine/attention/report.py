@@ -36,6 +36,7 @@ SUMS = (
     "masked_blocks",
     "keys",
     "padded_keys",
+    "evaluations",
 )
 
 
@@ -91,6 +92,9 @@ class LaunchReport:
         What the KV pools hold; None: not said.
     keys, padded_keys
         ``sdpa`` only: keys that were read, padding included, and those that hold no token.
+    evaluations
+        Evaluations of MLX's graph for these launches alone: by an emulated kernel, which is
+        eager, or for a layer of a model on NumPy.
     """
 
     kernel: str
@@ -116,6 +120,7 @@ class LaunchReport:
     kv_dtype: str | None = None
     keys: int = 0
     padded_keys: int = 0
+    evaluations: int = 0
 
     @property
     def stale(self) -> bool:
@@ -125,14 +130,17 @@ class LaunchReport:
     def counters(self) -> dict[str, float]:
         """Return the launches as counters that may be summed over reports."""
         count = self.launches
+        evaluated = {"mlx.evaluations": self.evaluations} if self.evaluations else {}
         if self.kernel == "sdpa":
             return {
+                **evaluated,
                 "kernel.sdpa": count,
                 "attention.keys": self.keys,
                 "attention.keys_padded": self.padded_keys,
                 "attention.bytes": self.bytes,
             }
         counters: dict[str, float] = {
+            **evaluated,
             f"kernel.{self.kernel}": count,
             f"resolver.{self.resolver}": count,
             "attention.search_iterations": self.search_iterations,
@@ -145,8 +153,6 @@ class LaunchReport:
         }
         if self.device is not None:
             counters[f"device.{self.device}"] = count
-        if self.device == "emulated":  # an eager executor: it evaluates every kernel's operands
-            counters["mlx.evaluations"] = count * (1 + (self.partitions > 1))
         if self.block_size is not None:
             counters[f"block_size.{self.block_size}"] = count
         if self.kv_dtype is not None:
@@ -280,6 +286,7 @@ def _of_launches(
         kv_dtype=layer.dtype,
         skipped_blocks=skipped,
         masked_blocks=masked,
+        evaluations=count * (1 + (chosen.partitions > 1)) if device == "emulated" else 0,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import mlx.core as mx
@@ -65,8 +65,9 @@ class SdpaAttention:
         if k is not None:
             plan.write(layer, k, v)
         result, made = plan.attend(self._layers[layer], q)
-        plan.launches.append(made)
-        if isinstance(q, mx.array):
+        lazy = isinstance(q, mx.array)
+        plan.launches.append(made if lazy else replace(made, evaluations=1))
+        if lazy:
             return result.astype(q.dtype)
         mx.eval(result)
         return np.asarray(result)
