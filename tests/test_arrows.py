@@ -11,17 +11,17 @@ MAY = {
     "records": set(),
     "config": {"records"},
     "platform": {"config"},
-    "model": {"config", "platform"},
+    "models": {"config", "platform"},
     "metal": {"config", "platform"},
-    "engine": {"config", "metal", "model", "platform"},
-    "workload": {"config", "engine", "metal", "model", "platform", "records"},
+    "engine": {"config", "metal", "models", "platform"},
+    "workload": {"config", "engine", "metal", "models", "platform", "records"},
     "analysis.statistics": set(),
     "analysis": {"analysis.statistics", "config", "records"},
     "experiment": {
-        "analysis.statistics", "config", "engine", "model", "platform", "records", "workload",
+        "analysis.statistics", "config", "engine", "models", "platform", "records", "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "model",
+        "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "models",
         "platform", "records", "workload",
     },
 }  # fmt: skip
