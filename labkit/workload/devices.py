@@ -9,12 +9,17 @@ from labkit.config import Device, Experiment, require
 from labkit.platform import compiler
 
 
+def has_metal() -> bool:
+    """Tell whether this is a Mac with Apple silicon."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
 def check(experiment: Experiment) -> None:
     """Refuse a device that is not here; ``ConfigError`` says in one line what is missing."""
     device = experiment.engine.attention.device
     if device is Device.metal:
         require(
-            sys.platform == "darwin" and platform.machine() == "arm64",
+            has_metal(),
             "engine.attention.device=metal: there is no Metal on this machine; "
             "set engine.attention.device=emulated or cpu",
         )
