@@ -11,7 +11,7 @@ from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.charts import arm_classes, drift, forest, latency_cdfs, runs_in_order
 from labkit.analysis.engine_table import engine_table
-from labkit.analysis.kernel_tables import counters_table, roofline_table
+from labkit.analysis.kernel_tables import counters_table, queue_table, roofline_table
 from labkit.analysis.markdown import SECONDS, cost_lines, environment_line, noise_lines
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text
 from labkit.analysis.plots import run_positions
@@ -65,6 +65,7 @@ def _cell(analysis: CellAnalysis, study_dir: Path) -> dict[str, Any]:
         "table": cell_table(cell, data.records),
         "secondary": cell_table(cell, data.records, primary=False),
         "published": published_table(cell),
+        "queued": queue_table(cell, data.records),
         "host": host_table(cell, data.records),
         "counted": counters_table(cell, data.records),
         "engine": engine_table(cell),

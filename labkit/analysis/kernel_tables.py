@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from labkit.analysis.numbers import value_text
@@ -22,6 +23,12 @@ FIRST = (
 COUNTED = ("attention.search_iterations", "attention.surplus_threadgroups",
            "attention.kv_blocks_visited")  # fmt: skip
 VARIES = "varies"
+# What a record notes of launches in a queue, beside the metrics: heading by note.
+QUEUED = {
+    "empty_us": "empty, in a chain (µs)",
+    "empty_single_us": "empty, by itself (µs)",
+    "host_us": "described by the host (µs)",
+}
 
 
 def counters_table(cell: Json, records: Sequence[Record]) -> Table | None:
@@ -72,6 +79,47 @@ def _count(values: set[float] | None) -> str:
     if not values:
         return ""
     return VARIES if len(values) > 1 else f"{next(iter(values)):,.0f}"
+
+
+def queue_table(cell: Json, records: Sequence[Record]) -> Table | None:
+    """Lay out what a launch took in a chain and by itself, and one that does nothing; medians.
+
+    None where no device has a queue.
+    """
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        for case in record.cases:
+            if not record.ok or "launches" not in case.notes:
+                continue
+            seen = found.setdefault((case.case, record.arm), {})
+            for metric in case.metrics:
+                seen.setdefault(metric.name, []).append(median(metric.repeats))
+            for name in ("launches", *QUEUED):
+                seen.setdefault(name, []).append(median(_listed(case.notes[name])))
+    if not found:
+        return None
+    names = ["launches in a chain", "in a chain (µs)", "by itself (µs)", *QUEUED.values()]
+    columns = [Column("batch", number=False), Column("arm", number=False), *map(Column, names)]
+    lines = []
+    for index, case in enumerate(dict.fromkeys(case for case, _ in found)):
+        for arm in real_arms(cell):
+            if (case, arm) in found:
+                seen = {name: median(values) for name, values in found[case, arm].items()}
+                links = seen["launches"]
+                alone = seen.get("single_us", seen["dispatch_us"] if links == 1 else None)
+                times = [seen["dispatch_us"] if links > 1 else None, alone]
+                cells = [value_text(t) for t in (*times, *(seen[name] for name in QUEUED))]
+                lines.append(Line((case, arm, f"{links:,.0f}", *cells), index, arm, None))
+    note = (
+        "A chain is waited for as a whole, and each of its launches attends with the output of "
+        "the one before. What a launch that does nothing costs is part of every time; what the "
+        "host takes to describe a launch, before it is waited for, is part of none."
+    )
+    return Table(tuple(columns), tuple(lines), (note,))
+
+
+def _listed(value: Any) -> Sequence[float]:
+    return value if isinstance(value, list) else [value]
 
 
 def roofline_table(cell: Json, records: Sequence[Record]) -> Table | None:

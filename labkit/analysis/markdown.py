@@ -11,7 +11,7 @@ from labkit.analysis.answer import answer
 from labkit.analysis.cell import CellAnalysis
 from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.engine_table import engine_table
-from labkit.analysis.kernel_tables import counters_table, roofline_table
+from labkit.analysis.kernel_tables import counters_table, queue_table, roofline_table
 from labkit.analysis.numbers import count, interval_text, p_text, percent_text, slug, value_text
 from labkit.analysis.plots import roofline_stem, timeline_stem
 from labkit.analysis.sensitivity import CORRELATES, probe_correlations, second_analyses
@@ -107,6 +107,7 @@ def _details(analysis: CellAnalysis) -> list[str]:
         ("What a dispatch did", counters_table(cell, records)),
         ("What the engine counted", engine_table(cell)),
         ("Published by others", published_table(cell)),
+        ("Launches in a queue", queue_table(cell, records)),
         ("Host time to build the maps", host_table(cell, records)),
         ("Roofline", roofline_table(cell, records)),
         ("Outputs", agreement_table(analysis.identity, output_unit(cell))),

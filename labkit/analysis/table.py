@@ -237,26 +237,36 @@ def published_table(cell: Json) -> Table | None:
 
 
 def host_table(cell: Json, records: Sequence[Record]) -> Table | None:
-    """Lay out the host's time to build the maps of a step, median per arm (us), if noted."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Lay out the host's time to build the maps of a step, median per arm (us), if noted.
+
+    Records that note what the whole plan of a step takes have a column for that, too.
+    """
+    found: dict[str, dict[tuple[str, str], list[float]]] = {}
     for record in records:
         for case in record.cases:
-            if isinstance(case.notes.get("map_us"), int | float):
-                times = found.setdefault(case.case, {}).setdefault(record.arm, [])
-                times.append(float(case.notes["map_us"]))
+            for name in ("map_us", "plan_us"):
+                if isinstance(case.notes.get(name), int | float):
+                    times = found.setdefault(case.case, {}).setdefault((record.arm, name), [])
+                    times.append(float(case.notes[name]))
     if not found:
         return None
-    arms = [arm["name"] for arm in cell["arms"]]
-    columns = (Column("batch", number=False), *(Column(f"{arm} (µs)") for arm in arms))
+    planned = any(name == "plan_us" for times in found.values() for _, name in times)
+    words = {"map_us": " maps", "plan_us": " plan"} if planned else {"map_us": ""}
+    shown = [(arm["name"], name) for arm in cell["arms"] for name in words]
+    columns = [Column("batch", number=False)]
+    columns += [Column(f"{arm}{words[name]} (µs)") for arm, name in shown]
     lines = [
-        Line(
-            (case, *(value_text(median(times[a])) if a in times else "" for a in arms)),
-            index, None, None,
-        )
+        Line((case, *(value_text(median(t)) if (t := times.get(key)) else "" for key in shown)),
+             index, None, None)
         for index, (case, times) in enumerate(found.items())
     ]  # fmt: skip
-    note = "Once per step, before the first dispatch; not part of the dispatch times above."
-    return Table(columns, tuple(lines), (note,))
+    notes = ["Once per step, before the first dispatch; not part of the dispatch times above."]
+    if planned:
+        notes.append(
+            "Plan: all that the layers of a step share, its maps included: the batch is checked, "
+            "its lengths, slots and tables are derived, and what a device reads is put there."
+        )
+    return Table(tuple(columns), tuple(lines), tuple(notes))
 
 
 def output_unit(cell: Json) -> str:
