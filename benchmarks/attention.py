@@ -56,15 +56,20 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim):
     k_pool, v_pool = (np.resize(pattern, shape) for _ in range(2))
     q = random.standard_normal((sequences * queries, heads, head_dim)).astype(np.float32)
     backend = attention.create()
-    meta = backend.plan(
+    backend.adopt([k_pool], [v_pool])
+    backend.bind(0, scale=head_dim**-0.5, heads=heads)
+    plan = backend.plan(
         block_tables=tables,
         seq_lens=np.full(sequences, context, dtype=np.int32),
         cu_seqlens_q=(np.arange(sequences + 1) * queries).astype(np.int32),
-        block_size=16,
     )
     out = np.empty_like(q)
-    scale = head_dim**-0.5
-    return lambda: backend.attend(q, k_pool, v_pool, meta, scale=scale, out=out), k_pool
+
+    def attend() -> object:
+        backend.forward(0, q, None, None, plan, out)
+        return backend.report(plan)
+
+    return attend, k_pool
 
 
 def measure_decode(rounds: int) -> Iterator[dict]:

@@ -56,7 +56,7 @@ def plant() -> None:
 
     Process._turn = known  # type: ignore[method-assign]
     kernels = read_arm(Path(sys.argv[1])).config["workload"]["kind"] == "kernel"
-    owner, name = (CpuBackend, "attend") if kernels else (PagedEngine, "step")
+    owner, name = (CpuBackend, "forward") if kernels else (PagedEngine, "step")
     setattr(owner, name, planted.slow(getattr(owner, name)))
 
 

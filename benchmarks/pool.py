@@ -47,14 +47,20 @@ def decode(sequences: int, context: int) -> Callable[[], object]:
     k_pool, v_pool = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
     q = rng.standard_normal((sequences, HEADS, HEAD_DIM)).astype(np.float32)
     backend = attention.create()
-    meta = backend.plan(
+    backend.adopt([k_pool], [v_pool])
+    backend.bind(0, scale=HEAD_DIM**-0.5, heads=HEADS)
+    plan = backend.plan(
         block_tables=rng.permutation(sequences * blocks).reshape(sequences, -1).astype(np.int32),
         seq_lens=np.full(sequences, context, np.int32),
         cu_seqlens_q=np.arange(sequences + 1, dtype=np.int32),
-        block_size=16,
     )
     out = np.empty_like(q)
-    return lambda: backend.attend(q, k_pool, v_pool, meta, scale=HEAD_DIM**-0.5, out=out)
+
+    def attend() -> object:
+        backend.forward(0, q, None, None, plan, out)
+        return backend.report(plan)
+
+    return attend
 
 
 def product() -> Callable[[], object]:

@@ -8,19 +8,16 @@ from collections.abc import Collection, Mapping
 from labkit import config
 from labkit.engine import pipeline
 from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
-from labkit.engine.decode_shape.base import DecodeShape
-from labkit.engine.decode_shape.exact import Exact
-from labkit.engine.decode_shape.padding import Padding
-from labkit.engine.forward import Logits
+from labkit.engine.decode_shape import DecodeShape, Exact, Padding
 from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
 from labkit.engine.kv_layout.base import KVCache
-from labkit.engine.pipeline.base import Results, RunModel
+from labkit.engine.logits import Logits
+from labkit.engine.pipeline import Launch, Results, RunModel
 from labkit.engine.request import Request
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.base import Speculation
-from labkit.engine.speculation.none import NoSpeculation
+from labkit.engine.speculation.base import NoSpeculation, Speculation
 from labkit.engine.stats import Counters
 
 # Counters that are shown even where nothing happened.
@@ -61,6 +58,8 @@ class PagedEngine:
         How many rows a step of decodes alone has.
     pipeline_name
         When a step's results are processed.
+    launch
+        Starts a step, where the model runs on lazy arrays.
     """
 
     def __init__(
@@ -79,6 +78,7 @@ class PagedEngine:
         cut: Cut = window,
         shape: DecodeShape | None = None,
         pipeline_name: config.Pipeline = config.Pipeline.sync,
+        launch: Launch | None = None,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
@@ -92,7 +92,7 @@ class PagedEngine:
         self._decode_shape = Padding(shape or Exact(), counters)
         self._sampler = Sampler()
         self._speculation: Speculation = speculation or NoSpeculation()
-        self._pipeline = pipeline.create(pipeline_name, run_model, self._sample, counters)
+        self._pipeline = pipeline.create(pipeline_name, run_model, self._sample, counters, launch)
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
@@ -179,7 +179,7 @@ class PagedEngine:
         return events
 
     def _sample(self, scheduled: SchedulerOutput, batch: Batch, logits: Logits) -> Results:
-        drawn = self._sampler(logits[: len(batch.sampling)], batch.sampling)
+        drawn = self._sampler(logits, batch.sampling)
         return self._speculation.accept(scheduled, drawn)
 
     def _count(self, scheduled: SchedulerOutput, batch: Batch) -> None:

@@ -98,11 +98,12 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
     )
     layout = kind.create(shapes, pool.blocks)
     counters = Counters()
+    run_model = ModelRunner(choice.forward, layout.memory, counters)
     run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
     return PagedEngine(
         scheduler=Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids),
         cache=layout.cache,
-        run_model=ModelRunner(choice.forward, layout.memory, counters),
+        run_model=run_model,
         counters=counters,
         vocab_size=expected.logits[0].shape[-1],
         notes={
@@ -121,6 +122,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         cut=speculation.cut_of(options),
         shape=shape,
         pipeline_name=options.pipeline,
+        launch=run_model.launch if run_model.lazy else None,
     )
 
 

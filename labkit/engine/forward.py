@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.config import Device
-from labkit.engine.base import EngineError
+from labkit.engine.base import EngineError, StaleLaunchError
 from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.input_builder import Batch
-from labkit.engine.layer_cache import ArrayBridge, LayerCache, Step
+from labkit.engine.layer_cache import LayerCache, Running
+from labkit.engine.logits import DeviceLogits, Logits
 from labkit.engine.model_loader import LoadedModel
 from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.base import StepAttention
+    from labkit.engine.attention.base import Arrays, Attention
+    from labkit.engine.kv_layout.base import Step
 
-Logits = NDArray[np.float32]
+# Waits for a step that was launched, and returns its logits.
+Wait = Callable[[], Logits]
 
 
 class Forward(Protocol):
     """Computes logits; writes the batch's keys and values into the KV memory on the way."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Whose arrays it computes on: ``numpy`` or ``mlx``."""
 
-    def __call__(self, batch: Batch, attention: StepAttention, counters: Counters) -> Logits:
-        """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary], writable."""
+    def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
+        """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
+
+        Raises
+        ------
+        StaleLaunchError
+            An attention launch left another's stamp.
+        """
+
+    def launch(self, batch: Batch, step: Step, counters: Counters) -> Wait:
+        """Start the same without waiting for its end, where the model's arrays are lazy."""
 
 
 class SelectRows:
@@ -62,82 +76,116 @@ def select_rows(model: Any) -> SelectRows | None:
 class PackedForward:
     """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer.
 
-    The model's first layer is layer ``first_layer`` of the KV memory. ``blocks``, where
-    there are any, run compiled in steps of decodes alone.
+    On MLX (``name`` is ``mlx``) a step is one lazy graph with one evaluation at its end,
+    unless attention takes NumPy's arrays. The model's first layer is layer ``first_layer`` of
+    the KV memory. ``blocks``, where there are any, run compiled in steps of decodes alone.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        bridge: ArrayBridge,
-        name: str,
+        arrays: Arrays,
         first_layer: int = 0,
         blocks: CompiledBlocks | None = None,
     ) -> None:
-        self.name = name
+        self.name: Arrays = arrays
         self.blocks = blocks
         self._model = loaded.model
-        self._bridge = bridge
         self._caches = [
-            LayerCache(layer, window, bridge)
-            for layer, window in enumerate(loaded.windows, first_layer)
+            LayerCache(layer, window) for layer, window in enumerate(loaded.windows, first_layer)
         ]
         self._selector = select_rows(loaded.model)
+        self._attention: tuple[Attention, Attention] | None = None
 
-    def __call__(self, batch: Batch, attention: StepAttention, counters: Counters) -> Logits:
+    def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
         """Run the model once; see ``Forward``."""
-        step = Step(attention, counters, self._bridge.from_numpy(batch.positions))
-        for cache in self._caches:
-            cache.step = step
-        if self._selector is not None:
-            self._selector.rows = self._bridge.from_numpy(batch.logit_rows)
+        return self._run(batch, step, counters, ahead=False)()
+
+    def launch(self, batch: Batch, step: Step, counters: Counters) -> Wait:
+        """Start a step; see ``Forward``."""
+        return self._run(batch, step, counters, ahead=True)
+
+    def _run(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+        attention = self._reached_from_here(step.attention)
         if self.blocks is not None:
             self.blocks.on = not batch.prefill_tokens
+        logits = self._logits(batch, attention, step.plan)
+        if self.blocks is not None:
+            self.blocks.count(counters)
+        rows: Logits = logits
+        if self.name == "mlx":
+            rows = DeviceLogits(logits)
+            evaluate([*rows.choices(), *attention.pending(step.plan)], ahead=ahead)
+            counters.add("mlx.evaluations")
+        if attention is not step.attention:
+            counters.add("mlx.evaluations", attention.crossings())  # type: ignore[attr-defined]
+
+        def wait() -> Logits:
+            if isinstance(rows, DeviceLogits):
+                rows.greedy()
+            believe(attention, step.plan, counters)
+            return rows
+
+        return wait
+
+    def _logits(self, batch: Batch, attention: Attention, plan: Any) -> Any:
+        """Return the logits [rows, vocabulary], not evaluated where they are MLX's."""
+        running = Running(attention, plan, self._array(batch.positions))
+        for cache in self._caches:
+            cache.step = running
+        if self._selector is not None:
+            self._selector.rows = self._array(batch.logit_rows)
         try:
-            hidden = self._model(self._bridge.from_numpy(batch.tokens[:, None]), cache=self._caches)
+            hidden = self._model(self._array(batch.tokens[:, None]), cache=self._caches)
         finally:
             for cache in self._caches:
                 cache.step = None
             if self._selector is not None:
                 self._selector.rows = None
-        if self.blocks is not None:
-            self.blocks.count(counters)
-        (logits,) = self._bridge.to_numpy(hidden)
-        logits = logits[:, 0]
+        logits = hidden[:, 0]
         if len(logits) != len(batch.logit_rows):
-            logits = logits[batch.logit_rows]
-        if logits.dtype != np.float32:
+            logits = logits[self._array(batch.logit_rows)]
+        if self.name == "numpy" and logits.dtype != np.float32:
             raise EngineError(f"its logits are {logits.dtype}, not float32")
         return logits
 
-
-class MlxBridge:
-    """Between MLX arrays and NumPy: views one way, a copy the other."""
-
-    def to_numpy(self, *arrays: Any) -> tuple[NDArray[Any], ...]:
-        """Evaluate all arrays together and return views."""
-        import mlx.core as mx
-
-        mx.eval(*arrays)
-        return tuple(np.asarray(array) for array in arrays)
-
-    def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return a copy as an MLX array."""
+    def _array(self, array: Any) -> Any:
+        """Return the model's own kind of array."""
+        if self.name == "numpy":
+            return array
         import mlx.core as mx
 
         return mx.array(array)
 
+    def _reached_from_here(self, attention: Attention) -> Attention:
+        """Return the attention, over a bridge where it takes the other kind of arrays."""
+        if attention.arrays in (self.name, "any"):
+            return attention
+        if self._attention is None or self._attention[0] is not attention:
+            from labkit.engine.attention.bridge import Bridge
 
-class NumpyBridge:
-    """NumPy on both sides: nothing to move."""
+            self._attention = (attention, Bridge(attention))
+        return self._attention[1]
 
-    def to_numpy(self, *arrays: Any) -> tuple[NDArray[Any], ...]:
-        """Return the arrays as they are."""
-        return arrays
 
-    def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return the array as it is."""
-        return array
+def evaluate(arrays: list[Any], *, ahead: bool) -> None:
+    """End a step's graph: compute it, or have it computed while the host goes on."""
+    import mlx.core as mx
+
+    if ahead:
+        mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+    else:
+        mx.eval(arrays)
+
+
+def believe(attention: Attention, plan: Any, counters: Counters) -> None:
+    """Count what the layers launched; StaleLaunchError if an output may be another's."""
+    for report in attention.report(plan):
+        if report.stale:
+            raise StaleLaunchError(
+                f"layer {report.layer}: the launch left another's stamp: {report}"
+            )
+        counters.add_all(report.counters())
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,15 +208,15 @@ def choose_forward(
     """
     reason = _reason_for_mlx(loaded, device)
     if reason is None:
-        return ForwardChoice(PackedForward(loaded, NumpyBridge(), "numpy", first_layer), None)
+        return ForwardChoice(PackedForward(loaded, "numpy", first_layer), None)
     blocks = CompiledBlocks(loaded.model) if compiled else None
-    return ForwardChoice(PackedForward(loaded, MlxBridge(), "mlx", first_layer, blocks), reason)
+    return ForwardChoice(PackedForward(loaded, "mlx", first_layer, blocks), reason)
 
 
 def _reason_for_mlx(loaded: LoadedModel, device: Device) -> str | None:
     """Swap the model's leaves for NumPy's, or say why it stays on MLX."""
     from labkit.engine.cpu import swap_leaves
 
-    if device is Device.metal:
-        return "engine.attention.device=metal: the model runs where its attention does"
+    if device is not Device.cpu:
+        return f"engine.attention.device={device.value}: the model runs where its attention does"
     return swap_leaves(loaded.model).reason

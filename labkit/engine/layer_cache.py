@@ -1,4 +1,4 @@
-"""How an unedited mlx_lm model reaches the KV cache: one duck-typed cache per layer.
+"""How an unedited mlx_lm model reaches the KV memory: one duck-typed cache per layer.
 
 The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
 a position per token.  ``update_and_fetch`` returns a ``Handle`` with the new keys and
@@ -9,50 +9,34 @@ replaced by one that asks a handle to attend (``model_loader``).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from labkit.engine.base import EngineError, StaleLaunchError
+from labkit.engine.base import EngineError
 from labkit.engine.kv_layout.base import LayerShape
-from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.base import StepAttention
-
-Array = NDArray[np.float32]
+    from labkit.engine.attention.base import Attention
 
 
-class ArrayBridge(Protocol):
-    """Moves a forward's own arrays to NumPy and back: MLX or NumPy."""
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the layers of one forward share: the step's attention and plan, and positions."""
 
-    def to_numpy(self, *arrays: Any) -> tuple[Array, ...]:
-        """Return views, all evaluated at once."""
-
-    def from_numpy(self, array: NDArray[Any]) -> Any:
-        """Return the forward's own kind of array."""
-
-
-@dataclass(slots=True)
-class Step:
-    """What the layers of one forward share: the batch's attention, positions and counters."""
-
-    attention: StepAttention
-    counters: Counters
+    attention: Attention
+    plan: Any
     positions: Any
 
 
 class LayerCache:
     """One layer's cache as the model sees it; ``step`` is set before each forward."""
 
-    def __init__(self, layer: int, window: int | None, bridge: ArrayBridge) -> None:
+    def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
         self.window = window
-        self.bridge = bridge
-        self.step: Step | None = None
+        self.step: Running | None = None
+        self._bound: tuple[Any, ...] = ()
 
-    def current(self) -> Step:
+    def current(self) -> Running:
         """Return the step that is running."""
         if self.step is None:
             raise EngineError("the model read its cache outside a step")
@@ -76,44 +60,41 @@ class LayerCache:
         handle = Handle(self, keys, values)
         return handle, handle
 
+    def bind(self, scale: float, heads: int, sinks: Any) -> None:
+        """Tell the step's attention what this layer is, if it does not know."""
+        asked = (self.current().attention, scale, heads)
+        if self._bound[:3] != asked or self._bound[3] is not sinks:
+            asked[0].bind(
+                self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
+            )
+            self._bound = (*asked, sinks)
+
 
 class Handle:
     """New keys and values on their way to the KV memory; written by the first attention."""
 
-    __slots__ = ("_written", "cache", "keys", "values")
+    __slots__ = ("cache", "dtype", "keys", "values")
 
     def __init__(self, cache: LayerCache, keys: Any, values: Any) -> None:
         self.cache = cache
         self.keys = keys
         self.values = values
-        self._written = False
-
-    @property
-    def dtype(self) -> Any:
-        """The values' type, to which some models cast what attention returns."""
-        return self.values.dtype
+        # To which some models cast what attention returns.
+        self.dtype = values.dtype
 
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
         """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
         if mask is not None:
             raise EngineError("its attention builds a mask of its own")
-        step, bridge, layer = self.cache.current(), self.cache.bridge, self.cache.layer
-        extra = () if sinks is None else (sinks,)
-        q, k, v, *rest = bridge.to_numpy(queries, self.keys, self.values, *extra)
-        if not self._written:
-            step.attention.write(layer, k[:, :, 0], v[:, :, 0])
-            self._written = True
-        out, report = step.attention.attend(
-            layer,
-            q[:, :, 0],
-            scale=float(scale),
-            window=self.cache.window,
-            sinks=rest[0] if rest else None,
-        )
-        if report.stale:
-            raise StaleLaunchError(f"layer {layer}: the launch left another's stamp: {report}")
-        step.counters.add_all(report.counters())
-        return bridge.from_numpy(out[:, :, None])
+        cache = self.cache
+        cache.bind(scale, queries.shape[1], sinks)
+        step: Any = cache.step
+        k = v = None
+        if self.keys is not None:
+            k, v = self.keys.squeeze(2), self.values.squeeze(2)
+            self.keys = self.values = None
+        out = step.attention.forward(cache.layer, queries.squeeze(2), k, v, step.plan)
+        return out[:, :, None]
 
 
 class ShapeRecorder:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from labkit.engine.forward import Forward, Logits
+from labkit.engine.forward import Forward, Wait
 from labkit.engine.input_builder import Batch
 from labkit.engine.kv_layout.base import KVMemory
+from labkit.engine.logits import Logits
 from labkit.engine.stats import Counters
 
 
@@ -18,14 +19,35 @@ class ModelRunner:
         self._forward = forward
         self._counters = counters
 
+    @property
+    def lazy(self) -> bool:
+        """Whether ``launch`` returns before a step is computed."""
+        return self._forward.name == "mlx" and self.memory.attention.arrays != "numpy"
+
     def __call__(self, batch: Batch) -> Logits:
         """Return logits [len(batch.logit_rows), vocabulary], float32."""
-        computed, attention = self.memory.plan(batch)
+        return self._run(batch, ahead=False)()
+
+    def launch(self, batch: Batch) -> Wait:
+        """Start a step; what is returned waits for its logits."""
+        return self._run(batch, ahead=True)
+
+    def _run(self, batch: Batch, *, ahead: bool) -> Wait:
+        computed, step = self.memory.plan(batch)
         start = time.perf_counter()
-        logits = self._forward(computed, attention, self._counters)
-        self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
-        self._counters.add(f"forward.{self._forward.name}")
+        forward = self._forward
+        if ahead:
+            waiting = forward.launch(computed, step, self._counters)
+        else:
+            logits = forward(computed, step, self._counters)
+
+        def wait() -> Logits:
+            result = waiting() if ahead else logits
+            self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
+            return result
+
+        self._counters.add(f"forward.{forward.name}")
         if computed.total_q > batch.total_q:
             self._counters.add("tokens.padded", computed.total_q - batch.total_q)
-        self._counters.add_all(attention.counters())
-        return logits
+        self._counters.add_all(step.counters)
+        return wait

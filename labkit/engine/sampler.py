@@ -15,12 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import InvalidLogitsError, Logprobs
+from labkit.engine.logits import DeviceLogits, Logits, Rows
 from labkit.engine.request import RequestState
-from labkit.engine.sampling.candidates import candidates, draw
-from labkit.engine.sampling.logprobs import logprobs
-from labkit.engine.sampling.penalties import adjust
-
-Logits = NDArray[np.float32]
+from labkit.engine.sampling import adjust, candidates, draw, logprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +37,21 @@ class Sampler:
     """
 
     def __call__(self, logits: Logits, states: Sequence[RequestState]) -> list[Sampled]:
-        """Choose a token per row of ``logits``, float32 [requests, vocabulary], writable.
+        """Choose a token for each state from its row of ``logits``.
+
+        ``logits``: float32 [rows, vocabulary], NumPy's (writable) or the device's; rows after
+        the last state are padding.
 
         Raises
         ------
         InvalidLogitsError
             A row holds a NaN, or nothing but infinities.
         """
-        tokens, margins = greedy(logits)
+        if isinstance(logits, DeviceLogits):
+            tokens, margins = logits.greedy()
+        else:
+            tokens, margins = greedy(logits[: len(states)])
+        margins = margins[: len(states)]
         if np.isnan(margins).any():
             broken = [states[int(row)].request_id for row in np.flatnonzero(np.isnan(margins))]
             raise InvalidLogitsError(f"logits are not numbers for request {', '.join(broken)}")
@@ -59,7 +63,7 @@ class Sampler:
         ]
 
 
-def greedy(logits: Logits) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
+def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     """Return each row's best token (the lowest id of equals) and its lead over the next.
 
     NumPy's argmax is vectorised and propagates NaN into the lead; two passes of it cost
@@ -75,7 +79,7 @@ def greedy(logits: Logits) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
     return best, margins
 
 
-def choose(logits: Logits, state: RequestState) -> Sampled:
+def choose(logits: Rows, state: RequestState) -> Sampled:
     """Choose the token after a request's last one from its row [vocabulary]."""
     params = state.request.params
     adjusted = adjust(logits, params, state.token_ids, state.num_prompt_tokens)

@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from labkit import config
-from labkit.engine import admission, batching, chunking, queueing, reservation
+from labkit.engine import policies
 from labkit.engine.base import EngineError, FinishReason, TokenEvent
-from labkit.engine.batching import Phase
 from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.policies import Phase
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -50,12 +50,12 @@ class Scheduler:
         self._live: dict[str, RequestState] = {}
         self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
-        self._admission = admission.create(options.admission)
-        self._order = batching.create_order(options.order)
-        self._composition = batching.create_composition(options.composition)
-        self._chunking = chunking.create(options)
-        self._reservation = reservation.create(options)
-        self._queue = queueing.create(options.queue)
+        self._admission = policies.admission(options)
+        self._order = policies.order(options)
+        self._composition = policies.composition(options)
+        self._chunking = policies.chunking(options)
+        self._reservation = policies.reservation(options)
+        self._queue = policies.queue(options)
         self._last: Phase | None = None
         self._serial = 0
         self.counts = Counters()

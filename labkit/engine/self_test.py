@@ -127,8 +127,8 @@ def compute(
     for index, (batch, reference) in enumerate(_steps(expected, layout.cache)):
         if some_rows and index == 0:
             batch, reference = replace(batch, logit_rows=batch.logit_rows[::2]), reference[::2]
-        computed, attention = layout.memory.plan(batch)
-        yield forward(computed, attention, Counters()), reference
+        computed, step = layout.memory.plan(batch)
+        yield np.asarray(forward(computed, step, Counters())), reference
 
 
 def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[np.float32]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from labkit.engine.batching import Phase
+from labkit.engine.policies import Phase
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 

@@ -42,7 +42,7 @@ class KernelCall:
     threads: int
 
     def __call__(self, inputs: Sequence[mx.array], poison: bool = False) -> list[mx.array]:
-        """Hand the call to MLX with these operands in place of ``inputs``.
+        """Hand the call to MLX with these operands in place of ``inputs``; it is lazy.
 
         ``poison`` fills the outputs with NaN (integers with 0) before the kernel runs.
         """
@@ -74,7 +74,7 @@ Executor = Callable[[KernelCall], list[mx.array]]
 
 
 def on_metal(call: KernelCall) -> list[mx.array]:
-    """Run a call on the Mac's GPU; its outputs are lazy, like every MLX operation's."""
+    """Run a call on the Mac's GPU."""
     return call(call.operands(), poison=True)
 
 

@@ -14,15 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# Files of the package that are compiled into one another, or whose constants are.
-KERNELS = (
-    "engine/cpu/*.py",
-    "engine/attention/cpu/*.py",
-    "engine/attention/resolvers/*.py",
-    "engine/attention/metadata.py",
-    "engine/attention/report.py",
-    "engine/attention/validate.py",
-)
+from labkit.platform import compiled_sources
 
 
 class CacheError(ValueError):
@@ -128,20 +120,19 @@ def _flush(path: Path) -> None:
 
 
 def numba_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Return where numba keeps its machine code, named by the kernels' sources.
+    """Return where numba keeps its machine code, named by the sources that it is made of.
 
-    numba renews a cached function when its own file changes, but not when a file does
-    whose functions it has compiled into it: a changed kernel would run as it was.
+    numba renews a cached function when its own file, numba itself or the CPU changes, but
+    not when a file does whose functions or constants it has compiled in: a changed kernel
+    would run as it was.
 
     Parameters
     ----------
     environ
         As in ``root``.
     """
-    package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for pattern in KERNELS:
-        for path in sorted(package.glob(pattern)):
-            digest.update(str(path.relative_to(package)).encode())
-            digest.update(path.read_bytes())
+    for path, text in compiled_sources.read(Path(__file__).resolve().parents[1]).items():
+        digest.update(path.encode())
+        digest.update(text)
     return root(environ) / "numba" / digest.hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from labkit.config import Device, Experiment, State, Workload, require
 from labkit.workload import cases, process_wide
@@ -61,7 +62,7 @@ class KernelKind:
         arms = [
             KernelArm(
                 engine=e.engine.name,
-                backend=attention.configured(e.engine.attention),
+                make_backend=partial(attention.configured, e.engine.attention),
                 workload=e.workload,
                 block_size=e.engine.kv.block_size,
             )

@@ -41,8 +41,8 @@ from labkit.workload.measurement import (
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
-    from labkit.engine.attention.metadata import AttentionMetadata
+    from labkit.engine.attention.base import Attention, AttentionBackend
+    from labkit.engine.attention.plan import Plan
     from labkit.engine.attention.report import LaunchReport
 
 Clock = Callable[[], float]
@@ -56,39 +56,33 @@ class KernelArm:
     """One arm: the attention operation, and what is asked of it.
 
     ``engine``: whose operation it is; counted, because every arm claims its engine.
+    ``make_backend``: returns a backend, which takes over the pools of one batch.
     ``block_size``: tokens in a KV block.
     """
 
     engine: str
-    backend: AttentionBackend
+    make_backend: Callable[[], AttentionBackend]
     workload: Workload
     block_size: int
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of given geometry that is planned on a backend and has its memory."""
+    """A batch of given geometry, planned on a backend of its own over the shared memory."""
 
-    backend: AttentionBackend
+    attention: Attention
     workload: Workload
     size: Geometry
-    meta: AttentionMetadata
+    plan: Plan
     arrays: Arrays
 
     def launch(self, clock: Clock, which: str) -> tuple[float, LaunchReport]:
         """Launch once; return the seconds and the report of a launch that is not stale."""
-        arrays, scale = self.arrays, 1 / math.sqrt(self.workload.head_dim)
+        arrays = self.arrays
         start = clock()
-        result, report = self.backend.attend(
-            arrays.q,
-            arrays.k_pool,
-            arrays.v_pool,
-            self.meta,
-            scale=scale,
-            window=self.workload.window,
-            out=arrays.out,
-        )
+        result = self.attention.forward(0, arrays.q, None, None, self.plan, arrays.out)
         seconds = clock() - start
+        (report,) = self.attention.report(self.plan)
         where = f"{self.size.case.name}: {which}"
         if report.stale:
             raise StaleOutput(
@@ -162,14 +156,14 @@ class KernelTurns:
             for case in arm.workload.cases
         ]
         run = [(arm, size) for arm, size in sizes if not cases.skip_reason(size, arm.workload)]
-        for arm, size in run:  # refuses bad maps now, and compiles what builds them
-            _plan(arm, size, setting.seed)
         self._memory: Memory | None = cases.allocate(
             max(size.pool_bytes for _, size in run),
             max(cases.query_numbers(size, arm.workload) for arm, size in run),
             setting.seed,
         )
         self._rows: list[Row] = []
+        for arm, size in run:  # refuses bad maps now, and compiles what builds them
+            self._batch(arm, size.case)
 
     # ------------------------------------------------------------------ warming up
 
@@ -222,9 +216,13 @@ class KernelTurns:
     def _batch(self, arm: KernelArm, case: Case) -> Batch:
         assert self._memory is not None
         size = cases.geometry(case, arm.workload, arm.block_size)
-        meta = _plan(arm, size, self._setting.seed)
         arrays = self._memory.view(size, arm.workload, arm.block_size)
-        return Batch(arm.backend, arm.workload, size, meta, arrays)
+        backend = arm.make_backend()
+        backend.adopt([arrays.k_pool], [arrays.v_pool])
+        plan = _plan(backend, arm, size, self._setting.seed)
+        scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
+        backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
+        return Batch(_on_numpy(backend), arm.workload, size, plan, arrays)
 
     def _washes(self, seat: Seat) -> bool:
         """Tell whether the wash-out takes the kernel that the whole batch takes."""
@@ -349,14 +347,22 @@ def _path(report: LaunchReport | None) -> tuple[object, ...]:
     return () if report is None else (report.kernel, report.partitions)
 
 
-def _plan(arm: KernelArm, size: Geometry, seed: int) -> AttentionMetadata:
+def _on_numpy(backend: AttentionBackend) -> Attention:
+    """Return what takes NumPy's arrays; MLX is not imported where nobody needs it."""
+    if backend.arrays == "numpy":
+        return backend
+    from labkit.engine.attention.bridge import Bridge
+
+    return Bridge(backend)
+
+
+def _plan(backend: AttentionBackend, arm: KernelArm, size: Geometry, seed: int) -> Plan:
     starts = np.zeros(len(size.query_lens) + 1, np.int32)
     np.cumsum(size.query_lens, out=starts[1:])
-    return arm.backend.plan(
+    return backend.plan(
         block_tables=cases.block_tables(size, arm.block_size, seed),
         seq_lens=size.seq_lens,
         cu_seqlens_q=starts,
-        block_size=arm.block_size,
     )
 
 
@@ -399,7 +405,7 @@ def _result(seat: Seat, row: Row) -> CaseResult:
             "kernel": report.kernel,
             "reason": report.reason,
             "grid": list(report.grid),
-            "map_us": seat.whole.meta.map_us,
+            "map_us": seat.whole.plan.map_us,
             "num_seqs": len(size.seq_lens),
             "total_q": size.total_q,
             "pool_bytes": size.pool_bytes,

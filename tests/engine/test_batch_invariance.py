@@ -51,7 +51,7 @@ def logits_of(engine, names=tuple(PROMPTS), preempt_every=0):
     seen, sample, steps = {}, engine._sampler, 0
 
     def capture(logits, states):
-        for row, state in zip(logits, states, strict=True):
+        for row, state in zip(logits[: len(states)], states, strict=True):
             seen[state.request_id, state.num_tokens] = row.tobytes()
         return sample(logits, states)
 

@@ -88,7 +88,8 @@ class Harness:
                 state.token_ids.append(1)
             chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
         batch = self.builder.build(SchedulerOutput(tuple(chunks)))
-        computed, attention = self.layout.memory.plan(batch)
+        computed, step = self.layout.memory.plan(batch)
+        attention = step.plan
         owner = np.repeat([float(name) for name in counts], list(counts.values()))
         rows = getattr(attention, "_target", np.arange(batch.total_q))
         assert (computed.positions[rows] == batch.positions).all()

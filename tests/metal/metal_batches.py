@@ -1,16 +1,19 @@
 """Batches, the float64 oracle, and one way to run a kernel on a batch."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
-from labkit.metal.dispatch import BQ, choose
+from labkit.config.choices import RESOLVERS
+from labkit.engine.attention import dispatch
+from labkit.engine.attention.metal import MetalBackend
+from labkit.engine.attention.resolvers.seq_map import SeqMap
+from labkit.engine.attention.resolvers.work_plan import WorkPlan, work_plan
+from labkit.engine.attention.spec import BQ, Switches
 from labkit.metal.emulator.emulate import prover
-from labkit.metal.launch import Operands, Options, launch
-from labkit.metal.work_plan import work_plan
 
-RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
+__all__ = ["RESOLVERS", "Batch", "Launcher", "attend", "batch", "check", "exact", "oracle"]
 
 
 @dataclass(frozen=True)
@@ -102,59 +105,64 @@ def oracle(b, *, scale, window=None, softcap=None, sinks=None):
     return out, largest
 
 
-def lookup(b, resolver, kernel):
-    """The resolver's operand, written down plainly: one entry per unit of the grid."""
-    rows = 1 if kernel == "decode" else BQ
-    cu = b.cu_seqlens_q
-    if resolver == "work_plan":
-        return work_plan(cu, b.seq_lens, rows)
-    if resolver != "seq_map":
-        return None
-    if rows == 1:
-        return np.array([s for s in range(len(cu) - 1) for _ in range(cu[s], cu[s + 1])], np.int32)
+class Launcher(MetalBackend):
+    """The backend with the kernel named, and a lookup that is written down plainly."""
+
+    def __init__(self, switches, executor, kernel="auto", maps=None):
+        super().__init__(switches, "emulated", executor)
+        self.kernel, self.maps = kernel, maps
+        self.chosen = None
+
+    def _choose(self, plan, layer):
+        self.chosen = dispatch.choose(plan, layer, self._switches, dispatch.METAL, self.kernel)
+        return self.chosen
+
+    def plan(self, **arrays):
+        plan = super().plan(**arrays)
+        if plan.resolver.word == "seq_map":
+            plan.lookup = SeqMap(*(self.maps or token_maps(plan.cu_seqlens_q)))
+        elif plan.resolver.word == "work_plan":
+            lens = plan.cu_seqlens_q, plan.seq_lens
+            plan.lookup = WorkPlan(work_plan(*lens, 1), work_plan(*lens, BQ))
+        return plan
+
+
+def token_maps(cu):
+    """One entry per token, and per Q-block."""
+    tokens = np.array([s for s in range(len(cu) - 1) for _ in range(cu[s], cu[s + 1])], np.int32)
     owners = np.full(cu[-1] // BQ + len(cu) - 1, -1, np.int32)
     for s in range(len(cu) - 1):
         for i in range(-(-(cu[s + 1] - cu[s]) // BQ)):
             owners[cu[s] // BQ + s + i] = s
-    return owners
+    return tokens, owners
 
 
 def attend(
     b,
     *,
     kernel="auto",
+    executor=None,
+    maps=None,
+    scale=None,
     resolver="binary_search",
     split_kv="off",
     gqa_sharing=False,
-    executor=None,
-    maps=None,
-    nonce=0xC0FFEE,
-    scale=None,
+    window_skip=True,
     **options,
 ):
-    """Run a batch: (output as float32, evidence, dispatch). Three schedules by default."""
-    arrays = [mx.array(a).astype(b.dtype) for a in (b.q, b.k_pool, b.v_pool)]
-    operands = Operands(*arrays, b.block_tables, b.seq_lens, b.cu_seqlens_q)
-    if kernel == "auto":
-        kernel = choose(operands.shape()).kernel
-    operands = replace(operands, lookup=lookup(b, resolver, kernel) if maps is None else maps)
-    dispatch = choose(
-        operands.shape(),
-        resolver=resolver,
-        split_kv=split_kv,
-        gqa_sharing=gqa_sharing,
-        kernel=kernel,
-        planned=len(operands.lookup) if resolver == "work_plan" else None,
+    """Run a batch: (output as float32, report, dispatch). Three schedules by default."""
+    switches = Switches(resolver, split_kv, gqa_sharing, window_skip)
+    made = Launcher(switches, executor or prover(), kernel, maps)
+    q, *pools = (mx.array(a).astype(b.dtype) for a in (b.q, b.k_pool, b.v_pool))
+    made.adopt([pools[0]], [pools[1]])
+    plan = made.plan(block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q)
+    made.bind(
+        0, scale=b.q.shape[2] ** -0.5 if scale is None else scale, heads=b.q.shape[1], **options
     )
-    scale = b.q.shape[2] ** -0.5 if scale is None else scale
-    launched = launch(
-        operands,
-        Options(scale, resolver, **options),
-        dispatch,
-        executor or prover(),
-        nonce=nonce,
-    )
-    return np.array(launched.out.astype(mx.float32)), launched.evidence(), dispatch
+    out = made.forward(0, q, None, None, plan)
+    mx.eval(out, made.pending(plan))
+    (report,) = made.report(plan)
+    return np.array(out.astype(mx.float32)), report, made.chosen
 
 
 ROUNDING = {mx.float32: 0.0, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}

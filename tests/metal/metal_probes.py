@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from metal_batches import Batch, attend, batch, check
 
-from labkit.metal.dispatch import BQ
+from labkit.engine.attention.spec import BQ
 from labkit.metal.emulator.build import Build
 from labkit.metal.emulator.emulate import Emulator, prover
 from labkit.metal.emulator.run import ONE
@@ -82,7 +82,7 @@ def expected_evidence(b, probe, dispatch):
     cu, rows = b.cu_seqlens_q, 1 if probe.kernel == "decode" else BQ
     window = probe.options.get("window")
     skip = probe.options.get("window_skip", True)
-    columns = b.q.shape[1] // dispatch.heads
+    columns = b.q.shape[1] // dispatch.sharing
     blocks = units = 0
     for s, length in enumerate(b.seq_lens):
         query_len = int(cu[s + 1] - cu[s])

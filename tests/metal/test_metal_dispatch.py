@@ -1,32 +1,55 @@
 """Which kernel runs, on what grid, why, and what the evidence says."""
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
-from metal_batches import batch
+from metal_batches import attend, batch
 
-from labkit.metal import evidence
-from labkit.metal.dispatch import Shape, choose
+from labkit.config.choices import RESOLVERS
+from labkit.engine.attention import dispatch, plan, resolvers
+from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.report import Rows
+from labkit.engine.attention.resolvers.work_plan import work_plan
+from labkit.engine.attention.spec import KERNEL_IDS, Switches, launch_stamp
 from labkit.metal.kernels import header, source
-from labkit.metal.launch import Operands, Options, launch
-from labkit.metal.work_plan import work_plan
 
-DECODE = Shape(8, 8, 1, 2048, 16, 4, 128, "float16")
-PREFILL = Shape(100, 3, 98, 98, 16, 4, 128, "float16")
+
+def layer(heads=16, kv_heads=4, head_dim=128, dtype="float16"):
+    return Layer(0, 0, heads, kv_heads, head_dim, 16, dtype, dtype, 1.0, None, None, None)
+
+
+def planned(query_lens, contexts, resolver="binary_search"):
+    blocks = -(-max(contexts) // 16)
+    return plan.build(
+        resolvers.create(resolver),
+        block_tables=np.zeros((len(contexts), blocks), np.int32),
+        seq_lens=np.array(contexts, np.int32),
+        cu_seqlens_q=np.cumsum([0, *query_lens]).astype(np.int32),
+        num_blocks=1,
+        block_size=16,
+    )
+
+
+def choose(batch, kind=None, resolver="binary_search", kernel="auto", on=None, **switches):
+    switches = Switches(**{"gqa_sharing": False, **switches})
+    made = planned(*batch, resolver)
+    return dispatch.choose(made, kind or layer(), switches, on or dispatch.METAL, kernel)
+
+
+DECODE = [1] * 8, [2048] * 8
+PREFILL = [98, 1, 1], [98, 50, 9]
 
 
 def test_pure_decode_takes_the_decode_kernel():
-    dispatch = choose(DECODE)
-    assert (dispatch.kernel, dispatch.groups, dispatch.threads) == ("decode", (16, 8, 1), 256)
-    assert dispatch.reason == "no prefill (8 query tokens of 8 sequences)"
+    chosen = choose(DECODE)
+    assert (chosen.kernel, chosen.grid, chosen.groups) == ("decode", (16, 8), (16, 8, 1))
+    assert chosen.reason == "no prefill (8 query tokens of 8 sequences)"
 
 
 def test_prefill_takes_the_tiled_kernel():
-    dispatch = choose(PREFILL)
-    assert (dispatch.kernel, dispatch.groups, dispatch.threads) == ("tiled", (16, 6, 1), 128)
-    assert dispatch.reason == "prefill (100 query tokens of 3 sequences)"
+    chosen = choose(PREFILL)
+    assert (chosen.kernel, chosen.groups) == ("tiled", (16, 6, 1))
+    assert chosen.reason == "prefill (100 query tokens of 3 sequences)"
 
 
 @pytest.mark.parametrize(
@@ -34,64 +57,62 @@ def test_prefill_takes_the_tiled_kernel():
     [("float32", 128, "tiled"), ("float32", 192, "decode"), ("bfloat16", 256, "tiled")],
 )
 def test_tiled_kernel_must_fit_the_registers(dtype, head_dim, kernel):
-    dispatch = choose(replace(PREFILL, dtype=dtype, head_dim=head_dim))
-    assert dispatch.kernel == kernel
-    assert ("does not take float32 with head size 192" in dispatch.reason) == (kernel == "decode")
+    kind = layer(dtype=dtype, head_dim=head_dim)
+    chosen = choose(PREFILL, kind)
+    assert chosen.kernel == kernel
+    assert ("does not take float32 with head size 192" in chosen.reason) == (kernel == "decode")
+    assert choose(PREFILL, kind, on=dispatch.cpu(2)).kernel == "tiled"
 
 
 def test_kernel_can_be_asked_for():
     assert choose(PREFILL, kernel="decode").kernel == "decode"
     with pytest.raises(ValueError, match="kernel=tiled: does not take float32 with head size 256"):
-        choose(replace(PREFILL, dtype="float32", head_dim=256), kernel="tiled")
+        choose(PREFILL, layer(dtype="float32", head_dim=256), kernel="tiled")
+    with pytest.raises(ValueError, match="kernel=fast: allowed are"):
+        choose(PREFILL, kernel="fast")
 
 
 def test_grids_of_the_resolvers():
     assert choose(PREFILL, resolver="padded_grid").groups == (16, 4, 3)
-    assert choose(PREFILL, resolver="work_plan", planned=5).groups == (16, 5, 1)
+    assert choose(PREFILL, resolver="work_plan").groups == (16, 6, 1)
+    assert choose(([65, 1], [65, 1]), resolver="work_plan").groups == (16, 4, 1)
     assert choose(DECODE, resolver="padded_grid").groups == (16, 1, 8)
     assert choose(DECODE, resolver="padded_grid", split_kv=4).groups == (16, 1, 32)
 
 
 def test_split_kv():
     assert choose(DECODE, split_kv=3).groups == (16, 8, 3)
-    assert choose(DECODE, split_kv="auto").partitions == 1  # 128 threadgroups are enough
-    few = replace(DECODE, total_q=2, num_seqs=2)
-    dispatch = choose(few, split_kv="auto")
-    assert dispatch.partitions == 4  # 2,048 keys by 512
-    assert dispatch.reason.endswith("split_kv=auto: 32 threadgroups leave cores idle")
-    assert choose(replace(few, max_seq_len=512), split_kv="auto").partitions == 1
+    assert choose(DECODE, split_kv="auto").partitions == 1  # 128 units are enough
+    chosen = choose(([1, 1], [2048, 2048]), split_kv="auto")
+    assert chosen.partitions == 4  # 2,048 keys by 512
+    assert chosen.reason.endswith("split_kv=auto: 32 units leave cores idle")
+    assert choose(([1, 1], [512, 512]), split_kv="auto").partitions == 1
+    assert choose(([3, 1], [2048, 2048]), split_kv="auto", kernel="decode").partitions == 1
 
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "shared"), [(16, 4, 4), (32, 2, 8), (7, 7, 1), (24, 2, 6)]
 )
 def test_gqa_sharing(heads, kv_heads, shared):
-    shape = replace(DECODE, num_q_heads=heads, num_kv_heads=kv_heads)
-    dispatch = choose(shape, gqa_sharing=True)
-    assert dispatch.heads == shared
-    assert dispatch.groups[0] == heads // shared
-    assert choose(shape).heads == 1
+    kind = layer(heads, kv_heads)
+    chosen = choose(DECODE, kind, gqa_sharing=True)
+    assert chosen.sharing == shared
+    assert chosen.groups[0] == heads // shared
+    assert choose(DECODE, kind).sharing == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"resolver": "identity"}, "resolver=identity: takes pure decode only"),
-        ({"resolver": "guess"}, "resolver=guess: allowed are binary_search"),
-        ({"resolver": "work_plan"}, "resolver=work_plan: the host's plan is missing"),
-        ({"kernel": "fast"}, "kernel=fast: allowed are"),
-        ({"split_kv": 0, "kernel": "decode"}, "split_kv=0: allowed are"),
-        ({"split_kv": "some", "kernel": "decode"}, "split_kv=some: allowed are"),
-    ],
-)
-def test_refusals(options, message):
-    with pytest.raises(ValueError, match=message):
-        choose(PREFILL, **options)
+def test_the_cpu_walks_a_keys_heads_side_by_side_where_there_are_units_enough():
+    many, few = ([1] * 8, [64] * 8), ([1] * 7, [64] * 7)
+    on, kind = dispatch.cpu(2), layer(16, 8, 256, "float32")
+    for some, heads in ((many, 4), (few, 1)):  # 4,096 bytes are 4 heads of 256
+        chosen = choose(some, kind, on=on, gqa_sharing=True)
+        assert (chosen.heads, chosen.sharing, chosen.grid[0]) == (heads, 2, 8 // heads)
+    assert choose(PREFILL, kind, on=on).grid[0] == 8
 
 
 def test_identity_needs_one_token_for_each_sequence_not_just_as_many():
     with pytest.raises(ValueError, match="pure decode only"):
-        choose(Shape(3, 3, 2, 9, 4, 2, 64, "float32"), resolver="identity")  # lengths 2, 0, 1
+        planned([2, 0, 1], [9, 9, 9], "identity")
 
 
 def test_work_plan_lists_all_units_longest_walk_first():
@@ -103,55 +124,79 @@ def test_work_plan_lists_all_units_longest_walk_first():
     )  # fmt: skip
 
 
-def test_evidence_shows_a_row_that_was_not_written():
-    stamp = evidence.expected_stamp("tiled", "seq_map", 5)
+def test_rows_show_one_that_was_not_written():
+    stamp = launch_stamp(5, "tiled", "seq_map")
     rows = np.array([[stamp + i, 2, 3, i % 2] for i in range(4)], np.uint64).astype(np.uint32)
-    good = evidence.read([("tiled", rows)], "seq_map", 5)
-    assert good.stamp == good.expected_stamp == stamp
-    assert (good.search_iterations, good.kv_blocks_visited, good.surplus_threadgroups) == (8, 12, 2)
+    other = launch_stamp(6, "tiled", "seq_map")
+    assert Rows(rows[None], [stamp]).wrong().tolist() == [0]
     stale = rows.copy()
     stale[2] = 0
-    for kernel, resolver, nonce, report in [
-        ("tiled", "seq_map", 5, stale),
-        ("decode", "seq_map", 5, rows),
-        ("tiled", "identity", 5, rows),
-        ("tiled", "seq_map", 6, rows),
-        ("tiled", "seq_map", 5, rows[::-1]),
+    for written, expected in [
+        (stale, stamp),
+        (rows, launch_stamp(5, "decode", "seq_map")),
+        (rows, launch_stamp(5, "tiled", "identity")),
+        (rows, other),
+        (rows[::-1], stamp),
     ]:
-        bad = evidence.read([(kernel, report)], resolver, nonce)
-        assert bad.stamp != bad.expected_stamp
-    reduced = evidence.read([("tiled", rows), ("reduce", rows)], "seq_map", 5)
-    assert reduced.stamp != reduced.expected_stamp
+        assert Rows(written[None], [expected]).wrong()[0] != 0
+    assert (Rows(np.stack([rows, stale]), [stamp, stamp]).wrong() != 0).tolist() == [False, True]
 
 
-def test_launch_refuses_what_the_kernels_are_not_compiled_for():
+def test_layers_are_added_up_and_the_stale_one_is_named():
+    """Two layers and a null kernel whose second launch leaves nothing."""
+    launches = []
+
+    def executor(call):
+        nonce = int(dict(call.inputs)["nonce"].item())
+        rows = np.zeros(call.outputs[1][1], np.uint32)
+        stamp = launch_stamp(nonce, "decode", "binary_search")
+        rows[:, 0] = (stamp + np.arange(len(rows))) & 0xFFFFFFFF
+        rows[:, 2] = 3
+        launches.append(call)
+        (_, shape, dtype), _ = call.outputs
+        return [mx.zeros(shape, dtype), mx.array(rows if len(launches) < 4 else 0 * rows)]
+
+    from metal_batches import Launcher
+
+    b = batch([1, 1], [20, 9])
+    made = Launcher(Switches(), executor)
+    made.adopt(*([pool] * 2 for pool in (b.k_pool, b.v_pool)))
+    plan = made.plan(block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q)
+    for index in range(2):
+        made.bind(index, scale=1.0, heads=4)
+    for stale in (False, True):
+        for index in range(2):
+            made.forward(index, mx.array(b.q), None, None, plan)
+        (report,) = made.report(plan)
+        assert report.launches == report.counters()["kernel.decode"] == 2
+        assert report.stale == stale and report.layer == (1 if stale else 0)
+    assert report.kv_blocks_visited == 3 * 4  # of the launch that was seen
+    assert made.report(plan) == ()
+
+
+def test_what_the_kernels_are_not_compiled_for():
     b = batch([1], [5])
-
-    def try_launch(message, options=None, **changes):
-        arrays = {"q": b.q, "k_pool": b.k_pool, "v_pool": b.v_pool} | changes
-        operands = Operands(
-            **arrays, block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q
-        )
-        with pytest.raises(ValueError, match=message) as error:
-            launch(operands, options or Options(1.0), choose(DECODE), pytest.fail, nonce=1)
-        assert "\n" not in str(error.value)
-
-    try_launch("q must be float32, float16 or bfloat16", q=b.q.astype(np.int32))
-    try_launch("k_pool must have q's dtype", k_pool=b.k_pool.astype(np.float16))
-    try_launch("block size 4: allowed are 8, 16 and 32", k_pool=b.k_pool[:, :4])
-    try_launch("head size 40: allowed are", q=b.q[:, :, :40])
-    try_launch("no query tokens", q=b.q[:0])
-    try_launch("resolver=seq_map: its lookup is missing", Options(1.0, "seq_map"))
+    with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, not int32"):
+        attend(type(b)(*list(vars(b).values())[:-1], mx.int32), executor=pytest.fail)
+    with pytest.raises(ValueError, match="block size 4: device emulated takes 8, 16, 32"):
+        attend(batch([1], [5], block_size=4), executor=pytest.fail)
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
 def test_metal_device_is_refused_without_metal():
     from labkit.metal.device import executor
 
-    b = batch([1], [5])
-    operands = Operands(b.q, b.k_pool, b.v_pool, b.block_tables, b.seq_lens, b.cu_seqlens_q)
     with pytest.raises(ValueError, match="device=metal: there is no Metal on this machine"):
-        launch(operands, Options(1.0), choose(operands.shape()), executor("metal"), nonce=1)
+        executor("metal")
+
+
+def test_the_kernels_know_the_resolvers_and_kernels_by_these_numbers():
+    for number, word in enumerate(RESOLVERS, 1):
+        assert f"{word.upper()} = {number}" in source("resolve"), word
+    for name in ("decode", "tiled"):
+        assert f"stamp_of(nonce, {KERNEL_IDS[name]}, RESOLVER)" in source(name)
+    assert f"stamp_of(nonce, {KERNEL_IDS['reduce']}, RESOLVER)" in source("reduce")
+    assert "constexpr int BQ = 32;" in source("tiled")
 
 
 def test_sources_heed_mlx_traps():

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from metal_batches import RESOLVERS, attend, batch
 
-from labkit.metal.dispatch import choose
 from labkit.metal.emulator.trace import trace
-from labkit.metal.launch import Operands, Options, reduce_call
 
 CLANG = next((p for p in ("clang", "clang-19", "clang-18", "clang-17") if shutil.which(p)), None)
 OFF = ("generic_address_space", "pipes", "device_enqueue", "fp64")
@@ -112,14 +110,18 @@ def test_head_and_block_sizes_pass(head_dim, block_size):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reduce_passes(dtype):
-    b = batch([1], [20], dtype=dtype)
-    arrays = [mx.array(a).astype(dtype) for a in (b.q, b.k_pool, b.v_pool)]
-    operands = Operands(*arrays, b.block_tables, b.seq_lens, b.cu_seqlens_q)
-    dispatch = choose(operands.shape(), split_kv=2)
-    partials = mx.zeros((1, 4, 2, 66))
+    found = []
+
+    def executor(call):
+        if not call.name.endswith("reduce"):
+            return [mx.zeros(shape, kind) for _, shape, kind in call.outputs]
+        found.extend(lint(call))
+        raise Linted
+
     for sinks in (None, np.zeros(4, np.float32)):
-        options = Options(1.0, sinks=sinks)
-        assert lint(reduce_call(operands, options, dispatch, 1, partials)) == []
+        with pytest.raises(Linted):
+            attend(batch([1], [20], dtype=dtype), executor=executor, split_kv=2, sinks=sinks)
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
+import ast
 import multiprocessing
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
-from labkit.platform import cache
+from labkit.platform import cache, compiled_sources
 
 
 def test_root_follows_the_variable_and_is_absolute(monkeypatch, tmp_path):
@@ -83,18 +86,66 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_numba_starts_anew_when_any_file_of_the_kernels_changes(tmp_path, monkeypatch):
+PACKAGE = Path(cache.__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package's sources, of which the cache folder is named."""
+    shutil.copytree(PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "labkit" / "platform" / "cache.py"))
+    return tmp_path / "labkit"
+
+
+def edit(path, pattern, replacement):
+    text = path.read_text()
+    changed = re.sub(pattern, replacement, text, count=1, flags=re.M)
+    assert changed != text, f"{path} has nothing like {pattern}"
+    path.write_text(changed)
+
+
+def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(package, tmp_path):
     """numba itself looks at the file of the cached function only."""
-    package = tmp_path / "labkit"
-    kernels = package / "engine" / "attention" / "cpu"
-    kernels.mkdir(parents=True)
-    (kernels / "rows.py").write_text("ROWS = 4")
-    (package / "app.py").write_text("")
-    monkeypatch.setattr(cache, "__file__", str(package / "platform" / "cache.py"))
     environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
-    before = cache.numba_folder(environ)
-    assert before.parent == tmp_path / "cache" / "numba"
-    (package / "app.py").write_text("changed")
-    assert cache.numba_folder(environ) == before
-    (kernels / "rows.py").write_text("ROWS = 8")
-    assert cache.numba_folder(environ) != before
+    names = [cache.numba_folder(environ)]
+    assert names[0].parent == tmp_path / "cache" / "numba"
+    assert cache.numba_folder(environ) == names[0]
+    for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "KEYS = ", "AHEAD = "):
+        (home,) = (p for p in package.rglob("*.py") if f"\n{constant}" in p.read_text())
+        edit(home, f"^{constant}.*", r"\g<0>  # another")
+        names.append(cache.numba_folder(environ))
+    assert len(set(names)) == len(names)
+
+
+def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
+    before = cache.numba_folder()
+    for name in ("app.py", "analysis/permutation.py", "engine/scheduler.py", "config/engine.py"):
+        edit(package / name, r"\Z", "# another\n")
+    assert cache.numba_folder() == before
+
+
+def test_every_module_with_a_compiled_function_is_among_the_sources():
+    found = compiled_sources.read(PACKAGE)
+    written = re.compile(rb"@(numba\.)?(inner|inlined|kernel|pool\.kernel|njit|intrinsic|cfunc)\b")
+    missing = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if written.search(path.read_bytes())
+        and path.relative_to(PACKAGE.parent).as_posix() not in found
+    ]
+    assert missing == []
+
+
+def test_imports_are_read_as_the_parser_reads_them():
+    files = {path.relative_to(PACKAGE.parent).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    for name, path in files.items():
+        parsed = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                parsed |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{name}: only absolute imports are followed"
+                parsed |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        ends = (".py", "/__init__.py")
+        expected = {m.replace(".", "/") + end for m in parsed for end in ends} & set(files)
+        assert compiled_sources.imported(path.read_bytes(), files) == expected, name

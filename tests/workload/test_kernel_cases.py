@@ -38,27 +38,35 @@ class StubBackend:
     """Writes a value per token and head that depends on the batch; faults can be planted."""
 
     name = "stub"
+    arrays = "numpy"
 
     def __init__(self, fault=None):
         self.fault, self.plans, self.launches, self.poisoned = fault, [], 0, []
 
-    def plan(self, *, block_tables, seq_lens, cu_seqlens_q, block_size, total_q=None):
-        self.plans.append((block_tables, seq_lens, cu_seqlens_q, block_size))
+    def adopt(self, keys, values):
+        self.block_size = keys[0].shape[1]
+
+    def bind(self, layer, *, scale, heads, window=None):
+        self.scale = scale
+
+    def plan(self, *, block_tables, seq_lens, cu_seqlens_q, total_q=None):
+        self.plans.append((block_tables, seq_lens, cu_seqlens_q, self.block_size))
         return SimpleNamespace(tables=block_tables, map_us=12.5)
 
-    def attend(self, q, k_pool, v_pool, meta, *, scale, window=None, out=None):
+    def forward(self, layer, q, k, v, plan, out):
         self.launches += 1
         self.poisoned.append(bool(np.isnan(out).all()))
-        out[:] = q * np.float32(scale) + np.float32(meta.tables.sum())
-        stamp = 7
+        out[:] = q * np.float32(self.scale) + np.float32(plan.tables.sum())
         if self.fault == "unwritten":
             out[3, 1, :] = np.nan
-        if self.fault == "stale" and self.launches == 4:
-            stamp = 6
         if self.fault == "flicker" and self.launches > 1:
             out[2, 0, 0] = np.nextafter(out[2, 0, 0], np.float32(np.inf))
         if self.fault == "elsewhere":
             out = out.copy()
+        return out
+
+    def report(self, plan):
+        stamp = 6 if self.fault == "stale" and self.launches == 4 else 7
         report = SimpleNamespace(
             kernel="decode",
             partitions=1,
@@ -69,11 +77,12 @@ class StubBackend:
             stale=stamp != 7,
         )
         report.counters = lambda: {"kernel.decode": 1, "attention.search_iterations": 10}
-        return out, report
+        return (report,)
 
 
 def run(backend, *asked, **changes):
-    arm = KernelArm("paged", backend, make(*asked, **changes), block_size=16)
+    make_backend = backend if callable(backend) else lambda: backend
+    arm = KernelArm("paged", make_backend, make(*asked, **changes), block_size=16)
     turns = KernelTurns([arm], by_itself(seed=3))
     turns.warm_up()
     beats = []
@@ -212,10 +221,14 @@ def test_fingerprints_point_at_the_row_and_the_head():
     assert np.flatnonzero(crcs(a, "heads") != crcs(b, "heads")).tolist() == [0]
 
 
-def test_the_session_runs_on_the_real_reference_backend():
+def reference():
     from labkit.engine import attention
 
-    result, _ = run(attention.create(backend="reference"), DECODE, PREFILL, MIXED)
+    return attention.create(backend="reference")
+
+
+def test_the_session_runs_on_the_real_reference_backend():
+    result, _ = run(reference, DECODE, PREFILL, MIXED)
     assert result.counters["kernel.reference"] == 6 + 2 + 2
     assert len({case.outputs["digest"] for case in result.cases}) == 3
 
@@ -243,10 +256,8 @@ def test_prepare_refuses_what_cannot_run():
 
 
 def test_a_window_reaches_the_kernel():
-    from labkit.engine import attention
-
-    whole, _ = run(attention.create(backend="reference"), DECODE)
-    narrow, _ = run(attention.create(backend="reference"), DECODE, window=8)
+    whole, _ = run(reference, DECODE)
+    narrow, _ = run(reference, DECODE, window=8)
     assert narrow.cases[0].outputs["digest"] != whole.cases[0].outputs["digest"]
     blocks = "attention.kv_blocks_visited"
     assert narrow.counters[blocks] < whole.counters[blocks]

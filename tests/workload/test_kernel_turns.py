@@ -53,24 +53,36 @@ class Backend:
     """A launch takes ``seconds(world)``; other things that take time are named."""
 
     name = "stub"
+    arrays = "numpy"
 
     def __init__(self, world, seconds, value=0.0, kernel="decode"):
         self.world, self.seconds, self.value, self.kernel = world, seconds, value, kernel
         self.poisoned, self.memory, self.turns = [], set(), set()
 
-    def plan(self, *, block_tables, seq_lens, cu_seqlens_q, block_size, total_q=None):
-        self.world.spend("plan", 11.0)
-        return SimpleNamespace(num_seqs=len(seq_lens), map_us=12.5)
+    def adopt(self, keys, values):
+        self.pools = [*keys, *values]
 
-    def attend(self, q, k_pool, v_pool, meta, *, scale, window=None, out=None):
+    def bind(self, layer, *, scale, heads, window=None):
+        pass
+
+    def plan(self, *, block_tables, seq_lens, cu_seqlens_q, total_q=None):
+        self.world.spend("plan", 11.0)
+        return SimpleNamespace(num_seqs=len(seq_lens), map_us=12.5, pools=self.pools)
+
+    def forward(self, layer, q, k, v, plan, out):
+        assert layer == 0 and k is None and v is None
         self.poisoned.append(bool(np.isnan(out).all()))
         self.turns.add(self.world.turn)
-        self.memory.add(tuple(a.__array_interface__["data"][0] for a in (q, out, k_pool, v_pool)))
+        places = (q, out, *plan.pools)
+        self.memory.add(tuple(a.__array_interface__["data"][0] for a in places))
         self.world.collecting.append(gc.isenabled())
         out[:] = q + np.float32(self.value)
-        self.world.spend(("launch", meta.num_seqs), self.seconds(self.world))
+        self.world.spend(("launch", plan.num_seqs), self.seconds(self.world))
+        return out
+
+    def report(self, plan):
         report = SimpleNamespace(
-            kernel=self.kernel if meta.num_seqs > 1 else "other",
+            kernel=self.kernel if plan.num_seqs > 1 else "other",
             partitions=1,
             reason="",
             grid=(2, 5),
@@ -79,7 +91,7 @@ class Backend:
             stale=False,
         )
         report.counters = lambda: {"kernel.decode": 1}
-        return out, report
+        return (report,)
 
 
 def asked(*wanted, **changes):
@@ -95,7 +107,10 @@ def asked(*wanted, **changes):
 
 
 def turns(world, backends, *wanted, seed=0, **changes):
-    arms = [KernelArm("paged", b, asked(*wanted, **changes), block_size=16) for b in backends]
+    arms = [
+        KernelArm("paged", lambda b=b: b, asked(*wanted, **changes), block_size=16)
+        for b in backends
+    ]
     setting = Setting(3, random.Random(seed), world.enter, world)
     return KernelTurns(arms, setting, clock=world.clock)
 
@@ -130,9 +145,12 @@ class Watched(Backend):
 
     out = None
 
-    def attend(self, *args, out=None, **options):
-        result, report = super().attend(*args, out=out, **options)
+    def forward(self, layer, q, k, v, plan, out):
         self.out = out
+        return super().forward(layer, q, k, v, plan, out)
+
+    def report(self, plan):
+        (report,) = super().report(plan)
 
         class Report(type(report)):
             @property
@@ -141,7 +159,7 @@ class Watched(Backend):
                 return False
 
         del report.stale
-        return result, Report(**vars(report))
+        return (Report(**vars(report)),)
 
 
 def test_the_clock_is_read_right_before_and_right_after_a_launch():
@@ -346,14 +364,15 @@ def test_a_number_that_changes_anywhere_is_refused(row):
     backend = Backend(world, lambda w: 1.0)
     found = turns(world, [backend], FEW)
     found.warm_up()
-    attend = backend.attend
+    forward = backend.forward
 
-    def wrong(*args, out=None, **options):
-        result = attend(*args, out=out, **options)
+    def wrong(*args):
+        result = forward(*args)
+        out = args[-1]
         out[row, 3, 15] = np.nextafter(out[row, 3, 15], np.float32(np.inf))
         return result
 
-    backend.attend = wrong
+    backend.forward = wrong
     with pytest.raises(InvalidOutput, match=f"differs .* in 1 rows, the first of them token {row}"):
         found.measure(lambda text: None)
 
@@ -362,14 +381,15 @@ def test_a_number_that_changes_anywhere_is_refused(row):
 def test_a_number_that_is_not_written_anywhere_is_refused(row):
     world = World()
     backend = Backend(world, lambda w: 1.0)
-    attend = backend.attend
+    forward = backend.forward
 
-    def forgets(*args, out=None, **options):
-        result = attend(*args, out=out, **options)
+    def forgets(*args):
+        result = forward(*args)
+        out = args[-1]
         out[row, 3, 15] = np.nan
         return result
 
-    backend.attend = forgets
+    backend.forward = forgets
     found = turns(world, [backend], PREFILL)
     with pytest.raises(InvalidOutput, match=f"NaN left .* first at token {row}, head 3"):
         found.warm_up()
@@ -378,15 +398,16 @@ def test_a_number_that_is_not_written_anywhere_is_refused(row):
 def test_zeros_of_another_sign_differ():
     world = World()
     backend = Backend(world, lambda w: 1.0)
-    attend = backend.attend
+    forward = backend.forward
     signs = iter([0.0] * 4 + [-0.0] * 100)  # warming up takes three launches
 
-    def signed(*args, out=None, **options):
-        result = attend(*args, out=out, **options)
+    def signed(*args):
+        result = forward(*args)
+        out = args[-1]
         out[2, 0, 0] = next(signs)
         return result
 
-    backend.attend = signed
+    backend.forward = signed
     with pytest.raises(InvalidOutput, match=r"differs .* in 1 rows, the first of them token 2"):
         measured(world, [backend], FEW)
 
@@ -395,8 +416,15 @@ def test_a_stale_stamp_and_an_output_elsewhere_are_refused():
     def launched(change):
         world = World()
         backend = Backend(world, lambda w: 1.0)
-        attend = backend.attend
-        backend.attend = lambda *args, **options: change(*attend(*args, **options))
+        forward, report = backend.forward, backend.report
+        made = []
+
+        def changed(*args):
+            out, found = change(forward(*args), report(args[4])[0])
+            made.append(found)
+            return out
+
+        backend.forward, backend.report = changed, lambda plan: (made[-1],)
         turns(world, [backend], FEW).warm_up()
 
     def stale(out, report):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_class
-from labkit.engine.attention.options import FusedOptions
+from labkit.engine.attention.spec import Switches
 
 if TYPE_CHECKING:
     from labkit import config
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["configured", "create", "paged_attention"]
 
 DEVICES = ("cpu", "emulated", "metal")
-_METHODS = ("plan", "write", "attend")
+_METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
 
 
 def create(
@@ -43,7 +43,7 @@ def create(
         Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
         on a CPU).
     resolver, split_kv, gqa_sharing, window_skip, tile_threshold
-        See ``FusedOptions``.
+        See ``Switches``.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def create(
             "engine.attention.backend", backend, _METHODS, resolver=resolver
         )
         return own
-    options = FusedOptions(resolver, split_kv, gqa_sharing, window_skip, tile_threshold)
+    switches = Switches(resolver, split_kv, gqa_sharing, window_skip, tile_threshold)
     if backend == "reference":
         if split_kv != "off":
             raise ValueError(f"split_kv={split_kv}: backend reference has no partitions")
@@ -74,11 +74,11 @@ def create(
     if device == "cpu":
         from labkit.engine.attention.cpu.backend import CpuBackend
 
-        return CpuBackend(options)
+        return CpuBackend(switches)
     if device in ("emulated", "metal"):
-        from labkit.engine.attention.on_metal import MetalBackend
+        from labkit.engine.attention.metal import MetalBackend
 
-        return MetalBackend(options, device)
+        return MetalBackend(switches, device)
     raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
 
 

@@ -1,22 +1,111 @@
-"""The small protocol that every attention backend implements."""
+"""What the layers of a model call, and what backends over paged pools have in common.
+
+Once per engine: ``allocate`` (or ``adopt``), then ``bind`` for each layer. Once per step:
+``plan``, then ``forward`` for each layer, then ``report``.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.metadata import AttentionMetadata
-from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention import plan as plans
+from labkit.engine.attention import report, resolvers, validate
+from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.report import LaunchReport, Reports
+
+if TYPE_CHECKING:
+    from labkit.engine.kv_layout.base import LayerShape
 
 Array = NDArray[Any]
+Arrays = Literal["numpy", "mlx"]
 
 
-class AttentionBackend(Protocol):
-    """Plan once per step, then write and attend once per layer."""
+class Attention(Protocol):
+    """One step's way to the KV memory and back, layer by layer."""
+
+    @property
+    def arrays(self) -> Arrays | Literal["any"]:
+        """The kind that ``forward`` takes and returns; MLX's are lazy. ``any``: both."""
+
+    def bind(
+        self,
+        layer: int,
+        *,
+        scale: float,
+        heads: int,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> None:
+        """Say what does not change of a layer: see ``Layer``; ``heads`` are the query heads.
+
+        Raises
+        ------
+        ValueError
+            One line that says what is wrong.
+        """
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
+        """Write a layer's new keys and values, then attend to all that are cached.
+
+        Parameters
+        ----------
+        q
+            [total_q, num_heads, head_dim], the plan's packed queries.
+        k, v
+            [total_q, num_kv_heads, head_dim]; None: they are written already.
+        plan
+            The step's.
+        out
+            NumPy only: where to write, shaped and typed as ``q``; None: a new array.
+
+        Returns
+        -------
+        array
+            Shaped and typed as ``q``.
+
+        Raises
+        ------
+        ValueError
+            One line that says what is wrong; nothing was launched.
+        """
+
+    def report(self, plan: Any) -> Reports:
+        """Say what was launched since the last report, layers that are alike added up.
+
+        To be called when what ``forward`` returned has been evaluated.
+        """
+
+    def pending(self, plan: Any) -> list[Any]:
+        """Return the lazy arrays, besides what ``forward`` returned, that end the step."""
+
+
+class AttentionBackend(Attention, Protocol):
+    """Paged attention over pools of its own."""
 
     name: str
+
+    def allocate(
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: str = "float32",
+    ) -> None:
+        """Make a key pool and a value pool of zeros for each layer.
+
+        They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
+        or ``bfloat16``. ValueError with one line where the backend cannot hold that.
+        """
+
+    def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Take over pools that exist, and what they hold, one of each per layer."""
 
     def plan(
         self,
@@ -24,9 +113,8 @@ class AttentionBackend(Protocol):
         block_tables: NDArray[np.int32],
         seq_lens: NDArray[np.int32],
         cu_seqlens_q: NDArray[np.int32],
-        block_size: int,
         total_q: int | None = None,
-    ) -> AttentionMetadata:
+    ) -> Plan:
         """Check a step's batch and build what its layers share.
 
         Parameters
@@ -37,8 +125,6 @@ class AttentionBackend(Protocol):
             int32 [num_seqs], context including the new tokens.
         cu_seqlens_q
             int32 [num_seqs + 1], prefix sums of the query lengths.
-        block_size
-            Tokens in a KV block.
         total_q
             Packed query tokens; None: ``cu_seqlens_q[-1]``.
 
@@ -48,54 +134,158 @@ class AttentionBackend(Protocol):
             One line that says what is wrong.
         """
 
-    def write(
-        self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
-    ) -> None:
-        """Scatter new keys and values into the pools by ``meta.slot_mapping``.
 
-        Parameters
-        ----------
-        k, v
-            [total_q, num_kv_heads, head_dim], the pools' dtype.
-        k_pool, v_pool
-            [num_blocks, block_size, num_kv_heads, head_dim], written in place.
-        """
+class PagedBackend:
+    """Pools, layers and plans; an heir says how a layer attends.
 
-    def attend(
+    As it is, for NumPy pools of any floating type: keys and values are scattered with NumPy,
+    and an heir has ``attend``. Heirs for other arrays also have ``write`` and ``_zeros``.
+
+    Parameters
+    ----------
+    resolver
+        Which lookup names the sequence of each unit.
+    """
+
+    name = "paged"
+    arrays: Arrays = "numpy"
+    device = "cpu"
+    dtypes: tuple[str, ...] = ()
+
+    def __init__(self, resolver: str = "binary_search") -> None:
+        self._resolver = resolvers.create(resolver)
+        self._layers: list[Layer | None] = []
+        self._kinds: list[Layer] = []
+        self.keys: list[Any] = []
+        self.values: list[Any] = []
+
+    def allocate(
         self,
-        q: Array,
-        k_pool: Array,
-        v_pool: Array,
-        meta: AttentionMetadata,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: str = "float32",
+    ) -> None:
+        """Make pools of zeros; see ``AttentionBackend.allocate``."""
+        validate.dtype(dtype, self.device, self.dtypes)
+        pools = [
+            [
+                self._zeros((num_blocks, block_size, shape.num_kv_heads, size), dtype)
+                for size in (shape.key_dim, shape.value_dim)
+            ]
+            for shape in shapes
+        ]
+        self.adopt([k_pool for k_pool, _ in pools], [v_pool for _, v_pool in pools])
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        # Reserved at once, and touched block by block, as blocks are written.
+        return np.zeros(shape, dtype)
+
+    def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Take over pools that exist; see ``AttentionBackend.adopt``."""
+        validate.pools(keys, values)
+        for pool in keys:
+            validate.dtype(self._types(pool)[0], self.device, self.dtypes)
+        self.keys, self.values = list(keys), list(values)
+        self._layers = [None] * len(self.keys)
+        self._kinds = []
+
+    def bind(
+        self,
+        layer: int,
         *,
         scale: float,
+        heads: int,
         window: int | None = None,
         softcap: float | None = None,
-        sinks: Array | None = None,
-        out: Array | None = None,
-    ) -> tuple[Array, LaunchReport]:
-        """Attend from ``q`` [total_q, num_q_heads, head_dim] to the cached keys.
+        sinks: Any = None,
+    ) -> None:
+        """Say what does not change of a layer; see ``Attention.bind``."""
+        pool = self.keys[layer]
+        validate.layer(pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        _, block_size, num_kv_heads, head_dim = pool.shape
+        dtype, query_dtype = self._types(pool)
+        bound = Layer(
+            index=layer,
+            kind=0,
+            num_heads=heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            block_size=block_size,
+            dtype=dtype,
+            query_dtype=query_dtype,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            sinks=self._sinks(sinks),
+        )
+        self._refuse(bound)
+        alike = dataclasses.replace(bound, index=0, sinks=sinks is not None)
+        if alike not in self._kinds:
+            self._kinds.append(alike)
+        self._layers[layer] = dataclasses.replace(bound, kind=self._kinds.index(alike))
 
-        Parameters
-        ----------
-        scale
-            Factor of the logits.
-        window
-            Only the last so many keys, the query's own included; None: all.
-        softcap
-            ``c``: logits become ``c * tanh(logit * scale / c)``; None: off.
-        sinks
-            [num_q_heads], one more logit per head in the softmax denominator, unscaled.
-        out
-            Where to write, shaped and typed as ``q``; None: a new array.
+    def _types(self, pool: Any) -> tuple[str, str]:
+        """Return the type of a pool, and that of the queries, keys and values for it."""
+        return validate.named(pool), validate.named(pool)
 
-        Returns
-        -------
-        tuple
-            The output, shaped as ``q``, and the launch's report.
+    def _sinks(self, sinks: Any) -> Any:
+        return None if sinks is None else np.asarray(sinks)
 
-        Raises
-        ------
-        ValueError
-            One line that says what is wrong; nothing was launched.
-        """
+    def _refuse(self, layer: Layer) -> None:
+        """Raise ValueError where the backend's kernels do not take a layer."""
+
+    def plan(
+        self,
+        *,
+        block_tables: NDArray[np.int32],
+        seq_lens: NDArray[np.int32],
+        cu_seqlens_q: NDArray[np.int32],
+        total_q: int | None = None,
+    ) -> Plan:
+        """Check a step's batch; see ``AttentionBackend.plan``."""
+        num_blocks, block_size = self.keys[0].shape[:2]
+        return plans.build(
+            self._resolver,
+            block_tables=block_tables,
+            seq_lens=seq_lens,
+            cu_seqlens_q=cu_seqlens_q,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            total_q=total_q,
+        )
+
+    def bound(self, layer: int) -> Layer:
+        """Return what a layer was bound to."""
+        found = self._layers[layer]
+        if found is None:
+            raise ValueError(f"layer {layer} was not bound")
+        return found
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+        """Write and attend; see ``Attention.forward``."""
+        bound = self.bound(layer)
+        validate.operands(bound, plan.total_q, q, k, v, out)
+        if k is not None:
+            self.write(layer, k, v, plan)
+        result, made = self.attend(bound, q, plan, out)
+        plan.launches.append(made)
+        return result
+
+    def write(self, layer: int, k: Any, v: Any, plan: Plan) -> None:
+        """Scatter new keys and values into a layer's pools."""
+        block, offset = np.divmod(plan.slot_mapping, plan.block_size)
+        self.keys[layer][block, offset] = k
+        self.values[layer][block, offset] = v
+
+    def attend(self, layer: Layer, q: Any, plan: Plan, out: Any) -> tuple[Any, LaunchReport]:
+        """Return the output, in ``out`` unless that is None, and the launch's report."""
+        raise NotImplementedError
+
+    def report(self, plan: Plan) -> Reports:
+        """Add up the launches since the last report; see ``Attention.report``."""
+        return report.summed(plan.taken())
+
+    def pending(self, plan: Plan) -> list[Any]:
+        """Return nothing: NumPy is not lazy."""
+        return []

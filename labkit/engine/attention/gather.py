@@ -6,91 +6,87 @@ the keys and values that it attends to, once per layer and request.
 
 from __future__ import annotations
 
-import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass
+from typing import Any
 
-from labkit.engine.attention import sdpa, validate
-from labkit.engine.attention.base import Array
-from labkit.engine.attention.metadata import AttentionMetadata
-from labkit.engine.attention.paged_backend import PagedBackend
+import mlx.core as mx
+
+from labkit.engine.attention import sdpa
+from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.lazy import LazyBackend
+from labkit.engine.attention.plan import Plan
 from labkit.engine.attention.report import LaunchReport
 
 
-class GatherBackend(PagedBackend):
-    """Attention per request over gathered blocks: float32, no softcap, no stamp."""
+class GatherBackend(LazyBackend):
+    """Attention per request over gathered blocks: no softcap, no stamp."""
 
     name = "gather"
 
-    def attend(
-        self,
-        q: Array,
-        k_pool: Array,
-        v_pool: Array,
-        meta: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Array | None = None,
-        out: Array | None = None,
-    ) -> tuple[Array, LaunchReport]:
-        """Gather and attend, request by request; see ``AttentionBackend.attend``."""
-        validate.operands(
-            q,
-            k_pool,
-            v_pool,
-            total_q=meta.total_q,
-            block_size=meta.block_size,
-            max_block_id=meta.max_block_id,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            out=out,
-        )
-        validate.float32(q)
-        if softcap is not None:
-            raise ValueError(f"softcap={softcap}: MLX's attention has none; use backend=fused")
-        out = np.empty_like(q) if out is None else out
-        results: list[tuple[int, int, mx.array]] = []
-        blocks = gathered = 0
-        for s, context in enumerate(meta.seq_lens.tolist()):
-            start, stop = meta.cu_seqlens_q[s : s + 2].tolist()
-            if start == stop:
-                continue
-            first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            k, v = (
-                _gather(pool, meta.block_tables[s], first, context, meta.block_size)
-                for pool in (k_pool, v_pool)
+    def _refuse(self, layer: Layer) -> None:
+        if layer.softcap is not None:
+            raise ValueError(
+                f"softcap={layer.softcap}: MLX's attention has none; use backend=fused"
             )
-            one = sdpa.attend_one(q[start:stop], k, v, scale=scale, window=window, sinks=sinks)
-            results.append((start, stop, one))
-            blocks += -(-context // meta.block_size) - first // meta.block_size
-            gathered += k.nbytes + v.nbytes
-        mx.eval([one for *_, one in results])
-        for start, stop, one in results:
-            out[start:stop] = np.asarray(one)[0].transpose(1, 0, 2)
-        return out, LaunchReport(
+
+    def attend(self, layer: Layer, q: Any, plan: Plan, out: Any) -> tuple[Any, LaunchReport]:
+        """Gather and attend, request by request; see ``PagedBackend.attend``."""
+        if layer.kind not in plan.prepared:
+            plan.prepared[layer.kind] = _spans(plan, layer.window)
+        spans: tuple[_Span, ...] = plan.prepared[layer.kind]
+        pools = self.keys[layer.index], self.values[layer.index]
+        results = []
+        for span in spans:
+            k, v = (
+                pool[span.blocks].reshape(1, -1, *pool.shape[2:])[:, span.first : span.end]
+                for pool in pools
+            )
+            one = mx.fast.scaled_dot_product_attention(
+                q[None, span.start : span.stop].transpose(0, 2, 1, 3),
+                k.transpose(0, 2, 1, 3),
+                v.transpose(0, 2, 1, 3),
+                scale=layer.scale,
+                mask=span.mask,
+                sinks=layer.sinks,
+            )
+            results.append(one[0].transpose(1, 0, 2))
+        keys = sum(span.end - span.first for span in spans)
+        return mx.concatenate(results) if results else mx.zeros_like(q), LaunchReport(
             kernel="gather",
-            grid=(len(results),),
+            grid=(len(spans),),
             reason="blocks are gathered for MLX's attention",
             resolver="none",
-            stamp=None,
-            expected_stamp=None,
-            search_iterations=0,
-            surplus_threadgroups=0,
-            kv_blocks_visited=blocks,
-            bytes=gathered + 2 * q.nbytes,
-            map_us=meta.map_us,
+            layer=layer.index,
+            kv_blocks_visited=sum(len(span.blocks) for span in spans),
+            bytes=2 * keys * layer.num_kv_heads * layer.row_bytes + 2 * q.nbytes,
+            map_us=plan.map_us,
         )
 
 
-def _gather(
-    pool: Array, table: NDArray[np.int32], first: int, context: int, block_size: int
-) -> mx.array:
-    """Copy the keys ``first`` to ``context`` of a sequence: [1, heads, keys, head_dim]."""
-    begin = first // block_size
-    blocks = pool[table[begin : -(-context // block_size)]]
-    tokens = blocks.reshape(-1, *pool.shape[2:])
-    return sdpa.heads_first(tokens[None, first - begin * block_size : context - begin * block_size])
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """One request: its queries, its blocks, and which of their tokens are its keys."""
+
+    start: int
+    stop: int
+    blocks: mx.array
+    first: int
+    end: int
+    mask: mx.array | str | None
+
+
+def _spans(plan: Plan, window: int | None) -> tuple[_Span, ...]:
+    """Return a span for every request that has queries."""
+    spans, starts = [], plan.cu_seqlens_q.tolist()
+    for s, context in enumerate(plan.seq_lens.tolist()):
+        start, stop = starts[s : s + 2]
+        if start == stop:
+            continue
+        length = stop - start
+        first = 0 if window is None else max(0, context - length - window + 1)
+        begin = first // plan.block_size
+        blocks = plan.block_tables[s, begin : -(-context // plan.block_size)]
+        skipped = begin * plan.block_size
+        mask = sdpa.mask_of_one(length, context - first, window)
+        spans.append(_Span(start, stop, mx.array(blocks), first - skipped, context - skipped, mask))
+    return tuple(spans)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine.attention import create
+from labkit.engine.attention.lazy import to_mlx
 from labkit.engine.attention.report import LaunchReport
 
 _DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.float32}
@@ -76,7 +77,7 @@ def paged_attention(
     ValueError
         One line that says what is wrong; nothing was launched.
     """
-    dtype = _common_dtype(backend, q, k_pool, v_pool)
+    dtype = _common_dtype(q, k_pool, v_pool)
     fused = backend != "reference"
     made = create(
         backend="fused" if fused else backend,
@@ -84,29 +85,36 @@ def paged_attention(
         resolver=resolver,
         split_kv=split_kv,
     )
-    read: Callable[[Any], Any] = _mlx if backend in ("emulated", "metal") else _numpy
+    read: Callable[[Any], Any] = to_mlx if made.arrays == "mlx" else _numpy
     queries, keys, values = (read(array) for array in (q, k_pool, v_pool))
-    meta = made.plan(
+    if not fused or dtype == mx.float32 or made.arrays == "mlx":
+        made.adopt([keys], [values])
+    else:
+        raise ValueError(  # half precision, which NumPy may lack
+            f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}"
+        )
+    plan = made.plan(
         block_tables=_numpy(block_tables),
         seq_lens=_numpy(seq_lens),
         cu_seqlens_q=_numpy(cu_seqlens_q),
-        block_size=keys.shape[1] if keys.ndim == 4 else 1,
         total_q=len(queries),
     )
-    out, report = made.attend(
-        queries,
-        keys,
-        values,
-        meta,
+    made.bind(
+        0,
         scale=scale,
+        heads=queries.shape[1] if queries.ndim > 1 else 0,
         window=window,
         softcap=softcap,
         sinks=None if sinks is None else _numpy(sinks),
     )
+    out = made.forward(0, queries, None, None, plan)
+    if made.arrays == "mlx":
+        mx.eval(out, made.pending(plan))
+    (report,) = made.report(plan)
     return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
 
 
-def _common_dtype(backend: str, q: Any, k_pool: Any, v_pool: Any) -> mx.Dtype:
+def _common_dtype(q: Any, k_pool: Any, v_pool: Any) -> mx.Dtype:
     """Return the dtype of queries and pools; ValueError where they differ or it is not taken."""
     dtype = _mlx_dtype("q", q)
     for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
@@ -115,11 +123,6 @@ def _common_dtype(backend: str, q: Any, k_pool: Any, v_pool: Any) -> mx.Dtype:
                 f"q, k_pool and v_pool must have one dtype, not {_mlx_dtype(name, pool)} "
                 f"({name}) beside {dtype} (q)"
             )
-    if backend == "cpu" and dtype != mx.float32:
-        raise ValueError(
-            f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}: "
-            "half precision is scalar there"
-        )
     return dtype
 
 
@@ -134,14 +137,12 @@ def _mlx_dtype(name: str, array: Any) -> mx.Dtype:
     return dtype
 
 
-def _mlx(array: Any) -> mx.array:
-    return array if isinstance(array, mx.array) else mx.array(np.ascontiguousarray(array))
-
-
 def _numpy(array: Any) -> Any:
-    """Return a NumPy view of an array; bfloat16, which NumPy lacks, widens exactly."""
+    """Return a contiguous NumPy array; bfloat16, which NumPy lacks, widens exactly."""
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
     if not isinstance(array, mx.array):
         return array
     if array.dtype == mx.bfloat16:
         array = array.astype(mx.float32)
-    return np.asarray(array)
+    return np.array(array)

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import validate
-from labkit.engine.attention.base import Array
-from labkit.engine.attention.metadata import AttentionMetadata
-from labkit.engine.attention.paged_backend import PagedBackend
+from labkit.engine.attention.base import PagedBackend
+from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.plan import Plan
 from labkit.engine.attention.report import LaunchReport
-from labkit.metal.stamp import KERNEL_IDS, launch_stamp
+from labkit.engine.attention.spec import launch_stamp
 
 
 class ReferenceBackend(PagedBackend):
-    """Float64 attention over the same arguments as every other backend.
+    """Float64 attention over the same arguments as every other backend, of any float type.
 
     Parameters
     ----------
@@ -31,73 +30,48 @@ class ReferenceBackend(PagedBackend):
 
     name = "reference"
 
-    def attend(
-        self,
-        q: Array,
-        k_pool: Array,
-        v_pool: Array,
-        meta: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Array | None = None,
-        out: Array | None = None,
-    ) -> tuple[Array, LaunchReport]:
-        """Attend in float64; see ``AttentionBackend.attend``."""
-        validate.operands(
-            q,
-            k_pool,
-            v_pool,
-            total_q=meta.total_q,
-            block_size=meta.block_size,
-            max_block_id=meta.max_block_id,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            out=out,
-        )
+    def attend(self, layer: Layer, q: Any, plan: Plan, out: Any) -> tuple[Any, LaunchReport]:
+        """Attend in float64; see ``PagedBackend.attend``."""
         if out is None:
             out = np.empty_like(q)
-        nonce = secrets.randbits(32)
-        owners = meta.lookup.sequence_of_tokens(meta.total_q)
-        block_bytes = 2 * k_pool.nbytes // max(1, len(k_pool))
-        visited = 0
+        pools = self.keys[layer.index], self.values[layer.index]
+        stamp = launch_stamp(secrets.randbits(32), "reference", plan.resolver.word)
+        find, visited = plan.resolver.find_token, 0
         with np.errstate(invalid="ignore", over="ignore"):
-            for token, sequence in enumerate(owners):
-                low, high = visible_keys(meta, token, int(sequence), window)
+            for unit in range(plan.resolver.token_units(plan.lookup, plan.cu_seqlens_q)):
+                sequence, token, _ = map(int, find(plan.lookup, unit, plan.cu_seqlens_q))
+                if sequence < 0:
+                    continue
+                low, high = visible_keys(plan, token, sequence, layer.window)
                 keys = np.arange(low, high)
-                blocks = meta.block_tables[sequence, keys // meta.block_size]
-                offsets = keys % meta.block_size
-                k, v = (pool[blocks, offsets].astype(np.float64) for pool in (k_pool, v_pool))
-                out[token] = attend_token(q[token].astype(np.float64), k, v, scale, softcap, sinks)
-                visited += len(np.unique(keys // meta.block_size))
+                blocks = plan.block_tables[sequence, keys // plan.block_size]
+                offsets = keys % plan.block_size
+                k, v = (pool[blocks, offsets].astype(np.float64) for pool in pools)
+                query = q[token].astype(np.float64)
+                out[token] = attend_token(query, k, v, layer.scale, layer.softcap, layer.sinks)
+                visited += len(np.unique(keys // plan.block_size))
         return out, LaunchReport(
             kernel="reference",
-            grid=(meta.total_q,),
+            grid=(plan.total_q,),
             reason="the float64 oracle was asked for",
-            resolver=meta.resolver,
-            stamp=launch_stamp(nonce, KERNEL_IDS["reference"], 0),
-            expected_stamp=launch_stamp(nonce, KERNEL_IDS["reference"], 0),
-            search_iterations=0,
-            surplus_threadgroups=0,
+            resolver=plan.resolver.name,
+            stamp=stamp,
+            expected_stamp=stamp,
+            layer=layer.index,
             kv_blocks_visited=visited,
-            bytes=visited * block_bytes + 2 * q.nbytes,
-            map_us=meta.map_us,
-            block_size=meta.block_size,
+            bytes=visited * layer.num_kv_heads * layer.block_bytes + 2 * q.nbytes,
+            map_us=plan.map_us,
+            block_size=plan.block_size,
         )
 
 
-def visible_keys(
-    meta: AttentionMetadata, token: int, sequence: int, window: int | None
-) -> tuple[int, int]:
+def visible_keys(plan: Plan, token: int, sequence: int, window: int | None) -> tuple[int, int]:
     """Return the range of key positions that a query token sees.
 
     A wrong lookup may name any sequence; the range stays inside that sequence.
     """
-    begin, end = (int(n) for n in meta.cu_seqlens_q[sequence : sequence + 2])
-    context = int(meta.seq_lens[sequence]) if end > begin else 0
+    begin, end = (int(n) for n in plan.cu_seqlens_q[sequence : sequence + 2])
+    context = int(plan.seq_lens[sequence]) if end > begin else 0
     high = max(0, min(context, context - (end - begin) + (token - begin) + 1))
     low = 0 if window is None else max(0, high - window)
     return low, high

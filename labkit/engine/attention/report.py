@@ -1,19 +1,46 @@
-"""What an attention launch says about itself: the evidence behind the gate *engaged*."""
+"""What attention launches say about themselves: the evidence behind the gate *engaged*."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.attention.spec import BLOCKS, ITERATIONS, STAMP, STAMP_MASK, SURPLUS
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.dispatch import Dispatch
+    from labkit.engine.attention.layer import Layer
+    from labkit.engine.attention.plan import Plan
+
+# What is added up over launches that are alike.
+SUMS = (
+    "launches",
+    "search_iterations",
+    "dependent_loads",
+    "surplus_threadgroups",
+    "kv_blocks_visited",
+    "bytes",
+    "skipped_blocks",
+    "masked_blocks",
+    "keys",
+    "padded_keys",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """One launch of an attention kernel.
+    """One launch of an attention kernel, or several that are alike, added up.
 
     Parameters
     ----------
     kernel
         ``decode`` (one query token per unit), ``tiled`` (``BQ`` query rows per unit),
-        ``reference`` or ``gather``.
+        ``reference``, ``gather`` or ``sdpa`` (MLX's attention where the keys lie).
     grid
         Units launched along each axis: (heads or groups of heads, query tokens) for
         ``decode``, (heads, Q-blocks) for ``tiled``, (query tokens,) for ``reference``; a
@@ -24,7 +51,12 @@ class LaunchReport:
         Name of the resolver; a user's own resolver has its own name.
     stamp, expected_stamp
         The uint32 that the kernel wrote, and the one that this launch must leave; None and
-        None where attention is MLX's own, which leaves none.
+        None where attention is MLX's own, which leaves none. Of several launches, those of
+        the first that is stale, else of the first.
+    layer
+        Whose launch it was; of several, as ``stamp``.
+    launches
+        How many are added up here.
     search_iterations
         Binary-search iterations, counted by the kernel, over all units.
     dependent_loads
@@ -48,19 +80,25 @@ class LaunchReport:
     skipped_blocks, masked_blocks
         KV blocks outside a sliding window that were left out, or were walked for nothing:
         what the kernel visited against what it had to, over all units.
+    kv_dtype
+        What the KV pools hold; None: not said.
+    keys, padded_keys
+        ``sdpa`` only: keys that were read, padding included, and those that hold no token.
     """
 
     kernel: str
     grid: tuple[int, ...]
     reason: str
     resolver: str
-    stamp: int | None
-    expected_stamp: int | None
-    search_iterations: int
-    surplus_threadgroups: int
-    kv_blocks_visited: int
-    bytes: int
-    map_us: float
+    stamp: int | None = None
+    expected_stamp: int | None = None
+    layer: int = 0
+    launches: int = 1
+    search_iterations: int = 0
+    surplus_threadgroups: int = 0
+    kv_blocks_visited: int = 0
+    bytes: int = 0
+    map_us: float = 0.0
     device: str | None = None
     partitions: int = 1
     sharing_heads: int = 1
@@ -68,6 +106,9 @@ class LaunchReport:
     dependent_loads: int = 0
     skipped_blocks: int = 0
     masked_blocks: int = 0
+    kv_dtype: str | None = None
+    keys: int = 0
+    padded_keys: int = 0
 
     @property
     def stale(self) -> bool:
@@ -75,10 +116,18 @@ class LaunchReport:
         return self.stamp != self.expected_stamp
 
     def counters(self) -> dict[str, float]:
-        """Return the launch as counters that may be summed over launches."""
+        """Return the launches as counters that may be summed over reports."""
+        count = self.launches
+        if self.kernel == "sdpa":
+            return {
+                "kernel.sdpa": count,
+                "attention.keys": self.keys,
+                "attention.keys_padded": self.padded_keys,
+                "attention.bytes": self.bytes,
+            }
         counters: dict[str, float] = {
-            f"kernel.{self.kernel}": 1,
-            f"resolver.{self.resolver}": 1,
+            f"kernel.{self.kernel}": count,
+            f"resolver.{self.resolver}": count,
             "attention.search_iterations": self.search_iterations,
             "attention.dependent_loads": self.dependent_loads,
             "attention.surplus_threadgroups": self.surplus_threadgroups,
@@ -88,11 +137,122 @@ class LaunchReport:
             "window.masked_blocks": self.masked_blocks,
         }
         if self.device is not None:
-            counters[f"device.{self.device}"] = 1
+            counters[f"device.{self.device}"] = count
         if self.block_size is not None:
-            counters[f"block_size.{self.block_size}"] = 1
+            counters[f"block_size.{self.block_size}"] = count
+        if self.kv_dtype is not None:
+            counters[f"kv_dtype.{self.kv_dtype}"] = count
         if self.partitions > 1:
-            counters |= {"kernel.reduce": 1, "split_kv.partitions": self.partitions}
+            counters["kernel.reduce"] = count
+            counters["split_kv.partitions"] = count * self.partitions
         if self.kernel == "decode":
-            counters["gqa.shared" if self.sharing_heads > 1 else "gqa.unshared"] = 1
+            counters["gqa.shared" if self.sharing_heads > 1 else "gqa.unshared"] = count
         return counters
+
+
+Reports = tuple[LaunchReport, ...]
+
+
+def summed(reports: Iterable[LaunchReport]) -> Reports:
+    """Add up the launches that differ in nothing but counts, stamps and layer."""
+    varying = {*SUMS, "stamp", "expected_stamp", "layer"}
+    same = [field.name for field in fields(LaunchReport) if field.name not in varying]
+    groups: dict[tuple[Any, ...], list[LaunchReport]] = {}
+    for report in reports:
+        groups.setdefault(tuple(getattr(report, name) for name in same), []).append(report)
+    return tuple(_sum(group) for group in groups.values())
+
+
+def _sum(group: Sequence[LaunchReport]) -> LaunchReport:
+    shown = next((report for report in group if report.stale), group[0])
+    sums: dict[str, Any] = {name: sum(getattr(r, name) for r in group) for name in SUMS}
+    return replace(shown, **sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one kernel wrote in launches that are alike.
+
+    ``written``: integers [launches, units, 4 or more], columns as in ``spec``;
+    ``expected``: the stamp of each launch.
+    """
+
+    written: NDArray[Any]
+    expected: Sequence[int]
+
+    def wrong(self) -> NDArray[np.int64]:
+        """Return by how much the stamps of each launch are off: the first wrong one's, or 0."""
+        units = np.arange(self.written.shape[1], dtype=np.uint32)
+        expected = np.array(self.expected, np.uint32)[:, None]
+        off = self.written[:, :, STAMP].astype(np.uint32) - (units + expected)  # wraps
+        first: NDArray[np.int64] = off[np.arange(len(off)), (off != 0).argmax(axis=1)].astype(int)
+        return first
+
+
+def of_launches(
+    plan: Plan,
+    layers: Sequence[Layer],
+    chosen: Dispatch,
+    device: str,
+    main: Rows,
+    reduced: Rows | None,
+) -> LaunchReport:
+    """Report launches of a fused kernel that are alike, one for each of ``layers``.
+
+    ``reduced``: what the reduce kernel wrote, where the keys were split.
+    """
+    off = main.wrong()
+    if reduced is not None:
+        off = np.where(off, off, reduced.wrong())
+    shown = int((off != 0).argmax())
+    layer, count = layers[0], len(layers)
+    walks = layer.num_heads // chosen.sharing
+    flat = main.written.reshape(-1, main.written.shape[2])
+    totals = flat.sum(axis=0, dtype=np.int64)
+    iterations, visited = int(totals[ITERATIONS]), int(totals[BLOCKS])
+    skipped = masked = 0
+    if layer.window is not None:
+        whole, needed = window_blocks(plan, chosen.rows, layer.window)
+        skipped, masked = whole * walks * count - visited, visited - needed * walks * count
+    units = count * math.prod(chosen.grid)
+    queries = 2 * plan.total_q * layer.num_heads * layer.query_bytes
+    expected = main.expected[shown]
+    return LaunchReport(
+        kernel=chosen.kernel,
+        grid=chosen.grid,
+        reason=chosen.reason,
+        resolver=plan.resolver.name,
+        stamp=(expected + int(off[shown])) & STAMP_MASK,
+        expected_stamp=expected,
+        layer=layers[shown].index,
+        launches=count,
+        search_iterations=iterations,
+        dependent_loads=plan.resolver.dependent_loads(iterations, units),
+        surplus_threadgroups=int(totals[SURPLUS]),
+        kv_blocks_visited=visited,
+        bytes=visited * layer.block_bytes + count * queries,
+        map_us=plan.map_us,
+        device=device,
+        partitions=chosen.partitions,
+        sharing_heads=chosen.sharing,
+        block_size=layer.block_size,
+        kv_dtype=layer.dtype,
+        skipped_blocks=skipped,
+        masked_blocks=masked,
+    )
+
+
+def window_blocks(plan: Plan, rows: int, window: int) -> tuple[int, int]:
+    """Return the KV blocks that units walk for one head: all of them, and those that they need.
+
+    ``rows``: query tokens of a unit; ``window``: keys that a query sees.
+    """
+    lengths = np.diff(plan.cu_seqlens_q)
+    units = -(-lengths // rows)
+    sequence = np.repeat(np.arange(plan.num_seqs), units)
+    first = (np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)) * rows
+    last = np.minimum(first + rows, lengths[sequence]) - 1
+    past = (plan.seq_lens - lengths)[sequence]
+    end = -(-(past + last + 1) // plan.block_size)
+    begin = np.maximum(0, past + first + 1 - window) // plan.block_size
+    return int(end.sum()), int((end - begin).sum())

@@ -1,98 +1,131 @@
-"""MLX's own ``scaled_dot_product_attention`` between NumPy arrays, and what a call reports."""
+"""MLX's own ``scaled_dot_product_attention`` for sequences that lie in one piece."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from labkit.engine.attention.report import LaunchReport, Reports, summed
 
 
 @dataclass(frozen=True, slots=True)
-class SdpaReport:
-    """The launches of MLX's attention for one layer.
+class SdpaLayer:
+    """What does not change of a layer; see ``layer.Layer``. ``sinks``: MLX's, or None."""
 
-    MLX's kernel leaves no stamp; ``stale`` is always False.
+    index: int
+    scale: float
+    window: int | None
+    sinks: mx.array | None
+
+
+class SdpaStep(Protocol):
+    """One step over keys and values that a layout keeps in one piece."""
+
+    launches: list[LaunchReport]
+
+    def write(self, layer: int, k: Any, v: Any) -> None:
+        """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
+
+    def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
+        """Attend, causally, from ``q`` to the cached keys; both [total_q, num_heads, head_dim]."""
+
+    def pending(self) -> list[mx.array]:
+        """Return the arrays that were written."""
+
+
+class SdpaAttention:
+    """The layers of a layout whose steps write and attend; see ``base.Attention``."""
+
+    arrays: Literal["any"] = "any"
+
+    def __init__(self) -> None:
+        self._layers: dict[int, SdpaLayer] = {}
+
+    def bind(
+        self,
+        layer: int,
+        *,
+        scale: float,
+        heads: int,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> None:
+        """Say what does not change of a layer; see ``Attention.bind``."""
+        if softcap is not None:
+            raise ValueError(f"softcap={softcap}: MLX's attention has none; use backend=fused")
+        kept = None if sinks is None else mx.array(sinks)
+        self._layers[layer] = SdpaLayer(layer, scale, window, kept)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: SdpaStep, out: Any = None) -> Any:
+        """Write and attend; see ``Attention.forward``."""
+        if k is not None:
+            plan.write(layer, k, v)
+        result, made = plan.attend(self._layers[layer], q)
+        plan.launches.append(made)
+        if isinstance(q, mx.array):
+            return result
+        mx.eval(result)
+        return np.asarray(result)
+
+    def report(self, plan: SdpaStep) -> Reports:
+        """Add up the launches since the last report; see ``Attention.report``."""
+        launches, plan.launches = plan.launches, []
+        return summed(launches)
+
+    def pending(self, plan: SdpaStep) -> list[Any]:
+        """Return the keys and values: what was written must not wait for a reader."""
+        return plan.pending()
+
+
+def report(layer: int, launches: int, keys: int, padded_keys: int, nbytes: int) -> LaunchReport:
+    """Report a layer's calls of MLX's attention, which leaves no stamp.
 
     Parameters
     ----------
     launches
         Calls: one for a padded batch, one per request otherwise.
-    keys
-        Keys that the calls read, padding included.
-    padded_keys
-        Those of them that hold no token.
-    bytes
+    keys, padded_keys
+        Keys that the calls read, padding included, and those that hold no token.
+    nbytes
         Bytes of the keys and values read, plus queries and output.
     """
-
-    launches: int
-    keys: int
-    padded_keys: int
-    bytes: int
-
-    @property
-    def stale(self) -> bool:
-        """Tell whether the output is another launch's: it cannot be told."""
-        return False
-
-    def counters(self) -> dict[str, float]:
-        """Return the launches as counters that may be summed."""
-        return {
-            "kernel.sdpa": self.launches,
-            "attention.keys": self.keys,
-            "attention.keys_padded": self.padded_keys,
-            "attention.bytes": self.bytes,
-        }
-
-
-def attend_one(
-    q: Array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    window: int | None,
-    sinks: Array | None,
-) -> mx.array:
-    """Attend for one sequence; not evaluated yet.
-
-    Parameters
-    ----------
-    q
-        [q_len, num_q_heads, head_dim], the sequence's last tokens.
-    k, v
-        [1, num_kv_heads, keys, head_dim], its last keys, the new ones included.
-    scale, window, sinks
-        As in ``StepAttention.attend``.
-
-    Returns
-    -------
-    mx.array
-        [1, num_q_heads, q_len, head_dim].
-    """
-    return mx.fast.scaled_dot_product_attention(
-        heads_first(q[None]),
-        k,
-        v,
-        scale=scale,
-        mask=_mask_of_one(len(q), k.shape[2], window),
-        sinks=None if sinks is None else mx.array(sinks),
+    return LaunchReport(
+        kernel="sdpa",
+        grid=(launches,),
+        reason="the keys lie in one piece for MLX's attention",
+        resolver="none",
+        layer=layer,
+        launches=launches,
+        keys=keys,
+        padded_keys=padded_keys,
+        bytes=nbytes,
     )
 
 
-def heads_first(tokens: Array) -> mx.array:
-    """Copy [rows, tokens, heads, dim] into an MLX array [rows, heads, tokens, dim]."""
-    return mx.array(tokens.transpose(0, 2, 1, 3))
-
-
-def _mask_of_one(q_len: int, keys: int, window: int | None) -> mx.array | str | None:
+def mask_of_one(q_len: int, keys: int, window: int | None) -> mx.array | str | None:
     """Return the mask that mlx_lm would give: none for one token, else a name or an array."""
     if window is not None and keys > window:
         columns, seen = np.arange(keys), np.arange(keys - q_len, keys)[:, None]
         return mx.array((columns <= seen) & (columns > seen - window))
     return "causal" if q_len > 1 else None
+
+
+def heads_first(tokens: Any) -> mx.array:
+    """Return [rows, tokens, heads, dim] as MLX's [rows, heads, tokens, dim]; NumPy's are copied."""
+    turned = tokens.transpose(0, 2, 1, 3)
+    return turned if isinstance(turned, mx.array) else mx.array(turned)
+
+
+def put(array: mx.array, where: Any, new: Any) -> None:
+    """Write into an array in place: NumPy's values now, MLX's when the graph is evaluated.
+
+    Nobody reads ``array`` while NumPy writes: every step that NumPy computes is evaluated.
+    """
+    if isinstance(new, mx.array):
+        array[where] = new
+    else:
+        np.asarray(array)[where] = new

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.layer import Layer
 
 MAX_HEAD_DIM = 256
 
@@ -16,10 +20,11 @@ def batch(
     block_tables: NDArray[np.int32],
     seq_lens: NDArray[np.int32],
     cu_seqlens_q: NDArray[np.int32],
+    num_blocks: int,
     block_size: int,
     total_q: int | None,
-) -> int:
-    """Check a step's batch and return the largest block id that a query can read (or -1).
+) -> NDArray[np.int32]:
+    """Check a step's batch against the pools and return its query lengths.
 
     Only the blocks of sequences with query tokens are looked at: the rest is padding.
 
@@ -31,8 +36,6 @@ def batch(
     _int32("block_tables", block_tables, ndim=2)
     _int32("seq_lens", seq_lens, ndim=1)
     _int32("cu_seqlens_q", cu_seqlens_q, ndim=1)
-    if block_size < 1:
-        raise ValueError(f"block_size={block_size}: allowed are 1 or more (tokens)")
     num_seqs = len(seq_lens)
     if len(cu_seqlens_q) != num_seqs + 1:
         raise ValueError(
@@ -50,7 +53,10 @@ def batch(
             f"seq_lens[{s}] is {seq_lens[s]}: less than the {query_lens[s]} query tokens "
             f"of sequence {s}"
         )
-    return _used_blocks(block_tables, seq_lens, query_lens, block_size)
+    largest = _used_blocks(block_tables, seq_lens, query_lens, block_size)
+    if largest >= num_blocks:
+        raise ValueError(f"block_tables has block id {largest}: the pools have {num_blocks} blocks")
+    return query_lens
 
 
 def _prefix_sums(cu: NDArray[np.int32], total_q: int | None) -> None:
@@ -96,124 +102,99 @@ def _int32(name: str, array: Any, *, ndim: int) -> None:
         raise ValueError(f"{name} must have {ndim} dimensions, not {array.ndim}")
 
 
-def operands(
-    q: NDArray[Any],
-    k_pool: NDArray[Any],
-    v_pool: NDArray[Any],
+def pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """Check a backend's pools, one of each per layer; ValueError says what is wrong."""
+    first = tuple(keys[0].shape[:2])
+    for k_pool, v_pool in zip(keys, values, strict=True):
+        k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
+        if k_pool.ndim != 4 or k_shape != v_shape:
+            raise ValueError(
+                "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
+                f"head_dim], not {k_shape} and {v_shape}"
+            )
+        if tuple(k_shape[:2]) != first:
+            raise ValueError("the layers' pools must have as many blocks, of one size")
+        if k_pool.dtype != v_pool.dtype:
+            raise ValueError(
+                f"k_pool and v_pool must have one dtype, not {named(k_pool)}, {named(v_pool)}"
+            )
+
+
+def dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
+    """Check that a device's pools may have this type, (): any; ValueError with one line."""
+    if dtypes and name not in dtypes:
+        kinds = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
+        raise ValueError(f"attention on device {device} takes {kinds}, not {name}")
+
+
+def named(array: Any) -> str:
+    """Return the name of a NumPy or MLX array's type."""
+    return str(array.dtype).removeprefix("mlx.core.")
+
+
+def layer(
+    k_pool: Any,
+    num_heads: int,
     *,
-    total_q: int,
-    block_size: int,
-    max_block_id: int,
     scale: float,
     window: int | None,
     softcap: float | None,
-    sinks: NDArray[Any] | None,
-    out: NDArray[Any] | None,
+    sinks: Any,
 ) -> None:
-    """Check one layer's arrays and options against the step's batch.
-
-    Raises
-    ------
-    ValueError
-        One line that says what is wrong.
-    """
-    if q.ndim != 3 or q.shape[0] != total_q:
-        raise ValueError(
-            f"q must have shape [total_q={total_q}, num_q_heads, head_dim], not {list(q.shape)}"
-        )
-    if k_pool.ndim != 4 or k_pool.shape != v_pool.shape:
-        raise ValueError(
-            "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
-            f"head_dim], not {list(k_pool.shape)} and {list(v_pool.shape)}"
-        )
-    if not q.dtype == k_pool.dtype == v_pool.dtype:
-        raise ValueError(
-            f"q, k_pool and v_pool must have one dtype, not {q.dtype}, {k_pool.dtype}, "
-            f"{v_pool.dtype}"
-        )
-    num_blocks, pool_block_size, num_kv_heads, head_dim = k_pool.shape
-    if pool_block_size != block_size:
-        raise ValueError(f"the pools have blocks of {pool_block_size}, the plan of {block_size}")
-    if q.shape[2] != head_dim:
-        raise ValueError(f"q has head size {q.shape[2]}, the pools have {head_dim}")
+    """Check what a layer is bound to; ValueError with one line that says what is wrong."""
+    num_kv_heads, head_dim = k_pool.shape[2:]
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
             f"head size {head_dim}: allowed are multiples of 16 from 16 to {MAX_HEAD_DIM}"
         )
-    if num_kv_heads < 1 or q.shape[1] < 1 or q.shape[1] % num_kv_heads:
-        raise ValueError(f"{q.shape[1]} query heads are not a multiple of {num_kv_heads} KV heads")
-    if max_block_id >= num_blocks:
-        raise ValueError(
-            f"block_tables has block id {max_block_id}: the pools have {num_blocks} blocks"
-        )
-    if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
-        raise ValueError(
-            f"out must be {q.dtype} {list(q.shape)}, not {out.dtype} {list(out.shape)}"
-        )
-    if out is not None and not out.flags.c_contiguous:
-        raise ValueError("out must be contiguous")
-    options(q.shape[1], scale=scale, window=window, softcap=softcap, sinks=sinks)
-
-
-def options(
-    num_q_heads: int,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: NDArray[Any] | None,
-) -> None:
-    """Check the options of one layer; ValueError with one line that says what is wrong."""
+    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if not math.isfinite(scale):
         raise ValueError(f"scale={scale}: must be a finite number")
     if window is not None and window < 1:
         raise ValueError(f"window={window}: allowed are 1 or more (keys), or None")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap={softcap}: must be above 0, or None")
-    if sinks is not None and sinks.shape != (num_q_heads,):
-        raise ValueError(f"sinks must have shape [{num_q_heads}], not {list(sinks.shape)}")
+    if sinks is not None and tuple(sinks.shape) != (num_heads,):
+        raise ValueError(f"sinks must have shape [{num_heads}], not {list(sinks.shape)}")
 
 
-def float32(*arrays: NDArray[Any]) -> None:
-    """Check that a CPU kernel can read these arrays; ValueError otherwise.
+def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None) -> None:
+    """Check one layer's arrays: ValueError says what is wrong with them.
 
-    Half precision is refused: the CPU computes it one element at a time.
+    Called where a backend found, by one comparison, that something is.
     """
-    for array in arrays:
-        if array.dtype != np.float32:
-            raise ValueError(
-                f"attention on device cpu takes float32, not {array.dtype}: half precision "
-                "is scalar there"
-            )
+    if q.ndim != 3 or q.shape[0] != total_q:
+        raise ValueError(
+            f"q must have shape [total_q={total_q}, num_q_heads, head_dim], not {list(q.shape)}"
+        )
+    if q.shape[2] != layer.head_dim:
+        raise ValueError(f"q has head size {q.shape[2]}, the pools have {layer.head_dim}")
+    if q.shape[1] != layer.num_heads:
+        raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_heads}")
+    if named(q) != layer.query_dtype:
+        raise ValueError(
+            f"q, k_pool and v_pool must have one dtype, not {named(q)}, {layer.dtype}, "
+            f"{layer.dtype}"
+        )
+    if k is not None:
+        _new_keys(layer, total_q, k, v)
+    if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
+        raise ValueError(
+            f"out must be {q.dtype} {list(q.shape)}, not {out.dtype} {list(out.shape)}"
+        )
+    if out is not None and not out.flags.c_contiguous:
+        raise ValueError("out must be contiguous")
 
 
-def new_keys(
-    k: NDArray[Any],
-    v: NDArray[Any],
-    k_pool: NDArray[Any],
-    v_pool: NDArray[Any],
-    slot_mapping: NDArray[np.int64],
-) -> None:
-    """Check the arrays of a write; ValueError with one line that says what is wrong."""
-    if k_pool.ndim != 4 or k_pool.shape != v_pool.shape:
+def _new_keys(layer: Layer, total_q: int, k: Any, v: Any) -> None:
+    shape = [total_q, layer.num_kv_heads, layer.head_dim]
+    if list(k.shape) != shape or list(v.shape) != shape:
         raise ValueError(
-            "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
-            f"head_dim], not {list(k_pool.shape)} and {list(v_pool.shape)}"
+            f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
         )
-    shape = (len(slot_mapping), *k_pool.shape[2:])
-    if k.shape != shape or v.shape != shape:
+    if not named(k) == named(v) == layer.query_dtype:
         raise ValueError(
-            f"k and v must have shape {list(shape)}, not {list(k.shape)} and {list(v.shape)}"
-        )
-    if not k.dtype == v.dtype == k_pool.dtype == v_pool.dtype:
-        raise ValueError(
-            f"k, v, k_pool and v_pool must have one dtype, not {k.dtype}, {v.dtype}, "
-            f"{k_pool.dtype}, {v_pool.dtype}"
-        )
-    if not (k_pool.flags.c_contiguous and v_pool.flags.c_contiguous):
-        raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
-    slots = k_pool.shape[0] * k_pool.shape[1]
-    if len(slot_mapping) and slot_mapping.max() >= slots:
-        raise ValueError(
-            f"slot_mapping has slot {slot_mapping.max()}: the pools have {slots} slots"
+            f"k, v, k_pool and v_pool must have one dtype, not {named(k)}, {named(v)}, "
+            f"{layer.dtype}, {layer.dtype}"
         )

@@ -9,12 +9,14 @@ from labkit import config
 from labkit.engine.budget import facts
 from labkit.engine.budget.base import Asked, Decision, Part, Policy, Refusal
 from labkit.engine.budget.facts import ModelFacts
-from labkit.engine.budget.fixed import Fixed
-from labkit.engine.budget.fraction import Fraction
-from labkit.engine.budget.llamacpp import LlamaCpp
-from labkit.engine.budget.mistralrs import MistralRs
-from labkit.engine.budget.tiered_reserve import TieredReserve
-from labkit.engine.budget.vllm import Vllm
+from labkit.engine.budget.policies import (
+    Fixed,
+    Fraction,
+    LlamaCpp,
+    MistralRs,
+    TieredReserve,
+    Vllm,
+)
 from labkit.platform import memory_machine
 from labkit.platform.memory_machine import Machine
 

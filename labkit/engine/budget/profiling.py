@@ -32,12 +32,12 @@ def activation_bytes(
     """
     lengths = prompt_lengths(scheduler)
     layout = kind.holding(shapes, len(lengths), max(lengths))
-    batch, attention = layout.memory.plan(largest_step(lengths, layout.cache))
-    forward(batch, attention, Counters())
+    batch, step = layout.memory.plan(largest_step(lengths, layout.cache))
+    forward(batch, step, Counters())
     mlx_before = _mlx_active()
     tracemalloc.start(1)
     try:
-        forward(batch, attention, Counters())
+        forward(batch, step, Counters())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit.engine.kv_layout.base import KVLayout, LayerShape, LayoutKind
@@ -35,8 +36,9 @@ def choose(options: config.Engine) -> LayoutKind:
     from labkit.engine import attention
     from labkit.engine.kv_layout.paged import Paged
 
-    backend = attention.configured(options.attention)
-    return Paged(backend, block_size, options.prefix_cache.value, _reuse_blocks(options))
+    make_backend = partial(attention.configured, options.attention)
+    make_backend()  # refused now, if at all
+    return Paged(make_backend, block_size, options.prefix_cache.value, _reuse_blocks(options))
 
 
 def _reuse_blocks(options: config.Engine) -> int:

@@ -2,7 +2,7 @@
 
 A layout is two parts.  ``KVCache`` is bookkeeping on the host, which the scheduler and the
 input builder ask; ``KVMemory`` is the arrays, which the model runner asks once per step
-and the model's layers through ``StepAttention``.
+and the model's layers through its ``Attention``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from labkit.engine.attention.base import Attention
     from labkit.engine.input_builder import Batch
     from labkit.engine.request import RequestState
 
@@ -132,56 +133,33 @@ class KVCache(Protocol):
         """Start counting anew; peaks restart from what is held now."""
 
 
-class Report(Protocol):
-    """What one attention launch says about itself."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step's way to the keys and values, for all layers.
 
-    @property
-    def stale(self) -> bool:
-        """Tell whether the output is another launch's."""
+    Parameters
+    ----------
+    attention
+        What the layers call.
+    plan
+        What it shares between them in this step.
+    counters
+        The step as counters; ``layout.<name>`` is one of them.
+    """
 
-    def counters(self) -> dict[str, float]:
-        """Return the launch as counters that may be summed over launches."""
-
-
-class StepAttention(Protocol):
-    """One step's write and read path, for all layers."""
-
-    def counters(self) -> Mapping[str, float]:
-        """Return the step as counters; ``layout.<name>`` is one of them."""
-
-    def write(self, layer: int, k: Array, v: Array) -> None:
-        """Store the step's new keys and values, [total_q, num_kv_heads, head_dim]."""
-
-    def attend(
-        self,
-        layer: int,
-        q: Array,
-        *,
-        scale: float,
-        window: int | None,
-        sinks: Array | None,
-    ) -> tuple[Array, Report]:
-        """Attend from ``q`` [total_q, num_q_heads, head_dim], causally, to the cached keys.
-
-        Parameters
-        ----------
-        layer
-            Whose keys and values.
-        q
-            The packed queries of the batch that ``KVMemory.plan`` returned.
-        scale
-            Factor of the logits.
-        window
-            Only the last so many keys, the query's own included; None: all.
-        sinks
-            [num_q_heads], one more logit per head in the softmax denominator, unscaled.
-        """
+    attention: Attention
+    plan: Any
+    counters: Mapping[str, float]
 
 
 class KVMemory(Protocol):
     """The arrays that hold keys and values."""
 
-    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
+    @property
+    def attention(self) -> Attention:
+        """What writes and reads the arrays, in every step."""
+
+    def plan(self, batch: Batch) -> tuple[Batch, Step]:
         """Prepare a step; memory may grow or move.
 
         Returns

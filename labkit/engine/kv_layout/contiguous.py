@@ -6,15 +6,16 @@ every growth copies what was there.  Attention is MLX's, one call per request.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.sdpa import SdpaReport
+from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import Array, BlockTable, KVLayout, LayerShape
+from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
@@ -149,9 +150,10 @@ class ContiguousMemory:
     """The caches; see ``KVMemory``."""
 
     def __init__(self, cache: ContiguousCache) -> None:
+        self.attention = SdpaAttention()
         self._cache = cache
 
-    def plan(self, batch: Batch) -> tuple[Batch, ContiguousStep]:
+    def plan(self, batch: Batch) -> tuple[Batch, Step]:
         """Grow the caches that the step's tokens would overflow; the batch stays as it is."""
         spans = []
         starts = batch.cu_seqlens_q.tolist()
@@ -162,40 +164,42 @@ class ContiguousMemory:
             if context > row.capacity:
                 row.move(1, rounded(context), [Span(0, 0, 0, 0, done)] if done else [])
             spans.append((row, start, stop, context))
-        return batch, ContiguousStep(spans)
+        return batch, Step(self.attention, ContiguousStep(spans), {"layout.contiguous": 1})
 
 
 class ContiguousStep:
-    """One step over the caches of its requests; see ``StepAttention``."""
+    """One step over the caches of its requests; see ``SdpaStep``."""
 
     def __init__(self, spans: list[tuple[Rectangle, int, int, int]]) -> None:
+        self.launches: list[LaunchReport] = []
         self._spans = spans
 
-    def counters(self) -> dict[str, float]:
-        """Return the step."""
-        return {"layout.contiguous": 1}
-
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Any, v: Any) -> None:
         """Store the new keys and values behind the old ones."""
         for row, start, stop, context in self._spans:
-            for view, new in zip(row.views(layer), (k, v), strict=True):
-                view[0, :, context - (stop - start) : context] = new[start:stop].transpose(1, 0, 2)
+            where = (0, slice(None), slice(context - (stop - start), context))
+            for array, new in zip(row.layer(layer), (k, v), strict=True):
+                sdpa.put(array, where, new[start:stop].transpose(1, 0, 2))
 
-    def attend(
-        self, layer: int, q: Array, *, scale: float, window: int | None, sinks: Array | None
-    ) -> tuple[Array, SdpaReport]:
-        """Attend request by request; all are evaluated together."""
-        results, keys, size = [], 0, 2 * q.nbytes
+    def pending(self) -> list[mx.array]:
+        """Return the arrays that were written."""
+        return [array for row, *_ in self._spans for array in row.arrays()]
+
+    def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
+        """Attend request by request."""
+        results, read, size, window = [], 0, 2 * q.nbytes, layer.window
         for row, start, stop, context in self._spans:
             first = 0 if window is None else max(0, context - (stop - start) - window + 1)
-            k, v = (array[:, :, first:context] for array in row.layer(layer))
-            results.append(
-                sdpa.attend_one(q[start:stop], k, v, scale=scale, window=window, sinks=sinks)
+            k, v = (array[:, :, first:context] for array in row.layer(layer.index))
+            one = mx.fast.scaled_dot_product_attention(
+                sdpa.heads_first(q[None, start:stop]),
+                k,
+                v,
+                scale=layer.scale,
+                mask=sdpa.mask_of_one(stop - start, context - first, window),
+                sinks=layer.sinks,
             )
-            keys += context - first
+            results.append(one[0].transpose(1, 0, 2))
+            read += context - first
             size += k.nbytes + v.nbytes
-        mx.eval(results)
-        out = np.empty((*q.shape[:2], results[0].shape[3]), q.dtype)
-        for (_, start, stop, _), one in zip(self._spans, results, strict=True):
-            out[start:stop] = np.asarray(one)[0].transpose(1, 0, 2)
-        return out, SdpaReport(len(results), keys, 0, size)
+        return mx.concatenate(results), sdpa.report(layer.index, len(results), read, 0, size)

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.engine.attention.sdpa import SdpaAttention
 from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape
+from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
-from labkit.engine.kv_layout.padded_step import PaddedStep, pad_batch
+from labkit.engine.kv_layout.padded_step import pad_batch
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
 if TYPE_CHECKING:
@@ -227,9 +228,10 @@ class PaddedMemory:
     """The rectangle; see ``KVMemory``."""
 
     def __init__(self, cache: PaddedCache) -> None:
+        self.attention = SdpaAttention()
         self._cache = cache
 
-    def plan(self, batch: Batch) -> tuple[Batch, PaddedStep]:
+    def plan(self, batch: Batch) -> tuple[Batch, Step]:
         """Arrange the rows, pad the step's chunks to the longest, add rows that only stay."""
         cache = self._cache
         cache.arrange()
@@ -243,4 +245,4 @@ class PaddedMemory:
         computed, step = pad_batch(batch, taking, staying, cache.rectangle)
         cache.columns += step.columns
         cache.empty_columns += step.empty_columns
-        return computed, step
+        return computed, Step(self.attention, step, {"layout.padded": 1})

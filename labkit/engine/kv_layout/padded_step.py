@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.sdpa import SdpaReport
-from labkit.engine.kv_layout.base import Array
+from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention.sdpa import SdpaLayer
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch
@@ -70,7 +70,7 @@ def pad_batch(
 
 
 class PaddedStep:
-    """One step; see ``StepAttention``.
+    """One step; see ``SdpaStep``.
 
     Parameters
     ----------
@@ -92,6 +92,7 @@ class PaddedStep:
         target: Ints,
         columns: Ints,
     ) -> None:
+        self.launches: list[LaunchReport] = []
         self._rectangle = rectangle
         self._rows = rows
         self._width = width
@@ -112,34 +113,36 @@ class PaddedStep:
         """Those of them that hold no token of a live request."""
         return self.columns - sum(row.length for row in self._rows if row.live)
 
-    def counters(self) -> dict[str, float]:
-        """Return the step."""
-        return {"layout.padded": 1}
-
-    def write(self, layer: int, k: Array, v: Array) -> None:
+    def write(self, layer: int, k: Any, v: Any) -> None:
         """Store the real tokens' keys and values; padding is not written."""
         places = self._places[self._target // self._width]
-        for view, new in zip(self._rectangle.views(layer), (k, v), strict=True):
-            view[places, :, self._columns] = new[self._target]
+        target: Any = self._target
+        where: Any = (places, slice(None), self._columns)
+        if isinstance(k, mx.array):
+            target = mx.array(target)
+            where = (mx.array(places), slice(None), mx.array(self._columns))
+        for array, new in zip(self._rectangle.layer(layer), (k, v), strict=True):
+            sdpa.put(array, where, new[target])
 
-    def attend(
-        self, layer: int, q: Array, *, scale: float, window: int | None, sinks: Array | None
-    ) -> tuple[Array, SdpaReport]:
+    def pending(self) -> list[mx.array]:
+        """Return the rectangle."""
+        return self._rectangle.arrays()
+
+    def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
         """Attend over the rectangle with a mask, in one call."""
-        k, v = (self._take(array) for array in self._rectangle.layer(layer))
+        k, v = (self._take(array) for array in self._rectangle.layer(layer.index))
         out = mx.fast.scaled_dot_product_attention(
             sdpa.heads_first(q.reshape(len(self._rows), self._width, *q.shape[1:])),
             k,
             v,
-            scale=scale,
-            mask=self._mask(window),
-            sinks=None if sinks is None else mx.array(sinks),
+            scale=layer.scale,
+            mask=self._mask(layer.window),
+            sinks=layer.sinks,
         )
-        mx.eval(out)
-        tokens = np.asarray(out).transpose(0, 2, 1, 3)
+        tokens = out.transpose(0, 2, 1, 3)
         size = k.nbytes + v.nbytes + 2 * q.nbytes
-        report = SdpaReport(1, self.columns, self.empty_columns, size)
-        return np.ascontiguousarray(tokens).reshape(len(q), *tokens.shape[2:]), report
+        made = sdpa.report(layer.index, 1, self.columns, self.empty_columns, size)
+        return tokens.reshape(len(q), *tokens.shape[2:]), made
 
     def _take(self, array: mx.array) -> mx.array:
         """Return the rows computed, first to last column; copied if they are not neighbours."""

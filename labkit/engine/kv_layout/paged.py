@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit.engine import prefix_cache
+from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.kv_layout.base import Array, KVLayout, LayerShape
-from labkit.engine.kv_pools import KVPools
+from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
 
 if TYPE_CHECKING:
     from labkit.engine.attention.base import AttentionBackend
-    from labkit.engine.attention.metadata import AttentionMetadata
-    from labkit.engine.attention.report import LaunchReport
     from labkit.engine.input_builder import Batch
 
 
@@ -22,8 +21,8 @@ class Paged:
 
     Parameters
     ----------
-    backend
-        Writes and reads the pools.
+    make_backend
+        Returns a backend that will own the pools of one layout.
     block_size
         Tokens in a block.
     prefixes
@@ -34,28 +33,38 @@ class Paged:
 
     def __init__(
         self,
-        backend: AttentionBackend,
+        make_backend: Callable[[], AttentionBackend],
         block_size: int,
         prefixes: str = "none",
         reuse_blocks: int = 1,
     ) -> None:
-        self._backend = backend
+        self._make_backend = make_backend
         self._block_size = block_size
         self._prefixes = prefixes
         self._reuse_blocks = reuse_blocks
 
     def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
-        """Make a pool of so many blocks, the null block included."""
-        pools = KVPools(shapes, num_blocks, self._block_size)
+        """Make a pool of so many blocks, the null block included.
+
+        Raises
+        ------
+        EngineError
+            The backend cannot hold what the layers cache; one line.
+        """
+        backend = self._make_backend()
+        try:
+            backend.allocate(shapes, num_blocks, self._block_size)
+        except ValueError as error:
+            raise EngineError(f"engine.kv.layout=paged: {error}") from error
         blocks = BlockPool(num_blocks)
         cache = KVCacheManager(
             blocks,
             self._block_size,
             prefix_cache.create(self._prefixes, blocks, self._block_size),
             self._reuse_blocks,
-            block_bytes=pools.block_bytes,
+            block_bytes=sum(shape.block_bytes(self._block_size) for shape in shapes),
         )
-        return KVLayout(cache, PagedMemory(pools, self._backend))
+        return KVLayout(cache, PagedMemory(backend))
 
     def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
         """Make a pool for so many requests of so many tokens each."""
@@ -63,52 +72,21 @@ class Paged:
 
 
 class PagedMemory:
-    """The pools, read and written by a backend of paged attention."""
+    """The pools of a backend of paged attention."""
 
-    def __init__(self, pools: KVPools, backend: AttentionBackend) -> None:
-        self.pools = pools
-        self._backend = backend
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.attention = backend
 
-    def plan(self, batch: Batch) -> tuple[Batch, PagedStep]:
-        """Build the metadata that the layers share; the batch stays as it is."""
-        meta = self._backend.plan(
+    def plan(self, batch: Batch) -> tuple[Batch, Step]:
+        """Build what the layers share; the batch stays as it is.
+
+        Counted: the step, and the host time (us) of the resolver's maps.
+        """
+        plan = self.attention.plan(
             block_tables=batch.block_tables,
             seq_lens=batch.seq_lens,
             cu_seqlens_q=batch.cu_seqlens_q,
-            block_size=self.pools.block_size,
             total_q=batch.total_q,
         )
-        return batch, PagedStep(self.pools, self._backend, meta)
-
-
-class PagedStep:
-    """One step over the pools; see ``StepAttention``."""
-
-    def __init__(self, pools: KVPools, backend: AttentionBackend, meta: AttentionMetadata) -> None:
-        self._pools = pools
-        self._backend = backend
-        self._meta = meta
-
-    def counters(self) -> dict[str, float]:
-        """Return the step, and the host time (us) of the resolver's maps."""
-        return {"layout.paged": 1, "attention.map_us": self._meta.map_us}
-
-    def write(self, layer: int, k: Array, v: Array) -> None:
-        """Scatter new keys and values into the layer's pools."""
-        pools = self._pools
-        self._backend.write(k, v, pools.keys[layer], pools.values[layer], self._meta)
-
-    def attend(
-        self, layer: int, q: Array, *, scale: float, window: int | None, sinks: Array | None
-    ) -> tuple[Array, LaunchReport]:
-        """Attend over the block tables."""
-        pools = self._pools
-        return self._backend.attend(
-            q,
-            pools.keys[layer],
-            pools.values[layer],
-            self._meta,
-            scale=scale,
-            window=window,
-            sinks=sinks,
-        )
+        counters = {"layout.paged": 1, "attention.map_us": plan.map_us}
+        return batch, Step(self.attention, plan, counters)

@@ -51,6 +51,10 @@ class Rectangle:
         """Return a layer's keys and values."""
         return self._pairs[index]
 
+    def arrays(self) -> list[mx.array]:
+        """Return all layers' keys and values."""
+        return [array for pair in self._pairs for array in pair]
+
     def views(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return writable views of a layer's keys and values."""
         k, v = self._pairs[index]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.base import PrefixCache
+from labkit.engine.prefix_cache.base import NoPrefixCache, PrefixCache
 from labkit.engine.prefix_cache.hash import HashPrefixCache
-from labkit.engine.prefix_cache.none import NoPrefixCache
 from labkit.engine.prefix_cache.radix import RadixPrefixCache
 
 __all__ = ["HashPrefixCache", "NoPrefixCache", "PrefixCache", "RadixPrefixCache", "create"]

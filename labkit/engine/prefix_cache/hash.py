@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.base import Remap
-from labkit.engine.prefix_cache.none import NOTHING
+from labkit.engine.prefix_cache.base import NOTHING, Remap
 
 Tokens = tuple[int, ...]
 ROOT = 0

@@ -56,3 +56,22 @@ class Proposer(Protocol):
 
     def propose(self, wanted: Sequence[Wanted]) -> list[tuple[int, ...]]:
         """Return up to ``limit`` tokens for each request, in order; () where it has no guess."""
+
+
+class NoSpeculation:
+    """Drafts nothing."""
+
+    name = "none"
+
+    def draft(self, output: SchedulerOutput) -> SchedulerOutput:
+        """Return the step as it is."""
+        return output
+
+    def accept(
+        self, output: SchedulerOutput, drawn: Sequence[Sampled]
+    ) -> dict[str, Sequence[Sampled]]:
+        """Give each sampling request its one token."""
+        sampling = (chunk for chunk in output.chunks if chunk.samples)
+        return {
+            chunk.state.request_id: (token,) for chunk, token in zip(sampling, drawn, strict=True)
+        }

@@ -15,7 +15,7 @@ import numpy as np
 
 from labkit.engine.input_builder import Batch, Ints, pack, stack
 from labkit.engine.kv_layout.base import KVCache
-from labkit.engine.pipeline.base import RunModel
+from labkit.engine.pipeline import RunModel
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.sampler import Sampler
 from labkit.engine.speculation.base import Wanted

@@ -1,11 +1,12 @@
 """Batches of ragged sequences whose unused slots are poisoned."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from labkit.engine import attention
+from labkit.engine.attention import bridge, elements
 from labkit.metal.emulator.build import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
@@ -29,22 +30,44 @@ class Batch:
     seq_lens: np.ndarray
     cu_seqlens_q: np.ndarray
 
-    def plan(self, backend):
-        return backend.plan(
+    def plan(self, backend, **options):
+        """Hand the pools over, bind the layer, plan."""
+        backend.adopt([self.k_pool], [self.v_pool])
+        plan = backend.plan(
             block_tables=self.block_tables,
             seq_lens=self.seq_lens,
             cu_seqlens_q=self.cu_seqlens_q,
-            block_size=self.k_pool.shape[1],
             total_q=len(self.q),
         )
+        options.setdefault("scale", max(1, self.q.shape[2]) ** -0.5)
+        backend.bind(0, heads=self.q.shape[1], **options)
+        return plan
+
+    def forward(self, backend, plan, k=None, v=None, out=None):
+        """Return output and report of one launch."""
+        made = bridge.to("numpy", backend)
+        out = np.full_like(self.q, np.nan) if out is None else out
+        result = made.forward(0, self.q, k, v, plan, out)
+        (report,) = made.report(plan)
+        return result, report
 
     def attend(self, backend="fused", **options):
         """Return output and report; the output is poisoned beforehand."""
         switches = {name: options.pop(name) for name in SWITCHES if name in options}
         made = attention.create(backend=backend, **switches)
-        options.setdefault("scale", max(1, self.q.shape[2]) ** -0.5)
-        out = np.full_like(self.q, np.nan)
-        return made.attend(self.q, self.k_pool, self.v_pool, self.plan(made), out=out, **options)
+        return self.forward(made, self.plan(made, **options))
+
+    def stored(self, kind):
+        """Return the batch with pools of that type."""
+        pools = (elements.rounded(pool, kind) for pool in (self.k_pool, self.v_pool))
+        return self._with(*pools)
+
+    def widened(self):
+        """Return the batch with float32 pools of what its pools hold, for the oracle."""
+        return self._with(*map(elements.widened, (self.k_pool, self.v_pool)))
+
+    def _with(self, k_pool, v_pool):
+        return replace(self, k_pool=k_pool, v_pool=v_pool)
 
     def keys(self, sequence):
         """Return views (copies) of one sequence's keys and values, in order."""

@@ -139,25 +139,24 @@ def test_any_batch(batch, assert_close, lengths, window, seed):
     assert not report.stale
 
 
-def test_write_scatters_and_skips(batch):
-    made = batch([(3, 20), (1, 4)], poison=False)
-    backend = attention.create()
-    meta = made.plan(backend)
+def test_forward_writes_before_it_attends(batch):
+    lengths = [(3, 20), (1, 4)]
     random = np.random.default_rng(5)
     k, v = (random.standard_normal((4, 2, 64)).astype(np.float32) for _ in range(2))
-    before = made.k_pool.copy(), made.v_pool.copy()
-    meta.slot_mapping[1] = -1
-    backend.write(k, v, made.k_pool, made.v_pool, meta)
-    written = [(0, made.block_tables[0, 1], 1), (2, made.block_tables[0, 1], 3)]
-    written.append((3, made.block_tables[1, 0], 3))
-    for new, pool, old in ((k, made.k_pool, before[0]), (v, made.v_pool, before[1])):
-        for token, block, offset in written:
-            assert np.array_equal(pool[block, offset], new[token])
-            old[block, offset] = new[token]
-        assert np.array_equal(pool, old)
-    twin = batch([(3, 20), (1, 4)], poison=False)
-    attention.create(backend="reference").write(k, v, twin.k_pool, twin.v_pool, meta)
-    assert np.array_equal(twin.k_pool, made.k_pool)
+    outs, pools = [], []
+    for backend in ("fused", "reference"):
+        made = batch(lengths, poison=False)
+        before = made.k_pool.copy(), made.v_pool.copy()
+        owner = attention.create(backend=backend)
+        outs.append(made.forward(owner, made.plan(owner), k, v)[0])
+        slots = [(made.block_tables[0, 1], i) for i in (1, 2, 3)] + [(made.block_tables[1, 0], 3)]
+        for new, pool, old in ((k, made.k_pool, before[0]), (v, made.v_pool, before[1])):
+            for token, slot in enumerate(slots):
+                old[slot] = new[token]
+            assert np.array_equal(pool, old)
+        pools.append(made)
+    assert np.array_equal(outs[0], pools[0].attend()[0])
+    assert np.abs(outs[0] - outs[1]).max() < 1e-5
 
 
 def test_blocks_outside_the_window_are_not_visited(batch):

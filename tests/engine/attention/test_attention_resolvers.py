@@ -182,13 +182,12 @@ def test_any_map_in_range_is_safe(batch, data):
     """Random maps over exact-size pools: a read past an end would fault or show as NaN."""
     made = batch([(1, 30), (0, 0), (40, 60), (0, 16), (3, 3)], heads=2, kv_heads=1, head_dim=16)
     backend = attention.create(resolver="seq_map")
-    meta = made.plan(backend)
+    meta = made.plan(backend, scale=0.2)
     numbers = st.integers(-1, 4)
     meta.lookup.qblock_map[:] = data.draw(
         st.lists(numbers, min_size=len(meta.lookup.qblock_map), max_size=6)
     )
-    out = np.zeros_like(made.q)
-    backend.attend(made.q, made.k_pool, made.v_pool, meta, scale=0.2, out=out)
+    out, _ = made.forward(backend, meta, out=np.zeros_like(made.q))
     assert np.isfinite(out).all()
 
 
@@ -196,12 +195,14 @@ def test_any_map_in_range_is_safe(batch, data):
 def test_any_token_map_in_range_is_safe(batch, data):
     made = batch([(1, 30), (1, 1), (0, 0), (1, 60), (0, 16)], heads=2, kv_heads=1, head_dim=16)
     backend = attention.create(resolver="seq_map")
-    meta = made.plan(backend)
+    meta = made.plan(backend, scale=0.2)
     owners = data.draw(st.lists(st.integers(0, 4), min_size=3, max_size=3))
     meta.lookup.token_map[:] = owners
-    out, _ = backend.attend(made.q, made.k_pool, made.v_pool, meta, scale=0.2)
+    out, _ = made.forward(backend, meta)
     oracle = attention.create(backend="reference", resolver="seq_map")
-    expected, _ = oracle.attend(made.q, made.k_pool, made.v_pool, meta, scale=0.2)
+    planned = made.plan(oracle, scale=0.2)
+    planned.lookup.token_map[:] = owners
+    expected, _ = made.forward(oracle, planned)
     assert np.isfinite(out).all()
     assert np.abs(out - expected).max() < 1e-5
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from labkit.engine import attention
+from labkit.engine.attention import bridge
+from labkit.engine.kv_layout.base import LayerShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 
@@ -21,12 +23,13 @@ def plan_of(batch, backend, **changes):
         "block_tables": made.block_tables,
         "seq_lens": made.seq_lens,
         "cu_seqlens_q": made.cu_seqlens_q,
-        "block_size": 16,
         "total_q": 4,
     }
     for name, change in changes.items():
         arguments[name] = change(arguments[name].copy()) if callable(change) else change
-    return attention.create(**backend).plan(**arguments)
+    owner = attention.create(**backend)
+    owner.adopt([made.k_pool], [made.v_pool])
+    return owner.plan(**arguments)
 
 
 def put(index, value):
@@ -50,7 +53,7 @@ BATCHES = [
     ({"cu_seqlens_q": put(2, 5)}, "cu_seqlens_q ends at 5, not at total_q=4"),
     ({"cu_seqlens_q": lambda a: a[:2]}, "cu_seqlens_q has 2 entries; 2 sequences need 3"),
     ({"seq_lens": put(0, 2)}, r"seq_lens\[0\] is 2: less than the 3 query tokens"),
-    ({"block_size": 0}, "block_size=0: allowed are 1 or more"),
+    ({"block_tables": put((1, 2), 6)}, "block_tables has block id 6: the pools have 6 blocks"),
 ]
 
 
@@ -74,15 +77,13 @@ def test_unused_blocks_may_hold_anything(batch, backend):
 OPERANDS = [
     ({"q": lambda a: a[:3]}, r"q must have shape \[total_q=4"),
     ({"k_pool": lambda a: a[:, :8]}, "k_pool and v_pool must have one shape"),
-    ({"k_pool": lambda a: a.astype(np.float16)}, "must have one dtype, not float32, float16"),
+    ({"k_pool": lambda a: a.astype(np.float16)}, "must have one dtype, not float16, float32"),
+    ({"q": lambda a: a.astype(np.float64)}, "must have one dtype, not float64, float32, float32"),
     ({"k_pool": lambda a: a[:4], "v_pool": lambda a: a[:4]}, "block id 5: the pools have 4"),
-    (
-        {"k_pool": lambda a: a.reshape(12, 8, 2, 64), "v_pool": lambda a: a.reshape(12, 8, 2, 64)},
-        "the pools have blocks of 8, the plan of 16",
-    ),
     ({"q": lambda a: a[:, :, :32]}, "q has head size 32, the pools have 64"),
-    ({"q": lambda a: a[:, :7]}, "7 query heads are not a multiple of 2 KV heads"),
-    ({"q": lambda a: a[:, :0]}, "0 query heads are not a multiple of 2 KV heads"),
+    ({"heads": 7}, "7 query heads are not a multiple of 2 KV heads"),
+    ({"heads": 0}, "0 query heads are not a multiple of 2 KV heads"),
+    ({"q": lambda a: a[:, :6]}, "q has 6 heads, the layer was bound to 8"),
     ({"out": np.zeros((4, 8, 64))}, "out must be float32"),
     ({"scale": np.nan}, "scale=nan: must be a finite number"),
     ({"window": 0}, "window=0: allowed are 1 or more"),
@@ -93,15 +94,28 @@ OPERANDS = [
 
 @pytest.mark.parametrize(("changes", "message"), OPERANDS)
 def test_bad_operands(batch, backend, changes, message, monkeypatch):
-    for launch in ("cpu.kernels.decode", "cpu.kernels.tiled", "on_metal.launch"):
+    for launch in ("cpu.kernels.decode", "cpu.kernels.tiled", "metal.KernelCall"):
         monkeypatch.setattr(f"labkit.engine.attention.{launch}", pytest.fail)
-    made = batch([(3, 20), (1, 40)])
-    backend = attention.create(**backend)
-    arguments = {"q": made.q, "k_pool": made.k_pool, "v_pool": made.v_pool, "scale": 0.1}
+    made, options = batch([(3, 20), (1, 40)]), {"scale": 0.1, "heads": 8}
+    backend, k, v, out = attention.create(**backend), None, None, None
     for name, change in changes.items():
-        arguments[name] = change(arguments[name]) if callable(change) else change
+        if name in ("q", "k_pool", "v_pool"):
+            setattr(made, name, change(getattr(made, name)))
+        elif name == "out":
+            out = change
+        else:
+            options[name] = change
+    if backend.arrays == "mlx" and (out is not None or made.q.dtype == np.float64):
+        pytest.skip("MLX has neither")
     with pytest.raises(ValueError, match=message) as raised:
-        backend.attend(meta=made.plan(backend), **arguments)
+        backend.adopt([made.k_pool], [made.v_pool])
+        plan = backend.plan(
+            block_tables=made.block_tables,
+            seq_lens=made.seq_lens,
+            cu_seqlens_q=made.cu_seqlens_q,
+        )
+        backend.bind(0, **options)
+        bridge.to("numpy", backend).forward(0, made.q, k, v, plan, out)
     assert "\n" not in str(raised.value)
 
 
@@ -111,26 +125,44 @@ def test_bad_head_sizes(batch, backend, head_dim):
         batch([(1, 4)], head_dim=head_dim).attend(**backend, scale=1.0)
 
 
-def test_half_precision_is_refused_on_the_cpu(batch):
+def test_queries_of_half_precision_are_refused_on_the_cpu(batch):
     made = batch([(1, 4)])
-    for name in ("q", "k_pool", "v_pool"):
-        setattr(made, name, getattr(made, name).astype(np.float16))
-    with pytest.raises(ValueError, match="on device cpu takes float32, not float16"):
+    made.q = made.q.astype(np.float16)
+    with pytest.raises(ValueError, match="must have one dtype, not float16, float32"):
         made.attend()
 
 
-def test_bad_writes(batch):
+def test_bad_writes(batch, backend):
     made = batch([(3, 20), (1, 40)])
-    backend = attention.create()
-    meta = made.plan(backend)
-    k = np.zeros((4, 2, 64), np.float32)
-    for arguments, message in (
-        ((k[:3], k, made.k_pool, made.v_pool), r"k and v must have shape \[4, 2, 64\]"),
-        ((k, k.astype(np.float64), made.k_pool, made.v_pool), "must have one dtype"),
-        ((k, k, made.k_pool[:3], made.v_pool[:3]), "the pools have 48 slots"),
+    owner = attention.create(**backend)
+    plan = made.plan(owner)
+    right = np.zeros((4, 2, 64), np.float32)
+    for k, v, message in (
+        (right[:3], right, r"k and v must have shape \[4, 2, 64\]"),
+        (right, right[:, :1], r"k and v must have shape \[4, 2, 64\]"),
+        (right, right.astype(np.float16), "must have one dtype"),
     ):
         with pytest.raises(ValueError, match=message):
-            backend.write(*arguments, meta)
+            made.forward(owner, plan, k, v)
+
+
+def test_a_layer_that_was_not_bound(batch, backend):
+    made = batch([(3, 20), (1, 40)])
+    owner = attention.create(**backend)
+    plan = made.plan(owner)
+    owner.adopt([made.k_pool], [made.v_pool])
+    with pytest.raises(ValueError, match="layer 0 was not bound"):
+        made.forward(owner, plan)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_mlx_pools_have_the_type_that_is_asked_for(dtype):
+    gather = attention.create(backend="gather")
+    gather.allocate([LayerShape(2, 64, 64)], 4, 16, dtype)
+    assert str(gather.keys[0].dtype) == f"mlx.core.{dtype}"
+    assert gather.values[0].shape == (4, 16, 2, 64)
+    with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, not float64"):
+        gather.allocate([LayerShape(2, 64, 64)], 4, 16, "float64")
 
 
 @pytest.mark.parametrize(

@@ -175,16 +175,19 @@ def test_what_can_be_known_is_refused_before_the_weights_are_loaded(tiny_dir, mo
 FILL = """
 import sys
 import psutil
-from labkit.engine.kv_pools import KVPools
+from labkit.engine import attention
 from labkit.engine.kv_layout.base import LayerShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
+backend = attention.create(backend="reference")
 process = psutil.Process()
 before = process.memory_info().rss
-pools = KVPools((LayerShape(heads, dim, dim),) * layers, blocks, block_size)
-arrays = [*pools.keys, *pools.values]
+shapes = (LayerShape(heads, dim, dim),) * layers
+backend.allocate(shapes, blocks, block_size)
+arrays = [*backend.keys, *backend.values]
+block_bytes = sum(shape.block_bytes(block_size) for shape in shapes)
 for array in arrays:
     array.fill(1.0)
-print(process.memory_info().rss - before, sum(a.nbytes for a in arrays), pools.block_bytes)
+print(process.memory_info().rss - before, sum(a.nbytes for a in arrays), block_bytes)
 """
 
 

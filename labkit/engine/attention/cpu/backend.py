@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,22 +11,24 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import resolvers, validate, windows
-from labkit.engine.attention.base import Array
-from labkit.engine.attention.cpu import decode, dispatch, kernels, layers, tiled
-from labkit.engine.attention.cpu.dispatch import Dispatch
-from labkit.engine.attention.cpu.lookups import RESOLVER_IDS
+from labkit.engine.attention import dispatch, validate
+from labkit.engine.attention.base import PagedBackend
+from labkit.engine.attention.cpu import decode, kernels, layers, tiled
 from labkit.engine.attention.cpu.tiles import KEYS
-from labkit.engine.attention.metadata import AttentionMetadata
-from labkit.engine.attention.options import FusedOptions
-from labkit.engine.attention.paged_backend import PagedBackend
-from labkit.engine.attention.report import LaunchReport
-from labkit.metal.dispatch import BQ
-from labkit.metal.stamp import KERNEL_IDS, launch_stamp
+from labkit.engine.attention.dispatch import Dispatch
+from labkit.engine.attention.elements import STORED_AS, name_of
+from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.report import LaunchReport, Reports, Rows, of_launches
+from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches, launch_stamp
+
+_ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
 
 class CpuBackend(PagedBackend):
     """Paged attention in float32 by numba kernels, on labkit's thread pool.
+
+    The pools may be of half precision, which is converted in registers.
 
     A row's result is the same bits in every batch, by both kernels, with every resolver,
     block size, thread count and switch but ``split_kv``, which changes the order of
@@ -34,191 +36,171 @@ class CpuBackend(PagedBackend):
     """
 
     name = "cpu"
+    dtypes = tuple(STORED_AS)
 
-    def __init__(self, options: FusedOptions) -> None:
-        super().__init__(options.resolver)
-        self._options = options
+    def __init__(self, switches: Switches) -> None:
+        super().__init__(switches.resolver)
+        self._switches = switches
         self._memory = aligned_zeros(1, 0)
+        self._addresses: list[tuple[int, int]] = []
 
-    def write(
-        self, k: Array, v: Array, k_pool: Array, v_pool: Array, meta: AttentionMetadata
-    ) -> None:
-        """Scatter new keys and values; see ``AttentionBackend.write``."""
-        validate.new_keys(k, v, k_pool, v_pool, meta.slot_mapping)
-        validate.float32(k_pool)
-        k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
-        kernels.scatter(
-            layers.address(k),
-            layers.address(v),
-            layers.address(k_pool),
-            layers.address(v_pool),
-            meta.slot_mapping,
-            4 * k_pool.shape[2] * k_pool.shape[3],
-        )
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.zeros(shape, STORED_AS[dtype])
 
-    def attend(
-        self,
-        q: Array,
-        k_pool: Array,
-        v_pool: Array,
-        meta: AttentionMetadata,
-        *,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: Array | None = None,
-        out: Array | None = None,
-    ) -> tuple[Array, LaunchReport]:
-        """Launch the decode or the tiled kernel; see ``AttentionBackend.attend``."""
-        validate.operands(
-            q,
-            k_pool,
-            v_pool,
-            total_q=meta.total_q,
-            block_size=meta.block_size,
-            max_block_id=meta.max_block_id,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            sinks=sinks,
-            out=out,
-        )
-        validate.float32(q)
-        if self._options.split_kv != "off" and KEYS % meta.block_size:
+    def _types(self, pool: Any) -> tuple[str, str]:
+        return name_of(pool), "float32"
+
+    def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Take over pools that exist; see ``AttentionBackend.adopt``."""
+        super().adopt(keys, values)
+        if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
+            raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
+        pairs = zip(keys, values, strict=True)
+        self._addresses = [(layers.address(k), layers.address(v)) for k, v in pairs]
+
+    def _sinks(self, sinks: Any) -> Any:
+        return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
+
+    def _refuse(self, layer: Layer) -> None:
+        if self._switches.split_kv != "off" and KEYS % layer.block_size:
             raise ValueError(
-                f"block size {meta.block_size}: split_kv={self._options.split_kv} cuts the keys "
+                f"block size {layer.block_size}: split_kv={self._switches.split_kv} cuts the keys "
                 f"every {KEYS}, which must be whole blocks"
             )
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+        """Write and attend; see ``Attention.forward``."""
+        bound = self._layers[layer] or self.bound(layer)
+        ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
+        if out is None:
+            out = np.empty(ready.q_shape, np.float32)
+        fits = q.shape == ready.q_shape == out.shape and q.dtype == out.dtype == np.float32
+        if k is not None:
+            fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype == q.dtype
+        if not (fits and out.flags.c_contiguous):
+            validate.operands(bound, plan.total_q, q, k, v, out)
         # Named here, so that a copy lives until the launch is over.
-        q, k_pool, v_pool = (np.ascontiguousarray(array) for array in (q, k_pool, v_pool))
-        out = np.empty(q.shape, dtype=np.float32) if out is None else out
-        sinks = None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
-        num_kv_heads, head_dim = k_pool.shape[2:]
-        chosen = dispatch.choose(
-            meta,
-            self._options,
-            num_q_heads=q.shape[1],
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            workers=numba.get_num_threads(),
-        )
-        layer = layers.pack(
-            q,
-            k_pool,
-            v_pool,
-            out,
-            sinks,
-            meta,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            window_skip=self._options.window_skip,
-        )
-        counters = self._launch(chosen, layer, meta, q, sinks, out, num_kv_heads)
-        return out, report(meta, chosen, q, k_pool, counters, window)
-
-    def _launch(
-        self,
-        chosen: Dispatch,
-        layer: NDArray[Any],
-        meta: AttentionMetadata,
-        q: Array,
-        sinks: Array | None,
-        out: Array,
-        num_kv_heads: int,
-    ) -> Counted:
-        """Run the chosen kernel, and the reduce kernel where the keys are split."""
-        workers, group = numba.get_num_threads(), q.shape[1] // num_kv_heads
-        if chosen.kernel == "tiled":
-            size = tiled.scratch_bytes(BQ * group, q.shape[2])
+        q = np.ascontiguousarray(q)
+        k_pool, v_pool = self._addresses[layer]
+        if k is not None:
+            k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
+            new = layers.address(k), layers.address(v), k_pool, v_pool
+            kernels.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
+        sinks = 0 if bound.sinks is None else layers.address(bound.sinks)
+        arrays = layers.address(q), k_pool, v_pool, layers.address(out), sinks
+        for field, address in zip(ready.fields, arrays, strict=True):
+            field[0] = address
+        counters = np.zeros((ready.workers + 1, kernels.NUM_COUNTERS), np.int64)
+        launch = _Launch(bound, secrets.randbits(32), counters)
+        work: Any = (self._memory, counters, plan.cu_seqlens_q, plan.seq_lens, bound.num_kv_heads)
+        if ready.chosen.kernel == "tiled":
+            kernels.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
+        elif ready.splits == 1:
+            work = (ready.body, ready.address, *work, ready.chosen.heads, 1)
+            kernels.decode(launch.nonce, plan.lookup, *work)
         else:
-            size = decode.scratch_bytes(chosen.heads * group, q.shape[2])
-        self._reserve(workers, size)
-        counters = np.zeros((workers + 1, kernels.NUM_COUNTERS), dtype=np.int64)
-        nonce = secrets.randbits(32)
-        work = (self._memory, counters, meta.cu_seqlens_q, meta.seq_lens, num_kv_heads)
-        skip = self._options.window_skip
-        if chosen.kernel == "tiled":
-            body = tiled.body(skip)
-            kernels.tiled(nonce, meta.lookup, body, layers.address(layer), *work)
-            return Counted(nonce, counters[:-1], None)
-        parts = layers.partials(q, chosen.partitions) if chosen.partitions > 1 else None
-        if chosen.members * chosen.partitions > 1:
-            layer = layers.split(layer, chosen, parts)
-        body = decode.body(parts is None and skip)
-        where = layers.address(layer)
-        kernels.decode(nonce, meta.lookup, body, where, *work, chosen.heads, len(layer))
-        if parts is None:
-            return Counted(nonce, counters[:-1], None)
-        merged = np.zeros_like(counters)
-        resolver = RESOLVER_IDS[type(meta.lookup)]
-        kernels.reduce(nonce, resolver, *parts, layers.base2(sinks), out, merged)
-        return Counted(nonce, counters[:-1], merged[:-1])
+            self._split(ready, launch, plan, q, out, work)
+        plan.launches.append(launch)
+        return out
 
-    def _reserve(self, workers: int, size: int) -> None:
-        """Make the scratch at least ``size`` bytes for each worker."""
+    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
+        """Choose and pack what the launches of one kind of layers share."""
+        workers, group = numba.get_num_threads(), layer.num_heads // layer.num_kv_heads
+        chosen = dispatch.choose(plan, layer, self._switches, dispatch.cpu(workers))
+        stored = STORED_AS[layer.dtype]
+        if chosen.kernel == "tiled":
+            size = tiled.scratch_bytes(BQ * group, layer.head_dim)
+            body = tiled.body(stored, self._switches.window_skip)
+        else:
+            size = decode.scratch_bytes(chosen.heads * group, layer.head_dim)
+            body = decode.body(stored, chosen.partitions == 1 and self._switches.window_skip)
         if self._memory.shape[0] != workers or self._memory.shape[1] < size:
             self._memory = aligned_zeros(workers, size)
+        packed = layers.pack(layer, plan, self._switches.window_skip)
+        ready = _Ready(
+            chosen=chosen,
+            packed=packed,
+            address=layers.address(packed),
+            fields=tuple(packed[name] for name in _ARRAYS),
+            body=body,
+            workers=workers,
+            splits=group // chosen.sharing * chosen.partitions if chosen.rows == 1 else 1,
+            q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
+            k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
+            element=kernels.ELEMENTS.index(stored),
+            slot_numbers=layer.num_kv_heads * layer.head_dim,
+        )
+        plan.prepared[layer.kind] = ready
+        return ready
 
+    def _split(
+        self, ready: _Ready, launch: _Launch, plan: Plan, q: Any, out: Any, work: Any
+    ) -> None:
+        """Run the decode kernel with a token's work divided, and merge what was divided."""
+        chosen = ready.chosen
+        members = ready.splits // chosen.partitions
+        parts = layers.partials(q, chosen.partitions) if chosen.partitions > 1 else None
+        packed = layers.split(ready.packed, members, chosen.partitions, parts)
+        work = (ready.body, layers.address(packed), *work, chosen.heads, len(packed))
+        kernels.decode(launch.nonce, plan.lookup, *work)
+        if parts is not None:
+            launch.merged = np.zeros_like(launch.counters)
+            resolver = RESOLVER_IDS[plan.resolver.word]
+            sinks = layers.base2(launch.layer.sinks)
+            kernels.reduce(launch.nonce, resolver, *parts, sinks, out, launch.merged)
 
-def report(
-    meta: AttentionMetadata,
-    chosen: Dispatch,
-    q: Array,
-    k_pool: Array,
-    counted: Counted,
-    window: int | None,
-) -> LaunchReport:
-    """Sum what the workers counted; the stamp is theirs if they agree, else 0."""
-    num_kv_heads, head_dim = k_pool.shape[2:]
-    visited = int(counted.main[:, kernels.BLOCKS].sum())
-    iterations = int(counted.main[:, kernels.ITERATIONS].sum())
-    rows = BQ if chosen.kernel == "tiled" else 1
-    columns = num_kv_heads * chosen.members
-    skipped, masked = windows.outside(meta, rows, window, columns, visited)
-    expected, written = counted.stamps(chosen.kernel, RESOLVER_IDS[type(meta.lookup)])
-    return LaunchReport(
-        kernel=chosen.kernel,
-        grid=chosen.grid,
-        reason=chosen.reason,
-        resolver=meta.resolver,
-        stamp=written,
-        expected_stamp=expected,
-        search_iterations=iterations,
-        dependent_loads=resolvers.dependent_loads(meta.lookup, iterations, math.prod(chosen.grid)),
-        surplus_threadgroups=int(counted.main[:, kernels.SURPLUS].sum()),
-        kv_blocks_visited=visited,
-        bytes=visited * 2 * k_pool.itemsize * meta.block_size * head_dim + 2 * q.nbytes,
-        map_us=meta.map_us,
-        device="cpu",
-        partitions=chosen.partitions,
-        sharing_heads=q.shape[1] // columns,
-        block_size=meta.block_size,
-        skipped_blocks=skipped,
-        masked_blocks=masked,
-    )
+    def report(self, plan: Plan) -> Reports:
+        """Sum what the workers counted, for each kind of layers; see ``Attention.report``."""
+        kinds: dict[int, list[_Launch]] = {}
+        for launch in plan.taken():
+            kinds.setdefault(launch.layer.kind, []).append(launch)
+        return tuple(self._report(plan, alike) for alike in kinds.values())
+
+    def _report(self, plan: Plan, alike: list[_Launch]) -> LaunchReport:
+        chosen = plan.prepared[alike[0].layer.kind].chosen
+
+        def rows(kernel: str, counters: list[Any]) -> Rows:
+            stamps = [launch_stamp(one.nonce, kernel, plan.resolver.word) for one in alike]
+            return Rows(np.stack(counters)[:, :-1], stamps)
+
+        main = rows(chosen.kernel, [one.counters for one in alike])
+        merged = None
+        if chosen.partitions > 1:
+            merged = rows("reduce", [one.merged for one in alike])
+        return of_launches(plan, [one.layer for one in alike], chosen, "cpu", main, merged)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """What the workers of a launch wrote: int64 [workers, NUM_COUNTERS] of each kernel."""
+class _Ready:
+    """What the launches of one kind of layers share in a step.
 
+    ``packed``: one of ``rows.LAYERS``, at ``address``; ``fields``: views of the addresses in it
+    that differ from launch to launch; ``splits``: units that share a token's work on some
+    KV heads; ``element``: what the pools hold, as
+    ``scatter`` knows it; ``slot_numbers``: of one token's keys.
+    """
+
+    chosen: Dispatch
+    packed: NDArray[Any]
+    address: int
+    fields: tuple[Any, ...]
+    body: int
+    workers: int
+    splits: int
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    element: int
+    slot_numbers: int
+
+
+@dataclass(slots=True)
+class _Launch:
+    """What a launch left: int64 [workers + 1, NUM_COUNTERS] of each kernel."""
+
+    layer: Layer
     nonce: int
-    main: NDArray[np.int64]
-    reduce: NDArray[np.int64] | None
-
-    def stamps(self, kernel: str, resolver: int) -> tuple[int, int]:
-        """Return the main kernel's stamp as it must be, and as all workers left it, or 0.
-
-        It is 0, too, if the reduce kernel did not leave its own.
-        """
-        expected, found = launch_stamp(self.nonce, KERNEL_IDS[kernel], resolver), self.main
-        ok = (found[:, kernels.STAMP] == expected).all()
-        if self.reduce is not None:
-            merged = launch_stamp(self.nonce, KERNEL_IDS["reduce"], resolver)
-            ok = ok and (self.reduce[:, kernels.STAMP] == merged).all()
-        # Another value would show whose stamp it is; 0 is nobody's.
-        return expected, expected if ok else 0
+    counters: NDArray[np.int64]
+    merged: NDArray[np.int64] | None = None
 
 
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import carray, cfunc, from_dtype, types
 
 from labkit.engine.attention.cpu.jit import inlined, inner
 from labkit.engine.attention.cpu.rows import (
-    LAYER,
+    LAYERS,
     Scratch,
     carve,
     finish_rows,
+    head_bytes,
     keep_rows,
     offset_of,
     row_bytes,
@@ -127,8 +129,8 @@ def score_keys(
             source = place(layer, unit, pool, key)
             for row in range(0, unit.heads * layer.group, layer.group):
                 multiply(layer, scratch, row, lanes, source, count, ahead)
-                source += 4 * layer.head_dim
-                ahead += 4 * layer.head_dim
+                source += head_bytes(layer)
+                ahead += head_bytes(layer)
             key += count
         for row in range(unit.heads * layer.group):
             scores = scratch.scores + 4 * (KEYS * row + strip - base)
@@ -146,16 +148,16 @@ def multiply(
     while row < end:
         sums, queries = lanes + pitch * row, scratch.queries + width * row
         if count < RUN:
-            dot_1(sums, pitch, queries, width, key, stride, vectors, ahead)
+            dot_1(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 1
         elif end - row >= 4:
-            dots_4(sums, pitch, queries, width, key, stride, vectors, ahead)
+            dots_4(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 4
         elif end - row >= 2:
-            dots_2(sums, pitch, queries, width, key, stride, vectors, ahead)
+            dots_2(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 2
         else:
-            dots_1(sums, pitch, queries, width, key, stride, vectors, ahead)
+            dots_1(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 1
 
 
@@ -170,8 +172,8 @@ def add_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, 
         source = place(layer, unit, layer.v_pool, key)
         for row in range(0, unit.heads * layer.group, layer.group):
             accumulate(layer, scratch, row, weights, source, count, ahead)
-            source += 4 * layer.head_dim
-            ahead += 4 * layer.head_dim
+            source += head_bytes(layer)
+            ahead += head_bytes(layer)
         key += count
 
 
@@ -186,16 +188,16 @@ def accumulate(
     while row < end:
         sums, factors = scratch.sums + width * row, weights + pitch * row
         if count < RUN:
-            spread_1(sums, width, factors, pitch, value, stride, vectors, ahead)
+            spread_1(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 1
         elif end - row >= 4:
-            spreads_4(sums, width, factors, pitch, value, stride, vectors, ahead)
+            spreads_4(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 4
         elif end - row >= 2:
-            spreads_2(sums, width, factors, pitch, value, stride, vectors, ahead)
+            spreads_2(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 2
         else:
-            spreads_1(sums, width, factors, pitch, value, stride, vectors, ahead)
+            spreads_1(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 1
 
 
@@ -208,7 +210,7 @@ def run_of(layer: Any, key: int, end: int) -> int:
 @inlined
 def place(layer: Any, unit: Unit, pool: int, key: int) -> int:
     """Return the address of the unit's first head of a key."""
-    address: int = pool + offset_of(layer, unit.sequence, key) + 4 * layer.head_dim * unit.head
+    address: int = pool + offset_of(layer, unit.sequence, key) + head_bytes(layer) * unit.head
     return address
 
 
@@ -248,15 +250,16 @@ def blocks_of(layer: Any, begin: int, end: int) -> int:
 
 
 @cache
-def body(plain: bool = True) -> int:
+def body(stored: np.dtype[Any], plain: bool = True) -> int:
     """Return the address of the body in C's calling convention, compiled or from cache.
 
-    ``plain``: all keys of the window by one unit, else what ``attend_part`` does.
+    ``stored``: the pools' dtype. ``plain``: all keys of the window by one unit, else what
+    ``attend_part`` does.
 
-    int64 (layer: rows.LAYER *, memory, sequence, head, heads, token, high) returns the
+    int64 (layer: of rows.LAYERS *, memory, sequence, head, heads, token, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
-    signature = types.int64(types.CPointer(from_dtype(LAYER)), *[types.int64] * 6)
+    signature = types.int64(types.CPointer(from_dtype(LAYERS[stored])), *[types.int64] * 6)
     compiled = cfunc(signature, cache=True, error_model="numpy")(_decode if plain else _part)
     return int(compiled.address)
 

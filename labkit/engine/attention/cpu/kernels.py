@@ -22,24 +22,42 @@ from labkit.engine.attention.cpu.lookups import (
     resolver_id,
     token_units,
 )
-from labkit.engine.attention.cpu.rows import LAYER
-from labkit.engine.attention.cpu.tiles import call_body, copy_bytes, exp2_scalar, take_ticket
-from labkit.metal.dispatch import BQ
-from labkit.metal.stamp import KERNEL_IDS, STAMP_FACTORS, STAMP_MASK
+from labkit.engine.attention.cpu.rows import LAYER_BYTES
+from labkit.engine.attention.cpu.simd import LANES
+from labkit.engine.attention.cpu.tiles import (
+    call_body,
+    copy_bytes,
+    exp2_scalar,
+    round_to_bfloat16,
+    round_to_float16,
+    take_ticket,
+)
+from labkit.engine.attention.elements import STORED_AS
+from labkit.engine.attention.spec import (
+    BLOCKS,
+    BQ,
+    ITERATIONS,
+    KERNEL_IDS,
+    STAMP,
+    STAMP_FACTORS,
+    STAMP_MASK,
+    SURPLUS,
+)
 
 NUM_COUNTERS = 8  # int64 per worker: one cache line
-STAMP, ITERATIONS, SURPLUS, BLOCKS = range(4)
 _DECODE = KERNEL_IDS["decode"]
 _TILED = KERNEL_IDS["tiled"]
 _REDUCE = KERNEL_IDS["reduce"]
-_LAYER_BYTES = LAYER.itemsize
+_LAYER_BYTES = LAYER_BYTES
 _NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
 _MASK = STAMP_MASK
+ELEMENTS = tuple(STORED_AS.values())
+_FLOAT32, _FLOAT16, _BFLOAT16 = range(len(ELEMENTS))
 
 
 @inner
 def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
-    """Mix the stamp of this launch; the host's twin is ``stamp.launch_stamp``."""
+    """Mix the stamp of this launch; the host's twin is ``spec.launch_stamp``."""
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + lookup * _RESOLVER_FACTOR
     return mixed & _MASK
 
@@ -65,7 +83,7 @@ def decode(
     nonce, lookup
         This launch's number, and how a token finds its sequence.
     body, layer
-        Addresses of the kernel's arithmetic and of its ``rows.LAYER``, one per split.
+        Addresses of the kernel's arithmetic and of its layers (``rows.LAYERS``), one per split.
     memory
         uint8 [workers, bytes], each worker's scratch.
     heads
@@ -99,7 +117,7 @@ def decode(
             else:
                 surplus += 1
             unit = take_ticket(queue)
-        counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup))
+        counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
         counters[worker, ITERATIONS] = iterations
         counters[worker, SURPLUS] = surplus
         counters[worker, BLOCKS] = blocks
@@ -146,7 +164,7 @@ def tiled(
             else:
                 surplus += 1
             unit = take_ticket(queue)
-        counters[worker, STAMP] = stamp(nonce, _TILED, resolver_id(lookup))
+        counters[worker, STAMP] = stamp(nonce, _TILED, resolver_id(lookup)) + worker
         counters[worker, ITERATIONS] = iterations
         counters[worker, SURPLUS] = surplus
         counters[worker, BLOCKS] = blocks
@@ -198,19 +216,48 @@ def reduce(
             if total != 0:
                 for d in range(head_dim):
                     merged[d] /= total
-        counters[worker, STAMP] = stamp(nonce, _REDUCE, resolver)
+        counters[worker, STAMP] = stamp(nonce, _REDUCE, resolver) + worker
 
 
 @kernel
 def scatter(
-    k: int, v: int, k_pool: int, v_pool: int, slot_mapping: NDArray[Any], slot_bytes: int
+    element: int,
+    k: int,
+    v: int,
+    k_pool: int,
+    v_pool: int,
+    slot_mapping: NDArray[Any],
+    numbers: int,
 ) -> None:
     """Write the keys and values of new tokens to their slots; a slot of -1 is skipped.
 
-    ``k``, ``v`` and the pools are addresses; a token and a slot hold ``slot_bytes`` of each.
+    Parameters
+    ----------
+    element
+        What the pools hold: the index of its type in ``ELEMENTS``.
+    k, v
+        Addresses of the new keys and values, float32.
+    k_pool, v_pool
+        Addresses of the pools.
+    slot_mapping
+        int64 [tokens].
+    numbers
+        How many a token and a slot hold of each, whole vectors.
     """
     for token in prange(len(slot_mapping)):
         slot = slot_mapping[token]
         if slot >= 0:
-            copy_bytes(k_pool + slot * slot_bytes, k + token * slot_bytes, slot_bytes)
-            copy_bytes(v_pool + slot * slot_bytes, v + token * slot_bytes, slot_bytes)
+            begin, end = token * numbers, slot * numbers
+            write_row(element, k_pool, end, k + 4 * begin, numbers)
+            write_row(element, v_pool, end, v + 4 * begin, numbers)
+
+
+@inner
+def write_row(element: int, pool: int, first: int, source: int, numbers: int) -> None:
+    """Write so many float32 to a pool from its number ``first`` on, rounded to its type."""
+    if element == _FLOAT32:
+        copy_bytes(pool + 4 * first, source, 4 * numbers)
+    elif element == _FLOAT16:
+        round_to_float16(pool + 2 * first, source, numbers // LANES)
+    else:
+        round_to_bfloat16(pool + 2 * first, source, numbers // LANES)

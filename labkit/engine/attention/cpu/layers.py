@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.cpu.dispatch import Dispatch
-from labkit.engine.attention.cpu.rows import LAYER
-from labkit.engine.attention.metadata import AttentionMetadata
+from labkit.engine.attention.cpu.rows import LAYERS
+from labkit.engine.attention.elements import STORED_AS
+from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.plan import Plan
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 _LOG2E = math.log2(math.e)
@@ -30,65 +31,57 @@ def partials(q: NDArray[np.float32], partitions: int) -> Partials:
     return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
 
 
-def pack(
-    q: NDArray[np.float32],
-    k_pool: NDArray[np.float32],
-    v_pool: NDArray[np.float32],
-    out: NDArray[np.float32],
-    sinks: NDArray[np.float32] | None,
-    meta: AttentionMetadata,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    window_skip: bool,
-) -> NDArray[Any]:
-    """Return one ``rows.LAYER``; the arrays must be contiguous and outlive the launch."""
-    num_kv_heads, head_dim = k_pool.shape[2:]
-    group = q.shape[1] // num_kv_heads
-    layer = np.zeros(1, dtype=LAYER)
-    layer[0] = (
-        address(q),
-        address(k_pool),
-        address(v_pool),
-        address(out),
-        0 if sinks is None else address(sinks),
-        address(meta.block_tables),
-        meta.block_tables.shape[1],
-        q.shape[1],
-        num_kv_heads,
+def pack(layer: Layer, plan: Plan, window_skip: bool) -> NDArray[Any]:
+    """Return one of ``rows.LAYERS``, without the addresses of the layer's own arrays.
+
+    It points into the plan, which must outlive the launch.
+    """
+    group = layer.num_heads // layer.num_kv_heads
+    packed = np.zeros(1, dtype=LAYERS[STORED_AS[layer.dtype]])
+    packed[0] = (
+        0,
+        0,
+        0,
+        0,
+        0,
+        address(plan.block_tables),
+        plan.block_tables.shape[1],
+        layer.num_heads,
+        layer.num_kv_heads,
         group,
         group,
-        head_dim,
-        meta.block_size,
-        _NO_WINDOW if window is None else window,
-        scale * _LOG2E if softcap is None else scale / softcap,
-        0 if softcap is None else softcap * _LOG2E,
+        layer.head_dim,
+        layer.block_size,
+        _NO_WINDOW if layer.window is None else layer.window,
+        layer.scale * _LOG2E if layer.softcap is None else layer.scale / layer.softcap,
+        0 if layer.softcap is None else layer.softcap * _LOG2E,
         window_skip,
         0,
         1,
         0,
         0,
+        0,
     )
-    return layer
+    return packed
 
 
-def split(layer: NDArray[Any], chosen: Dispatch, parts: Partials | None) -> NDArray[Any]:
+def split(layer: NDArray[Any], count: int, partitions: int, parts: Partials | None) -> NDArray[Any]:
     """Return a layer for each unit among which a token's work on a KV head is divided.
 
-    Member ``g`` serves query head ``g`` of every KV head: it sees arrays that begin there.
+    ``count`` members, member ``g`` for query head ``g`` of every KV head, which sees arrays
+    that begin there; each of them ``partitions`` times.
     """
-    members = np.repeat(np.arange(chosen.members), chosen.partitions)
+    members = np.repeat(np.arange(count), partitions)
     layers = np.repeat(layer, len(members))
     head_bytes = 4 * int(layer["head_dim"][0])
-    layers["group"] //= chosen.members
+    layers["group"] //= count
     layers["q"] += members * head_bytes
     layers["out"] += members * head_bytes
     layers["sinks"] += np.where(layers["sinks"] != 0, 4 * members, 0)
     if parts is not None:
-        before = members * chosen.partitions
-        layers["partition"] = np.tile(np.arange(chosen.partitions), chosen.members)
-        layers["partitions"] = chosen.partitions
+        before = members * partitions
+        layers["partition"] = np.tile(np.arange(partitions), count)
+        layers["partitions"] = partitions
         layers["partial_sums"] = address(parts.sums) + before * head_bytes
         layers["partial_states"] = address(parts.states) + before * 8
     return layers

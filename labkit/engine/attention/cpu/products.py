@@ -9,6 +9,7 @@ from typing import Any
 
 from numba import types
 
+from labkit.engine.attention.cpu.halves import element_of
 from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.simd import BYTES, F32, I64, LANES, VECTORS, Emitter
 
@@ -140,22 +141,27 @@ values_1 = _values(1, 1)
 
 
 @intrinsic
-def transpose_strip(typing_context: Any, rows: Any, target: Any, stride: Any, vectors: Any) -> Any:
+def transpose_strip(
+    typing_context: Any, layer: Any, rows: Any, target: Any, stride: Any, vectors: Any
+) -> Any:
     """Write ``LANES`` rows as ``LANES`` columns, sorted by lane in the order of ``_visited``.
 
     ``rows`` is the address of ``LANES`` int64 row addresses; a row has ``vectors``
-    vectors; lane ``_visited()[i]`` of vector ``j`` goes to ``target + (i * vectors + j) *
-    stride``.
+    vectors of what the layer's pools hold; lane ``_visited()[i]`` of vector ``j`` goes to
+    ``target + (i * vectors + j) * stride``.
     """
+    element = element_of(layer)
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
-        rows, target, stride, vectors = arguments
+        _, rows, target, stride, vectors = arguments
         sources = [code.load(rows, 8 * lane, I64) for lane in range(LANES)]
 
         def turn(index: Any, carried: list[Any]) -> list[Any]:
-            offset = builder.mul(index, I64(BYTES))
-            block = code.transpose([code.load(builder.add(row, offset)) for row in sources])
+            offset = builder.mul(index, I64(element.vector_bytes))
+            block = code.transpose(
+                [element.load(code, builder.add(row, offset)) for row in sources]
+            )
             for place, lane in enumerate(_visited()):
                 line = builder.add(builder.mul(vectors, I64(place)), index)
                 code.store(block[lane], builder.add(target, builder.mul(stride, line)))
@@ -164,4 +170,4 @@ def transpose_strip(typing_context: Any, rows: Any, target: Any, stride: Any, ve
         code.loop(vectors, turn, [])
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), emit
+    return types.void(layer, *[types.int64] * 4), emit

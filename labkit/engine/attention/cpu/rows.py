@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from labkit.engine.attention.cpu.halves import MARKS
 from labkit.engine.attention.cpu.jit import inlined, inner
 from labkit.engine.attention.cpu.simd import LANES, LINE
 from labkit.engine.attention.cpu.tiles import (
     KEYS,
     clear,
     copy_bytes,
+    element_bytes,
     exp2_scalar,
     load_float,
     load_int32,
@@ -27,35 +29,41 @@ from labkit.engine.attention.cpu.tiles import (
     softmax_tile,
     store_float,
 )
+from labkit.engine.attention.elements import STORED_AS
 
 LOG2E = np.float32(1.4426950408889634)
 
 # One layer's operands and options; arrays by address (bytes), contiguous.
-LAYER = np.dtype(
-    [
-        ("q", np.int64),  # float32 [total_q, num_q_heads, head_dim]
-        ("k_pool", np.int64),  # float32 [num_blocks, block_size, num_kv_heads, head_dim]
-        ("v_pool", np.int64),
-        ("out", np.int64),  # as q
-        ("sinks", np.int64),  # float32 [num_q_heads], or 0: none
-        ("block_tables", np.int64),  # int32 [num_seqs, max_blocks]
-        ("max_blocks", np.int64),
-        ("num_q_heads", np.int64),
-        ("num_kv_heads", np.int64),
-        ("pitch", np.int64),  # query heads from one KV head to the next
-        ("group", np.int64),  # how many of them a unit serves
-        ("head_dim", np.int64),
-        ("block_size", np.int64),
-        ("window", np.int64),
-        ("query_scale", np.float32),
-        ("softcap", np.float32),  # in base 2; 0: off
-        ("window_skip", np.int64),  # 0: keys before the window are read and masked
-        ("partition", np.int64),  # this unit's share of the keys
-        ("partitions", np.int64),
-        ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
-        ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
-    ]
+_FIELDS = (
+    ("q", np.int64),  # float32 [total_q, num_q_heads, head_dim]
+    ("k_pool", np.int64),  # [num_blocks, block_size, num_kv_heads, head_dim]
+    ("v_pool", np.int64),
+    ("out", np.int64),  # as q
+    ("sinks", np.int64),  # float32 [num_q_heads], or 0: none
+    ("block_tables", np.int64),  # int32 [num_seqs, max_blocks]
+    ("max_blocks", np.int64),
+    ("num_q_heads", np.int64),
+    ("num_kv_heads", np.int64),
+    ("pitch", np.int64),  # query heads from one KV head to the next
+    ("group", np.int64),  # how many of them a unit serves
+    ("head_dim", np.int64),
+    ("block_size", np.int64),
+    ("window", np.int64),
+    ("query_scale", np.float32),
+    ("softcap", np.float32),  # in base 2; 0: off
+    ("window_skip", np.int64),  # 0: keys before the window are read and masked
+    ("partition", np.int64),  # this unit's share of the keys
+    ("partitions", np.int64),
+    ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
+    ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
 )
+# By what the pools hold. The type of ``element``, a number that nobody reads, says it too, so
+# that numba compiles every part of a kernel for the pools that it is given.
+LAYERS = {
+    stored: np.dtype([*_FIELDS, ("element", MARKS[name])], align=True)
+    for name, stored in STORED_AS.items()
+}
+(LAYER_BYTES,) = {layer.itemsize for layer in LAYERS.values()}
 
 
 class Scratch(NamedTuple):
@@ -84,9 +92,16 @@ def carve(memory: int, rows: int, head_dim: int) -> Scratch:
 
 
 @inlined
+def head_bytes(layer: Any) -> int:
+    """Return the bytes of one head of a key or value in the pools."""
+    size: int = element_bytes(layer) * layer.head_dim
+    return size
+
+
+@inlined
 def stride_of(layer: Any) -> int:
     """Return the bytes from one key to the next one of its block."""
-    stride: int = 4 * layer.num_kv_heads * layer.head_dim
+    stride: int = layer.num_kv_heads * head_bytes(layer)
     return stride
 
 

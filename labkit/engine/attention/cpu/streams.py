@@ -1,6 +1,7 @@
 """The products of the decode kernel: keys and values as they lie in memory, each read once.
 
-Addresses are int64 bytes, strides are bytes, elements float32.
+Addresses are int64 bytes, strides are bytes, elements float32, but for the pools', whose type
+is the layer's.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import Any
 
 from numba import types
 
+from labkit.engine.attention.cpu.halves import element_of
 from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.simd import BYTES, F32, I64, LANES, Emitter
 
@@ -27,6 +29,7 @@ def _dots(rows: int, keys: int) -> Any:
     @intrinsic
     def dots(
         typing_context: Any,
+        layer: Any,
         sums: Any,
         pitch: Any,
         queries: Any,
@@ -36,18 +39,21 @@ def _dots(rows: int, keys: int) -> Any:
         vectors: Any,
         ahead: Any,
     ) -> Any:
+        element = element_of(layer)
+
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             code = Emitter(builder)
-            sums, pitch, queries, width, key, stride, vectors, ahead = arguments
+            _, sums, pitch, queries, width, key, stride, vectors, ahead = arguments
             targets, sources = code.apart(sums, pitch, rows), code.apart(queries, width, rows)
             places = code.apart(key, stride, keys)
             nexts = code.apart(ahead, builder.mul(stride, I64(RUN)), keys)
 
             def turn(index: Any, totals: list[Any]) -> list[Any]:
                 offset = builder.mul(index, I64(BYTES))
+                stored = builder.mul(index, I64(element.vector_bytes))
                 for following in nexts:
-                    code.prefetch(builder.add(following, offset))
-                vectors = [code.load(builder.add(place, offset)) for place in places]
+                    code.prefetch(builder.add(following, stored))
+                vectors = [element.load(code, builder.add(place, stored)) for place in places]
                 following = []
                 for row, source in enumerate(sources):
                     query = code.load(builder.add(source, offset))
@@ -60,7 +66,7 @@ def _dots(rows: int, keys: int) -> Any:
                 code.store(total, targets[i // keys], BYTES * (i % keys))
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), emit
+        return types.void(layer, *[types.int64] * 8), emit
 
     return dots
 
@@ -76,6 +82,7 @@ def _spread(rows: int, keys: int) -> Any:
     @intrinsic
     def spread(
         typing_context: Any,
+        layer: Any,
         sums: Any,
         width: Any,
         weights: Any,
@@ -85,9 +92,11 @@ def _spread(rows: int, keys: int) -> Any:
         vectors: Any,
         ahead: Any,
     ) -> Any:
+        element = element_of(layer)
+
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             code = Emitter(builder)
-            sums, width, weights, pitch, value, stride, vectors, ahead = arguments
+            _, sums, width, weights, pitch, value, stride, vectors, ahead = arguments
             targets, sources = code.apart(sums, width, rows), code.apart(weights, pitch, rows)
             places = code.apart(value, stride, keys)
             nexts = code.apart(ahead, builder.mul(stride, I64(RUN)), keys)
@@ -98,9 +107,10 @@ def _spread(rows: int, keys: int) -> Any:
 
             def turn(index: Any, carried: list[Any]) -> list[Any]:
                 offset = builder.mul(index, I64(BYTES))
+                stored = builder.mul(index, I64(element.vector_bytes))
                 for following in nexts:
-                    code.prefetch(builder.add(following, offset))
-                vectors = [code.load(builder.add(place, offset)) for place in places]
+                    code.prefetch(builder.add(following, stored))
+                vectors = [element.load(code, builder.add(place, stored)) for place in places]
                 for target, weights in zip(targets, factors, strict=True):
                     there = builder.add(target, offset)
                     total = code.load(there)
@@ -112,7 +122,7 @@ def _spread(rows: int, keys: int) -> Any:
             code.loop(vectors, turn, [])
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 8), emit
+        return types.void(layer, *[types.int64] * 8), emit
 
     return spread
 

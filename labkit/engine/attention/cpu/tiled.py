@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import carray, cfunc, from_dtype, types
 
 from labkit.engine.attention.cpu.jit import inner
@@ -25,10 +26,11 @@ from labkit.engine.attention.cpu.products import (
     values_4_wide,
 )
 from labkit.engine.attention.cpu.rows import (
-    LAYER,
+    LAYERS,
     Scratch,
     carve,
     finish_rows,
+    head_bytes,
     offset_of,
     row_bytes,
     run_end,
@@ -37,7 +39,7 @@ from labkit.engine.attention.cpu.rows import (
     weigh_row,
 )
 from labkit.engine.attention.cpu.simd import LANES
-from labkit.engine.attention.cpu.tiles import KEYS, copy_bytes, store_int64
+from labkit.engine.attention.cpu.tiles import KEYS, copy_wide, store_int64
 
 
 class Packed(NamedTuple):
@@ -123,35 +125,36 @@ def pack_keys(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, e
     Columns of the first and last strip that are out of the range repeat the first key;
     what they score is masked.
     """
-    tile, width = packed(layer, scratch), 4 * layer.head_dim
+    tile, size = packed(layer, scratch), head_bytes(layer)
     first = (begin - base) // LANES * LANES
     last = (end - base + LANES - 1) // LANES * LANES
-    source = layer.k_pool + offset_of(layer, unit.sequence, begin) + unit.head * width
+    source = layer.k_pool + offset_of(layer, unit.sequence, begin) + unit.head * size
     for i in range(first, last):
         store_int64(tile.sources + 8 * i, source)
     key = begin
     while key < end:
         stop = run_end(layer, key, end)
-        source = layer.k_pool + offset_of(layer, unit.sequence, key) + unit.head * width
+        source = layer.k_pool + offset_of(layer, unit.sequence, key) + unit.head * size
         for i in range(key - base, stop - base):
             store_int64(tile.sources + 8 * i, source)
             source += stride_of(layer)
         key = stop
     vectors = layer.head_dim // LANES
     for i in range(first, last, LANES):
-        transpose_strip(tile.sources + 8 * i, tile.keys + 4 * i, 4 * KEYS, vectors)
+        transpose_strip(layer, tile.sources + 8 * i, tile.keys + 4 * i, 4 * KEYS, vectors)
 
 
 @inner
 def pack_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, end: int) -> None:
     """Copy one KV head's values from ``begin`` to ``end`` side by side."""
-    target, width = packed(layer, scratch).values, 4 * layer.head_dim
+    target, size = packed(layer, scratch).values, head_bytes(layer)
+    width, vectors = 4 * layer.head_dim, layer.head_dim // LANES
     key = begin
     while key < end:
         stop = run_end(layer, key, end)
-        source = layer.v_pool + offset_of(layer, unit.sequence, key) + unit.head * width
+        source = layer.v_pool + offset_of(layer, unit.sequence, key) + unit.head * size
         for i in range(key - base, stop - base):
-            copy_bytes(target + width * i, source, width)
+            copy_wide(layer, target + width * i, source, vectors)
             source += stride_of(layer)
         key = stop
 
@@ -232,15 +235,15 @@ def add_packed(layer: Any, scratch: Scratch, row: int, count: int, begin: int, e
 
 
 @cache
-def body(window_skip: bool = True) -> int:
+def body(stored: np.dtype[Any], window_skip: bool = True) -> int:
     """Return the address of the body in C's calling convention, compiled or from cache.
 
-    ``window_skip``: whether keys before the window are left out.
+    ``stored``: the pools' dtype. ``window_skip``: whether keys before the window are left out.
 
-    int64 (layer: rows.LAYER *, memory, sequence, head, token, tokens, high) returns the
+    int64 (layer: of rows.LAYERS *, memory, sequence, head, token, tokens, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
-    signature = types.int64(types.CPointer(from_dtype(LAYER)), *[types.int64] * 6)
+    signature = types.int64(types.CPointer(from_dtype(LAYERS[stored])), *[types.int64] * 6)
     kind = _tiled if window_skip else _masked
     compiled = cfunc(signature, cache=True, error_model="numpy")(kind)
     return int(compiled.address)

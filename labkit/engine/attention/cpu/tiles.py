@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from labkit.engine.attention.cpu.halves import BFLOAT16, FLOAT16, Element, element_of
 from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.simd import BYTES, F32, I64, INTEGERS, LANES, POINTER, Emitter
 
@@ -114,6 +115,68 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 3), emit
+
+
+@intrinsic
+def element_bytes(typing_context: Any, layer: Any) -> Any:
+    """Return the bytes of a number in the layer's pools, a constant."""
+    size = element_of(layer).bytes
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return I64(size)
+
+    return types.int64(layer), emit
+
+
+@intrinsic
+def copy_wide(typing_context: Any, layer: Any, target: Any, source: Any, vectors: Any) -> Any:
+    """Write ``vectors`` vectors of the layer's pools, from ``source`` on, as float32."""
+    element = element_of(layer)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, target, source, vectors = arguments
+        if element.bytes == 4:
+            pointers = (builder.inttoptr(address, POINTER) for address in (target, source))
+            cgutils.raw_memcpy(builder, *pointers, builder.mul(vectors, I64(BYTES)), 1)
+            return context.get_dummy_value()
+        code = Emitter(builder)
+
+        def turn(index: Any, carried: list[Any]) -> list[Any]:
+            place = builder.add(source, builder.mul(index, I64(element.vector_bytes)))
+            wide = element.load(code, place)
+            code.store(wide, builder.add(target, builder.mul(index, I64(BYTES))))
+            return []
+
+        code.loop(vectors, turn, [])
+        return context.get_dummy_value()
+
+    return types.void(layer, *[types.int64] * 3), emit
+
+
+def _round_row(element: Element) -> Any:
+    """Return an intrinsic that rounds vectors of float32 to ``element``."""
+
+    @intrinsic
+    def round_row(typing_context: Any, target: Any, source: Any, vectors: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            code = Emitter(builder)
+            target, source, vectors = arguments
+
+            def turn(index: Any, carried: list[Any]) -> list[Any]:
+                value = code.load(builder.add(source, builder.mul(index, I64(BYTES))))
+                place = builder.add(target, builder.mul(index, I64(element.vector_bytes)))
+                element.store(code, value, place)
+                return []
+
+            code.loop(vectors, turn, [])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), emit
+
+    return round_row
+
+
+round_to_float16, round_to_bfloat16 = _round_row(FLOAT16), _round_row(BFLOAT16)
 
 
 @intrinsic

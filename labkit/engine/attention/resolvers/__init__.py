@@ -1,88 +1,35 @@
-"""Resolvers: how a unit of the grid finds the sequence that it works for.
+"""The resolvers by name; see ``base.Resolver``.
 
-A resolver changes indexing, never arithmetic. On the host it turns ``cu_seqlens_q`` into
-a *lookup*, the operand that the kernel reads; each kind of lookup is a type of its own,
-and a kernel is compiled once per type, so that no kernel asks which resolver it runs.
+A built-in is a word of ``config.RESOLVERS``, a module of this package with that name, and a
+branch in ``metal/kernels/resolve.metal``; its number in the kernels is the word's place.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from importlib import import_module
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from labkit.config.choices import RESOLVERS
+from labkit.engine.attention.resolvers.base import Resolver
+from labkit.engine.attention.resolvers.seq_map import UserResolver
 
-from labkit.engine.attention.resolvers import (
-    binary_search,
-    identity,
-    padded_grid,
-    seq_map,
-    work_plan,
-)
-
-Lookup = (
-    binary_search.BinarySearch
-    | seq_map.SeqMap
-    | identity.Identity
-    | padded_grid.PaddedGrid
-    | work_plan.WorkPlan
-)
-# What a kernel of each kind of lookup calls itself; a user's maps are a seq_map.
-KINDS: dict[type[Lookup], str] = {
-    binary_search.BinarySearch: "binary_search",
-    seq_map.SeqMap: "seq_map",
-    identity.Identity: "identity",
-    padded_grid.PaddedGrid: "padded_grid",
-    work_plan.WorkPlan: "work_plan",
+_BUILT_IN: dict[str, type[Resolver]] = {
+    word: import_module(f"{__name__}.{word}").Resolver for word in RESOLVERS
 }
-
-
-class Resolver(Protocol):
-    """Builds a kernel's lookup on the host."""
-
-    name: str
-
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[Lookup, float]:
-        """Return the lookup for units of one and of ``bq`` tokens, and the time (us) of maps."""
-
-
-_NAMED: dict[str, type[Resolver]] = {
-    "binary_search": binary_search.BinarySearchResolver,
-    "seq_map": seq_map.SeqMapResolver,
-    "identity": identity.IdentityResolver,
-    "padded_grid": padded_grid.PaddedGridResolver,
-    "work_plan": work_plan.WorkPlanResolver,
-}
-
-
-def dependent_loads(lookup: Lookup, iterations: int, units: int) -> int:
-    """Return the loads that units wait for, one after the other, to learn their sequence.
-
-    Parameters
-    ----------
-    iterations
-        Of the binary searches of all units, counted by the kernel: a load each.
-    units
-        Units launched; a map or a plan costs each of them one load.
-    """
-    if isinstance(lookup, binary_search.BinarySearch):
-        return iterations
-    mapped = isinstance(lookup, seq_map.SeqMap | work_plan.WorkPlan)
-    return units if mapped else 0
+# Whose lookup a kernel is given; a user's maps are a seq_map.
+BY_KIND: dict[type[Any], type[Resolver]] = {made.kind: made for made in _BUILT_IN.values()}
 
 
 def create(name: str) -> Resolver:
-    """Return the resolver ``name``: a known word, or ``package.module:Class``.
+    """Return the resolver ``name``: a built-in's word, or ``package.module:Class``.
 
     Raises
     ------
     ValueError
         The word is unknown, or the class cannot be loaded; one line that says why.
     """
-    if name in _NAMED:
-        return _NAMED[name]()
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
     if ":" in name:
-        return seq_map.UserResolver(name)
-    raise ValueError(f"resolver={name}: allowed are {', '.join(_NAMED)} or package.module:Class")
+        return UserResolver(name)
+    raise ValueError(f"resolver={name}: allowed are {', '.join(_BUILT_IN)} or package.module:Class")

@@ -8,29 +8,57 @@ of Q-block ``b`` the largest ``i`` with ``cu[i] // BQ + i <= b``: every sequence
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from labkit.engine.attention.resolvers import base
+from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.spec import BQ
 
 
 class BinarySearch(NamedTuple):
     """The lookup: ``cu_seqlens_q`` int32 [num_seqs + 1] itself."""
 
-    cu_seqlens_q: NDArray[np.int32]
-
-    def sequence_of_tokens(self, total_q: int) -> NDArray[np.int64]:
-        """Return the owner of every token, as the search finds it."""
-        return np.searchsorted(self.cu_seqlens_q, np.arange(total_q), side="right") - 1
+    cu_seqlens_q: Ints
 
 
-class BinarySearchResolver:
+class Resolver(base.Resolver):
     """Hands the prefix sums to the kernel, which searches them."""
 
-    name = "binary_search"
+    word = "binary_search"
+    kind = BinarySearch
 
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[BinarySearch, float]:
-        """Return the lookup; no map is built, so its time is 0 us."""
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[BinarySearch, float]:
+        """Return the lookup; no map is built."""
         return BinarySearch(cu_seqlens_q), 0.0
+
+    @staticmethod
+    def find_token(lookup: Any, unit: int, cu: Any) -> Any:
+        """Find the largest ``i`` with ``cu[i] <= unit``."""
+        prefix = lookup.cu_seqlens_q
+        low, high, steps = 0, len(prefix) - 1, 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            steps += 1
+            if prefix[middle] <= unit:
+                low = middle
+            else:
+                high = middle - 1
+        return low, unit, steps
+
+    @staticmethod
+    def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
+        """Find the largest ``i`` with ``cu[i] // BQ + i <= unit``."""
+        prefix = lookup.cu_seqlens_q
+        low, high, steps = 0, len(prefix) - 1, 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            steps += 1
+            if prefix[middle] // BQ + middle <= unit:
+                low = middle
+            else:
+                high = middle - 1
+        return low, (unit - (cu[low] // BQ + low)) * BQ, steps
+
+    def dependent_loads(self, iterations: int, units: int) -> int:
+        """Return a load per step of a search."""
+        return iterations

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from labkit.engine.attention.resolvers import base
+from labkit.engine.attention.resolvers.base import Ints
 
 
 class Identity(NamedTuple):
@@ -13,26 +15,15 @@ class Identity(NamedTuple):
 
     num_seqs: int
 
-    def sequence_of_tokens(self, total_q: int) -> NDArray[np.int64]:
-        """Return the owner of every token: itself."""
-        return np.arange(total_q)
 
+class Resolver(base.Resolver):
+    """Accepts batches of one query token per sequence, and only those: no Q-blocks."""
 
-class IdentityResolver:
-    """Accepts batches of one query token per sequence, and only those."""
+    word = "identity"
+    kind = Identity
 
-    name = "identity"
-
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[Identity, float]:
-        """Return the lookup.
-
-        Raises
-        ------
-        ValueError
-            A sequence has no or several query tokens.
-        """
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[Identity, float]:
+        """Return the lookup; ValueError if a sequence has no or several query tokens."""
         lengths = np.diff(cu_seqlens_q)
         odd = np.flatnonzero(lengths != 1)
         if len(odd):
@@ -41,3 +32,8 @@ class IdentityResolver:
                 f"but sequence {odd[0]} has {lengths[odd[0]]}"
             )
         return Identity(len(lengths)), 0.0
+
+    @staticmethod
+    def find_token(lookup: Any, unit: int, cu: Any) -> Any:
+        """Return the unit's own number, twice."""
+        return unit, unit, 0

@@ -6,10 +6,13 @@ query in tokens, or in Q-blocks. Nothing is searched and nothing is built.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from labkit.engine.attention.resolvers import base
+from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.spec import BQ
 
 
 class PaddedGrid(NamedTuple):
@@ -17,21 +20,41 @@ class PaddedGrid(NamedTuple):
 
     tokens: int
     qblocks: int
-    cu_seqlens_q: NDArray[np.int32]
-
-    def sequence_of_tokens(self, total_q: int) -> NDArray[np.int64]:
-        """Return the owner of every token."""
-        return np.searchsorted(self.cu_seqlens_q, np.arange(total_q), side="right") - 1
 
 
-class PaddedGridResolver:
+class Resolver(base.Resolver):
     """Sizes the grid by the longest query."""
 
-    name = "padded_grid"
+    word = "padded_grid"
+    kind = PaddedGrid
 
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[PaddedGrid, float]:
-        """Return the lookup; no map is built, so its time is 0 us."""
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[PaddedGrid, float]:
+        """Return the lookup; no map is built."""
         longest = int(np.diff(cu_seqlens_q).max(initial=0))
-        return PaddedGrid(longest, -(-longest // bq), cu_seqlens_q), 0.0
+        return PaddedGrid(longest, -(-longest // BQ)), 0.0
+
+    @staticmethod
+    def find_token(lookup: Any, unit: int, cu: Any) -> Any:
+        """Divide by the tokens of the longest sequence; past the end of its own: surplus."""
+        sequence, row = unit // lookup.tokens, unit % lookup.tokens
+        token = cu[sequence] + row
+        return (sequence if token < cu[sequence + 1] else -1), token, 0
+
+    @staticmethod
+    def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
+        """Divide by the Q-blocks of the longest sequence; the kernel sees what is surplus."""
+        return unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0
+
+    @staticmethod
+    def token_units(lookup: Any, cu: Any) -> int:
+        """Return the longest sequence's tokens for each sequence."""
+        return lookup.tokens * (len(cu) - 1)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def qblock_units(lookup: Any, cu: Any) -> int:
+        """Return the longest sequence's Q-blocks for each sequence."""
+        return lookup.qblocks * (len(cu) - 1)  # type: ignore[no-any-return]
+
+    def places(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
+        """Return units per sequence, and sequences."""
+        return (lookup.qblocks if tiled else lookup.tokens, len(cu) - 1)

@@ -11,9 +11,11 @@ import time
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from labkit.engine import user_class
+from labkit.engine.attention.resolvers import base
+from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.spec import BQ
 
 SURPLUS = -1
 
@@ -21,21 +23,17 @@ SURPLUS = -1
 class SeqMap(NamedTuple):
     """The lookup: both maps."""
 
-    token_map: NDArray[np.int32]
-    qblock_map: NDArray[np.int32]
-
-    def sequence_of_tokens(self, total_q: int) -> NDArray[np.int64]:
-        """Return the owner of every token, as mapped."""
-        return self.token_map.astype(np.int64)
+    token_map: Ints
+    qblock_map: Ints
 
 
-def token_map(cu_seqlens_q: NDArray[np.int32]) -> NDArray[np.int32]:
+def token_map(cu_seqlens_q: Ints) -> Ints:
     """Return int32 [total_q]: the sequence of every packed query token."""
     sequences = np.arange(len(cu_seqlens_q) - 1, dtype=np.int32)
     return np.repeat(sequences, np.diff(cu_seqlens_q))
 
 
-def qblock_map(cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int) -> NDArray[np.int32]:
+def qblock_map(cu_seqlens_q: Ints, total_q: int, bq: int) -> Ints:
     """Return int32 [total_q // bq + num_seqs]: the sequence of every Q-block, -1 if surplus.
 
     Sequence ``s`` owns the Q-blocks from ``cu[s] // bq + s`` on, ``ceil(len / bq)`` of them.
@@ -51,22 +49,41 @@ def qblock_map(cu_seqlens_q: NDArray[np.int32], total_q: int, bq: int) -> NDArra
     return blocks
 
 
-class SeqMapResolver:
+class Resolver(base.Resolver):
     """Builds both maps with NumPy."""
 
-    name = "seq_map"
+    word = "seq_map"
+    kind = SeqMap
 
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[SeqMap, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMap, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         total_q = int(cu_seqlens_q[-1])
-        maps = SeqMap(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, bq))
+        maps = SeqMap(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, BQ))
         return maps, (time.perf_counter() - start) * 1e6
 
+    @staticmethod
+    def find_token(lookup: Any, unit: int, cu: Any) -> Any:
+        """Look the sequence up."""
+        return int(lookup.token_map[unit]), unit, 0
 
-class UserResolver:
+    @staticmethod
+    def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
+        """Look the sequence up; a sentinel marks a surplus unit."""
+        sequence = int(lookup.qblock_map[unit])
+        owner = max(sequence, 0)
+        return sequence, (unit - (cu[owner] // BQ + owner)) * BQ, 0
+
+    def operand(self, lookup: Any, tiled: bool) -> Ints:
+        """Return the kernel's own map."""
+        return lookup.qblock_map if tiled else lookup.token_map  # type: ignore[no-any-return]
+
+    def dependent_loads(self, iterations: int, units: int) -> int:
+        """Return one load per unit."""
+        return units
+
+
+class UserResolver(Resolver):
     """A user's class with ``name`` and ``maps(cu_seqlens_q, total_q, bq)``.
 
     Parameters
@@ -83,11 +100,9 @@ class UserResolver:
     def __init__(self, path: str) -> None:
         self._path = path
         self._user = user_class.make("resolver", path, ("maps",))
-        self.name: str = self._user.name
+        self.name = self._user.name
 
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[SeqMap, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMap, float]:
         """Return the user's maps, checked for type, shape and range, and their time (us).
 
         Raises
@@ -97,7 +112,7 @@ class UserResolver:
         """
         start, total_q = time.perf_counter(), int(cu_seqlens_q[-1])
         try:
-            maps = self._user.maps(cu_seqlens_q.copy(), total_q, bq)
+            maps = self._user.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
             raise ValueError(f"resolver={self._path}: maps() {user_class.said(error)}") from error
         map_us = (time.perf_counter() - start) * 1e6
@@ -106,7 +121,7 @@ class UserResolver:
         num_seqs = len(cu_seqlens_q) - 1
         lookup = SeqMap(
             self._checked("token_map", maps[0], total_q, 0, num_seqs),
-            self._checked("qblock_map", maps[1], total_q // bq + num_seqs, SURPLUS, num_seqs),
+            self._checked("qblock_map", maps[1], total_q // BQ + num_seqs, SURPLUS, num_seqs),
         )
         return lookup, map_us
 

@@ -6,39 +6,81 @@ No unit is surplus, nothing is searched, and no worker is left with a long walk 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labkit.metal.work_plan import work_plan
+from labkit.engine.attention.resolvers import base
+from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.spec import BQ
 
 
 class WorkPlan(NamedTuple):
     """The lookup: int32 [units, 2] for units of one token, and of one Q-block."""
 
-    tokens: NDArray[np.int32]
-    qblocks: NDArray[np.int32]
-    cu_seqlens_q: NDArray[np.int32]
-
-    def sequence_of_tokens(self, total_q: int) -> NDArray[np.int64]:
-        """Return the owner of every token, as planned."""
-        owners = np.zeros(total_q, np.int64)
-        sequences, rows = self.tokens.T
-        owners[self.cu_seqlens_q[sequences] + rows] = sequences
-        return owners
+    tokens: Ints
+    qblocks: Ints
 
 
-class WorkPlanResolver:
+class Resolver(base.Resolver):
     """Plans with NumPy; both kernels' plans, as either may run."""
 
-    name = "work_plan"
+    word = "work_plan"
+    kind = WorkPlan
 
-    def lookup(
-        self, cu_seqlens_q: NDArray[np.int32], seq_lens: NDArray[np.int32], bq: int
-    ) -> tuple[WorkPlan, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[WorkPlan, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
-        tokens, qblocks = (work_plan(cu_seqlens_q, seq_lens, rows) for rows in (1, bq))
-        plan = WorkPlan(tokens, qblocks, cu_seqlens_q)
+        plan = WorkPlan(*(work_plan(cu_seqlens_q, seq_lens, rows) for rows in (1, BQ)))
         return plan, (time.perf_counter() - start) * 1e6
+
+    @staticmethod
+    def find_token(lookup: Any, unit: int, cu: Any) -> Any:
+        """Read the unit's entry."""
+        sequence = int(lookup.tokens[unit, 0])
+        return sequence, cu[sequence] + lookup.tokens[unit, 1], 0
+
+    @staticmethod
+    def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
+        """Read the unit's entry."""
+        return lookup.qblocks[unit, 0], lookup.qblocks[unit, 1], 0
+
+    @staticmethod
+    def token_units(lookup: Any, cu: Any) -> int:
+        """Return the entries."""
+        return len(lookup.tokens)
+
+    @staticmethod
+    def qblock_units(lookup: Any, cu: Any) -> int:
+        """Return the entries."""
+        return len(lookup.qblocks)
+
+    def operand(self, lookup: Any, tiled: bool) -> Ints:
+        """Return the kernel's own plan."""
+        return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
+
+    def dependent_loads(self, iterations: int, units: int) -> int:
+        """Return one load per unit."""
+        return units
+
+
+def work_plan(cu_seqlens_q: Ints, seq_lens: Ints, rows: int) -> Ints:
+    """Return int32 [units, 2]: sequence and first row of every unit of ``rows`` rows.
+
+    Parameters
+    ----------
+    cu_seqlens_q
+        int32 [num_seqs + 1].
+    seq_lens
+        int32 [num_seqs], context including the new tokens.
+    rows
+        1 for the decode kernel, ``BQ`` for the tiled one.
+    """
+    lengths = np.diff(cu_seqlens_q)
+    units = -(-lengths // rows)
+    sequence = np.repeat(np.arange(len(units)), units)
+    first = (np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)) * rows
+    last = np.minimum(first + rows, lengths[sequence])
+    keys = seq_lens[sequence] - lengths[sequence] + last
+    order = np.argsort(-keys, kind="stable")
+    return np.stack([sequence, first], axis=1)[order].astype(np.int32)

@@ -1,0 +1,63 @@
+"""Attention for a model on the other kind of arrays: NumPy's for MLX's, and MLX's for NumPy's.
+
+Every layer crosses there and back, and what is lazy is evaluated on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.engine.attention.base import Arrays, Attention
+from labkit.engine.attention.report import Reports
+
+
+class Bridge:
+    """An ``Attention`` that is another one's, taking the arrays that the other does not."""
+
+    def __init__(self, inner: Attention) -> None:
+        self._inner = inner
+        self.arrays: Arrays = "numpy" if inner.arrays == "mlx" else "mlx"
+        self._crossings = 0
+
+    def bind(self, layer: int, *, sinks: Any = None, **options: Any) -> None:
+        """Bind the other's layer; see ``Attention.bind``."""
+        if isinstance(sinks, mx.array) and self._inner.arrays == "numpy":
+            sinks = np.array(sinks.astype(mx.float32))
+        self._inner.bind(layer, sinks=sinks, **options)
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
+        """Take the arrays across, attend, and take the result back."""
+        self._crossings += 1
+        arrays = [q] if k is None else [q, k, v]
+        if self.arrays == "mlx":
+            mx.eval(arrays)
+            q, k, v = [*map(np.asarray, arrays), None, None][:3]
+            return mx.array(self._inner.forward(layer, q, k, v, plan))
+        q, k, v = [*map(mx.array, arrays), None, None][:3]
+        result = self._inner.forward(layer, q, k, v, plan)
+        mx.eval(result, self._inner.pending(plan))
+        if out is None:
+            return np.array(result)
+        np.copyto(out, np.asarray(result))
+        return out
+
+    def crossings(self) -> int:
+        """Return how often a layer crossed since this was last asked: an evaluation each."""
+        count, self._crossings = self._crossings, 0
+        return count
+
+    def report(self, plan: Any) -> Reports:
+        """Return the other's report."""
+        return self._inner.report(plan)
+
+    def pending(self, plan: Any) -> list[Any]:
+        """Return nothing: each layer was evaluated as it crossed."""
+        return []
+
+
+def to(arrays: Arrays, attention: Attention) -> Attention:
+    """Return an attention that takes these arrays."""
+    return attention if attention.arrays == arrays else Bridge(attention)

@@ -1,0 +1,60 @@
+"""A step's logits: NumPy's, or rows that stay on the device until somebody asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float32]
+
+
+class DeviceLogits:
+    """Logits of an MLX model: the greedy choice is made where they lie, and comes back.
+
+    Parameters
+    ----------
+    logits
+        MLX, [rows, vocabulary], of any floating type; lazy.
+    """
+
+    def __init__(self, logits: Any) -> None:
+        import mlx.core as mx
+
+        self._logits = logits.astype(mx.float32)
+        self._host: Rows | None = None
+        if len(logits):
+            best = mx.argmax(self._logits, axis=1)
+            ids = mx.arange(logits.shape[1])
+            others = mx.where(ids == best[:, None], -mx.inf, self._logits)
+            # A maximum may lose a NaN, a sum keeps it.
+            spoilt = mx.where(mx.isnan(self._logits).any(axis=1), mx.nan, 0.0)
+            margins = self._logits.max(axis=1) - others.max(axis=1) + spoilt
+        else:
+            best, margins = mx.zeros(0, mx.uint32), mx.zeros(0)
+        self._best, self._margins = best, margins
+
+    def choices(self) -> list[Any]:
+        """Return the lazy arrays that end the step's graph."""
+        return [self._best, self._margins]
+
+    def greedy(self) -> tuple[NDArray[np.intp], Rows]:
+        """Return each row's best token and its lead over the next; NaN where a row has one."""
+        return np.asarray(self._best).astype(np.intp), np.array(self._margins)
+
+    def __len__(self) -> int:
+        return int(self._logits.shape[0])
+
+    def __getitem__(self, row: int) -> Rows:
+        """Return a row, float32 [vocabulary]; all of them cross over at the first."""
+        if self._host is None:
+            self._host = np.array(self._logits)
+        wanted: Rows = self._host[row]
+        return wanted
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
+        return np.array(self._logits, dtype)
+
+
+Logits = Rows | DeviceLogits

@@ -1,0 +1,184 @@
+"""KV pools of half precision on the CPU: what is stored, and that nothing else changes."""
+
+import mlx.core as mx
+import numba
+import numpy as np
+import pytest
+from numba import njit, types
+
+from labkit.engine import attention
+from labkit.engine.attention import elements
+from labkit.engine.attention.cpu import halves
+from labkit.engine.attention.cpu.jit import intrinsic
+from labkit.engine.attention.cpu.rows import LAYERS
+from labkit.engine.attention.cpu.simd import BYTES, LANES, Emitter
+from labkit.engine.attention.cpu.tiles import copy_wide, round_to_bfloat16, round_to_float16
+from labkit.engine.kv_layout.base import LayerShape
+
+HALVES = ("float16", "bfloat16")
+ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}
+WORDS = np.arange(1 << 16, dtype=np.uint16)
+SINKS = np.linspace(-3, 6, 8).astype(np.float32)
+
+
+def same_numbers(actual, expected):
+    """Equal bits, but for NaN's."""
+    nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(actual), nan)
+    kind = f"u{expected.itemsize}"
+    assert np.array_equal(actual.view(kind)[~nan], expected.view(kind)[~nan])
+
+
+def as_float(words, kind):
+    """Return 16-bit words as MLX reads them."""
+    typed = mx.array(words).view(getattr(mx, kind))
+    return np.array(typed.astype(mx.float32))
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_every_word_widens_exactly(kind):
+    stored, out = WORDS.view(elements.STORED_AS[kind]), np.empty(len(WORDS), np.float32)
+    layer = np.zeros(1, LAYERS[stored.dtype])
+
+    @njit
+    def widen(layers, target, source, vectors):
+        copy_wide(layers[0], target, source, vectors)
+
+    widen(layer, out.ctypes.data, stored.ctypes.data, len(out) // LANES)
+    same_numbers(out, as_float(WORDS, kind))
+    same_numbers(elements.widened(stored), as_float(WORDS, kind))
+
+
+def test_float16_widens_exactly_without_the_instruction():
+    @intrinsic
+    def widen_vector(typing_context, target, source):
+        def emit(context, builder, signature, arguments):
+            code = Emitter(builder)
+            words = code.load(arguments[1], kind=halves.WORDS)
+            code.store(halves.widen_by_arithmetic(code, words), arguments[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), emit
+
+    @njit
+    def widen(target, source, vectors):
+        for i in range(vectors):
+            widen_vector(target + i * BYTES, source + i * BYTES // 2)
+
+    out = np.empty(len(WORDS), np.float32)
+    widen(out.ctypes.data, WORDS.ctypes.data, len(out) // LANES)
+    same_numbers(out, as_float(WORDS, "float16"))
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_float32_is_rounded_to_the_nearest_and_ties_to_even(kind):
+    """Every word, the middle between neighbours, and one bit to both sides of all these."""
+    near = as_float(WORDS, kind)
+    near = np.sort(near[np.isfinite(near)]).astype(np.float64)
+    between = (near[:-1] + near[1:]) / 2
+    exact = np.concatenate([near, between]).astype(np.float32)
+    bits = exact.view(np.uint32).astype(np.int64)
+    special = np.array([np.inf, -np.inf, np.nan, -np.nan, 65519.99, 65520, 3.4028235e38])
+    random = np.random.default_rng(0).integers(0, 1 << 32, 1 << 18, dtype=np.uint32)
+    beside = [(bits + step).astype(np.uint32) for step in (-1, 0, 1)]
+    numbers = np.concatenate([*beside, special.astype(np.float32).view(np.uint32), random])
+    numbers = numbers.view(np.float32)
+    numbers = np.resize(numbers, -(-len(numbers) // LANES) * LANES)
+    row, out = ROUND[kind], np.empty(len(numbers), np.uint16)
+
+    @njit
+    def write(target, source, vectors):
+        row(target, source, vectors)
+
+    write(out.ctypes.data, numbers.ctypes.data, len(numbers) // LANES)
+    expected = np.array(mx.array(numbers).astype(getattr(mx, kind)).view(mx.uint16))
+    nan = np.isnan(numbers)
+    assert np.array_equal(out[~nan], expected[~nan])
+    assert np.isnan(as_float(out[nan], kind)).all()
+    with np.errstate(over="ignore"):
+        twin = elements.rounded(numbers, kind).view(np.uint16)
+    assert np.array_equal(twin[~nan], expected[~nan])
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_a_write_rounds(batch, kind):
+    made = batch([(1, 20), (33, 40)], poison=False)
+    rng = np.random.default_rng(1)
+    k, v = (rng.standard_normal((34, 2, 64)).astype(np.float32) for _ in range(2))
+    pools, expected = made.stored(kind), made.stored(kind)
+    backend = attention.create()
+    plan = pools.plan(backend)
+    for new, pool in ((k, expected.k_pool), (v, expected.v_pool)):
+        pool.reshape(-1, 2, 64)[plan.slot_mapping] = elements.rounded(new, kind)
+    out, _ = pools.forward(backend, plan, k, v)
+    assert np.array_equal(pools.k_pool, expected.k_pool)
+    assert np.array_equal(pools.v_pool, expected.v_pool)
+    assert np.array_equal(out, expected.attend()[0])
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_pools_are_allocated_in_half_precision(kind):
+    backend = attention.create()
+    backend.allocate([LayerShape(2, 64, 64)], 4, 16, kind)
+    assert backend.keys[0].dtype == elements.STORED_AS[kind]
+    assert backend.values[0].shape == (4, 16, 2, 64)
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 33, "softcap": 5.0, "sinks": SINKS}], ids=["plain", "all"]
+)
+def test_kernels_equal_the_oracle_on_what_is_stored(batch, lengths, kind, options, assert_close):
+    made = batch(lengths).stored(kind)
+    out, report = made.attend(**options)
+    assert_close(out, made.widened().attend("reference", **options)[0])
+    assert not report.stale
+    assert report.counters()[f"kv_dtype.{kind}"] == 1
+
+
+@pytest.mark.parametrize("kind", HALVES)
+@pytest.mark.parametrize(
+    "lengths", [[(1, 70), (1, 9)], [(40, 70), (1, 9)]], ids=["decode", "tiled"]
+)
+@pytest.mark.parametrize("switches", [{}, {"split_kv": 3, "gqa_sharing": False}])
+def test_the_bits_are_those_of_float32_pools_with_the_same_numbers(batch, kind, lengths, switches):
+    """The arithmetic is float32's: only what is stored differs."""
+    for head_dim, heads in ((16, (4, 4)), (80, (8, 2)), (128, (6, 1)), (256, (5, 1))):
+        made = batch(lengths, heads=heads[0], kv_heads=heads[1], head_dim=head_dim).stored(kind)
+        out, report = made.attend(**switches)
+        wide, wide_report = made.widened().attend(**switches)
+        assert np.array_equal(out, wide)
+        queries = 2 * made.q.nbytes
+        assert 2 * (report.bytes - queries) == wide_report.bytes - queries
+
+
+@pytest.mark.parametrize("kind", HALVES)
+def test_resolvers_threads_and_switches_do_not_change_a_bit(batch, lengths, kind):
+    made = batch(lengths).stored(kind)
+    out, _ = made.attend(window=40)
+    for switches in (
+        {"resolver": "seq_map"},
+        {"resolver": "work_plan"},
+        {"window_skip": False},
+        {"tile_threshold": 1 << 20},
+    ):
+        assert np.array_equal(made.attend(window=40, **switches)[0], out)
+    threads = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        assert np.array_equal(made.attend(window=40)[0], out)
+    finally:
+        numba.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("device", ["reference", "gather", "emulated"])
+def test_other_backends_refuse_pools_of_another_type(batch, device):
+    made = batch([(1, 9)]).stored("float16")
+    options = {"backend": device} if device != "emulated" else {"device": device}
+    with pytest.raises(ValueError, match="one dtype"):
+        made.attend(**options)
+
+
+def test_a_pool_of_another_type_is_refused():
+    with pytest.raises(ValueError, match="a KV pool holds float32, float16, bfloat16, not float64"):
+        elements.name_of(np.zeros(1))

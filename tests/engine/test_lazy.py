@@ -1,0 +1,221 @@
+"""A step on MLX is one graph: evaluated once, no pool copied, few calls per layer."""
+
+import sys
+from collections import Counter
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from test_paged_tokens import create_mlx, prompts, serve
+
+from labkit import config
+from labkit.engine import Request, SamplingParams, create
+
+LAYERS = 3
+
+
+def made(path, blocks=64, make=create_mlx, **engine):
+    attention = engine.pop("attention", {"backend": "gather"})
+    composition = engine.pop("composition", config.Composition.mixed)
+    return make(
+        config.Engine(
+            scheduler=config.Scheduler(
+                max_num_seqs=4, max_num_batched_tokens=16, composition=composition
+            ),
+            kv=engine.pop("kv", config.KV(block_size=8)),
+            budget=config.Budget(blocks=blocks),
+            attention=config.Attention(**attention),
+            **engine,
+        ),
+        path,
+    )
+
+
+def counting(real, name, counted):
+    def wrapped(*arrays):
+        counted[name] += 1
+        return real(*arrays)
+
+    return wrapped
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """How often MLX itself was asked to evaluate, by name."""
+    counted = Counter()
+    for name in ("eval", "async_eval"):
+        monkeypatch.setattr(mx, name, counting(getattr(mx, name), name, counted))
+    return counted
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("pipeline", config.Pipeline)
+def test_a_step_is_evaluated_once(name, pipeline, model_dir, plain_greedy, evaluations):
+    expected = [plain_greedy(name, prompt, 12) for prompt in prompts()]
+    engine = made(model_dir(name), pipeline=pipeline)
+    engine.reset_counters()
+    evaluations.clear()
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
+    asked = "eval" if pipeline is config.Pipeline.sync else "async_eval"
+    counters = engine.counters()
+    assert evaluations == {asked: counters["steps.total"]}
+    assert counters["mlx.evaluations"] == counters["steps.total"] > 20
+    assert counters["steps.mixed"] > 0 and counters["kernel.gather"] > 0
+    assert [tokens[str(i)] for i in range(len(expected))] == expected
+    if pipeline is config.Pipeline.overlap:
+        assert counters["pipeline.overlapped"] > 10
+
+
+@pytest.mark.parametrize("preset", ["contiguous", "padded"])
+def test_layouts_in_one_piece_are_lazy_too(preset, model_dir, plain_greedy, evaluations):
+    expected = [plain_greedy("llama", prompt, 6) for prompt in prompts()]
+    layout = config.KVLayout[preset]
+    engine = made(
+        model_dir("llama"),
+        name=preset,
+        kv=config.KV(layout, 8),
+        attention={"backend": "sdpa"},
+        composition=config.Composition.split,
+        blocks=512,
+    )
+    engine.reset_counters()
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    evaluations.clear()
+    tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
+    counters = engine.counters()
+    assert [tokens[str(i)] for i in range(len(expected))] == expected
+    assert counters["mlx.evaluations"] == counters["steps.total"]
+    # A rectangle that grows or moves is evaluated as it is made.
+    moves = evaluations["eval"] - counters["steps.total"]
+    assert 0 < moves <= LAYERS * len(expected) * 4 and moves % LAYERS == 0
+
+
+def test_what_is_sampled_otherwise_crosses_without_another_evaluation(model_dir, evaluations):
+    engine = made(model_dir("llama"))
+    requests = [
+        Request("drawn", (1, 2, 3), SamplingParams(temperature=1.0, seed=3, max_tokens=4)),
+        Request("told", (4, 5), SamplingParams(logprobs=2, max_tokens=4)),
+        Request("plain", (6,), SamplingParams(max_tokens=4)),
+    ]
+    engine.reset_counters()
+    evaluations.clear()
+    tokens, last = serve(engine, requests)
+    steps = engine.counters()["steps.total"]
+    assert engine.counters()["mlx.evaluations"] == steps == evaluations["eval"]
+    numpy, other = serve(made(model_dir("llama"), make=create, attention={}), requests)
+    assert tokens == numpy
+    assert last["told"].logprobs.token == pytest.approx(other["told"].logprobs.token, abs=1e-4)
+    assert last["plain"].margin == pytest.approx(other["plain"].margin, abs=1e-3)
+
+
+def test_attention_on_numpy_under_a_model_on_mlx_counts_its_crossings(model_dir, evaluations):
+    engine = made(model_dir("llama"), attention={})
+    engine.reset_counters()
+    evaluations.clear()
+    serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True))])
+    counters = engine.counters()
+    assert counters["mlx.evaluations"] == (LAYERS + 1) * counters["steps.total"]
+    assert counters["mlx.evaluations"] == evaluations["eval"]
+
+
+@pytest.mark.parametrize("pipeline", config.Pipeline)
+def test_no_pool_is_copied(pipeline, model_dir):
+    """Pools of 12 MiB each: one copy of one of them would be seen among what a step takes."""
+    engine = made(model_dir("llama"), blocks=3072, pipeline=pipeline)
+    backend = engine_backend(engine)
+    pool = backend.keys[0].nbytes
+    assert pool == 3072 * 8 * 2 * 64 * 4
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    for i, prompt in enumerate(prompts()[:4]):
+        engine.submit(Request(str(i), prompt, params))
+    engine.step()
+    held = mx.get_active_memory()
+    mx.reset_peak_memory()
+    while engine.has_work():
+        engine.step()
+    assert mx.get_peak_memory() - held < pool / 4
+
+
+def test_a_reader_that_is_still_pending_would_be_seen(model_dir):
+    """The test above can fail: a pool that somebody else holds is copied by a write."""
+    engine = made(model_dir("llama"), blocks=3072)
+    backend = engine_backend(engine)
+    engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=8, ignore_eos=True)))
+    engine.step()
+    held, reader = mx.get_active_memory(), backend.keys[0] + 0
+    mx.reset_peak_memory()
+    engine.step()
+    assert mx.get_peak_memory() - held > backend.keys[0].nbytes
+    del reader
+
+
+def engine_backend(engine):
+    launch = getattr(engine._pipeline, "_launch", None)
+    runner = launch.__self__ if launch is not None else engine._pipeline._run_model
+    return runner.memory.attention
+
+
+@pytest.mark.parametrize("backend", ["gather", "fused"])
+def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
+    """The hook, the handle, the backend's forward; gather's attend, or the kernel's own call."""
+    deepest = []
+
+    def here(real):
+        def wrapped(*args, **options):
+            frame, depth = sys._getframe(1), 0
+            while "/labkit/" in frame.f_code.co_filename:
+                frame, depth = frame.f_back, depth + 1
+            deepest.append(depth)
+            return real(*args, **options)
+
+        return wrapped
+
+    if backend == "gather":
+        real = mx.fast.scaled_dot_product_attention
+        engine = made(model_dir("llama"))
+        monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", here(real))
+    else:
+        from labkit.engine.attention.cpu import kernels
+
+        engine = made(model_dir("llama"), make=create, attention={})
+        for name in ("decode", "tiled"):
+            monkeypatch.setattr(kernels, name, here(getattr(kernels, name)))
+    serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
+    assert len(deepest) == LAYERS * 3
+    assert set(deepest) == {4 if backend == "gather" else 3}
+
+
+def test_rows_with_a_nan_are_refused(model_dir):
+    from labkit.engine.base import InvalidLogitsError
+
+    engine = made(model_dir("llama"))
+    engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=8, ignore_eos=True)))
+    engine.step()
+    engine_backend(engine).values[-1][:] = mx.nan
+    with pytest.raises(InvalidLogitsError, match="not numbers for request a"):
+        engine.step()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_the_device_chooses_as_the_host_does(dtype):
+    from labkit.engine.logits import DeviceLogits
+    from labkit.engine.sampler import greedy
+
+    rng = np.random.default_rng(0)
+    drawn = mx.array(rng.standard_normal((5, 300)).astype(np.float32))
+    host = np.array(drawn.astype(dtype).astype(mx.float32))
+    host[1, 7] = host[1, 9] = 50  # the lowest of equals
+    host[2, 3] = np.nan
+    host[3] = -np.inf
+    host[4, 5] = np.inf
+    rows = DeviceLogits(mx.array(host).astype(dtype))
+    best, margins = rows.greedy()
+    with np.errstate(invalid="ignore"):
+        ours, theirs = greedy(host.copy())
+    finite = [0, 1, 4]
+    assert best[finite].tolist() == ours[finite].tolist()
+    np.testing.assert_array_equal(margins, theirs)
+    np.testing.assert_array_equal(np.asarray(rows), host)
+    np.testing.assert_array_equal(rows[1], host[1])
+    assert len(DeviceLogits(mx.zeros((0, 9))).greedy()[0]) == 0
