@@ -100,22 +100,26 @@ def queue_table(cell: Json, records: Sequence[Record]) -> Table | None:
         return None
     names = ["launches in a chain", "in a chain (µs)", "by itself (µs)", *QUEUED.values()]
     columns = [Column("batch", number=False), Column("arm", number=False), *map(Column, names)]
-    lines = []
-    for index, case in enumerate(dict.fromkeys(case for case, _ in found)):
-        for arm in real_arms(cell):
-            if (case, arm) in found:
-                seen = {name: median(values) for name, values in found[case, arm].items()}
-                links = seen["launches"]
-                alone = seen.get("single_us", seen["dispatch_us"] if links == 1 else None)
-                times = [seen["dispatch_us"] if links > 1 else None, alone]
-                cells = [value_text(t) for t in (*times, *(seen[name] for name in QUEUED))]
-                lines.append(Line((case, arm, f"{links:,.0f}", *cells), index, arm, None))
+    lines = [
+        Line((name, arm, *_queued(found[name, arm])), index, arm, None)
+        for index, name in enumerate(dict.fromkeys(name for name, _ in found))
+        for arm in real_arms(cell)
+        if (name, arm) in found
+    ]
     note = (
         "A chain is waited for as a whole, and each of its launches attends with the output of "
         "the one before. What a launch that does nothing costs is part of every time; what the "
         "host takes to describe a launch, before it is waited for, is part of none."
     )
     return Table(tuple(columns), tuple(lines), (note,))
+
+
+def _queued(seen: Mapping[str, Sequence[float]]) -> list[str]:
+    middle = {name: median(values) for name, values in seen.items()}
+    chained = middle["launches"] > 1
+    alone = middle["single_us" if chained else "dispatch_us"]
+    times = [middle["dispatch_us"] if chained else None, alone, *(middle[n] for n in QUEUED)]
+    return [f"{middle['launches']:,.0f}", *map(value_text, times)]
 
 
 def _listed(value: Any) -> Sequence[float]:

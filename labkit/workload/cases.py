@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,11 @@ POOLS = 2  # keys and values
 # batch that does more reads more than the caches hold anyway.
 WASH_FLOPS = 0.5e9
 WASH_BYTES = 48e6
+# On a device with a queue as many launches are timed together as do this much, at most so many:
+# waiting costs some hundred microseconds, which a chain of ten milliseconds hides.
+CHAIN_FLOPS = 32e9
+CHAIN_BYTES = 2e9
+MOST_LINKS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,13 @@ def wash_share(size: Geometry, workload: Workload) -> float:
     return min(1.0, WASH_FLOPS / asked.flops, WASH_BYTES / asked.bytes)
 
 
+def links(size: Geometry, workload: Workload) -> int:
+    """Return how many launches of a batch make a chain, the same in every run of it."""
+    asked = work(size, workload)
+    most = min(MOST_LINKS, CHAIN_FLOPS / asked.flops, CHAIN_BYTES / asked.bytes)
+    return max(1, math.floor(most))
+
+
 def part(case: Case, share: float) -> Case:
     """Return a case with a share of the requests of each kind, at least one."""
 
@@ -138,26 +152,33 @@ def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """One arm's view of a case's memory.
+    """One arm's view of a case's memory, as ``Memory``.
 
     ``q`` and ``out`` are float32 [tokens, num_heads, head_dim]; the pools are float32
     [num_blocks, block_size, num_kv_heads, head_dim].
     """
 
-    q: NDArray[np.float32]
+    q: Any
     out: NDArray[np.float32]
-    k_pool: NDArray[np.float32]
-    v_pool: NDArray[np.float32]
+    k_pool: Any
+    v_pool: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Flat float32 memory for every arm and case: where it lies differs between none of them."""
+    """Flat float32 memory for every arm and case: where it lies differs between none of them.
 
-    q: NDArray[np.float32]
+    NumPy arrays, or those of a device; ``out`` is NumPy's.
+    """
+
+    q: Any
     out: NDArray[np.float32]
-    keys: NDArray[np.float32]
-    values: NDArray[np.float32]
+    keys: Any
+    values: Any
+
+    def moved(self, put: Callable[[NDArray[np.float32]], Any]) -> Memory:
+        """Return the same input as arrays that ``put`` makes of it."""
+        return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
 
     def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
         """Shape the beginning of each array for a case."""
@@ -171,7 +192,7 @@ class Memory:
         )
 
 
-def _shaped(flat: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _shaped(flat: Any, shape: tuple[int, ...]) -> Any:
     return flat[: math.prod(shape)].reshape(shape)
 
 

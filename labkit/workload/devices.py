@@ -5,13 +5,19 @@ from __future__ import annotations
 import platform
 import sys
 
-from labkit.config import Device, Experiment, require
+from labkit.config import Attention, Device, Experiment, require
 from labkit.platform import compiler
 
 
 def has_metal() -> bool:
     """Tell whether this is a Mac with Apple silicon."""
     return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def queued(attention: Attention) -> bool:
+    """Tell whether launches wait in a queue: on Metal. MLX on a CPU is timed as a CPU is."""
+    on_mlx = attention.device is Device.metal or attention.backend == "gather"
+    return on_mlx and has_metal()
 
 
 def check(experiment: Experiment) -> None:

@@ -43,8 +43,11 @@ class Queue(Protocol):
     def read(self, array: Any) -> NDArray[Any]:
         """Return an evaluated array as NumPy's, a view where that can be."""
 
-    def poison(self, like: Any, count: int) -> None:
-        """Leave NaN in the memory that so many arrays like this one will be given."""
+    def poison(self, like: Any, count: int, alone: bool) -> None:
+        """Leave NaN in the memory that so many arrays like this one will be given.
+
+        ``alone``: no other memory is kept for reuse, so that it is certain; else likely.
+        """
 
     def empty(self, start: Any) -> Any:
         """Return the smallest launch there is, lazy; it waits for ``start``, and is another's."""
@@ -70,6 +73,7 @@ class Batch:
     """A batch of given geometry, planned on a backend of its own over the shared memory.
 
     ``make_plan``: plans the batch once more. ``links``: launches in a chain; 1: no chain.
+    ``queued``: whether a call only describes a launch, which runs when it is waited for.
     """
 
     attention: AttentionBackend
@@ -79,9 +83,14 @@ class Batch:
     plan: Plan
     make_plan: Callable[[], Plan]
     links: int = 1
+    queued: bool = False
 
-    def poison(self, links: int = 1) -> None:
-        """Fill what the next launches write with NaN."""
+    def poison(self, links: int = 1, first: bool = False) -> None:
+        """Fill what the next launches write with NaN.
+
+        On a queue it is certain for the ``first`` of all and likely for the others, whose
+        outputs must be the bits of the first.
+        """
         raise NotImplementedError
 
     def launch(self, clock: Clock, which: str, links: int = 1) -> Launch:
@@ -98,8 +107,8 @@ class Batch:
 
     def planning(self, clock: Clock) -> tuple[float, float]:
         """Return the medians of what planning takes and its maps: seconds, microseconds."""
-        found = [self._plan_once(clock) for _ in range(PLANS)]
-        return tuple(statistics.median(column) for column in zip(*found, strict=True))  # type: ignore[return-value]
+        times, maps = zip(*(self._plan_once(clock) for _ in range(PLANS)), strict=True)
+        return statistics.median(times), statistics.median(maps)
 
     def _plan_once(self, clock: Clock) -> tuple[float, float]:
         start = clock()
@@ -121,7 +130,7 @@ class Batch:
 class HostBatch(Batch):
     """A batch on NumPy arrays: launches run when they are called, one at a time."""
 
-    def poison(self, links: int = 1) -> None:
+    def poison(self, links: int = 1, first: bool = False) -> None:
         """Fill the output with NaN."""
         self.arrays.out.fill(np.nan)
 
@@ -138,20 +147,15 @@ class HostBatch(Batch):
         return Launch(seconds, 0.0, report, (arrays.out,))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class QueueBatch(Batch):
-    """A batch on lazy arrays.
+    """A batch on lazy arrays; where it is not ``queued``, as in the emulator, a call is timed."""
 
-    ``queued``: whether calling only describes a launch; False: it runs then, as in the
-    emulator, and the call is timed too.
-    """
+    queue: Queue
 
-    queue: Queue | None = None
-    queued: bool = True
-
-    def poison(self, links: int = 1) -> None:
-        """Leave NaN where the next outputs will lie."""
-        self._queue.poison(self.arrays.q, links)
+    def poison(self, links: int = 1, first: bool = False) -> None:
+        """Leave NaN where the next outputs will lie; see ``Batch``."""
+        self.queue.poison(self.arrays.q, links, alone=first)
 
     def launch(self, clock: Clock, which: str, links: int = 1) -> Launch:
         """Launch a chain; see ``Batch``."""
@@ -159,10 +163,10 @@ class QueueBatch(Batch):
         outs = self._chain(self.plan, links)
         waiting = [*outs, *self.attention.pending(self.plan)]
         told = clock()
-        self._queue.wait(waiting)
+        self.queue.wait(waiting)
         done = clock()
         report = self._report(f"{self.size.case.name}: {which}", links)
-        outputs = tuple(self._queue.read(out) for out in outs)
+        outputs = tuple(self.queue.read(out) for out in outs)
         if not self.queued:
             return Launch((done - start) / links, 0.0, report, outputs)
         return Launch((done - told) / links, (told - start) / links, report, outputs)
@@ -185,11 +189,6 @@ class QueueBatch(Batch):
         self._chain(plan, 1)
         again = clock() - first
         return max(0.0, first - start - again), plan.map_us
-
-    @property
-    def _queue(self) -> Queue:
-        assert self.queue is not None
-        return self.queue
 
 
 def empty_chain(queue: Queue, clock: Clock, links: int) -> float:

@@ -9,6 +9,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+MORE = 4  # arrays of a size that live at once, besides those of a chain
+
 
 class MlxQueue:
     """MLX's default device; see ``labkit.workload.launches.Queue``."""
@@ -27,12 +29,18 @@ class MlxQueue:
         """Return a view of an evaluated array's memory."""
         return np.asarray(array)
 
-    def poison(self, like: mx.array, count: int) -> None:
+    def poison(self, like: mx.array, count: int, alone: bool) -> None:
         """Fill as many arrays with NaN and let them go: MLX gives their memory out again.
 
         Filling the outputs themselves (``init_value``) would be a launch more, in the time.
+        The memory of earlier outputs is given out as well, so a few more are filled; only
+        without any (``alone``) is it certain, and then the next launch has all its other
+        memory to allocate.
         """
-        mx.eval([mx.full(like.shape, float("nan"), like.dtype) for _ in range(count)])
+        if alone:
+            mx.clear_cache()
+        nan = float("nan")
+        mx.eval([mx.full(like.shape, nan, like.dtype) for _ in range(count + MORE * (not alone))])
 
     def empty(self, start: mx.array) -> mx.array:
         """Return ``start`` plus one: a launch of one thread."""
