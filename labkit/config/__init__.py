@@ -21,9 +21,11 @@ from labkit.config.choices import (
     Composition,
     DecodeShape,
     Device,
+    DType,
     KVLayout,
     Order,
     Pipeline,
+    Precision,
     PrefixAlign,
     PrefixCache,
     Queue,
@@ -36,6 +38,7 @@ from labkit.config.design import Design, Isolation, Look
 from labkit.config.drafts import Drafts
 from labkit.config.engine import LAYOUT_OF, MLX_LM_OPTIONS, Engine, own_classes
 from labkit.config.experiment import Experiment, Redo
+from labkit.config.mlx import Mlx
 from labkit.config.model import Architecture, Model, ModelShape
 from labkit.config.plain import from_plain, to_plain
 from labkit.config.rules import (
@@ -75,6 +78,7 @@ __all__ = [
     "Claims",
     "Composition",
     "ConfigError",
+    "DType",
     "DecodeShape",
     "Design",
     "Device",
@@ -85,10 +89,12 @@ __all__ = [
     "Isolation",
     "KVLayout",
     "Look",
+    "Mlx",
     "Model",
     "ModelShape",
     "Order",
     "Pipeline",
+    "Precision",
     "PrefixAlign",
     "PrefixCache",
     "Queue",

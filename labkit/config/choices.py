@@ -17,6 +17,27 @@ class Blas(Enum):
     stock = "stock"
 
 
+class DType(Enum):
+    """What weights and activations are computed in.
+
+    model: as the model is stored, where MLX computes on Metal; float32 on a CPU, which has no
+    arithmetic in less.
+    """
+
+    model = "model"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Precision(Enum):
+    """The type of a kernel case's queries, keys and values."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
 class DecodeShape(Enum):
     """How many rows a step of decodes alone has.
 

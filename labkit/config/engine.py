@@ -16,6 +16,8 @@ from labkit.config.choices import (
     ChunkPolicy,
     Composition,
     DecodeShape,
+    Device,
+    DType,
     KVLayout,
     Pipeline,
     PrefixAlign,
@@ -23,6 +25,7 @@ from labkit.config.choices import (
     Speculation,
 )
 from labkit.config.drafts import Drafts
+from labkit.config.mlx import Mlx
 from labkit.config.plain import to_plain
 from labkit.config.rules import is_class_path, require, require_strategy
 from labkit.config.scheduler import Scheduler
@@ -34,6 +37,7 @@ class Engine:
 
     ``name``: a preset of labkit's own engine (naive, padded, contiguous, paged), mlx_lm (the
     real BatchGenerator) or ``package.module:Class``; a user's own engine is given the rest.
+    ``dtype``: what weights and activations are computed in.
     ``threads``: the CPU budget of the arm, in threads; null: all cores. ``memory_limit``:
     bytes that the arm's process may take beyond what it holds when the engine begins to
     load (a cgroup's, else of address space); null: none. ``mlx_cache_limit``: bytes of
@@ -41,6 +45,7 @@ class Engine:
     """
 
     name: str = "paged"
+    dtype: DType = DType.model
     blas: Blas = Blas.openblas
     threads: int | None = None
     memory_limit: int | None = None
@@ -56,6 +61,7 @@ class Engine:
     scheduler: Scheduler = field(default_factory=Scheduler)
     budget: Budget = field(default_factory=Budget)
     drafts: Drafts = field(default_factory=Drafts)
+    mlx: Mlx = field(default_factory=Mlx)
 
     def __post_init__(self) -> None:
         """Check the ranges and the pairs."""
@@ -79,6 +85,7 @@ class Engine:
             self._check_invariance()
         if self.name in LAYOUT_OF:
             self._check_preset(LAYOUT_OF[self.name])
+            self._check_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
         if self.name == "mlx_lm":
@@ -119,6 +126,17 @@ class Engine:
         )
         if not paged:
             self._check_blockless(layout)
+
+    def _check_dtype(self) -> None:
+        """Refuse half precision where the model's forward is NumPy's."""
+        attention = self.attention
+        on_numpy = attention.device is Device.cpu and attention.backend in ("fused", "reference")
+        require(
+            not on_numpy or self.dtype in (DType.model, DType.float32),
+            f"engine.dtype={self.dtype.value}: engine.attention.backend={attention.backend} on "
+            "engine.attention.device=cpu computes in float32; set backend=gather or another "
+            "device, or leave engine.dtype=model",
+        )
 
     def _check_blockless(self, layout: KVLayout) -> None:
         """Refuse what needs blocks that stay where they are."""
@@ -201,6 +219,7 @@ def own_classes(engine: Engine) -> dict[str, str]:
 # What engine=mlx_lm reads, or its worker does; every other option is of labkit's own engine.
 MLX_LM_OPTIONS = (
     "name",
+    "dtype",
     "blas",
     "threads",
     "memory_limit",
@@ -209,6 +228,7 @@ MLX_LM_OPTIONS = (
     "scheduler.chunk",
     "budget.machine",
     "budget.wired_collector",
+    *(f"mlx.{item.name}" for item in dataclasses.fields(Mlx)),
 )
 
 

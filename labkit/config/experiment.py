@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.ablation import Ablation
+from labkit.config.choices import Device, Precision
 from labkit.config.design import Design
 from labkit.config.engine import Engine
 from labkit.config.model import Model
@@ -45,6 +46,15 @@ class Experiment:
             self.engine.name == "paged" or self.workload.kind is not WorkloadKind.kernel,
             f"engine.name={self.engine.name}: it serves requests, and workload="
             f"{self.workload.name} times labkit's paged attention; set workload=chat",
+        )
+        attention, dtype = self.engine.attention, self.workload.dtype
+        require(
+            dtype is Precision.float32
+            or attention.device is not Device.cpu
+            or attention.backend in ("gather", "reference"),
+            f"workload.dtype={dtype.value}: engine.attention.backend={attention.backend} on "
+            "engine.attention.device=cpu computes in float32; set device=metal or emulated, or "
+            "backend=gather, or leave workload.dtype=float32",
         )
         require(
             self.engine.attention.resolver != "identity"

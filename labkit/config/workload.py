@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from enum import Enum
 
-from labkit.config.choices import CacheState
+from labkit.config.choices import CacheState, Precision
 from labkit.config.rules import require
 
 
@@ -70,7 +70,8 @@ class Workload:
     """What is asked of the engine.
 
     Kernel workloads: ``cases``, the head counts, ``window`` (keys that a query sees; null:
-    all), ``state`` (of the caches), ``max_pool_bytes``.
+    all), ``dtype`` (of queries, keys and values), ``state`` (of the caches),
+    ``max_pool_bytes``.
     Request workloads: ``num_requests``, ``concurrency`` (requests in flight, closed
     loop), ``stagger_ms`` (each of these clients begins so many milliseconds after the one
     before), ``ignore_eos`` (fixed output lengths), ``cache_state`` (of the prefix cache)
@@ -97,6 +98,7 @@ class Workload:
     num_kv_heads: int = 4
     head_dim: int = 128
     window: int | None = None
+    dtype: Precision = Precision.float32
     state: State = State.hot
     max_pool_bytes: int = 1 << 30
     cases: list[Case] = field(default_factory=list)
@@ -171,6 +173,7 @@ class Workload:
             "num_kv_heads",
             "head_dim",
             "window",
+            "dtype",
             "state",
             "max_pool_bytes",
             "cases",

@@ -46,6 +46,8 @@ class PagedEngine:
         Ids a prompt may hold are below it.
     notes
         What was decided at load, for the record.
+    dtype
+        The type that the model computes in, as seen at load; counted as ``dtype.<type>``.
     policy
         The budget policy that sized the pool; counted as ``budget.<policy>``.
     batch_invariant
@@ -71,6 +73,7 @@ class PagedEngine:
         counters: Counters,
         vocab_size: int,
         notes: Mapping[str, str | float | None],
+        dtype: str = "float32",
         policy: str = "fixed",
         batch_invariant: bool = False,
         name: str = "paged",
@@ -86,6 +89,7 @@ class PagedEngine:
         self._cache = cache
         self._counters = counters
         self._vocab_size = vocab_size
+        self._dtype = dtype
         self._policy = policy
         self._batch_invariant = batch_invariant
         self._builder = InputBuilder(cache, cut)
@@ -229,6 +233,7 @@ class PagedEngine:
         return values | {
             "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
             f"budget.{self._policy}": 1,
+            f"dtype.{self._dtype}": 1,
             "batch_invariant": float(self._batch_invariant),
             **self._cache.counters(),
         }

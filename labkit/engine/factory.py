@@ -7,6 +7,7 @@ from pathlib import Path
 from labkit import config
 from labkit.engine import (
     decode_shape,
+    dtype,
     kv_layout,
     machine_state,
     self_test,
@@ -79,7 +80,11 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
     refuse_early(options, model_dir, machine)
     shape = decode_shape.create(options.decode_shape, speculation.rows_of(options))
     ready = models.ready(
-        model_dir, options.kv.block_size, options.attention.device, compiled=shape.bounded
+        model_dir,
+        options.kv.block_size,
+        options.attention.device,
+        kind=dtype.asked(options),
+        compiled=shape.bounded,
     )
     loaded, choice, expected = ready.loaded, ready.choice, ready.expected
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
@@ -110,12 +115,14 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
             "model_type": loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
+            "dtype": expected.dtype,
             "compiled_blocks": blocks.number if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,
             "budget": str(pool),
             "draft": draft.source if draft else None,
         },
         policy=pool.policy,
+        dtype=expected.dtype,
         batch_invariant=options.batch_invariant,
         name=options.name,
         speculation=speculation.create(options, layout.cache, run_draft, counters),

@@ -47,9 +47,9 @@ class LLM:
     **options
         The engine's options (``labkit.config.Engine``), each by its own name wherever it
         stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``.
-        Not ``name``, which is a preset's, and not ``blas``, ``threads`` and ``memory_limit``: a
-        process settles them before MLX and numba are imported (``labkit.platform``,
-        ``NUMBA_NUM_THREADS``).
+        Not ``name``, which is a preset's, and not ``blas``, ``threads``, ``memory_limit`` and
+        those of ``mlx``: a process settles them before MLX and numba are imported
+        (``labkit.platform``, ``NUMBA_NUM_THREADS``, MLX's own variables).
 
     Raises
     ------
@@ -225,7 +225,7 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
 
 
 # What a process settles before an engine is made, and which engine it is.
-NOT_OPTIONS = ("name", "blas", "threads", "memory_limit")
+NOT_OPTIONS = ("name", "blas", "threads", "memory_limit", "mlx")
 
 
 def _homes() -> dict[str, str | None]:
@@ -234,9 +234,11 @@ def _homes() -> dict[str, str | None]:
     default = config.Engine()
     for item in dataclasses.fields(default):
         value = getattr(default, item.name)
+        if item.name in NOT_OPTIONS:
+            continue
         if dataclasses.is_dataclass(value):
             homes |= {leaf.name: item.name for leaf in dataclasses.fields(value)}
-        elif item.name not in NOT_OPTIONS:
+        else:
             homes[item.name] = None
     return homes
 

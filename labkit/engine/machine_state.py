@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from labkit import config
 from labkit.engine.base import EngineError
 from labkit.platform import memory_machine, memory_wired
 
 
 def settle(options: config.Engine) -> None:
-    """Check the wired collector and bound MLX's cache of freed buffers, as the arm says.
+    """Check the wired collector and MLX's variables, and bound its cache, as the arm says.
 
     Raises
     ------
@@ -16,10 +18,22 @@ def settle(options: config.Engine) -> None:
         The machine is not as demanded: one line with the command that would make it so.
     """
     require_wired(options.budget)
+    require_variables(options.mlx)
     if options.mlx_cache_limit is not None:
         import mlx.core as mx
 
         mx.set_cache_limit(options.mlx_cache_limit)
+
+
+def require_variables(mlx: config.Mlx) -> None:
+    """Raise ``EngineError`` unless MLX's variables are as demanded."""
+    for name, value in mlx.environment().items():
+        found = os.environ.get(name)
+        if found != value:
+            raise EngineError(
+                f"engine.mlx: {name} is {found or 'not set'} in this process, not {value}; "
+                f"MLX reads it when it starts: set {name}={value} before"
+            )
 
 
 def require_wired(budget: config.Budget) -> None:

@@ -18,18 +18,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from labkit.engine import dtype
 from labkit.engine.base import EngineError
 from labkit.engine.layer_cache import Handle
 
 # config.json's ``model_type`` where mlx_lm's module has another name.
-MODULE_OF_TYPE = {"mistral": "llama", "iquestcoder": "llama", "xverse": "llama"}
+MODULE_OF_TYPE = {
+    "deepseek_v41_text": "deepseek_v41",
+    "falcon_mamba": "mamba",
+    "gemma4_unified": "gemma4",
+    "iquestcoder": "llama",
+    "joyai_llm_flash": "deepseek_v3",
+    "kimi_k2": "deepseek_v3",
+    "llava": "mistral3",
+    "minimax_m2": "minimax",
+    "mistral": "llama",
+    "phi-msft": "phixtral",
+    "qwen2_5_vl": "qwen2_vl",
+    "xverse": "llama",
+}
 # Caches that hold one key and one value per token, which a paged pool can hold too.
 PLAIN_CACHES = ("KVCache", "RotatingKVCache")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in float32, what its layers cache, and what its config says.
+    """A model, what its layers cache, and what its config says.
 
     ``windows``: per cached layer the sliding window in tokens, or None.
     """
@@ -105,10 +119,11 @@ def install_attention_hook() -> None:
             module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
 
 
-def load(model_dir: Path, layers: int | None = None) -> LoadedModel:
-    """Build the model of a directory: config.json and model*.safetensors, float32.
+def load(model_dir: Path, layers: int | None = None, kind: str | None = "float32") -> LoadedModel:
+    """Build the model of a directory: config.json and model*.safetensors.
 
     ``layers``: only so many of its first layers, then its last norm and its output; None: all.
+    ``kind``: what floating point weights are cast to, in MLX's words; None: nothing.
 
     Raises
     ------
@@ -122,6 +137,7 @@ def load(model_dir: Path, layers: int | None = None) -> LoadedModel:
     install_attention_hook()
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
+    dtype.cast(model, kind)
     return LoadedModel(
         model, model_type, _windows(model, model_type), end_of_text(settings, model_dir)
     )
@@ -160,6 +176,8 @@ def _module(model_type: str) -> ModuleType:
         if error.name != f"mlx_lm.models.{name}":
             raise
         raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
+    except SystemExit:  # what mlx_lm's olmo does where hf_olmo is missing
+        raise EngineError(f"model_type={model_type}: mlx_lm lacks a package for it") from None
 
 
 def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any:
@@ -197,16 +215,11 @@ def _load_weights(
         weights = model.sanitize(weights)
     if quantization:
         _quantise(model, weights, quantization)
-    single = {
-        name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
-        for name, value in weights.items()
-    }
     try:
-        model.load_weights(list(single.items()), strict=True)
+        model.load_weights(list(weights.items()), strict=True)
     except ValueError as error:
         raise EngineError(f"{model_dir}: {str(error).splitlines()[0]}") from None
     model.eval()
-    mx.eval(model.parameters())
 
 
 def _layer(name: str) -> int:

@@ -34,9 +34,9 @@ class SharedModels:
     """The models of engines of which never two step at the same time."""
 
     def __init__(self) -> None:
-        self._chosen: dict[tuple[Path, int | None, Device, int], Ready] = {}
-        self._expected: dict[tuple[Path, int | None, int], Expected] = {}
-        self._mlx_lm: dict[Path, Loaded] = {}
+        self._chosen: dict[tuple[Path, int | None, str | None, Device, int], Ready] = {}
+        self._expected: dict[tuple[Path, int | None, str | None, int], Expected] = {}
+        self._mlx_lm: dict[tuple[Path, str | None], Loaded] = {}
 
     def ready(
         self,
@@ -44,6 +44,7 @@ class SharedModels:
         block_size: int,
         device: Device,
         *,
+        kind: str | None = "float32",
         layers: int | None = None,
         first_layer: int = 0,
         compiled: bool = False,
@@ -54,16 +55,18 @@ class SharedModels:
         ----------
         block_size
             Tokens in a block of the self-test's sequences.
-        layers
+        kind, layers
             See ``model_loader.load``.
         device, first_layer, compiled
             See ``choose_forward``. Compiled blocks count for one engine: they are not shared.
         """
-        asked, key = (model_dir, layers, block_size), (model_dir, layers, device, first_layer)
+        asked = (model_dir, layers, kind, block_size)
+        key = (model_dir, layers, kind, device, first_layer)
         ready = self._chosen.get(key)
         if ready is not None and compiled and ready.choice.reason is not None:
             ready = None  # it runs on MLX, where there is something to compile
-        fresh = load(model_dir, layers) if ready is None or asked not in self._expected else None
+        needed = ready is None or asked not in self._expected
+        fresh = load(model_dir, layers, kind) if needed else None
         if fresh is not None and asked not in self._expected:
             self._expected[asked] = self_test.expect(fresh, block_size)
         expected = self._expected[asked]
@@ -76,10 +79,11 @@ class SharedModels:
             self._chosen[key] = ready
         return ready
 
-    def mlx_lm(self, model_dir: Path) -> Loaded:
-        """Load a model as mlx_lm does, or return the one that is loaded."""
+    def mlx_lm(self, model_dir: Path, kind: str | None) -> Loaded:
+        """Load a model as mlx_lm does and cast it, or return the one that is loaded."""
         from labkit.engine.mlx_lm.loading import load as load_plain
 
-        if model_dir not in self._mlx_lm:
-            self._mlx_lm[model_dir] = load_plain(model_dir)
-        return self._mlx_lm[model_dir]
+        key = (model_dir, kind)
+        if key not in self._mlx_lm:
+            self._mlx_lm[key] = load_plain(model_dir, kind)
+        return self._mlx_lm[key]

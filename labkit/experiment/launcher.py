@@ -233,9 +233,11 @@ def set_aside(path: Path, paths: Paths) -> Path:
 
 
 def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
-    cores = threads.core_count()
-    budget = arm.config.get("engine", {}).get("threads") or cores
-    return threads.worker_environment(os.environ, threads=budget, cores=cores)
+    engine, cores = from_plain(Engine, arm.config.get("engine", {})), threads.core_count()
+    environ, removed = threads.worker_environment(
+        os.environ, threads=engine.threads or cores, cores=cores
+    )
+    return environ | engine.mlx.environment(), removed
 
 
 def _marker(arm: Arm) -> Path:

@@ -14,14 +14,13 @@ from pathlib import Path
 from labkit.analysis.door import say
 from labkit.mac import bundle
 from labkit.mac.steps import INTERRUPTED, PASSED, Step, all_steps, run_all
-from labkit.platform import memory_machine
-from labkit.workload import devices
+from labkit.platform import accelerator, memory_machine
 
 PROG = "python -m labkit.mac"
 
 
 def main(
-    has_metal: Callable[[], bool] = devices.has_metal,
+    has_metal: Callable[[], bool] = accelerator.has_metal,
     make_steps: Callable[[Path, int], Sequence[Step]] = all_steps,
 ) -> int:
     """Run the steps below ``outputs/`` and return the exit code."""

@@ -18,13 +18,17 @@ from numpy.typing import NDArray
 
 from labkit import app, workload
 from labkit.analysis.door import say
-from labkit.config import Attention, ConfigError, Experiment
+from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.arms import ComposedArm, ComposedCell
 
 PROG = "python -m labkit.mac.answers"
-# Of the largest value. Both outputs are rounded to the type; the rest is summing in another
-# order, and exponentials of logits of about 6.
-ALLOWED = {"float32": 2e-5, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+# Of the largest value. The output is rounded to its type, the reference's to float32; the rest
+# is summing in another order, and exponentials of logits of about 6.
+ALLOWED = {
+    Precision.float32: 2e-5,
+    Precision.float16: 2.0**-10,
+    Precision.bfloat16: 2.0**-7,
+}
 HEADING = (
     "| cell | arm | case | largest error | allowed | |\n| --- | --- | --- | ---: | ---: | --- |"
 )
@@ -95,7 +99,7 @@ def outputs(experiment: Experiment) -> Outputs:
 def _compare(
     cell: ComposedCell, arm: ComposedArm, given: Outputs, expected: Outputs
 ) -> Iterator[Answer]:
-    allowed = ALLOWED[str(getattr(arm.experiment.workload, "dtype", "float32"))]
+    allowed = ALLOWED[arm.experiment.workload.dtype]
     for case, mine in given.items():
         answer = Answer(cell.experiment.ablation.name, arm.name, case, allowed)
         theirs = expected[case]

@@ -25,6 +25,9 @@ POLL_S = 0.2
 
 ON_METAL = "engine.attention.device=metal"
 HALF = "workload.dtype=float16"
+SERVED_IN_HALF = "engine.dtype=float16"
+# So that tokens can be the reference's: products of float32 are not rounded to fewer bits.
+EXACT = ("engine.dtype=float32", "engine.mlx.tf32=false")
 DECODE = "gqa_sharing,split_kv,resolver,block_size"
 REFERENCE = "{engine.attention.backend:reference,engine.attention.device:cpu}"
 MLX_LM = "{engine:mlx_lm,engine.attention.device:cpu}"
@@ -63,7 +66,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[Step, ...]:
     pools = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
     kernels = ("engine=paged", ON_METAL, HALF, pools)
     both = f"ablation=seq_map,{DECODE}"
-    serving = ("engine=paged", ON_METAL, "model=small")
+    serving = ("engine=paged", ON_METAL, SERVED_IN_HALF, "model=small")
 
     def study(name: str, says: str, *overrides: str) -> Step:
         out = f"out={(folder / name).as_posix()}"
@@ -83,7 +86,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[Step, ...]:
         study(
             "served_answers",
             "tokens served on Metal against those of the reference on the CPU",
-            *("engine=paged", ON_METAL, "workload=uniform_4", "design=quick"),
+            *("engine=paged", ON_METAL, *EXACT, "workload=uniform_4", "design=quick"),
             *("ablation.claims.identity=tokens", f"+ablation.arms.reference={REFERENCE}"),
         ),
         study("seq_map", "the article's question, in float16", *kernels, "ablation=seq_map"),

@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Case, Workload
+from labkit.config import Case, Precision, Workload
 
-F32 = 4  # bytes
+# How numbers of a type lie in a NumPy array; bfloat16, which NumPy lacks, by their bits.
+STORED: dict[Precision, np.dtype[Any]] = {
+    Precision.float32: np.dtype(np.float32),
+    Precision.float16: np.dtype(np.float16),
+    Precision.bfloat16: np.dtype(np.uint16),
+}
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
 TEMPLATE = 1_048_573
@@ -50,9 +55,14 @@ class Geometry:
         return int(self.query_lens.sum())
 
 
+def number_bytes(workload: Workload) -> int:
+    """Return the bytes of one number of the queries, keys and values."""
+    return STORED[workload.dtype].itemsize
+
+
 def block_bytes(workload: Workload, block_size: int) -> int:
-    """Return the bytes of one block of keys and values in float32."""
-    return POOLS * F32 * block_size * workload.num_kv_heads * workload.head_dim
+    """Return the bytes of one block of keys and values."""
+    return POOLS * number_bytes(workload) * block_size * workload.num_kv_heads * workload.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +71,7 @@ class Work:
 
     ``flops``: a product and a sum per query-key pair and head dimension, once for the
     logits and once for the values. ``bytes``: every key and value that a query sees once
-    per KV head, the queries, and the output (float32).
+    per KV head, the queries, and the output.
     """
 
     flops: int
@@ -79,7 +89,7 @@ def work(size: Geometry, workload: Workload) -> Work:
     numbers += 2 * size.total_q * workload.num_heads
     return Work(
         flops=4 * int(seen.sum()) * workload.num_heads * workload.head_dim,
-        bytes=F32 * numbers * workload.head_dim,
+        bytes=number_bytes(workload) * numbers * workload.head_dim,
     )
 
 
@@ -154,31 +164,36 @@ def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32
 class Arrays:
     """One arm's view of a case's memory, as ``Memory``.
 
-    ``q`` and ``out`` are float32 [tokens, num_heads, head_dim]; the pools are float32
-    [num_blocks, block_size, num_kv_heads, head_dim].
+    ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
+    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type of ``STORED``.
     """
 
     q: Any
-    out: NDArray[np.float32]
+    out: NDArray[Any]
     k_pool: Any
     v_pool: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Flat float32 memory for every arm and case: where it lies differs between none of them.
+    """Flat memory for every arm and case: where it lies differs between none of them.
 
     NumPy arrays, or those of a device; ``out`` is NumPy's.
     """
 
     q: Any
-    out: NDArray[np.float32]
+    out: NDArray[Any]
     keys: Any
     values: Any
 
-    def moved(self, put: Callable[[NDArray[np.float32]], Any]) -> Memory:
+    def moved(self, put: Callable[[NDArray[Any]], Any]) -> Memory:
         """Return the same input as arrays that ``put`` makes of it."""
         return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
+
+    def widened(self, dtype: Precision) -> Memory:
+        """Return the same numbers in float32: no copy where they are float32."""
+        found = self.moved(lambda stored: widened(stored, dtype))
+        return found if dtype is Precision.float32 else replace(found, out=np.empty_like(found.q))
 
     def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
         """Shape the beginning of each array for a case."""
@@ -201,16 +216,21 @@ def query_numbers(size: Geometry, workload: Workload) -> int:
     return size.total_q * workload.num_heads * workload.head_dim
 
 
-def allocate(pool_bytes: int, query_numbers: int, seed: int) -> Memory:
+def allocate(
+    pool_bytes: int, query_numbers: int, seed: int, dtype: Precision = Precision.float32
+) -> Memory:
     """Make room for the largest case (``Geometry.pool_bytes``, queries) and fill it.
+
+    Every type holds the same numbers, rounded to it.
 
     Random numbers for a gigabyte would take seconds, so a short random sequence is
     repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
     """
-    template = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
-    half = pool_bytes // POOLS // F32
-    keys, values = np.empty(half, np.float32), np.empty(half, np.float32)
-    q, out = np.empty(query_numbers, np.float32), np.empty(query_numbers, np.float32)
+    numbers = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
+    template, stored = rounded(numbers, dtype), STORED[dtype]
+    half = pool_bytes // POOLS // stored.itemsize
+    keys, values = np.empty(half, stored), np.empty(half, stored)
+    q, out = np.empty(query_numbers, stored), np.empty(query_numbers, stored)
     with ThreadPoolExecutor(2) as threads:
         fills = [
             threads.submit(_tile, array, np.roll(template, shift))
@@ -221,7 +241,37 @@ def allocate(pool_bytes: int, query_numbers: int, seed: int) -> Memory:
     return Memory(q=q, out=out, keys=keys, values=values)
 
 
-def _tile(target: NDArray[np.float32], template: NDArray[np.float32]) -> None:
+def rounded(numbers: NDArray[np.float32], dtype: Precision) -> NDArray[Any]:
+    """Round finite numbers to the nearest of a type, ties to even; stored as in ``STORED``."""
+    if dtype is not Precision.bfloat16:
+        return numbers.astype(STORED[dtype], copy=False)
+    bits = numbers.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def widened(stored: NDArray[Any], dtype: Precision) -> NDArray[np.float32]:
+    """Return stored numbers of a type in float32: exact, a view where they are float32."""
+    if dtype is not Precision.bfloat16:
+        return stored.astype(np.float32, copy=False)
+    return (stored.astype(np.uint32) << 16).view(np.float32)
+
+
+def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
+    """Copy stored numbers into an MLX array of their type."""
+    import mlx.core as mx
+
+    array = mx.array(stored)
+    return array.view(mx.bfloat16) if dtype is Precision.bfloat16 else array
+
+
+def from_mlx(array: Any, dtype: Precision) -> NDArray[Any]:
+    """Return an evaluated MLX array of a type as it is stored: a view of its memory."""
+    import mlx.core as mx
+
+    return np.asarray(array.view(mx.uint16) if dtype is Precision.bfloat16 else array)
+
+
+def _tile(target: NDArray[Any], template: NDArray[Any]) -> None:
     for start in range(0, target.size, template.size):
         part = target[start : start + template.size]
         part[:] = template[: part.size]

@@ -1,17 +1,10 @@
-"""Whether this machine has the device of the fused kernels, known before a run starts."""
+"""Whether this machine has what an arm is about, known before a run starts."""
 
 from __future__ import annotations
 
-import platform
-import sys
-
 from labkit.config import Attention, Device, Experiment, require
 from labkit.platform import compiler
-
-
-def has_metal() -> bool:
-    """Tell whether this is a Mac with Apple silicon."""
-    return sys.platform == "darwin" and platform.machine() == "arm64"
+from labkit.platform.accelerator import has_metal
 
 
 def queued(attention: Attention) -> bool:
@@ -21,7 +14,7 @@ def queued(attention: Attention) -> bool:
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse a device that is not here; ``ConfigError`` says in one line what is missing."""
+    """Refuse an arm whose device is not here; ``ConfigError`` says in one line what is missing."""
     device = experiment.engine.attention.device
     if device is Device.metal:
         require(
@@ -29,5 +22,11 @@ def check(experiment: Experiment) -> None:
             "engine.attention.device=metal: there is no Metal on this machine; "
             "set engine.attention.device=emulated or cpu",
         )
+    variable = experiment.engine.mlx.only_on_metal()
+    require(
+        variable is None or has_metal(),
+        f"engine.mlx.{variable}: it changes what MLX does on Metal, and there is no Metal on this "
+        "machine; leave it null",
+    )
     if device is Device.emulated:
         require(compiler.path() is not None, f"engine.attention.{compiler.missing()}")

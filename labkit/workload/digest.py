@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def array_outputs(out: NDArray[np.float32]) -> dict[str, Any]:
+def array_outputs(out: NDArray[Any], dtype: str = "float32") -> dict[str, Any]:
     """Fingerprint an attention output.
 
     Parameters
     ----------
     out
-        float32 [tokens, heads, head_dim], contiguous.
+        [tokens, heads, head_dim], contiguous.
+    dtype
+        What its numbers are; the digests are over their bytes.
 
     Returns
     -------
@@ -31,13 +33,13 @@ def array_outputs(out: NDArray[np.float32]) -> dict[str, Any]:
         "kind": "array",
         "digest": hashlib.sha256(out.tobytes()).hexdigest(),
         "shape": list(out.shape),
-        "dtype": str(out.dtype),
+        "dtype": dtype,
         "rows": _crc32s(out),
         "heads": _crc32s(by_head),
     }
 
 
-def _crc32s(rows: NDArray[np.float32]) -> str:
+def _crc32s(rows: NDArray[Any]) -> str:
     flat = rows.reshape(len(rows), -1)
     sums = np.fromiter((zlib.crc32(row.data) for row in flat), dtype="<u4", count=len(flat))
     return base64.b64encode(sums.tobytes()).decode("ascii")

@@ -49,6 +49,8 @@ class KernelKind:
         for name in ("repeats", "warmup", "state"):
             if any(getattr(w, name) != getattr(first, name) for w in others):
                 return f"the arms differ in workload.{name}: their rounds would not be aligned"
+        if any(w.dtype is not first.dtype for w in others):
+            return "the arms differ in workload.dtype: they would share queries, keys and values"
         factors = {case.name: case.factor for w in (first, *others) for case in w.cases}
         if any(factors[case.name] != case.factor for w in (first, *others) for case in w.cases):
             return "the arms differ in the factor of a case: their rounds would not be aligned"
@@ -78,7 +80,7 @@ class KernelKind:
         sizes = [cases.geometry(case, w, block_size) for case in w.cases]
         run = [size for size in sizes if cases.skip_reason(size, w) is None]
         pool = max((size.pool_bytes for size in run), default=0)
-        output = [cases.F32 * cases.query_numbers(s, w) for s in run]
+        output = [cases.number_bytes(w) * cases.query_numbers(s, w) for s in run]
         seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
         for size, written in zip(run, output, strict=True):
             rounds = w.repeats * size.case.factor * (2 if w.state is State.both else 1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Seat:
     """An arm at a row: its batches, the outputs that it must give, and what was measured.
 
-    ``expected``: float32 [tokens, heads, head_dim]; arms that agree share the array.
+    ``expected``: [tokens, heads, head_dim]; arms that agree share the array.
     ``chain``: digests of the outputs of a chain. ``plan_s``, ``map_us``: what planning the
     batch takes, and building the resolver's maps as part of it. ``alone``: seconds of
     launches by themselves, where chains are timed. ``host``: seconds that the host took to
@@ -34,7 +34,7 @@ class Seat:
     arm: int
     whole: Batch
     wash: Batch
-    expected: NDArray[np.float32]
+    expected: NDArray[Any]
     outputs: dict[str, object]
     chain: tuple[bytes, ...]
     plan_s: float
@@ -72,19 +72,20 @@ def check(seat: Seat, launch: Launch, which: str) -> None:
     out, expected = launch.outputs[0], seat.expected
     where = f"{seat.whole.size.case.name}: {which}"
     if not np.array_equal(_words(out), _words(expected)):
-        refuse_nan(out, where)
-        rows = np.flatnonzero((out.view(np.uint32) != expected.view(np.uint32)).any(axis=(1, 2)))
+        refuse_nan(seat.whole, out, where)
+        word = f"u{out.itemsize}"
+        rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
         raise InvalidOutput(
             f"{where} differs from the first launch in {len(rows)} rows, the first of them "
             f"token {rows[0]}"
         )
     for number, out in enumerate(launch.outputs[1:], 1):
         if digest(out) != seat.chain[number]:
-            refuse_nan(out, where)
+            refuse_nan(seat.whole, out, where)
             raise InvalidOutput(f"{where}: launch {number + 1} differs from the first chain's")
 
 
-def _words(array: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _words(array: NDArray[Any]) -> NDArray[np.uint64]:
     return array.reshape(-1).view(np.uint64)
 
 
@@ -93,10 +94,11 @@ def digest(out: NDArray[Any]) -> bytes:
     return hashlib.sha256(out.tobytes()).digest()
 
 
-def refuse_nan(out: NDArray[np.float32], where: str) -> None:
-    """Refuse an output in which NaN was left, or was written."""
-    if np.isnan(out.min()):
-        token, head, _ = np.argwhere(np.isnan(out))[0]
+def refuse_nan(batch: Batch, out: NDArray[Any], where: str) -> None:
+    """Refuse a batch's output in which NaN was left, or was written."""
+    numbers = cases.widened(out, batch.dtype)
+    if np.isnan(numbers.min()):
+        token, head, _ = np.argwhere(np.isnan(numbers))[0]
         raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
 
 
@@ -113,7 +115,7 @@ def result(seat: Seat, row: Row) -> CaseResult:
         case=row.name,
         metrics=tuple(metrics),
         outputs=dict(seat.outputs),
-        values=None if agree else seat.expected,
+        values=None if agree else cases.widened(seat.expected, seat.whole.dtype),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,

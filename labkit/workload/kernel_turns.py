@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Case, State, Workload
+from labkit.config import Case, Precision, State, Workload
 from labkit.workload import cases, kernel_rows
 from labkit.workload.cases import Geometry, Memory
 from labkit.workload.digest import array_outputs
@@ -75,10 +75,10 @@ class KernelArm:
     queued: bool = False
 
 
-def _mlx_queue() -> Queue:
+def _mlx_queue(dtype: Precision) -> Queue:
     from labkit.workload.mlx_queue import MlxQueue
 
-    return MlxQueue()
+    return MlxQueue(dtype)
 
 
 class KernelTurns:
@@ -87,13 +87,13 @@ class KernelTurns:
     Parameters
     ----------
     arms
-        At least one. They share queries and KV memory.
+        At least one. They share queries and KV memory, all of one type.
     setting
         See ``Setting``.
     clock
         Seconds; a parameter so that tests can know the answers.
     make_queue
-        Returns the queue of arms on lazy arrays; called where there are any.
+        Returns the queue of arms on lazy arrays of a type; called where there are any.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class KernelTurns:
         arms: Sequence[KernelArm],
         setting: Setting,
         clock: Clock = time.perf_counter,
-        make_queue: Callable[[], Queue] = _mlx_queue,
+        make_queue: Callable[[Precision], Queue] = _mlx_queue,
     ) -> None:
         self._arms = tuple(arms)
         self._setting = setting
@@ -116,21 +116,24 @@ class KernelTurns:
         ]
         run = [(arm, size) for arm, size in sizes if not cases.skip_reason(size, arm.workload)]
         kinds = {_arrays(arm.make_backend()) for arm in arms}
-        self._queue = make_queue() if "mlx" in kinds else None
+        dtype = arms[0].workload.dtype
+        self._queue = make_queue(dtype) if "mlx" in kinds else None
         self._memory = self._lay_out(
             kinds,
             cases.allocate(
                 max(size.pool_bytes for _, size in run),
                 max(cases.query_numbers(size, arm.workload) for arm, size in run),
                 setting.seed,
+                dtype,
             ),
+            dtype,
         )
         for arm, size in run:  # refuses bad maps now, and compiles what builds them
             self._batch(arm, size.case)
 
-    def _lay_out(self, kinds: set[Arrays], memory: Memory) -> dict[str, Memory]:
+    def _lay_out(self, kinds: set[Arrays], memory: Memory, dtype: Precision) -> dict[str, Memory]:
         """Return the memory by the kind of its arrays; nothing is kept that no arm reads."""
-        found = {"numpy": memory} if "numpy" in kinds else {}
+        found = {"numpy": memory.widened(dtype)} if "numpy" in kinds else {}
         return found if self._queue is None else found | {"mlx": memory.moved(self._queue.put)}
 
     # ------------------------------------------------------------------ warming up
@@ -144,7 +147,7 @@ class KernelTurns:
         """
         names = dict.fromkeys(case.name for arm in self._arms for case in arm.workload.cases)
         for name in names:
-            shared: dict[str, NDArray[np.float32]] = {}
+            shared: dict[str, NDArray[Any]] = {}
             seats = [
                 self._seat(index, case, shared)
                 for index, arm in self._in_random_order()
@@ -163,7 +166,7 @@ class KernelTurns:
                 row.seats += [replace(s, seconds=[], alone=[], host=[], places=[]) for s in seats]
                 self._rows.append(row)
 
-    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[np.float32]]) -> Seat:
+    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[Any]]) -> Seat:
         """Plan an arm's batch and its wash-out, and launch the batch for its outputs."""
         arm = self._arms[index]
         with self._setting.turn(index):
@@ -174,8 +177,8 @@ class KernelTurns:
             whole.poison(first=True)
             first = self._launch(index, whole, "the first launch")
             (out,) = first.outputs
-            kernel_rows.refuse_nan(out, f"{case.name}: the first launch")
-            outputs = array_outputs(out)
+            kernel_rows.refuse_nan(whole, out, f"{case.name}: the first launch")
+            outputs = array_outputs(out, whole.dtype.value)
             digest = str(outputs["digest"])
             expected = shared.setdefault(digest, out if digest in shared else out.copy())
             seat = Seat(index, whole, wash, expected, outputs, (), plan_s, map_us)
@@ -189,7 +192,7 @@ class KernelTurns:
         seat.whole.poison(links, first=True)
         launch = self._launch(seat.arm, seat.whole, which, links)
         for out in launch.outputs:
-            kernel_rows.refuse_nan(out, f"{seat.whole.size.case.name}: {which}")
+            kernel_rows.refuse_nan(seat.whole, out, f"{seat.whole.size.case.name}: {which}")
         return tuple(map(kernel_rows.digest, launch.outputs))
 
     def _batch(self, arm: KernelArm, case: Case) -> Batch:

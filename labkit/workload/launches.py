@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.config import Workload
+from labkit.config import Precision, Workload
 from labkit.workload.cases import Arrays, Geometry
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
@@ -32,7 +32,7 @@ PLANS = 5  # of which the median is taken
 
 
 class Queue(Protocol):
-    """Arrays that may be lazy, and where they are evaluated."""
+    """Arrays that may be lazy, and where they are evaluated; NumPy's as ``cases.STORED``."""
 
     def put(self, array: NDArray[Any]) -> Any:
         """Copy an array to the device; it lies there when this returns."""
@@ -50,7 +50,7 @@ class Queue(Protocol):
         """
 
     def empty(self, start: Any) -> Any:
-        """Return the smallest launch there is, lazy; it waits for ``start``, and is another's."""
+        """Return the smallest launch there is, lazy; it waits for ``start``, None: for none."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ class Batch:
     make_plan: Callable[[], Plan]
     links: int = 1
     queued: bool = False
+
+    @property
+    def dtype(self) -> Precision:
+        """What the numbers of the outputs are."""
+        raise NotImplementedError
 
     def poison(self, links: int = 1, first: bool = False) -> None:
         """Fill what the next launches write with NaN.
@@ -128,7 +133,12 @@ class Batch:
 
 
 class HostBatch(Batch):
-    """A batch on NumPy arrays: launches run when they are called, one at a time."""
+    """A batch on NumPy arrays: launches run when they are called, one at a time.
+
+    It is computed in float32, whatever type the numbers were rounded to.
+    """
+
+    dtype = Precision.float32
 
     def poison(self, links: int = 1, first: bool = False) -> None:
         """Fill the output with NaN."""
@@ -152,6 +162,11 @@ class QueueBatch(Batch):
     """A batch on lazy arrays; where it is not ``queued``, as in the emulator, a call is timed."""
 
     queue: Queue
+
+    @property
+    def dtype(self) -> Precision:
+        """The workload's."""
+        return self.workload.dtype
 
     def poison(self, links: int = 1, first: bool = False) -> None:
         """Leave NaN where the next outputs will lie; see ``Batch``."""
@@ -193,7 +208,7 @@ class QueueBatch(Batch):
 
 def empty_chain(queue: Queue, clock: Clock, links: int) -> float:
     """Time launches of nothing, each waiting for the one before; seconds of one of them."""
-    last = queue.put(np.zeros(1, np.float32))
+    last = None
     for _ in range(links):
         last = queue.empty(last)
     start = clock()

@@ -6,18 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 from numpy.typing import NDArray
+
+from labkit.config import Precision
+from labkit.workload import cases
 
 MORE = 4  # arrays of a size that live at once, besides those of a chain
 
 
 class MlxQueue:
-    """MLX's default device; see ``labkit.workload.launches.Queue``."""
+    """MLX's default device, for numbers of one type; see ``launches.Queue``."""
+
+    def __init__(self, dtype: Precision = Precision.float32) -> None:
+        self._dtype = dtype
 
     def put(self, array: NDArray[Any]) -> mx.array:
         """Copy an array to the device."""
-        there = mx.array(array)
+        there: mx.array = cases.to_mlx(array, self._dtype)
         mx.eval(there)
         return there
 
@@ -27,7 +32,7 @@ class MlxQueue:
 
     def read(self, array: mx.array) -> NDArray[Any]:
         """Return a view of an evaluated array's memory."""
-        return np.asarray(array)
+        return cases.from_mlx(array, self._dtype)
 
     def poison(self, like: mx.array, count: int, alone: bool) -> None:
         """Fill as many arrays with NaN and let them go: MLX gives their memory out again.
@@ -42,6 +47,12 @@ class MlxQueue:
         nan = float("nan")
         mx.eval([mx.full(like.shape, nan, like.dtype) for _ in range(count + MORE * (not alone))])
 
-    def empty(self, start: mx.array) -> mx.array:
+    def empty(self, start: mx.array | None) -> mx.array:
         """Return ``start`` plus one: a launch of one thread."""
-        return start + 1
+        return (_nothing() if start is None else start) + 1
+
+
+def _nothing() -> mx.array:
+    nothing = mx.zeros(1)
+    mx.eval(nothing)
+    return nothing

@@ -6,10 +6,11 @@ MLX) stay in processes of their own, all arms of that cell then.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from labkit.config import BudgetPolicy, Engine, Pipeline, is_class_path, to_plain
+from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
 from labkit.platform import threads
 
 
@@ -103,6 +104,11 @@ def _live_budget(engines: Sequence[Engine]) -> str | None:
     return None
 
 
+def _same_variable(name: str) -> Rule:
+    why = "MLX reads it once in a process, when it starts"
+    return _same(f"mlx.{name}", lambda engine: getattr(engine.mlx, name), why)
+
+
 Rule = Callable[[Sequence[Engine]], str | None]
 
 OF_A_PROCESS: tuple[Rule, ...] = (
@@ -114,6 +120,7 @@ OF_A_PROCESS: tuple[Rule, ...] = (
         lambda e: e.budget.wired_collector.value,
         "a machine has one, and it is changed between two runs",
     ),
+    *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
 )
 OF_AN_ENGINE: tuple[Rule, ...] = (
     _one_pool,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
-from labkit.engine import budget
+from labkit.engine import budget, dtype
 from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.model import ModelDir, resolve
 from labkit.workload import process_wide
@@ -108,7 +108,8 @@ class RequestKind:
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         longest = in_flight[: experiment.workload.concurrency]
         kv = kv_per_token * slots_together(experiment.engine.kv, longest)
-        return Estimate(seconds=seconds, bytes=PROCESS_BYTES + 4 * weights + kv)
+        held = dtype.width(experiment.engine, dtype.FLOAT32_BYTES) * weights
+        return Estimate(seconds=seconds, bytes=PROCESS_BYTES + held + kv)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         identity = {"model": model.digest, **self._source.identity(experiment)}

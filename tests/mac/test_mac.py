@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from labkit import analysis, app, config
+from labkit import analysis, app
+from labkit.engine import dtype
 from labkit.mac import __main__ as door
 from labkit.mac import answers, bundle
 from labkit.mac.steps import (
-    HALF,
     INTERRUPTED,
     NOT_RUN,
     ON_METAL,
@@ -25,6 +25,8 @@ from labkit.mac.steps import (
     all_steps,
     run_all,
 )
+from labkit.platform import accelerator, compiler
+from labkit.workload import devices
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -115,37 +117,32 @@ def test_ctrl_c_lets_the_step_finish_and_runs_no_other(tmp_path):
     assert (tmp_path / "one.log").read_text().endswith("finished\n")
 
 
-def known(word):
-    return word != HALF or hasattr(config.Workload, "dtype")
-
-
 def asked(cells):
     return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
 
 
-def test_every_study_composes_and_every_kernel_study_is_answered(tmp_path):
+def kernels(cells):
+    return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
+
+
+def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_path, monkeypatch):
+    for module in (accelerator, devices, dtype):
+        monkeypatch.setattr(module, "has_metal", lambda: True)
     app.register()
-    steps = {step.name: step for step in all_steps(tmp_path, 16 * GIB)}
     cells = {}
-    for name, step in steps.items():
-        if step.arguments[:2] == ("-m", "pytest"):
-            continue
-        assert step.arguments[-1] == "-m", "flags go last"
-        assert ON_METAL in step.arguments
-        start = 3 if name == "answers" else 2
-        words = [w.replace("metal", "emulated") for w in step.arguments[start:] if known(w)]
-        cells[name] = app.compose_cells(app.parse(words))
-    for name in ("seq_map", "decode"):
-        asked = {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells[name]}
-        answered = cells["answers"]
-        assert asked <= {
-            (c.experiment.ablation.name, repr(c.experiment.workload)) for c in answered
-        }
-    arms = {name: [a.name for a in found[0].arms] for name, found in cells.items()}
-    assert arms["serving"] == ["base", "mlx_lm", "control"]
-    assert arms["served_answers"] == ["base", "reference", "control"]
-    devices = [a.experiment.engine.attention.device.value for a in cells["serving"][0].arms]
-    assert devices == ["emulated", "cpu", "emulated"]
+    for step in all_steps(tmp_path, 16 * GIB):
+        if step.arguments[:2] != ("-m", "pytest"):
+            assert ON_METAL in step.arguments
+            start = 3 if step.name == "answers" else 2
+            cells[step.name] = app.compose_cells(app.parse(step.arguments[start:]))
+    assert kernels(cells["seq_map"]) | kernels(cells["decode"]) == kernels(cells["answers"])
+    arms = {name: {a.name: a.experiment.engine for a in c[0].arms} for name, c in cells.items()}
+    opponent = arms["serving"]["mlx_lm"]
+    assert (opponent.name, opponent.dtype) == ("mlx_lm", arms["serving"]["base"].dtype)
+    assert arms["served_answers"]["reference"].attention.backend == "reference"
+    for name, engines in arms.items():
+        first = next(iter(engines.values()))
+        assert first.attention.device.value == "metal", name
 
 
 @pytest.mark.parametrize(("gib", "fits"), [(16, False), (32, True)])
@@ -167,6 +164,19 @@ def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     assert len(lines) == 2 + (2 + 3) * 3, "arms times cases"
     assert all("| right |" in line for line in lines[2:])
     assert capsys.readouterr().out.splitlines()[-1] == "all right"
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_path, half):
+    if compiler.path() is None:
+        pytest.skip(compiler.missing())
+    table = tmp_path / "answers.md"
+    device = ["engine.attention.device=emulated", f"workload.dtype={half}"]
+    assert answers.main([str(table), "ablation=seq_map", TINY[0], *device]) == 0
+    errors = [float(line.split(" | ")[3]) for line in table.read_text().splitlines()[2:]]
+    assert len(errors) == 2 * 3
+    half_an_ulp = {"float16": 2.0**-12, "bfloat16": 2.0**-9}[half]  # of a number below 1
+    assert all(half_an_ulp / 4 < error <= 4 * half_an_ulp for error in errors)
 
 
 def test_a_wrong_answer_and_one_that_fails_are_told(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.config import Attention, Case, Device, State, Workload, WorkloadKind
+from labkit.config import Attention, Case, Device, Precision, State, Workload, WorkloadKind
 from labkit.engine import attention
 from labkit.workload import cases, devices, launches
 from labkit.workload.kernel_turns import KernelArm, KernelTurns
@@ -95,6 +95,7 @@ class Queue:
         self.world.done.append((f"poison{', alone' * alone}", count))
 
     def empty(self, start):
+        start = Node(self.world, value=np.zeros(1)) if start is None else start
         return Node(self.world, [start], lambda v: v + 1, EMPTY)
 
 
@@ -171,7 +172,7 @@ def turns(world, *backends, queued=True, **changes):
     arms = [KernelArm("paged", lambda b=b: b, asked(FEW, **changes), 16, queued) for b in backends]
     setting = Setting(3, random.Random(0), world.enter, world)
     queue = Queue(world)
-    return KernelTurns(arms, setting, world.clock, lambda: queue)
+    return KernelTurns(arms, setting, world.clock, lambda dtype: queue)
 
 
 def measured(world, *backends, **changes):
@@ -213,7 +214,10 @@ def test_launches_that_get_slower_show_and_what_one_alone_costs_more_too():
 
     arm = KernelArm("paged", lambda: backend, asked(FEW), 16, True)
     found = KernelTurns(
-        [arm], Setting(3, random.Random(0), world.enter, world), world.clock, lambda: Costly(world)
+        [arm],
+        Setting(3, random.Random(0), world.enter, world),
+        world.clock,
+        lambda dtype: Costly(world),
     )
     found.warm_up()
     (result,) = found.measure(lambda text: None)
@@ -397,6 +401,23 @@ def test_mlx_evaluates_a_chain_at_once_and_every_launch_of_it(monkeypatch):
     for out in launch.outputs:
         q = reference.forward(0, q, None, None, plan)
         np.testing.assert_allclose(out, q, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", list(Precision))
+def test_on_mlx_every_type_is_chained_and_read_as_it_is_stored(dtype):
+    found = on_mlx(queue=MlxQueue, dtype=dtype)
+    (result,) = found.measure(lambda text: None)
+    (case,) = result.cases
+    assert case.notes["launches"] == 4 and len(case.metrics) == 2
+    assert case.outputs["dtype"] == dtype.value
+    reference = on_mlx(make=lambda: attention.create(backend="reference"), dtype=dtype)
+    (expected,) = reference.measure(lambda text: None)
+    assert expected.cases[0].outputs["dtype"] == "float32"
+    allowed = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype.value]
+    off = np.abs(case.values - expected.cases[0].values).max()
+    assert off / np.abs(expected.cases[0].values).max() <= allowed
+    if dtype is not Precision.float32:
+        assert off > 1e-5, "computed in float32"
 
 
 def test_on_mlx_inputs_lie_there_before_and_no_pool_is_copied():

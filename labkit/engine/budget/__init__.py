@@ -6,6 +6,7 @@ Imports neither MLX nor numba, so that the parent process can plan with it.
 from __future__ import annotations
 
 from labkit import config
+from labkit.engine import dtype
 from labkit.engine.budget import facts
 from labkit.engine.budget.base import Asked, Decision, Part, Policy, Refusal
 from labkit.engine.budget.facts import ModelFacts
@@ -83,7 +84,7 @@ def check(experiment: config.Experiment) -> Decision | None:
         return None
     if experiment.engine.name == "mlx_lm":
         return None
-    model = facts.of_model(experiment.model)
+    model = facts.of_model(experiment.model, dtype.asked(experiment.engine))
     if model is None:
         return None
     answer = plan(experiment.engine, model)

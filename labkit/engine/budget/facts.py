@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import Any
 
 from labkit import config
 
-FLOAT = 4  # bytes: what the engine computes and caches in on the CPU
+FLOAT = 4  # bytes: what the engine caches in
+# Bytes of what a safetensors header calls a number; any other takes one.
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+INTEGERS = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
+# The types that weights can be cast to; None keeps each as it is stored.
+Kind = str | None
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class ModelFacts:
     name
         What messages call it.
     weight_bytes
-        Its weights in float32, as loaded.
+        Its weights, as loaded.
     kv_bytes_per_token
         Keys and values of one token in all layers, float32.
     live_floats
@@ -32,6 +38,8 @@ class ModelFacts:
         Logits in a row.
     max_context
         Tokens it was trained for; None where config.json does not say.
+    float_bytes
+        Bytes of a number that it computes with.
     """
 
     name: str
@@ -40,6 +48,7 @@ class ModelFacts:
     live_floats: int
     vocab_size: int
     max_context: int | None
+    float_bytes: int = FLOAT
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
         """Estimate the peak of a forward over ``tokens`` tokens and ``rows`` rows of logits.
@@ -47,13 +56,14 @@ class ModelFacts:
         The layers' arrays are gone when the logits are computed, so the larger of the two
         counts. Measured on two qwen3 shapes and four steps: within 6 %.
         """
-        return FLOAT * max(tokens * self.live_floats, rows * self.vocab_size)
+        return self.float_bytes * max(tokens * self.live_floats, rows * self.vocab_size)
 
 
-def of_model(model: config.Model) -> ModelFacts | None:
+def of_model(model: config.Model, kind: Kind = "float32") -> ModelFacts | None:
     """Read the facts of a configured model; nothing is built or loaded.
 
-    Returns None where config.json does not tell enough to plan with.
+    ``kind``: what its weights are cast to (``labkit.engine.dtype.asked``). Returns None where
+    config.json does not tell enough to plan with.
 
     Raises
     ------
@@ -61,14 +71,18 @@ def of_model(model: config.Model) -> ModelFacts | None:
         ``model.path`` is not a model directory.
     """
     if model.shape is not None:
-        return of_shape(model.shape, model.name)
+        return of_shape(model.shape, model.name, kind)
     from labkit.model import resolve
 
-    return of_directory(resolve(model).path)
+    return of_directory(resolve(model).path, kind)
 
 
-def of_shape(shape: config.ModelShape, name: str) -> ModelFacts:
-    """Count what a model built from ``shape`` (a qwen3 with a head of its own) holds."""
+def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> ModelFacts:
+    """Count what a model built from ``shape`` (a qwen3 with a head of its own) holds.
+
+    It is built in float32.
+    """
+    size = _number_bytes("F32", kind)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
@@ -76,27 +90,28 @@ def of_shape(shape: config.ModelShape, name: str) -> ModelFacts:
     weights = ends + shape.num_layers * layer
     return ModelFacts(
         name=name,
-        weight_bytes=FLOAT * weights,
+        weight_bytes=size * weights,
         kv_bytes_per_token=FLOAT * shape.num_layers * 2 * keys,
         live_floats=_live_floats(shape.hidden_size, queries, keys, shape.intermediate_size),
         vocab_size=shape.vocab_size,
         max_context=40960,
+        float_bytes=size,
     )
 
 
-def of_directory(path: Path) -> ModelFacts | None:
+def of_directory(path: Path, kind: Kind = "float32") -> ModelFacts | None:
     """Read config.json and the headers of the weights in ``path``.
 
     Returns None where they do not tell enough; loading says what is wrong, if anything.
     """
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return _facts({**outer, **(outer.get("text_config") or {})}, path)
+        return _facts({**outer, **(outer.get("text_config") or {})}, path, kind)
     except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
         return None
 
 
-def _facts(settings: dict[str, Any], path: Path) -> ModelFacts | None:
+def _facts(settings: dict[str, Any], path: Path, kind: Kind) -> ModelFacts | None:
     if "kv_lora_rank" in settings:  # caches latents, not keys and values of heads
         return None
     hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
@@ -104,19 +119,22 @@ def _facts(settings: dict[str, Any], path: Path) -> ModelFacts | None:
     head_dim = int(settings.get("head_dim") or hidden // heads)
     inner = int(settings["intermediate_size"])
     context = settings.get("max_position_embeddings")
+    weight_bytes, float_bytes = _weights(path, kind)
     return ModelFacts(
         name=path.name,
-        weight_bytes=_weight_bytes(path),
+        weight_bytes=weight_bytes,
         kv_bytes_per_token=FLOAT * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
         live_floats=_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=int(settings["vocab_size"]),
         max_context=context if isinstance(context, int) else None,
+        float_bytes=float_bytes,
     )
 
 
-def of_weights(path: Path) -> ModelFacts:
+def of_weights(path: Path, kind: Kind = "float32") -> ModelFacts:
     """Count the weights in ``path`` where config.json tells no more."""
-    return ModelFacts(path.name, _weight_bytes(path), 0, 0, 0, None)
+    weight_bytes, float_bytes = _weights(path, kind)
+    return ModelFacts(path.name, weight_bytes, 0, 0, 0, None, float_bytes)
 
 
 def with_cache(model: ModelFacts, kv_bytes_per_token: int) -> ModelFacts:
@@ -133,16 +151,30 @@ def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
     return 4 * hidden + max(3 * queries + 3 * keys, 3 * inner)
 
 
-def _weight_bytes(path: Path) -> int:
-    return sum(_float32_bytes(file) for file in path.glob("model*.safetensors"))
+def _weights(path: Path, kind: Kind) -> tuple[int, int]:
+    """Return the bytes of the weights as loaded, and of one of their floating point numbers."""
+    numbers = Counter[str]()
+    for file in path.glob("model*.safetensors"):
+        numbers.update(_numbers(file))
+    total = sum(count * _number_bytes(word, kind) for word, count in numbers.items())
+    floats = {word: count for word, count in numbers.items() if word in FLOATS}
+    return total, _number_bytes(max(floats, key=lambda word: floats[word], default="F32"), kind)
 
 
-def _float32_bytes(file: Path) -> int:
-    """Sum the tensors of a safetensors file as float32, from its header alone."""
+def _number_bytes(word: str, kind: Kind) -> int:
+    """Return the bytes of a number of a safetensors type, as loaded."""
+    if word not in FLOATS:
+        return INTEGERS.get(word, 1)
+    return FLOATS[word] if kind is None else FLOAT if kind == "float32" else FLOAT // 2
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    """Count the numbers of a safetensors file by type, from its header alone."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))
-    shapes: list[list[int]] = [
-        entry["shape"] for name, entry in header.items() if name != "__metadata__"
-    ]
-    return FLOAT * sum(prod(shape) for shape in shapes)
+    numbers = Counter[str]()
+    for name, entry in header.items():
+        if name != "__metadata__":
+            numbers[entry["dtype"]] += prod(entry["shape"])
+    return numbers

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
+from labkit.engine import dtype
 from labkit.engine.base import EngineError
 from labkit.engine.budget import facts, plan, policy_of
 from labkit.engine.budget.base import Decision, Refusal
@@ -27,7 +28,7 @@ def refuse_early(options: config.Engine, model_dir: Path, machine: Machine) -> N
     EngineError
         The budget is refused: one line that ends in what to set.
     """
-    model = facts.of_directory(model_dir)
+    model = facts.of_directory(model_dir, dtype.asked(options))
     answer = None if model is None else plan(options, model, machine)
     if isinstance(answer, Refusal):
         raise EngineError(str(answer))
@@ -63,10 +64,12 @@ def size_pool(
     """
     block_size = options.kv.block_size
     per_token = sum(shape.block_bytes(block_size) for shape in shapes) // block_size
-    model = facts.of_directory(model_dir)
+    kind = dtype.asked(options)
+    model = facts.of_directory(model_dir, kind)
     known = model is not None
-    model = facts.with_cache(model or facts.of_weights(model_dir), per_token)
-    flops = 2 * model.weight_bytes / facts.FLOAT * options.scheduler.max_num_batched_tokens
+    model = facts.with_cache(model or facts.of_weights(model_dir, kind), per_token)
+    weights = model.weight_bytes / model.float_bytes
+    flops = 2 * weights * options.scheduler.max_num_batched_tokens
     profile = not known or (policy_of(options).profiles and flops <= MOST_FLOPS)
     answer = plan(options, model, machine, activations=measure() if profile else None)
     if isinstance(answer, Refusal):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
+from labkit.engine import dtype
 from labkit.engine.base import InferenceEngine
 
 if TYPE_CHECKING:
@@ -23,4 +24,5 @@ def create(options: config.Engine, model_dir: Path, models: SharedModels) -> Inf
     from labkit.engine.mlx_lm.engine import MlxLmEngine
 
     scheduler = options.scheduler
-    return MlxLmEngine(models.mlx_lm(model_dir), scheduler.max_num_seqs, scheduler.chunk)
+    loaded = models.mlx_lm(model_dir, dtype.asked(options))
+    return MlxLmEngine(loaded, scheduler.max_num_seqs, scheduler.chunk)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -58,8 +60,10 @@ class MlxLmEngine:
     """
 
     name = "mlx_lm"
+    notes: Mapping[str, str]
 
     def __init__(self, loaded: Loaded, max_num_seqs: int, prefill_step_size: int | None) -> None:
+        self.notes = {"dtype": loaded.dtype}
         self._loaded = loaded
         self._max_num_seqs = max_num_seqs
         self._generator: Any = BatchGenerator(
@@ -197,13 +201,14 @@ class MlxLmEngine:
         ``device_ms`` is the time inside ``BatchGenerator.next``, ``host_ms`` the rest of
         the steps. ``peak_kv_bytes``: the most that the generator's caches hold where a
         step ends, padding and spare room included. The tokens are those of ``Work``.
-        ``blas.*`` says which BLAS MLX multiplies with.
+        ``blas.*`` says which BLAS MLX multiplies with, ``dtype.*`` in which type.
         """
         values = dict.fromkeys(ZERO, 0.0) | self._counters.as_dict()
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],
             "peak_kv_bytes": self._peak_kv_bytes,
             f"blas.{blas.active()}": 1,
+            f"dtype.{self._loaded.dtype}": 1,
         }
 
     def is_running(self, request_id: str) -> bool:
@@ -230,7 +235,7 @@ class MlxLmEngine:
             self._generator.remove(list(self._live))
         self._generator.close()
         self._generator = None
-        self._loaded = Loaded(None, 0, frozenset(), {})
+        self._loaded = replace(self._loaded, model=None)
         self._waiting.clear()
         self._live.clear()
         self._refused = []
@@ -243,7 +248,7 @@ class MlxLmEngine:
 
 def lead(logprobs: mx.array, token: int) -> float:
     """Return a token's lead over the best other one; ``logprobs`` [vocabulary], evaluated."""
-    row = np.asarray(logprobs)
+    row = np.asarray(logprobs.astype(mx.float32))
     below = np.maximum.reduce(row[:token], initial=LEAST)
     above = np.maximum.reduce(row[token + 1 :], initial=LEAST)
     return float(row[token] - np.maximum(below, above))

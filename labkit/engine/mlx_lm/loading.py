@@ -9,25 +9,28 @@ from typing import Any
 
 import mlx.core as mx
 
+from labkit.engine import dtype
 from labkit.engine.base import EngineError
 from labkit.engine.model_loader import end_of_text
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A plain mlx_lm model in float32; prompts hold ids below ``vocab_size``.
+    """A plain mlx_lm model; prompts hold ids below ``vocab_size``.
 
     ``slot_bytes``: KV bytes of one token over all layers, by the layers' sliding window.
+    ``dtype``: the type of the keys that it caches, in MLX's words.
     """
 
     model: Any
     vocab_size: int
     eos_token_ids: frozenset[int]
     slot_bytes: Mapping[int | None, int]
+    dtype: str
 
 
-def load(model_dir: Path) -> Loaded:
-    """Load a model; weights in half precision become float32, as in every other engine.
+def load(model_dir: Path, kind: str | None = "float32") -> Loaded:
+    """Load a model and cast it; ``kind`` as in ``model_loader.load``.
 
     Raises
     ------
@@ -42,11 +45,11 @@ def load(model_dir: Path) -> Loaded:
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(f"engine=mlx_lm: {model_dir}: {reason}") from None
-    model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
+    dtype.cast(model, kind)
     caches = make_prompt_cache(model)
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
-    return Loaded(model, vocab_size, end_of_text(settings, model_dir), slot_bytes(caches))
+    ends = end_of_text(settings, model_dir)
+    return Loaded(model, vocab_size, ends, slot_bytes(caches), key_type(caches))
 
 
 def slot_bytes(caches: Sequence[Any]) -> dict[int | None, int]:
@@ -58,3 +61,12 @@ def slot_bytes(caches: Sequence[Any]) -> dict[int | None, int]:
             size = sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
             total[window] = total.get(window, 0) + size
     return total
+
+
+def key_type(caches: Sequence[Any]) -> str:
+    """Return the type of the first layer's keys; of a cache without keys, of its state."""
+    cache = caches[0]
+    while hasattr(cache, "caches"):
+        cache = cache.caches[0]
+    keys = getattr(cache, "keys", None)
+    return dtype.word((keys if keys is not None else cache.state[0]).dtype)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit import config
-from labkit.engine import self_test
+from labkit.engine import dtype, self_test
 from labkit.engine.base import EngineError
 from labkit.engine.forward import Forward
 from labkit.engine.kv_layout import LayerShape, LayoutKind
@@ -45,6 +45,7 @@ def load_draft(
             directory,
             options.kv.block_size,
             options.attention.device,
+            kind=dtype.asked(options),
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
         )

@@ -79,7 +79,7 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
     from labkit.engine.model_loader import load
 
     loaded = load(tiny_dir)
-    shapes = self_test.cached_shapes(loaded)
+    shapes, _ = self_test.cached(loaded)
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.choose(config.Engine())

@@ -1,0 +1,136 @@
+"""mlx_lm's architectures, each as a tiny model: token for token plain mlx_lm, or refused.
+
+Every module of mlx_lm 0.32.2 that has a model is here once, but for ``LEFT_OUT``.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from architectures import REFUSED, SERVED, settings
+from small_models import build_model_dir
+
+from labkit import config
+from labkit.engine import Request, SamplingParams, create
+from labkit.engine.base import EngineError
+from labkit.engine.cpu import SwapReport
+
+TOKENS = 8
+LENGTHS = (5, 19, 1)  # mixed steps, a prompt in chunks, and none before the first token
+MOST_IDS = 126
+LEFT_OUT = {
+    "bitnet",  # needs Metal
+    "muse_spark",  # needs Metal
+    "phi3small",  # writes to fixed ids of a vocabulary of 100,352
+    "prism_hadamard_qwen35",  # loads weights packed elsewhere
+}
+# Served by the NumPy forward too; the others stay on MLX with labkit's attention.
+ON_NUMPY = {name for name, architecture in SERVED.items() if architecture.numpy}
+
+
+def prompts():
+    rng = np.random.default_rng(1)
+    return [tuple(int(t) for t in rng.integers(0, MOST_IDS, n)) for n in LENGTHS]
+
+
+def options(**attention):
+    return config.Engine(
+        scheduler=config.Scheduler(max_num_seqs=3, max_num_batched_tokens=12),
+        kv=config.KV(block_size=8),
+        budget=config.Budget(blocks=24),
+        attention=config.Attention(**attention),
+    )
+
+
+def serve(engine):
+    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+    tokens = [[] for _ in LENGTHS]
+    for index, prompt in enumerate(prompts()):
+        engine.submit(Request(str(index), prompt, params))
+    while engine.has_work():
+        for event in engine.step():
+            assert event.error is None, event.error
+            tokens[int(event.request_id)].append(event.token)
+    engine.close()
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """A function from architecture to its model directory, built once."""
+    root = tmp_path_factory.mktemp("architectures")
+
+    def find(name):
+        path = root / name
+        return path if path.is_dir() else build_model_dir(path, settings(name))
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def plain(directory):
+    """A function from architecture to the tokens of plain mlx_lm's own loop."""
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    known = {}
+
+    def tokens(name):
+        if name not in known:
+            model = load_model(directory(name))[0]
+            steps = [generate_step(mx.array(p), model, max_tokens=TOKENS) for p in prompts()]
+            known[name] = [[int(token) for token, _ in one] for one in steps]
+        return known[name]
+
+    return tokens
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_tokens_on_mlx_are_plain_mlx_lm_s(name, directory, plain, monkeypatch):
+    refuse = SwapReport(False, "refused for the test")
+    monkeypatch.setattr("labkit.engine.cpu.swap.swap_leaves", lambda model: refuse)
+    engine = create(options(backend="gather"), directory(name))
+    assert engine.notes["forward"] == "mlx"
+    assert serve(engine) == plain(name)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_tokens_with_labkit_s_kernels_are_plain_mlx_lm_s(name, directory, plain):
+    engine = create(options(), directory(name))
+    assert engine.notes["forward"] == ("numpy" if name in ON_NUMPY else "mlx")
+    assert (engine.notes["forward_reason"] is None) == (name in ON_NUMPY)
+    assert serve(engine) == plain(name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_packed_is_refused_in_one_line(name, directory):
+    with pytest.raises(EngineError, match=REFUSED[name].words) as caught:
+        create(options(backend="gather"), directory(name))
+    assert "\n" not in str(caught.value)
+    assert f"model_type={name}" in str(caught.value)
+
+
+def test_the_architectures_are_all_there():
+    import mlx_lm.models
+
+    files = Path(mlx_lm.models.__path__[0]).glob("*.py")
+    defined = re.compile(r"^class Model\(|^from .* import .*\bModel\b", re.MULTILINE)
+    models = {file.stem for file in files if defined.search(file.read_text())}
+    assert models - LEFT_OUT == set(SERVED) | set(REFUSED)
+    assert len(SERVED) >= 60 and len(ON_NUMPY) >= 40
+
+
+def test_the_answers_are_not_degenerate(plain):
+    lively = [len({token for answer in plain(name) for token in answer}) for name in SERVED]
+    assert min(lively) >= 3
+    assert np.median(lively) > 10
+
+
+def test_other_names_of_an_architecture_are_mlx_lm_s_own():
+    from mlx_lm.utils import MODEL_REMAPPING
+
+    from labkit.engine.model_loader import MODULE_OF_TYPE
+
+    assert MODULE_OF_TYPE == MODEL_REMAPPING
