@@ -5,7 +5,8 @@
 Decode is limited by memory: its K and V bytes per second against the best reading rate.
 Prefill is limited by arithmetic: its useful causal FLOP per second against the best
 sgemm of scipy's OpenBLAS. Limits are measured in the same run, alternating with the
-kernels round by round; each figure is a median of rounds, the limits also a best. MLX's
+kernels round by round; each figure is a median of rounds, the limits also a best. Decode
+takes turns between KV pools of float32, float16 and bfloat16. MLX's
 own ``scaled_dot_product_attention`` gets equal work on contiguous arrays, with OpenBLAS
 under it, in a process of its own: two spinning thread pools slow each other.
 """
@@ -24,6 +25,7 @@ import numpy as np
 
 DECODE = [(32, 2048, 16, 4, 128), (32, 2048, 16, 8, 128), (32, 2048, 8, 4, 64)]
 PREFILL = [(8, 512, 16, 4, 128), (8, 512, 16, 8, 128), (8, 512, 8, 4, 64)]
+KV_DTYPES = ("float32", "float16", "bfloat16")
 SGEMM_SIZE = 2048
 
 
@@ -44,15 +46,17 @@ def reader(array: np.ndarray) -> Callable[[], object]:
     return lambda: read_memory(flat, parts)
 
 
-def launcher(sequences, queries, context, heads, kv_heads, head_dim):
+def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="float32"):
     """Return (function that attends, its K pool): sequences on shuffled blocks of 16."""
     from labkit.engine import attention
+    from labkit.engine.attention import elements
 
     random = np.random.default_rng(0)
     blocks = -(-context // 16)
     tables = random.permutation(sequences * blocks).reshape(sequences, blocks).astype(np.int32)
     shape = (sequences * blocks, 16, kv_heads, head_dim)
     pattern = random.standard_normal((64, *shape[1:])).astype(np.float32)
+    pattern = elements.rounded(pattern, kv_dtype)
     k_pool, v_pool = (np.resize(pattern, shape) for _ in range(2))
     q = random.standard_normal((sequences * queries, heads, head_dim)).astype(np.float32)
     backend = attention.create()
@@ -75,18 +79,23 @@ def launcher(sequences, queries, context, heads, kv_heads, head_dim):
 def measure_decode(rounds: int) -> Iterator[dict]:
     """Yield GB/s of decode attention beside GB/s of reading."""
     for sequences, context, heads, kv_heads, head_dim in DECODE:
-        attend, k_pool = launcher(sequences, 1, context, heads, kv_heads, head_dim)
-        read = reader(k_pool)
-        attend(), read()
-        times = [(seconds(read), seconds(attend)) for _ in range(rounds)]
-        reading, attending = (np.array(column) for column in zip(*times, strict=True))
-        yield {
-            "case": f"decode {sequences} x {context}, {heads}/{kv_heads} heads of {head_dim}",
-            "ours_us": float(np.median(attending)) * 1e6,
-            "rate": 2 * k_pool.nbytes / float(np.median(attending)) / 1e9,
-            "limit": k_pool.nbytes / float(reading.min()) / 1e9,
-            "paired": float(np.median(2 * reading / attending)),
-        }
+        shape = (sequences, 1, context, heads, kv_heads, head_dim)
+        attends, pools = zip(*(launcher(*shape, kind) for kind in KV_DTYPES), strict=True)
+        turns = [reader(pools[0]), *attends]
+        for turn in turns:
+            turn()
+        reading, *times = np.array([[seconds(t) for t in turns] for _ in range(rounds)]).T
+        for kind, pool, attending in zip(KV_DTYPES, pools, times, strict=True):
+            share = pool.nbytes / pools[0].nbytes
+            yield {
+                "case": f"decode {sequences} x {context}, {heads}/{kv_heads} heads of {head_dim}",
+                "kv_dtype": kind,
+                "ours_us": float(np.median(attending)) * 1e6,
+                "rate": 2 * pool.nbytes / float(np.median(attending)) / 1e9,
+                "limit": pools[0].nbytes / float(reading.min()) / 1e9,
+                "paired": float(np.median(2 * reading * share / attending)),
+                "gain": float(np.median(times[0] / attending)),
+            }
 
 
 def measure_prefill(rounds: int) -> Iterator[dict]:
@@ -185,6 +194,7 @@ def main() -> None:
             f"{row['rate'] / limit:6.0%} {mlx[row['case']]:9.0f} "
             f"{mlx[row['case']] / row['ours_us']:6.1f}"
             + (f"   paired share {row['paired']:.0%}" if "paired" in row else "")
+            + (f", {row['kv_dtype']} x {row['gain']:.2f}" if "kv_dtype" in row else "")
         )
     print("rates: decode GB/s of K and V against reading, prefill useful GFLOP/s against sgemm")
 

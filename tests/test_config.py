@@ -19,13 +19,16 @@ from labkit.config import (
     Design,
     Device,
     Drafts,
+    DType,
     Engine,
     Experiment,
     KVLayout,
+    Mlx,
     Model,
     ModelShape,
     Order,
     Pipeline,
+    Precision,
     PrefixAlign,
     PrefixCache,
     Reservation,
@@ -44,6 +47,12 @@ def experiment(**changes):
     return Experiment(**{**base, **changes})
 
 
+def kernel(**changes):
+    return Workload(
+        name="k", kind=WorkloadKind.kernel, cases=[Case("d", decode=1, context=1)], **changes
+    )
+
+
 def test_plain_round_trip_keeps_everything():
     whole = experiment(
         workload=Workload(
@@ -51,7 +60,7 @@ def test_plain_round_trip_keeps_everything():
             kind=WorkloadKind.kernel,
             cases=[Case("decode", decode=4, context=16)],
         ),
-        engine=Engine(threads=2, kv=KV(block_size=32)),
+        engine=Engine(threads=2, kv=KV(block_size=32), mlx=Mlx(tf32=False, sdpa_blocks=32)),
         ablation=Ablation(arms={"base": {"engine.threads": 1, "x": None}}),
     )
     assert from_plain(Experiment, to_plain(whole)) == whole
@@ -67,6 +76,13 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
     with pytest.raises(ConfigError, match=r"^engine\.threads='many': must be of type int$"):
         from_plain(Experiment, plain)
     plain = to_plain(experiment())
+    plain["engine"]["kv"]["dtype"] = "float8"
+    with pytest.raises(
+        ConfigError,
+        match=r"^engine\.kv\.dtype=float8: allowed are float32, float16, bfloat16$",
+    ):
+        from_plain(Experiment, plain)
+    plain = to_plain(experiment())
     plain["engine"]["blas"] = "mkl"
     with pytest.raises(ConfigError, match=r"^engine\.blas=mkl: allowed are openblas, stock$"):
         from_plain(Experiment, plain)
@@ -78,6 +94,44 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: KV(block_size=0), "engine.kv.block_size=0"),
         (lambda: KV(block_size=24), "engine.kv.block_size=24"),
         (lambda: Engine(threads=0), "engine.threads=0"),
+        (lambda: Engine(dtype=DType.float16), "engine.dtype=float16: engine.attention.backend="),
+        (lambda: Mlx(max_ops_per_buffer=0), "engine.mlx.max_ops_per_buffer=0: allowed are 1 to"),
+        (lambda: Mlx(max_mb_per_buffer=-1), "engine.mlx.max_mb_per_buffer=-1"),
+        (lambda: Mlx(sdpa_blocks=1025), "engine.mlx.sdpa_blocks=1025: allowed are 1 to 1024"),
+        (lambda: Mlx(bfs_max_width=0), "engine.mlx.bfs_max_width=0"),
+        (
+            lambda: Workload(dtype=Precision.float16),
+            "workload.dtype=Precision.float16: a request workload (chat) does not read it",
+        ),
+        (
+            lambda: experiment(workload=kernel(dtype=Precision.bfloat16)),
+            "workload.dtype=bfloat16: engine.attention.backend=fused on "
+            "engine.attention.device=cpu computes in float32; set device=metal or emulated",
+        ),
+        (
+            lambda: Engine(
+                kv=KV(dtype=Precision.float16), attention=Attention(device=Device.emulated)
+            ),
+            "engine.kv.dtype=float16: engine.attention.backend=fused on "
+            "engine.attention.device=emulated",
+        ),
+        (
+            lambda: Engine(
+                kv=KV(dtype=Precision.bfloat16), attention=Attention(backend="reference")
+            ),
+            "engine.kv.dtype=bfloat16: engine.attention.backend=reference",
+        ),
+        (
+            lambda: Engine(name="mlx_lm", kv=KV(dtype=Precision.float16)),
+            "engine.kv.dtype=float16: engine=mlx_lm does not have it; leave it float32",
+        ),
+        (
+            lambda: experiment(
+                engine=Engine(kv=KV(dtype=Precision.float16)),
+                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+            ),
+            "engine.kv.dtype=float16: workload=",
+        ),
         (lambda: Drafts(num_draft_tokens=0), "engine.drafts.num_draft_tokens=0"),
         (lambda: Drafts(ngram_min=5), "engine.drafts.ngram_min=5"),
         (lambda: Drafts(draft_layers=0), "engine.drafts.draft_layers=0"),
@@ -229,11 +283,13 @@ def test_each_rule_names_its_option_in_one_line(make, names):
     assert "\n" not in str(caught.value)
 
 
-def preset(name, layout="padded", backend="sdpa", scheduler=None, **options):
+def preset(
+    name, layout="padded", backend="sdpa", scheduler=None, dtype=Precision.float32, **options
+):
     split = {"order": Order.prefill_first, "composition": Composition.split}
     return Engine(
         name=name,
-        kv=KV(layout=KVLayout(layout)),
+        kv=KV(layout=KVLayout(layout), dtype=dtype),
         attention=Attention(backend=backend),
         scheduler=Scheduler(**(split if scheduler is None else scheduler)),
         **options,
@@ -268,6 +324,10 @@ def test_every_preset_of_a_layout_can_be_built():
         (lambda: preset("padded", backend="fused"), "engine.attention.backend=fused"),
         (lambda: preset("contiguous", "contiguous", "gather"), "backend=gather: it reads blocks"),
         (lambda: preset("naive"), "engine.scheduler.admission=continuous"),
+        (
+            lambda: preset("contiguous", "contiguous", dtype=Precision.float16),
+            "engine.kv.dtype=float16: engine.kv.layout=contiguous holds float32",
+        ),
         (
             lambda: preset(
                 "padded",
@@ -331,3 +391,24 @@ def test_the_baseline_is_the_first_arm_unless_named():
 def test_every_option_has_a_default_that_needs_no_yaml():
     for kind in (Engine, KV, Attention, Scheduler, Budget, Workload, Design, ModelShape):
         assert dataclasses.is_dataclass(kind())
+
+
+def test_mlx_s_options_are_the_variables_that_it_reads():
+    assert Mlx().environment() == {}
+    assert Mlx(tf32=False, fast_synch=True, max_mb_per_buffer=500).environment() == {
+        "MLX_ENABLE_TF32": "0",
+        "MLX_METAL_FAST_SYNCH": "1",
+        "MLX_MAX_MB_PER_BUFFER": "500",
+    }
+    # Its presence alone turns compilation off, so it may not be set to say on.
+    assert Mlx(compile=False).environment() == {"MLX_DISABLE_COMPILE": "1"}
+    assert Mlx(compile=True).environment() == {}
+    assert Mlx(bfs_max_width=3, compile=False).only_on_metal() is None
+    assert Mlx(bfs_max_width=3, tf32=True).only_on_metal() == "tf32"
+
+
+@pytest.mark.parametrize("device", [Device.metal, Device.emulated])
+def test_kernel_cases_in_half_precision_need_a_device_that_has_it(device):
+    half = kernel(dtype=Precision.float16)
+    experiment(workload=half, engine=Engine(attention=Attention(device=device)))
+    experiment(workload=half, engine=Engine(attention=Attention(backend="gather")))

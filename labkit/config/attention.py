@@ -5,16 +5,21 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from labkit.config.choices import ATTENTION_BACKENDS, RESOLVERS, Device, KVLayout
+from labkit.config.choices import ATTENTION_BACKENDS, RESOLVERS, Device, KVLayout, Precision
 from labkit.config.rules import is_class_path, require, require_strategy
 
 
 @dataclass
 class KV:
-    """Key/value memory: its layout and the tokens in a block."""
+    """Key/value memory: its layout, the tokens in a block, and the type of its numbers.
+
+    ``dtype``: what keys and values are rounded to when they are written; what is computed
+    with them is float32.
+    """
 
     layout: KVLayout = KVLayout.paged
     block_size: int = 16
+    dtype: Precision = Precision.float32
 
     def __post_init__(self) -> None:
         """Check the ranges."""

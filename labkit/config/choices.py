@@ -31,7 +31,7 @@ class DType(Enum):
 
 
 class Precision(Enum):
-    """The type of a kernel case's queries, keys and values."""
+    """A type of floating-point numbers."""
 
     float32 = "float32"
     float16 = "float16"

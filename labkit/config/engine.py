@@ -20,6 +20,7 @@ from labkit.config.choices import (
     DType,
     KVLayout,
     Pipeline,
+    Precision,
     PrefixAlign,
     PrefixCache,
     Speculation,
@@ -86,6 +87,7 @@ class Engine:
         if self.name in LAYOUT_OF:
             self._check_preset(LAYOUT_OF[self.name])
             self._check_dtype()
+            self._check_kv_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
         if self.name == "mlx_lm":
@@ -136,6 +138,22 @@ class Engine:
             f"engine.dtype={self.dtype.value}: engine.attention.backend={attention.backend} on "
             "engine.attention.device=cpu computes in float32; set backend=gather or another "
             "device, or leave engine.dtype=model",
+        )
+
+    def _check_kv_dtype(self) -> None:
+        """Refuse half precision wherever it is not converted as it is read."""
+        where, attention = f"engine.kv.dtype={self.kv.dtype.value}", self.attention
+        if self.kv.dtype is Precision.float32:
+            return
+        require(
+            self.kv.layout is KVLayout.paged,
+            f"{where}: engine.kv.layout={self.kv.layout.value} holds float32; set engine=paged",
+        )
+        require(
+            attention.backend == "fused" and attention.device is Device.cpu,
+            f"{where}: engine.attention.backend={attention.backend} on "
+            f"engine.attention.device={attention.device.value} reads pools of the type that it "
+            "computes in; set fused and cpu, or leave float32",
         )
 
     def _check_blockless(self, layout: KVLayout) -> None:

@@ -57,6 +57,12 @@ class Experiment:
             "backend=gather, or leave workload.dtype=float32",
         )
         require(
+            self.engine.kv.dtype is Precision.float32
+            or self.workload.kind is not WorkloadKind.kernel,
+            f"engine.kv.dtype={self.engine.kv.dtype.value}: workload={self.workload.name} brings "
+            "keys and values of its own; set workload=chat",
+        )
+        require(
             self.engine.attention.resolver != "identity"
             or self.workload.kind is WorkloadKind.kernel,
             f"engine.attention.resolver=identity: it serves pure decode only, and workload="

@@ -1,7 +1,8 @@
 """``mx.compile`` of a model's feed-forward blocks, one graph per shape.
 
-Attention evaluates between the blocks (it writes the KV memory), so a whole step cannot be
-one graph; what lies between two attentions can. MLX keeps a graph for every shape and never
+Attention has operands of its own shape in every step (block tables, maps) and writes pools that
+nothing else may hold, so a whole step is not compiled; what lies between two attentions is.
+MLX keeps a graph for every shape and never
 forgets one (mlx #4464), so only steps of few shapes use them: decodes alone, where the
 ``DecodeShape`` is bounded.
 """

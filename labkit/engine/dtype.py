@@ -41,6 +41,18 @@ def width(options: config.Engine, stored: int) -> int:
     return FLOAT32_BYTES if kind == "float32" else HALF_BYTES
 
 
+def cached(options: config.Engine, computed: str) -> str:
+    """Return the type of the KV memory of a model that computes in ``computed``."""
+    less = options.kv.dtype is not config.Precision.float32
+    return str(options.kv.dtype.value) if less else computed
+
+
+def cache_width(options: config.Engine, stored: int) -> int:
+    """Return the bytes of a cached number, where a number of the model takes ``stored``."""
+    less = options.kv.dtype is not config.Precision.float32
+    return HALF_BYTES if less else width(options, stored)
+
+
 def cast(model: Any, kind: str | None) -> None:
     """Cast a loaded model's floating point parameters, and evaluate them all.
 

@@ -87,8 +87,10 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         compiled=shape.bounded,
     )
     loaded, choice, expected = ready.loaded, ready.choice, ready.expected
+    kind = kv_layout.choose(options, expected.dtype)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
-    difference = self_test.verify(loaded, choice.forward, small, expected)
+    kv_dtype = options.kv.dtype.value
+    difference = self_test.verify(loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
         require_invariance(options, choice.forward, kind, expected)
 

@@ -41,8 +41,8 @@ class Forward(Protocol):
             An attention launch left another's stamp.
         """
 
-    def launch(self, batch: Batch, step: Step, counters: Counters) -> Wait:
-        """Start the same without waiting for its end, where the model's arrays are lazy."""
+    def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+        """Do the same; ``ahead``: without waiting for the end of what is lazy."""
 
 
 class SelectRows:
@@ -95,21 +95,22 @@ class PackedForward:
             LayerCache(layer, window) for layer, window in enumerate(loaded.windows, first_layer)
         ]
         self._selector = select_rows(loaded.model)
-        self._attention: tuple[Attention, Attention] | None = None
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
         """Run the model once; see ``Forward``."""
-        return self._run(batch, step, counters, ahead=False)()
+        return self.launch(batch, step, counters, ahead=False)()
 
-    def launch(self, batch: Batch, step: Step, counters: Counters) -> Wait:
-        """Start a step; see ``Forward``."""
-        return self._run(batch, step, counters, ahead=True)
+    def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+        """Start a step, or run it; see ``Forward``."""
+        attention, bridge = step.attention, None
+        if attention.arrays not in (self.name, "any"):
+            from labkit.engine.attention.bridge import Bridge
 
-    def _run(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
-        attention = self._reached_from_here(step.attention)
+            attention = bridge = Bridge(attention)
         if self.blocks is not None:
             self.blocks.on = not batch.prefill_tokens
-        logits = self._logits(batch, attention, step.plan)
+        running = Running(step.attention, attention, step.plan, self._array(batch.positions))
+        logits = self._logits(batch, running)
         if self.blocks is not None:
             self.blocks.count(counters)
         rows: Logits = logits
@@ -117,8 +118,8 @@ class PackedForward:
             rows = DeviceLogits(logits)
             evaluate([*rows.choices(), *attention.pending(step.plan)], ahead=ahead)
             counters.add("mlx.evaluations")
-        if attention is not step.attention:
-            counters.add("mlx.evaluations", attention.crossings())  # type: ignore[attr-defined]
+        if bridge is not None:
+            counters.add("mlx.evaluations", bridge.crossings)
 
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):
@@ -128,9 +129,8 @@ class PackedForward:
 
         return wait
 
-    def _logits(self, batch: Batch, attention: Attention, plan: Any) -> Any:
+    def _logits(self, batch: Batch, running: Running) -> Any:
         """Return the logits [rows, vocabulary], not evaluated where they are MLX's."""
-        running = Running(attention, plan, self._array(batch.positions))
         for cache in self._caches:
             cache.step = running
         if self._selector is not None:
@@ -156,16 +156,6 @@ class PackedForward:
         import mlx.core as mx
 
         return mx.array(array)
-
-    def _reached_from_here(self, attention: Attention) -> Attention:
-        """Return the attention, over a bridge where it takes the other kind of arrays."""
-        if attention.arrays in (self.name, "any"):
-            return attention
-        if self._attention is None or self._attention[0] is not attention:
-            from labkit.engine.attention.bridge import Bridge
-
-            self._attention = (attention, Bridge(attention))
-        return self._attention[1]
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:

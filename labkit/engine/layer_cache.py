@@ -8,10 +8,13 @@ replaced by one that asks a handle to attend (``model_loader``).
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine.base import EngineError
+from labkit.engine.dtype import word
 from labkit.engine.kv_layout.base import LayerShape
 
 if TYPE_CHECKING:
@@ -20,8 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What the layers of one forward share: the step's attention and plan, and positions."""
+    """What the layers of one forward share.
 
+    ``owner``: the attention that keeps what a layer is bound to; ``attention``: the same, or
+    a bridge to it.
+    """
+
+    owner: Attention
     attention: Attention
     plan: Any
     positions: Any
@@ -34,7 +42,9 @@ class LayerCache:
         self.layer = layer
         self.window = window
         self.step: Running | None = None
+        self._owner: Callable[[], Attention | None] = lambda: None
         self._bound: tuple[Any, ...] = ()
+        self._handle: Handle | None = None
 
     def current(self) -> Running:
         """Return the step that is running."""
@@ -57,17 +67,24 @@ class LayerCache:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:
         """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
-        handle = Handle(self, keys, values)
-        return handle, handle
+        self._handle = Handle(self, keys, values)
+        return self._handle, self._handle
+
+    def keys_and_values(self) -> tuple[Handle, Handle]:
+        """Return what this layer's ``update_and_fetch`` gave, to a layer that shares its keys."""
+        if self._handle is None:
+            raise EngineError("a layer shares the keys of one that has none yet")
+        return self._handle, self._handle
 
     def bind(self, scale: float, heads: int, sinks: Any) -> None:
         """Tell the step's attention what this layer is, if it does not know."""
-        asked = (self.current().attention, scale, heads)
-        if self._bound[:3] != asked or self._bound[3] is not sinks:
-            asked[0].bind(
+        step, bound = self.current(), self._bound
+        if self._owner() is not step.owner or bound[:2] != (scale, heads) or bound[2] is not sinks:
+            step.attention.bind(
                 self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
             )
-            self._bound = (*asked, sinks)
+            # Weakly: a model outlives the KV memory of its engines.
+            self._owner, self._bound = weakref.ref(step.owner), (scale, heads, sinks)
 
 
 class Handle:
@@ -104,6 +121,8 @@ class ShapeRecorder:
 
     def __init__(self) -> None:
         self.shape: LayerShape | None = None
+        self.dtype = ""
+        self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
         """Return no mask: the recorder sees one token."""
@@ -112,4 +131,10 @@ class ShapeRecorder:
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Note the shapes and return the arrays as they are."""
         self.shape = LayerShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
-        return keys, values
+        self.dtype = word(keys.dtype)
+        self._cached = keys, values
+        return self._cached
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """Return the arrays, to a layer that shares them."""
+        return self._cached

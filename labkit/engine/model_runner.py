@@ -26,27 +26,20 @@ class ModelRunner:
 
     def __call__(self, batch: Batch) -> Logits:
         """Return logits [len(batch.logit_rows), vocabulary], float32."""
-        return self._run(batch, ahead=False)()
+        return self.launch(batch, ahead=False)()
 
-    def launch(self, batch: Batch) -> Wait:
-        """Start a step; what is returned waits for its logits."""
-        return self._run(batch, ahead=True)
-
-    def _run(self, batch: Batch, *, ahead: bool) -> Wait:
+    def launch(self, batch: Batch, *, ahead: bool = True) -> Wait:
+        """Start a step, or run it; what is returned waits for its logits."""
         computed, step = self.memory.plan(batch)
         start = time.perf_counter()
-        forward = self._forward
-        if ahead:
-            waiting = forward.launch(computed, step, self._counters)
-        else:
-            logits = forward(computed, step, self._counters)
+        waiting = self._forward.launch(computed, step, self._counters, ahead=ahead)
 
         def wait() -> Logits:
-            result = waiting() if ahead else logits
+            logits = waiting()
             self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
-            return result
+            return logits
 
-        self._counters.add(f"forward.{forward.name}")
+        self._counters.add(f"forward.{self._forward.name}")
         if computed.total_q > batch.total_q:
             self._counters.add("tokens.padded", computed.total_q - batch.total_q)
         self._counters.add_all(step.counters)

@@ -24,8 +24,8 @@ from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.engine.stats import Counters
 
-# Of the range of the logits, by the type computed in. Another order of summation stays far
-# below it; a wrong position, window or key does not.
+# Of the range of the logits, by the type computed in. Another order of summation stays below it
+# (the worst of 46 architectures: 5e-3 in float16, 2e-2 in bfloat16); a wrong position does not.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 
@@ -109,10 +109,17 @@ def _logits(model: Any, ids: NDArray[np.int32], caches: Any) -> NDArray[np.float
     return np.array(logits)
 
 
-def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Expected) -> float:
+def verify(
+    loaded: LoadedModel,
+    forward: Forward,
+    layout: KVLayout,
+    expected: Expected,
+    kv_dtype: str = "float32",
+) -> float:
     """Compare; return the largest difference as a fraction of the range of the logits.
 
-    ``layout`` has room for one request of ``expected.longest`` tokens per sequence.
+    ``layout`` has room for one request of ``expected.longest`` tokens per sequence, in
+    ``kv_dtype``.
 
     Raises
     ------
@@ -128,11 +135,11 @@ def verify(loaded: LoadedModel, forward: Forward, layout: KVLayout, expected: Ex
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(f"{where}: refused by the self-test: {reason}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
-    tolerance = TOLERANCE[expected.dtype]
-    if not worst <= tolerance:
+    kind = max((expected.dtype, kv_dtype), key=lambda word: TOLERANCE[word])
+    if not worst <= TOLERANCE[kind]:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
-            f"{worst:.1e} of their range, allowed are {tolerance:.0e} in {expected.dtype}"
+            f"{worst:.1e} of their range, allowed are {TOLERANCE[kind]:.0e} in {kind}"
         )
     return worst
 

@@ -41,10 +41,20 @@ class KernelCall:
     groups: tuple[int, int, int]
     threads: int
 
-    def __call__(self, inputs: Sequence[mx.array], poison: bool = False) -> list[mx.array]:
-        """Hand the call to MLX with these operands in place of ``inputs``; it is lazy.
+    def on(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
+        """Return the call with these operands."""
+        what = (self.name, self.header, self.body, inputs, self.outputs, self.template)
+        return KernelCall(*what, self.groups, self.threads)
 
-        ``poison`` fills the outputs with NaN (integers with 0) before the kernel runs.
+    def __call__(
+        self, inputs: Sequence[mx.array] | None = None, poison: bool = False
+    ) -> list[mx.array]:
+        """Hand the call to MLX; what it returns is lazy, like every MLX operation's.
+
+        ``inputs``: operands in place of its own. ``poison`` fills the outputs with NaN
+        (integers with 0) before the kernel runs: on a GPU a launch more for each of them, in every
+        time. The stamps say whether a launch ran; who times launches poisons the memory that
+        MLX will give them (``labkit.workload.mlx_queue``).
         """
         kernel = _kernel(
             self.name,
@@ -55,7 +65,7 @@ class KernelCall:
         )
         x, y, z = self.groups
         result: list[mx.array] = kernel(
-            inputs=list(inputs),
+            inputs=self.operands() if inputs is None else list(inputs),
             template=list(self.template),
             grid=(x * self.threads, y, z),
             threadgroup=(self.threads, 1, 1),
@@ -71,16 +81,7 @@ class KernelCall:
 
 
 Executor = Callable[[KernelCall], list[mx.array]]
-
-
-def on_metal(call: KernelCall) -> list[mx.array]:
-    """Run a call on the Mac's GPU.
-
-    Its outputs are not filled beforehand: on a GPU that is a launch more for each of them, in
-    every time. The stamps say whether a launch ran, and who times launches poisons the memory
-    that MLX will give them (``labkit.workload.mlx_queue``).
-    """
-    return call(call.operands())
+on_metal: Executor = KernelCall.__call__
 
 
 @lru_cache(maxsize=64)

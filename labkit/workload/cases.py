@@ -13,13 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, Workload
+from labkit.engine.attention.elements import STORED_AS, rounded, widened
 
-# How numbers of a type lie in a NumPy array; bfloat16, which NumPy lacks, by their bits.
-STORED: dict[Precision, np.dtype[Any]] = {
-    Precision.float32: np.dtype(np.float32),
-    Precision.float16: np.dtype(np.float16),
-    Precision.bfloat16: np.dtype(np.uint16),
-}
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
 TEMPLATE = 1_048_573
@@ -57,7 +52,7 @@ class Geometry:
 
 def number_bytes(workload: Workload) -> int:
     """Return the bytes of one number of the queries, keys and values."""
-    return STORED[workload.dtype].itemsize
+    return STORED_AS[workload.dtype.value].itemsize
 
 
 def block_bytes(workload: Workload, block_size: int) -> int:
@@ -165,7 +160,7 @@ class Arrays:
     """One arm's view of a case's memory, as ``Memory``.
 
     ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
-    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type of ``STORED``.
+    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``STORED_AS`` says.
     """
 
     q: Any
@@ -190,10 +185,10 @@ class Memory:
         """Return the same input as arrays that ``put`` makes of it."""
         return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
 
-    def widened(self, dtype: Precision) -> Memory:
+    def widened(self) -> Memory:
         """Return the same numbers in float32: no copy where they are float32."""
-        found = self.moved(lambda stored: widened(stored, dtype))
-        return found if dtype is Precision.float32 else replace(found, out=np.empty_like(found.q))
+        found = self.moved(in_float32)
+        return found if found.q is self.q else replace(found, out=np.empty_like(found.q))
 
     def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
         """Shape the beginning of each array for a case."""
@@ -227,7 +222,7 @@ def allocate(
     repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
     """
     numbers = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
-    template, stored = rounded(numbers, dtype), STORED[dtype]
+    template, stored = rounded(numbers, dtype.value), STORED_AS[dtype.value]
     half = pool_bytes // POOLS // stored.itemsize
     keys, values = np.empty(half, stored), np.empty(half, stored)
     q, out = np.empty(query_numbers, stored), np.empty(query_numbers, stored)
@@ -241,19 +236,9 @@ def allocate(
     return Memory(q=q, out=out, keys=keys, values=values)
 
 
-def rounded(numbers: NDArray[np.float32], dtype: Precision) -> NDArray[Any]:
-    """Round finite numbers to the nearest of a type, ties to even; stored as in ``STORED``."""
-    if dtype is not Precision.bfloat16:
-        return numbers.astype(STORED[dtype], copy=False)
-    bits = numbers.view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def widened(stored: NDArray[Any], dtype: Precision) -> NDArray[np.float32]:
-    """Return stored numbers of a type in float32: exact, a view where they are float32."""
-    if dtype is not Precision.bfloat16:
-        return stored.astype(np.float32, copy=False)
-    return (stored.astype(np.uint32) << 16).view(np.float32)
+def in_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
+    """Return stored numbers exactly; as they are, where they are float32."""
+    return stored if stored.dtype == np.float32 else widened(stored)
 
 
 def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:

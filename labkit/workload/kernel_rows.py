@@ -72,7 +72,7 @@ def check(seat: Seat, launch: Launch, which: str) -> None:
     out, expected = launch.outputs[0], seat.expected
     where = f"{seat.whole.size.case.name}: {which}"
     if not np.array_equal(_words(out), _words(expected)):
-        refuse_nan(seat.whole, out, where)
+        refuse_nan(out, where)
         word = f"u{out.itemsize}"
         rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
         raise InvalidOutput(
@@ -81,7 +81,7 @@ def check(seat: Seat, launch: Launch, which: str) -> None:
         )
     for number, out in enumerate(launch.outputs[1:], 1):
         if digest(out) != seat.chain[number]:
-            refuse_nan(seat.whole, out, where)
+            refuse_nan(out, where)
             raise InvalidOutput(f"{where}: launch {number + 1} differs from the first chain's")
 
 
@@ -94,9 +94,9 @@ def digest(out: NDArray[Any]) -> bytes:
     return hashlib.sha256(out.tobytes()).digest()
 
 
-def refuse_nan(batch: Batch, out: NDArray[Any], where: str) -> None:
-    """Refuse a batch's output in which NaN was left, or was written."""
-    numbers = cases.widened(out, batch.dtype)
+def refuse_nan(out: NDArray[Any], where: str) -> None:
+    """Refuse an output in which NaN was left, or was written."""
+    numbers = cases.in_float32(out)
     if np.isnan(numbers.min()):
         token, head, _ = np.argwhere(np.isnan(numbers))[0]
         raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
@@ -115,7 +115,7 @@ def result(seat: Seat, row: Row) -> CaseResult:
         case=row.name,
         metrics=tuple(metrics),
         outputs=dict(seat.outputs),
-        values=None if agree else cases.widened(seat.expected, seat.whole.dtype),
+        values=None if agree else cases.in_float32(seat.expected),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,

@@ -52,7 +52,7 @@ from labkit.workload.measurement import CaseResult, Measurement
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Arrays, AttentionBackend
+    from labkit.engine.attention.base import Arrays, PagedBackend
     from labkit.engine.attention.report import LaunchReport
 
 SETTLED = 0.98  # a round this much of the fastest before is no longer falling
@@ -69,7 +69,7 @@ class KernelArm:
     """
 
     engine: str
-    make_backend: Callable[[], AttentionBackend]
+    make_backend: Callable[[], PagedBackend]
     workload: Workload
     block_size: int
     queued: bool = False
@@ -126,14 +126,13 @@ class KernelTurns:
                 setting.seed,
                 dtype,
             ),
-            dtype,
         )
         for arm, size in run:  # refuses bad maps now, and compiles what builds them
             self._batch(arm, size.case)
 
-    def _lay_out(self, kinds: set[Arrays], memory: Memory, dtype: Precision) -> dict[str, Memory]:
+    def _lay_out(self, kinds: set[Arrays], memory: Memory) -> dict[str, Memory]:
         """Return the memory by the kind of its arrays; nothing is kept that no arm reads."""
-        found = {"numpy": memory.widened(dtype)} if "numpy" in kinds else {}
+        found = {"numpy": memory.widened()} if "numpy" in kinds else {}
         return found if self._queue is None else found | {"mlx": memory.moved(self._queue.put)}
 
     # ------------------------------------------------------------------ warming up
@@ -177,7 +176,7 @@ class KernelTurns:
             whole.poison(first=True)
             first = self._launch(index, whole, "the first launch")
             (out,) = first.outputs
-            kernel_rows.refuse_nan(whole, out, f"{case.name}: the first launch")
+            kernel_rows.refuse_nan(out, f"{case.name}: the first launch")
             outputs = array_outputs(out, whole.dtype.value)
             digest = str(outputs["digest"])
             expected = shared.setdefault(digest, out if digest in shared else out.copy())
@@ -192,7 +191,7 @@ class KernelTurns:
         seat.whole.poison(links, first=True)
         launch = self._launch(seat.arm, seat.whole, which, links)
         for out in launch.outputs:
-            kernel_rows.refuse_nan(seat.whole, out, f"{seat.whole.size.case.name}: {which}")
+            kernel_rows.refuse_nan(out, f"{seat.whole.size.case.name}: {which}")
         return tuple(map(kernel_rows.digest, launch.outputs))
 
     def _batch(self, arm: KernelArm, case: Case) -> Batch:
@@ -353,7 +352,7 @@ def _case(arm: KernelArm, name: str) -> Case | None:
     return None
 
 
-def _arrays(backend: AttentionBackend) -> Arrays:
+def _arrays(backend: PagedBackend) -> Arrays:
     return "mlx" if backend.arrays == "mlx" else "numpy"
 
 
@@ -362,7 +361,7 @@ def _path(report: LaunchReport | None) -> tuple[object, ...]:
 
 
 def _asked(size: Geometry, block_size: int, seed: int) -> dict[str, Any]:
-    """Return a case's batch as ``AttentionBackend.plan`` takes it."""
+    """Return a case's batch as ``PagedBackend.plan`` takes it."""
     starts = np.zeros(len(size.query_lens) + 1, np.int32)
     np.cumsum(size.query_lens, out=starts[1:])
     tables = cases.block_tables(size, block_size, seed)

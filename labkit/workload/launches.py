@@ -23,7 +23,7 @@ from labkit.workload.cases import Arrays, Geometry
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
+    from labkit.engine.attention.base import PagedBackend
     from labkit.engine.attention.plan import Plan
     from labkit.engine.attention.report import LaunchReport
 
@@ -32,7 +32,7 @@ PLANS = 5  # of which the median is taken
 
 
 class Queue(Protocol):
-    """Arrays that may be lazy, and where they are evaluated; NumPy's as ``cases.STORED``."""
+    """Arrays that may be lazy, and where they are evaluated; NumPy's as ``STORED_AS``."""
 
     def put(self, array: NDArray[Any]) -> Any:
         """Copy an array to the device; it lies there when this returns."""
@@ -76,7 +76,7 @@ class Batch:
     ``queued``: whether a call only describes a launch, which runs when it is waited for.
     """
 
-    attention: AttentionBackend
+    attention: PagedBackend
     workload: Workload
     size: Geometry
     arrays: Arrays

@@ -146,11 +146,12 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
 def _model_facts(experiment: Experiment) -> tuple[int, int]:
     """Return the number of weights and the KV bytes of a token; nothing is built."""
     shape = experiment.model.shape
+    kv_bytes = dtype.cache_width(experiment.engine, dtype.FLOAT32_BYTES)
     if shape is None:
         model = resolve(experiment.model)
-        return model.weight_bytes // 4, model.kv_bytes_per_token or 0
+        return model.weight_bytes // 4, (model.kv_bytes_per_token or 0) // 4 * kv_bytes
     kv_width = 2 * shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * shape.num_heads * shape.head_dim + kv_width)
     mlp = 3 * shape.hidden_size * shape.intermediate_size
     weights = shape.vocab_size * shape.hidden_size + shape.num_layers * (attention + mlp)
-    return weights, 4 * shape.num_layers * kv_width
+    return weights, kv_bytes * shape.num_layers * kv_width

@@ -322,14 +322,14 @@ REFUSED = {
     "deepseek_v2": Refused(
         {**LATENT, "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}, UNEQUAL
     ),
-    "deepseek_v3": Refused(LATENT, OWN_ATTENTION),
+    "deepseek_v3": Refused(LATENT, UNEQUAL),
     "deepseek_v32": Refused(SPARSE, HOLDS),
     "deepseek_v41": Refused({**LATENT, "o_groups": 2, "o_lora_rank": 16}, HOLDS),
     "falcon_h1": Refused(
         {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16}, HOLDS
     ),
     "gemma2": Refused(GEMMA, OWN_ATTENTION),
-    "glm4_moe_lite": Refused(LATENT, OWN_ATTENTION),
+    "glm4_moe_lite": Refused(LATENT, UNEQUAL),
     "glm_moe_dsa": Refused(
         {**SPARSE, "scoring_func": "sigmoid", "moe_layer_freq": 1, "rope_parameters": ROPE}, HOLDS
     ),
@@ -359,10 +359,10 @@ REFUSED = {
         },
         HOLDS,
     ),
-    "kimi_k25": Refused(text("deepseek_v3", **LATENT), OWN_ATTENTION),
+    "kimi_k25": Refused(text("deepseek_v3", **LATENT), UNEQUAL),
     "kimi_k3": Refused(text("kimi_k3", **LATENT, **KIMI), HOLDS),
     "kimi_linear": Refused({**LATENT, **KIMI, "model_max_length": 256}, HOLDS),
-    "kimi_vl": Refused(text("deepseek_v3", **LATENT), OWN_ATTENTION),
+    "kimi_vl": Refused(text("deepseek_v3", **LATENT), UNEQUAL),
     "lfm2": Refused(CONVOLUTION, HOLDS),
     "lfm2-vl": Refused(text("lfm2", **CONVOLUTION), HOLDS),
     "lfm2_moe": Refused({**CONVOLUTION, "use_expert_bias": True, "num_dense_layers": 1}, HOLDS),
@@ -420,7 +420,7 @@ REFUSED = {
         ),
         HOLDS,
     ),
-    "mistral4": Refused({**LATENT, "rope_parameters": SCALED}, OWN_ATTENTION),
+    "mistral4": Refused({**LATENT, "rope_parameters": SCALED}, UNEQUAL),
     "nemotron_h": Refused(
         {
             "hybrid_override_pattern": ["M", "*"],

@@ -1,6 +1,8 @@
 """A step on MLX is one graph: evaluated once, no pool copied, few calls per layer."""
 
+import gc
 import sys
+import weakref
 from collections import Counter
 
 import mlx.core as mx
@@ -10,6 +12,8 @@ from test_paged_tokens import create_mlx, prompts, serve
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
+from labkit.engine.attention.spec import STAMP_MASK, launch_stamp
+from labkit.engine.base import StaleLaunchError
 
 LAYERS = 3
 
@@ -65,6 +69,62 @@ def test_a_step_is_evaluated_once(name, pipeline, model_dir, plain_greedy, evalu
     assert [tokens[str(i)] for i in range(len(expected))] == expected
     if pipeline is config.Pipeline.overlap:
         assert counters["pipeline.overlapped"] > 10
+
+
+def stand_in(call):
+    """A Metal kernel's call by MLX's own operations, as lazy as on a Mac, stamps and all."""
+    given = dict(call.inputs)
+    tables, lens, starts = (
+        np.asarray(given[name]) for name in ("block_tables", "seq_lens", "cu_seqlens_q")
+    )
+    outs = []
+    for s, length in enumerate(lens.tolist()):
+        q = given["q"][int(starts[s]) : int(starts[s + 1])]
+        k, v = (
+            given[pool][mx.array(tables[s])].reshape(1, -1, *given[pool].shape[2:])[:, :length]
+            for pool in ("k_pool", "v_pool")
+        )
+        q, k, v = (array.transpose(0, 2, 1, 3) for array in (q[None], k, v))
+        out = mx.fast.scaled_dot_product_attention(
+            q, k, v, scale=given["scale"].item(), mask="causal" if q.shape[2] > 1 else None
+        )
+        outs.append(out[0].transpose(1, 0, 2))
+    rows = np.zeros(call.outputs[1][1], np.uint32)
+    stamp = launch_stamp(given["nonce"].item(), call.name.rpartition("_")[2], "binary_search")
+    rows[:, 0] = (stamp + np.arange(len(rows))) & STAMP_MASK
+    return [mx.concatenate(outs), mx.array(rows) + mx.array(0, mx.uint32)]
+
+
+@pytest.mark.parametrize("pipeline", config.Pipeline)
+def test_a_step_through_the_metal_backend_is_evaluated_once(
+    pipeline, model_dir, plain_greedy, evaluations, monkeypatch
+):
+    """Stamps are outputs of the graph, read after its one evaluation; a wrong one stops it."""
+    from labkit.engine.attention import metal
+
+    monkeypatch.setattr(metal.device, "executor", lambda name: lambda call: faulty(stand_in(call)))
+    fault = []
+
+    def faulty(outputs):
+        return [outputs[0], outputs[1] + 1] if fault else outputs
+
+    expected = [plain_greedy("llama", prompt, 6) for prompt in prompts()]
+    device = {"device": config.Device.metal}
+    engine = made(model_dir("llama"), make=create, attention=device, pipeline=pipeline)
+    engine.reset_counters()
+    evaluations.clear()
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
+    counters = engine.counters()
+    assert [tokens[str(i)] for i in range(len(expected))] == expected
+    assert sum(evaluations.values()) == counters["mlx.evaluations"] == counters["steps.total"]
+    assert counters["kernel.tiled"] > 0 and counters["kernel.decode"] > 0
+    assert counters["device.metal"] == LAYERS * counters["steps.total"]
+    fault.append(True)
+    engine.submit(Request("a", (1, 2, 3), params))
+    with pytest.raises(StaleLaunchError, match="layer 0: the launch left another's stamp"):
+        engine.step()
+        engine.step()
 
 
 @pytest.mark.parametrize("preset", ["contiguous", "padded"])
@@ -219,3 +279,21 @@ def test_the_device_chooses_as_the_host_does(dtype):
     np.testing.assert_array_equal(np.asarray(rows), host)
     np.testing.assert_array_equal(rows[1], host[1])
     assert len(DeviceLogits(mx.zeros((0, 9))).greedy()[0]) == 0
+
+
+@pytest.mark.parametrize("backend", ["gather", "fused"])
+def test_a_model_that_is_shared_does_not_keep_an_engines_memory(backend, model_dir):
+    from labkit.engine.shared_models import SharedModels
+
+    models = SharedModels()
+    options = config.Engine(
+        budget=config.Budget(blocks=32), attention=config.Attention(backend=backend)
+    )
+    engine = create(options, model_dir("llama"), models)
+    serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
+    owner = weakref.ref(engine_backend(engine))
+    assert owner() is not None
+    engine.close()
+    del engine
+    gc.collect()
+    assert owner() is None

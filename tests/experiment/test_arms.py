@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import app
-from labkit.config import ConfigError
+from labkit.config import ConfigError, DType
 from labkit.experiment.arms import cell_name, compose_cell, expand, quote
 
 
@@ -141,3 +141,11 @@ def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(monkeypatch)
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(ConfigError, match=r"^arm x: engine\.attention\.device=metal: there is no"):
         composed("+ablation.arms.x={engine.attention.device:metal}")
+    with pytest.raises(ConfigError, match=r"^arm x: engine\.mlx\.tf32: .* leave it null"):
+        composed("+ablation.arms.x={engine.mlx.tf32:false}")
+    composed("+ablation.arms.x={engine.mlx.bfs_max_width:4}")
+
+
+def test_an_arm_may_ask_for_a_type():
+    cell = composed("+ablation.arms.x={engine:mlx_lm,engine.dtype:bfloat16}")
+    assert cell.arms[1].experiment.engine.dtype is DType.bfloat16

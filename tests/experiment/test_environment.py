@@ -121,3 +121,17 @@ def test_the_observer_sees_foreign_load_and_its_own_cost():
     assert 0 <= report["cpu_s"] < 1
     assert len(report["samples"]["t_s"]) == 3
     json.dumps(report, allow_nan=False)
+
+
+def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeypatch):
+    from labkit.experiment.launcher import _environment
+    from labkit.experiment.record import Arm
+
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "3")
+    arm = Arm("a", "arm", {}, {"engine": {"threads": 3, "mlx": {"bfs_max_width": 7}}})
+    environ, removed = _environment(arm)
+    assert {n: v for n, v in environ.items() if n.startswith("MLX_")} == {"MLX_BFS_MAX_WIDTH": "7"}
+    assert "MLX_MAX_OPS_PER_BUFFER" in removed
+    assert int(environ["NUMBA_NUM_THREADS"]) >= 3
+    monkeypatch.setattr("os.environ", environ)
+    assert environment.environ()["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}

@@ -58,3 +58,15 @@ def test_mlx_s_cache_is_bounded_as_asked():
         assert mx.set_cache_limit(before) == 123456
     finally:
         mx.set_cache_limit(before)
+
+
+def test_mlx_s_variables_must_be_set_before_it_starts(monkeypatch):
+    asked = config.Engine(mlx=config.Mlx(bfs_max_width=7))
+    monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
+    with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):
+        machine_state.settle(asked)
+    monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
+    with pytest.raises(EngineError, match="is 8 in this process, not 7"):
+        machine_state.settle(asked)
+    monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
+    machine_state.settle(asked)

@@ -174,6 +174,8 @@ def test_an_arm_that_cannot_load_closes_the_others(monkeypatch):
         ([{"threads": 1}, {"name": "mlx_lm", "threads": 1}], "engine=mlx_lm: in one process"),
         ([{"name": "mlx_lm", "threads": n} for n in (1, 2)], "engine.threads (of BLAS) is 1 and 2"),
         ([{}, {"pipeline": "overlap"}], "engine.pipeline=overlap"),
+        ([{}, {"mlx": {"tf32": False}}], "engine.mlx.tf32 is False and None: MLX reads it once"),
+        ([{"mlx": {"bfs_max_width": n}} for n in (2, 20)], "engine.mlx.bfs_max_width is 2 and 20"),
         ([{}, {"name": "mine:Engine"}], "engine.name=mine:Engine"),
         ([{}, {"budget": {"policy": "vllm"}}], "engine.budget.policy=vllm"),
         (
@@ -189,7 +191,9 @@ def test_arms_that_stay_apart_say_why_in_one_line(engines, reason):
 
 
 def test_arms_that_differ_in_what_an_engine_has_share():
-    two = [{"name": "mlx_lm", "threads": 2}] * 2
+    two = [{"name": "mlx_lm", "threads": 2, "dtype": kind} for kind in ("model", "bfloat16")]
+    assert kind_of(experiment()).apart([experiment(**engine) for engine in two]) is None
+    two = [{"mlx": {"bfs_max_width": 2}}] * 2
     assert kind_of(experiment()).apart([experiment(**engine) for engine in two]) is None
     simulated = {"budget": {"policy": "vllm", "machine": "sim_m1_pro_16gb"}}
     engines = [*ARMS.values(), {"threads": 1}, simulated]

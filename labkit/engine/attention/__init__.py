@@ -5,6 +5,7 @@ Importing this package imports neither MLX nor numba.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import user_class
@@ -12,7 +13,7 @@ from labkit.engine.attention.spec import Switches
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.base import AttentionBackend
+    from labkit.engine.attention.base import PagedBackend
     from labkit.engine.attention.operation import paged_attention
 
 __all__ = ["configured", "create", "paged_attention"]
@@ -21,16 +22,7 @@ DEVICES = ("cpu", "emulated", "metal")
 _METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
 
 
-def create(
-    *,
-    backend: str = "fused",
-    device: str = "cpu",
-    resolver: str = "binary_search",
-    split_kv: str | int = "off",
-    gqa_sharing: bool = True,
-    window_skip: bool = True,
-    tile_threshold: int = 2,
-) -> AttentionBackend:
+def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> PagedBackend:
     """Return a backend of paged attention.
 
     Parameters
@@ -42,7 +34,7 @@ def create(
     device
         Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
         on a CPU).
-    resolver, split_kv, gqa_sharing, window_skip, tile_threshold
+    switches
         See ``Switches``.
 
     Raises
@@ -51,18 +43,18 @@ def create(
         A word is unknown, a number out of range, a resolver cannot be loaded or a device
         lacks something; one line that says which.
     """
+    chosen = Switches(**switches)
     if ":" in backend:
-        own: AttentionBackend = user_class.make(
-            "engine.attention.backend", backend, _METHODS, resolver=resolver
+        own: PagedBackend = user_class.make(
+            "engine.attention.backend", backend, _METHODS, resolver=chosen.resolver
         )
         return own
-    switches = Switches(resolver, split_kv, gqa_sharing, window_skip, tile_threshold)
     if backend == "reference":
-        if split_kv != "off":
-            raise ValueError(f"split_kv={split_kv}: backend reference has no partitions")
+        if chosen.split_kv != "off":
+            raise ValueError(f"split_kv={chosen.split_kv}: backend reference has no partitions")
         from labkit.engine.attention.reference import ReferenceBackend
 
-        return ReferenceBackend(resolver)
+        return ReferenceBackend(chosen.resolver)
     if backend == "gather":
         from labkit.engine.attention.gather import GatherBackend
 
@@ -74,25 +66,18 @@ def create(
     if device == "cpu":
         from labkit.engine.attention.cpu.backend import CpuBackend
 
-        return CpuBackend(switches)
-    if device in ("emulated", "metal"):
-        from labkit.engine.attention.metal import MetalBackend
+        return CpuBackend(chosen)
+    if device not in DEVICES:
+        raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
+    from labkit.engine.attention.metal import MetalBackend
 
-        return MetalBackend(switches, device)
-    raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
+    return MetalBackend(chosen, device)
 
 
-def configured(options: config.Attention) -> AttentionBackend:
+def configured(options: config.Attention) -> PagedBackend:
     """Return the backend that a config describes; ``ValueError`` as ``create``."""
-    return create(
-        backend=options.backend,
-        device=options.device.value,
-        resolver=options.resolver,
-        split_kv=options.split_kv,
-        gqa_sharing=options.gqa_sharing,
-        window_skip=options.window_skip,
-        tile_threshold=options.tile_threshold,
-    )
+    switches = {field.name: getattr(options, field.name) for field in fields(Switches)}
+    return create(backend=options.backend, device=options.device.value, **switches)
 
 
 def __getattr__(name: str) -> Any:

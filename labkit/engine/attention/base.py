@@ -86,57 +86,8 @@ class Attention(Protocol):
         """Return the lazy arrays, besides what ``forward`` returned, that end the step."""
 
 
-class AttentionBackend(Attention, Protocol):
-    """Paged attention over pools of its own."""
-
-    name: str
-
-    def allocate(
-        self,
-        shapes: Sequence[LayerShape],
-        num_blocks: int,
-        block_size: int,
-        dtype: str = "float32",
-    ) -> None:
-        """Make a key pool and a value pool of zeros for each layer.
-
-        They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
-        or ``bfloat16``. ValueError with one line where the backend cannot hold that.
-        """
-
-    def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over pools that exist, and what they hold, one of each per layer."""
-
-    def plan(
-        self,
-        *,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        cu_seqlens_q: NDArray[np.int32],
-        total_q: int | None = None,
-    ) -> Plan:
-        """Check a step's batch and build what its layers share.
-
-        Parameters
-        ----------
-        block_tables
-            int32 [num_seqs, max_blocks], padded with 0.
-        seq_lens
-            int32 [num_seqs], context including the new tokens.
-        cu_seqlens_q
-            int32 [num_seqs + 1], prefix sums of the query lengths.
-        total_q
-            Packed query tokens; None: ``cu_seqlens_q[-1]``.
-
-        Raises
-        ------
-        ValueError
-            One line that says what is wrong.
-        """
-
-
 class PagedBackend:
-    """Pools, layers and plans; an heir says how a layer attends.
+    """Paged attention over pools of its own; an heir says how a layer attends.
 
     As it is, for NumPy pools of any floating type: keys and values are scattered with NumPy,
     and an heir has ``attend``. Heirs for other arrays also have ``write`` and ``_zeros``.
@@ -166,7 +117,11 @@ class PagedBackend:
         block_size: int,
         dtype: str = "float32",
     ) -> None:
-        """Make pools of zeros; see ``AttentionBackend.allocate``."""
+        """Make a key pool and a value pool of zeros for each layer.
+
+        They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
+        or ``bfloat16``. ValueError with one line where the backend cannot hold that.
+        """
         validate.dtype(dtype, self.device, self.dtypes)
         pools = [
             [
@@ -182,7 +137,7 @@ class PagedBackend:
         return np.zeros(shape, dtype)
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over pools that exist; see ``AttentionBackend.adopt``."""
+        """Take over pools that exist, and what they hold, one of each per layer."""
         validate.pools(keys, values)
         for pool in keys:
             validate.dtype(self._types(pool)[0], self.device, self.dtypes)
@@ -225,8 +180,8 @@ class PagedBackend:
             self._kinds.append(alike)
         self._layers[layer] = dataclasses.replace(bound, kind=self._kinds.index(alike))
 
-    def _types(self, pool: Any) -> tuple[str, str]:
-        """Return the type of a pool, and that of the queries, keys and values for it."""
+    def _types(self, pool: Any) -> tuple[str, str | None]:
+        """Return the type of a pool, and that of the queries, keys and values; None: any."""
         return validate.named(pool), validate.named(pool)
 
     def _sinks(self, sinks: Any) -> Any:
@@ -243,7 +198,24 @@ class PagedBackend:
         cu_seqlens_q: NDArray[np.int32],
         total_q: int | None = None,
     ) -> Plan:
-        """Check a step's batch; see ``AttentionBackend.plan``."""
+        """Check a step's batch and build what its layers share.
+
+        Parameters
+        ----------
+        block_tables
+            int32 [num_seqs, max_blocks], padded with 0.
+        seq_lens
+            int32 [num_seqs], context including the new tokens.
+        cu_seqlens_q
+            int32 [num_seqs + 1], prefix sums of the query lengths.
+        total_q
+            Packed query tokens; None: ``cu_seqlens_q[-1]``.
+
+        Raises
+        ------
+        ValueError
+            One line that says what is wrong.
+        """
         num_blocks, block_size = self.keys[0].shape[:2]
         return plans.build(
             self._resolver,

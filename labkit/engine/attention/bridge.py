@@ -1,6 +1,7 @@
 """Attention for a model on the other kind of arrays: NumPy's for MLX's, and MLX's for NumPy's.
 
-Every layer crosses there and back, and what is lazy is evaluated on the way.
+Every layer crosses there and back, and what is lazy is evaluated on the way. NumPy's are
+float32.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from labkit.engine.attention.report import Reports
 
 
 class Bridge:
-    """An ``Attention`` that is another one's, taking the arrays that the other does not."""
+    """An ``Attention`` that is another one's, taking the arrays that the other does not.
+
+    ``crossings``: layers that crossed, each an evaluation.
+    """
 
     def __init__(self, inner: Attention) -> None:
         self._inner = inner
         self.arrays: Arrays = "numpy" if inner.arrays == "mlx" else "mlx"
-        self._crossings = 0
+        self.crossings = 0
 
     def bind(self, layer: int, *, sinks: Any = None, **options: Any) -> None:
         """Bind the other's layer; see ``Attention.bind``."""
@@ -30,12 +34,13 @@ class Bridge:
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
         """Take the arrays across, attend, and take the result back."""
-        self._crossings += 1
+        self.crossings += 1
         arrays = [q] if k is None else [q, k, v]
         if self.arrays == "mlx":
+            kind, arrays = q.dtype, [array.astype(mx.float32) for array in arrays]
             mx.eval(arrays)
             q, k, v = [*map(np.asarray, arrays), None, None][:3]
-            return mx.array(self._inner.forward(layer, q, k, v, plan))
+            return mx.array(self._inner.forward(layer, q, k, v, plan)).astype(kind)
         q, k, v = [*map(mx.array, arrays), None, None][:3]
         result = self._inner.forward(layer, q, k, v, plan)
         mx.eval(result, self._inner.pending(plan))
@@ -43,11 +48,6 @@ class Bridge:
             return np.array(result)
         np.copyto(out, np.asarray(result))
         return out
-
-    def crossings(self) -> int:
-        """Return how often a layer crossed since this was last asked: an evaluation each."""
-        count, self._crossings = self._crossings, 0
-        return count
 
     def report(self, plan: Any) -> Reports:
         """Return the other's report."""

@@ -49,7 +49,7 @@ class GatherBackend(LazyBackend):
                 mask=span.mask,
                 sinks=layer.sinks,
             )
-            results.append(one[0].transpose(1, 0, 2))
+            results.append(one[0].transpose(1, 0, 2).astype(q.dtype))
         keys = sum(span.end - span.first for span in spans)
         return mx.concatenate(results) if results else mx.zeros_like(q), LaunchReport(
             kernel="gather",

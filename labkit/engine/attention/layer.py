@@ -21,9 +21,10 @@ class Layer:
         Number of what the layers have in common: all but ``index`` and ``sinks``.
     num_heads, num_kv_heads, head_dim, block_size
         Query heads, KV heads, their size, and tokens in a KV block.
-    dtype, query_dtype
-        Of the pools, and of queries, new keys and values: ``float32``, ``float16`` or
-        ``bfloat16`` (the reference: ``float64``).
+    dtype
+        Of the pools: ``float32``, ``float16``, ``bfloat16`` (the reference: ``float64``).
+    query_dtype
+        Of queries, new keys and values; None: any, converted to the pools'.
     scale
         Factor of the logits.
     window
@@ -42,7 +43,7 @@ class Layer:
     head_dim: int
     block_size: int
     dtype: str
-    query_dtype: str
+    query_dtype: str | None
     scale: float
     window: int | None
     softcap: float | None
@@ -56,7 +57,7 @@ class Layer:
     @property
     def query_bytes(self) -> int:
         """Bytes of one head of a query."""
-        return self.head_dim * ITEM_BYTES[self.query_dtype]
+        return self.head_dim * ITEM_BYTES[self.query_dtype or self.dtype]
 
     @property
     def block_bytes(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from labkit.engine.attention import validate
 from labkit.engine.attention.base import Arrays, PagedBackend
 from labkit.engine.attention.plan import Plan
 
@@ -33,6 +34,9 @@ class LazyBackend(PagedBackend):
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Take over pools that exist: MLX's as they are, NumPy's as copies."""
         super().adopt(*([to_mlx(pool) for pool in pools] for pools in (keys, values)))
+
+    def _types(self, pool: Any) -> tuple[str, str | None]:
+        return validate.named(pool), None
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else to_mlx(sinks).astype(mx.float32)

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from labkit.engine.attention import dispatch, validate
 from labkit.engine.attention.dispatch import Dispatch
 from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.lazy import LazyBackend
 from labkit.engine.attention.plan import Plan
-from labkit.engine.attention.report import LaunchReport, Reports, Rows, of_launches
-from labkit.engine.attention.spec import RESOLVER_IDS, Switches, launch_stamp
+from labkit.engine.attention.report import Launch, Reports, of_step
+from labkit.engine.attention.spec import RESOLVER_IDS, Switches
 from labkit.metal import device
 from labkit.metal.call import Executor, KernelCall
 from labkit.metal.kernels import header, source
@@ -68,23 +67,31 @@ class MetalBackend(LazyBackend):
         """Write and attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound(layer)
         ready: _Ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
-        if q.shape != ready.q_shape or q.dtype != ready.dtype:
+        fits = q.shape == ready.q_shape
+        if k is not None:
+            fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype
+        if not fits:
             validate.operands(bound, plan.total_q, q, k, v, out)
         if k is not None:
-            if not k.shape == v.shape == ready.k_shape:
-                validate.operands(bound, plan.total_q, q, k, v, out)
             self.write(layer, k, v, plan)
         nonce = secrets.randbits(32)
         number = mx.array(nonce, mx.uint32)
         sinks = ready.no_sinks if bound.sinks is None else bound.sinks
-        operands = (q, self.keys[layer], self.values[layer], sinks, number, *ready.inputs)
-        result, rows = self._executor(ready.main(tuple(zip(_INPUTS, operands, strict=False))))
+        operands = (
+            q.astype(ready.dtype),
+            self.keys[layer],
+            self.values[layer],
+            sinks,
+            number,
+            *ready.inputs,
+        )
+        result, rows = self._executor(ready.main.on(tuple(zip(_INPUTS, operands, strict=False))))
         merged = None
         if ready.reduce is not None:
             inputs = ("partials", result), ("sinks", sinks), ready.partitions, ("nonce", number)
-            result, merged = self._executor(ready.reduce(inputs))
-        plan.launches.append(_Launch(bound, nonce, rows, merged))
-        return result
+            result, merged = self._executor(ready.reduce.on(inputs))
+        plan.launches.append(Launch(bound, nonce, rows, merged))
+        return result.astype(q.dtype)
 
     def pending(self, plan: Plan) -> list[Any]:
         """Return the pools, and what the kernels say about themselves."""
@@ -127,48 +134,8 @@ class MetalBackend(LazyBackend):
         return ready
 
     def report(self, plan: Plan) -> Reports:
-        """Read what the kernels wrote, for each kind of layers; see ``Attention.report``."""
-        kinds: dict[int, list[_Launch]] = {}
-        for launch in plan.taken():
-            kinds.setdefault(launch.layer.kind, []).append(launch)
-        return tuple(self._report(plan, alike) for alike in kinds.values())
-
-    def _report(self, plan: Plan, alike: list[_Launch]) -> LaunchReport:
-        chosen = plan.prepared[alike[0].layer.kind].chosen
-
-        def rows(kernel: str, written: list[Any]) -> Rows:
-            stamps = [launch_stamp(one.nonce, kernel, plan.resolver.word) for one in alike]
-            return Rows(np.stack([np.asarray(array) for array in written]), stamps)
-
-        main = rows(chosen.kernel, [one.rows for one in alike])
-        merged = None
-        if chosen.partitions > 1:
-            merged = rows("reduce", [one.merged for one in alike])
-        return of_launches(plan, [one.layer for one in alike], chosen, self.name, main, merged)
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """A kernel with all but its operands; called with them it is a ``KernelCall``."""
-
-    name: str
-    outputs: tuple[tuple[str, tuple[int, ...], mx.Dtype], ...]
-    template: tuple[tuple[str, Any], ...]
-    groups: tuple[int, int, int]
-    threads: int
-
-    def __call__(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
-        """Return the call on these operands."""
-        return KernelCall(
-            f"labkit_paged_attention_{self.name}",
-            header(),
-            source(self.name),
-            inputs,
-            self.outputs,
-            self.template,
-            self.groups,
-            self.threads,
-        )
+        """Read what the kernels wrote; see ``Attention.report``."""
+        return of_step(plan, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,22 +149,12 @@ class _Ready:
     inputs: tuple[mx.array, ...]
     partitions: tuple[str, mx.array]
     no_sinks: mx.array
-    main: Kernel
-    reduce: Kernel | None
+    main: KernelCall
+    reduce: KernelCall | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Launch:
-    """What a launch leaves: uint32 [threadgroups, 4] of each kernel, not evaluated."""
-
-    layer: Layer
-    nonce: int
-    rows: mx.array
-    merged: mx.array | None
-
-
-def main_kernel(plan: Plan, layer: Layer, chosen: Dispatch, window_skip: bool) -> Kernel:
-    """Return the decode or the tiled kernel for a plan and a kind of layer."""
+def main_kernel(plan: Plan, layer: Layer, chosen: Dispatch, window_skip: bool) -> KernelCall:
+    """Return the decode or the tiled kernel for a plan and a kind of layer, without operands."""
     split = chosen.partitions > 1
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     template: dict[str, Any] = {
@@ -217,11 +174,11 @@ def main_kernel(plan: Plan, layer: Layer, chosen: Dispatch, window_skip: bool) -
         template |= {"OUT": dtype, "HEADS": chosen.sharing, "SPLIT": split}
     outputs = ("out", shape, dtype), _rows(chosen.groups)
     threads = THREADS[chosen.kernel]
-    return Kernel(chosen.kernel, outputs, tuple(template.items()), chosen.groups, threads)
+    return _kernel(chosen.kernel, outputs, tuple(template.items()), chosen.groups, threads)
 
 
-def reduce_kernel(plan: Plan, layer: Layer) -> Kernel:
-    """Return the kernel that merges the partitions."""
+def reduce_kernel(plan: Plan, layer: Layer) -> KernelCall:
+    """Return the kernel that merges the partitions, without operands."""
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     groups = (layer.num_heads, plan.total_q, 1)
     template = (
@@ -232,7 +189,12 @@ def reduce_kernel(plan: Plan, layer: Layer) -> Kernel:
     )
     shape = (plan.total_q, layer.num_heads, layer.head_dim)
     threads = -(-layer.head_dim // 32) * 32
-    return Kernel("reduce", (("out", shape, dtype), _rows(groups)), template, groups, threads)
+    return _kernel("reduce", (("out", shape, dtype), _rows(groups)), template, groups, threads)
+
+
+def _kernel(name: str, *rest: Any) -> KernelCall:
+    """Return a call of ``NAME.metal`` that has no operands yet."""
+    return KernelCall(f"labkit_paged_attention_{name}", header(), source(name), (), *rest)
 
 
 def _rows(groups: tuple[int, int, int]) -> tuple[str, tuple[int, ...], mx.Dtype]:

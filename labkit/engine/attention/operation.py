@@ -8,11 +8,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention import create
+from labkit.engine.attention import create, validate
 from labkit.engine.attention.lazy import to_mlx
 from labkit.engine.attention.report import LaunchReport
 
-_DTYPES = {mx.float32: np.float32, mx.float16: np.float16, mx.bfloat16: np.float32}
+DTYPES = ("float32", "float16", "bfloat16")
 
 
 def paged_attention(
@@ -77,7 +77,7 @@ def paged_attention(
     ValueError
         One line that says what is wrong; nothing was launched.
     """
-    dtype = _common_dtype(q, k_pool, v_pool)
+    dtype = _common_dtype(q=q, k_pool=k_pool, v_pool=v_pool)
     fused = backend != "reference"
     made = create(
         backend="fused" if fused else backend,
@@ -86,13 +86,10 @@ def paged_attention(
         split_kv=split_kv,
     )
     read: Callable[[Any], Any] = to_mlx if made.arrays == "mlx" else _numpy
-    queries, keys, values = (read(array) for array in (q, k_pool, v_pool))
-    if not fused or dtype == mx.float32 or made.arrays == "mlx":
-        made.adopt([keys], [values])
-    else:
-        raise ValueError(  # half precision, which NumPy may lack
-            f"attention on device cpu takes float32, not {str(dtype).removeprefix('mlx.core.')}"
-        )
+    queries, keys, values = map(read, (q, k_pool, v_pool))
+    if backend == "cpu" and dtype != mx.float32:
+        raise ValueError(f"attention on device cpu takes float32, not {validate.named(q)}")
+    made.adopt([keys], [values])
     plan = made.plan(
         block_tables=_numpy(block_tables),
         seq_lens=_numpy(seq_lens),
@@ -114,26 +111,16 @@ def paged_attention(
     return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
 
 
-def _common_dtype(q: Any, k_pool: Any, v_pool: Any) -> mx.Dtype:
-    """Return the dtype of queries and pools; ValueError where they differ or it is not taken."""
-    dtype = _mlx_dtype("q", q)
-    for name, pool in (("k_pool", k_pool), ("v_pool", v_pool)):
-        if _mlx_dtype(name, pool) != dtype:
-            raise ValueError(
-                f"q, k_pool and v_pool must have one dtype, not {_mlx_dtype(name, pool)} "
-                f"({name}) beside {dtype} (q)"
-            )
-    return dtype
-
-
-def _mlx_dtype(name: str, array: Any) -> mx.Dtype:
-    """Return the MLX dtype of a floating-point operand; ValueError for any other."""
-    dtype = array.dtype if isinstance(array, mx.array) else None
-    if isinstance(array, np.ndarray):
-        dtype = {np.dtype(n): m for m, n in _DTYPES.items() if m != mx.bfloat16}.get(array.dtype)
-    if dtype not in _DTYPES:
-        kind = getattr(array, "dtype", type(array).__name__)
-        raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")
+def _common_dtype(**arrays: Any) -> mx.Dtype:
+    """Return the type of queries and pools; ValueError where they differ or it is not taken."""
+    kinds = {name: validate.named(array) for name, array in arrays.items()}
+    for name, kind in kinds.items():
+        if kind not in DTYPES:
+            raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")
+    if len(set(kinds.values())) > 1:
+        found = ", ".join(kinds.values())
+        raise ValueError(f"q, k_pool and v_pool must have one dtype, not {found}")
+    dtype: mx.Dtype = getattr(mx, kinds["q"])
     return dtype
 
 

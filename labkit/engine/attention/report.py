@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.spec import BLOCKS, ITERATIONS, STAMP, STAMP_MASK, SURPLUS
+from labkit.engine.attention.spec import (
+    BLOCKS,
+    ITERATIONS,
+    STAMP,
+    STAMP_MASK,
+    SURPLUS,
+    launch_stamp,
+)
 
 if TYPE_CHECKING:
     from labkit.engine.attention.dispatch import Dispatch
@@ -138,6 +145,8 @@ class LaunchReport:
         }
         if self.device is not None:
             counters[f"device.{self.device}"] = count
+        if self.device == "emulated":  # an eager executor: it evaluates every kernel's operands
+            counters["mlx.evaluations"] = count * (1 + (self.partitions > 1))
         if self.block_size is not None:
             counters[f"block_size.{self.block_size}"] = count
         if self.kv_dtype is not None:
@@ -189,7 +198,43 @@ class Rows:
         return first
 
 
-def of_launches(
+@dataclass(slots=True)
+class Launch:
+    """What a fused kernel's launch leaves in the plan.
+
+    ``rows``: integers [units, 4 or more] as in ``spec``, NumPy's or MLX's; ``merged``: those
+    of the reduce kernel, where the keys were split.
+    """
+
+    layer: Layer
+    nonce: int
+    rows: Any
+    merged: Any = None
+
+
+def of_step(plan: Plan, device: str) -> Reports:
+    """Report the launches of fused kernels since the last report, by kind of layers."""
+    kinds: dict[int, list[Launch]] = {}
+    for launch in plan.taken():
+        kinds.setdefault(launch.layer.kind, []).append(launch)
+    return tuple(_of_kind(plan, alike, device) for alike in kinds.values())
+
+
+def _of_kind(plan: Plan, alike: Sequence[Launch], device: str) -> LaunchReport:
+    chosen: Dispatch = plan.prepared[alike[0].layer.kind].chosen
+
+    def rows(kernel: str, written: list[Any]) -> Rows:
+        stamps = [launch_stamp(one.nonce, kernel, plan.resolver.word) for one in alike]
+        return Rows(np.stack([np.asarray(array) for array in written]), stamps)
+
+    main = rows(chosen.kernel, [one.rows for one in alike])
+    reduced = None
+    if chosen.partitions > 1:
+        reduced = rows("reduce", [one.merged for one in alike])
+    return _of_launches(plan, [one.layer for one in alike], chosen, device, main, reduced)
+
+
+def _of_launches(
     plan: Plan,
     layers: Sequence[Layer],
     chosen: Dispatch,
@@ -197,10 +242,6 @@ def of_launches(
     main: Rows,
     reduced: Rows | None,
 ) -> LaunchReport:
-    """Report launches of a fused kernel that are alike, one for each of ``layers``.
-
-    ``reduced``: what the reduce kernel wrote, where the keys were split.
-    """
     off = main.wrong()
     if reduced is not None:
         off = np.where(off, off, reduced.wrong())

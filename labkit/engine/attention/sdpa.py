@@ -67,7 +67,7 @@ class SdpaAttention:
         result, made = plan.attend(self._layers[layer], q)
         plan.launches.append(made)
         if isinstance(q, mx.array):
-            return result
+            return result.astype(q.dtype)
         mx.eval(result)
         return np.asarray(result)
 

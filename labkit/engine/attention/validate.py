@@ -129,7 +129,8 @@ def dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
 
 def named(array: Any) -> str:
     """Return the name of a NumPy or MLX array's type."""
-    return str(array.dtype).removeprefix("mlx.core.")
+    kind = getattr(array, "dtype", type(array).__name__)
+    return str(kind).removeprefix("mlx.core.")
 
 
 def layer(
@@ -172,7 +173,7 @@ def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[An
         raise ValueError(f"q has head size {q.shape[2]}, the pools have {layer.head_dim}")
     if q.shape[1] != layer.num_heads:
         raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_heads}")
-    if named(q) != layer.query_dtype:
+    if layer.query_dtype not in (None, named(q)):
         raise ValueError(
             f"q, k_pool and v_pool must have one dtype, not {named(q)}, {layer.dtype}, "
             f"{layer.dtype}"
@@ -193,7 +194,7 @@ def _new_keys(layer: Layer, total_q: int, k: Any, v: Any) -> None:
         raise ValueError(
             f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
         )
-    if not named(k) == named(v) == layer.query_dtype:
+    if not named(k) == named(v) == (layer.query_dtype or named(k)):
         raise ValueError(
             f"k, v, k_pool and v_pool must have one dtype, not {named(k)}, {named(v)}, "
             f"{layer.dtype}, {layer.dtype}"

@@ -65,6 +65,9 @@ def plan(
         )
     if machine is None:
         machine = memory_machine.find(engine.budget.machine)
+    size = dtype.cache_width(engine, model.float_bytes)
+    cached = size * model.kv_bytes_per_token // facts.FLOAT
+    model = facts.with_cache(model, cached)
     asked = Asked(engine.budget, engine.kv.block_size, model, machine, activations)
     return policy_of(engine).decide(asked)
 

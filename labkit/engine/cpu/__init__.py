@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.engine.cpu.handle import AttentionHandle
     from labkit.engine.cpu.swap import SwapReport, swap_leaves
 
-__all__ = ["AttentionHandle", "SwapReport", "swap_leaves"]
+__all__ = ["SwapReport", "swap_leaves"]
 
 _HOME = {
-    "AttentionHandle": "handle",
     "SwapReport": "swap",
     "swap_leaves": "swap",
 }

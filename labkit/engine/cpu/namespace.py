@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import activations, norms
-from labkit.engine.cpu.handle import AttentionHandle
 
 Array = NDArray[Any]
 
@@ -73,8 +72,7 @@ def attend(
     """
     if isinstance(keys, np.ndarray):
         raise NoCounterpart("its attention is given keys that no cache handed out")
-    handle: AttentionHandle = keys
-    return handle.attend(queries, scale, mask, sinks)
+    return keys.attend(queries, scale, mask, sinks)
 
 
 def _fast_attention(

@@ -38,7 +38,7 @@ def swap_leaves(model: Any) -> SwapReport:
     Its layers (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled forms,
     activations) become numba kernels, and the classes around them run the same code on
     NumPy.  The model then takes int32 ids [T, 1] and one cache per layer whose
-    ``offset`` is int32 [T] and whose ``update_and_fetch`` returns an ``AttentionHandle``
+    ``offset`` is int32 [T] and whose ``update_and_fetch`` returns a ``layer_cache.Handle``
     twice, and returns float32 logits [T, 1, vocabulary].
 
     A trial forward of two tokens decides; a model that fails it is left as it was, to be

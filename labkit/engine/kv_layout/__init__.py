@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["KVLayout", "LayerShape", "LayoutKind", "choose"]
 
 
-def choose(options: config.Engine) -> LayoutKind:
+def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
     """Return the layout, with its attention, that ``options`` name.
+
+    ``computed``: the type that the model computes in, and caches unless ``engine.kv.dtype``
+    says less.
 
     Raises
     ------
@@ -33,12 +36,18 @@ def choose(options: config.Engine) -> LayoutKind:
         from labkit.engine.kv_layout.padded import Padded
 
         return Padded(block_size, static=options.scheduler.admission is Admission.static)
-    from labkit.engine import attention
+    from labkit.engine import attention, dtype
     from labkit.engine.kv_layout.paged import Paged
 
     make_backend = partial(attention.configured, options.attention)
     make_backend()  # refused now, if at all
-    return Paged(make_backend, block_size, options.prefix_cache.value, _reuse_blocks(options))
+    return Paged(
+        make_backend,
+        block_size,
+        options.prefix_cache.value,
+        _reuse_blocks(options),
+        dtype.cached(options, computed),
+    )
 
 
 def _reuse_blocks(options: config.Engine) -> int:

@@ -35,9 +35,9 @@ class LayerShape:
         """Bytes of one token's key and value in float32."""
         return 4 * self.num_kv_heads * (self.key_dim + self.value_dim)
 
-    def block_bytes(self, block_size: int) -> int:
-        """Return the bytes of a block of keys and values in float32."""
-        return block_size * self.token_bytes
+    def block_bytes(self, block_size: int, number_bytes: int = 4) -> int:
+        """Return the bytes of a block of keys and values, so many for each number."""
+        return block_size * self.token_bytes // 4 * number_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

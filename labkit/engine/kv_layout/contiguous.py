@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
-import numpy as np
 
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
+from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.ledger import Pieces
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
 if TYPE_CHECKING:
@@ -44,45 +43,17 @@ def _layout(shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
     return KVLayout(cache, ContiguousMemory(cache))
 
 
-class ContiguousCache:
+class ContiguousCache(Pieces):
     """Who holds which cache; a request is promised what it may need, in whole steps.
 
-    Parameters
-    ----------
-    shapes
-        What each layer caches per token.
-    capacity
-        Tokens that all requests together may be promised.
+    ``capacity``: tokens that all requests together may be promised.
     """
 
     def __init__(self, shapes: tuple[LayerShape, ...], capacity: int) -> None:
-        self.ledger = Ledger()
+        super().__init__(shapes, capacity, "a KV cache")
         self._shapes = shapes
-        self._capacity = capacity
         self._promised: dict[str, int] = {}
-        self._tables: dict[str, BlockTable] = {}
         self._rows: dict[int, Rectangle] = {}
-        self._next = 0
-        self._used = UsedTokens()
-        self._token_bytes = sum(shape.token_bytes for shape in shapes)
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return self._token_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes allocated now."""
-        return self.ledger.held
-
-    def refusal(self, num_tokens: int) -> str | None:
-        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
-        if rounded(num_tokens) <= self._capacity:
-            return None
-        return f"need a KV cache of {rounded(num_tokens)} tokens, there is room for " + str(
-            self._capacity
-        )
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Promise memory for ``num_tokens`` tokens; see ``KVCache.reserve``."""
@@ -92,22 +63,12 @@ class ContiguousCache:
         if sum(self._promised.values()) + rounded(num_tokens) > (1 - spare) * self._capacity:
             return None
         self._promised[request_id] = rounded(num_tokens)
-        self._tables[request_id] = BlockTable(np.array([self._next], np.int32))
-        self._rows[self._next] = Rectangle(self._shapes, self.ledger)
-        self._next += 1
+        self._rows[self._number(request_id)] = Rectangle(self._shapes, self.ledger)
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._promised[request_id]
-
-    def publish(self, state: RequestState) -> None:
-        """Note what is computed: a cache of its own cannot be shared."""
-        self._used.note(state.request_id, state.num_computed_tokens)
-
-    def table(self, request_id: str) -> BlockTable:
-        """Return the number of the request's cache, which never changes."""
-        return self._tables[request_id]
 
     def row(self, number: int) -> Rectangle:
         """Return a cache by its number."""
@@ -125,25 +86,12 @@ class ContiguousCache:
         """Nothing is computed for requests that ended."""
         return ()
 
-    def clear(self) -> None:
-        """Nothing is kept of requests that ended."""
-
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
         if set(self._tables) != running:
             raise AssertionError(f"caches are held by {set(self._tables)}, running are {running}")
         if self.ledger.held != sum(row.nbytes for row in self._rows.values()):
             raise AssertionError("the record of bytes held disagrees with the caches")
-
-    def counters(self) -> dict[str, float]:
-        """Return bytes held, used and copied since the last reset."""
-        used = self._used.peak * self.token_bytes
-        return {**self.ledger.counters(), "kv_used_bytes": used}
-
-    def reset_counters(self) -> None:
-        """Start counting anew; peaks restart from what is held."""
-        self.ledger.reset()
-        self._used.reset()
 
 
 class ContiguousMemory:

@@ -15,12 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from labkit.engine.attention.sdpa import SdpaAttention
 from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import BlockTable, KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.ledger import Ledger, UsedTokens
+from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.ledger import Pieces
 from labkit.engine.kv_layout.padded_step import pad_batch
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
@@ -80,46 +78,20 @@ class Row:
         return self.pad + max(self.length, self.prompt)
 
 
-class PaddedCache:
+class PaddedCache(Pieces):
     """Who has which row. A rectangle is promised for the longest prompt and output.
 
-    Parameters
-    ----------
-    shapes
-        What each layer caches per token.
-    capacity
-        Rows times columns of the largest rectangle that may be promised.
-    static
-        Whether rows of finished requests stay until all are finished.
+    ``capacity``: rows times columns of the largest rectangle that may be promised;
+    ``static``: whether rows of finished requests stay until all are finished.
     """
 
     def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, *, static: bool) -> None:
-        self.ledger = Ledger()
+        super().__init__(shapes, capacity, "a row")
         self.rectangle = Rectangle(shapes, self.ledger)
         self.rows: list[Row] = []
         self.columns = self.empty_columns = 0
-        self._capacity = capacity
         self._static = static
         self._held: dict[str, Row] = {}
-        self._tables: dict[str, BlockTable] = {}
-        self._next = 0
-        self._used = UsedTokens()
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return self.rectangle.token_bytes
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes allocated now."""
-        return self.ledger.held
-
-    def refusal(self, num_tokens: int) -> str | None:
-        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
-        if rounded(num_tokens) <= self._capacity:
-            return None
-        return f"need a row of {rounded(num_tokens)} tokens, there is room for {self._capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Promise a row, if the rectangle of all rows would fit; see ``KVCache.reserve``."""
@@ -131,23 +103,14 @@ class PaddedCache:
         longest = max(r.prompt for r in rows) + max(r.output for r in rows)
         if len(rows) * rounded(longest) > (1 - spare) * self._capacity:
             return None
-        self._next += 1
+        row.number = self._number(request_id)
         self.rows.append(row)
         self._held[request_id] = row
-        self._tables[request_id] = BlockTable(np.array([row.number], np.int32))
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._held[request_id].prompt + self._held[request_id].output
-
-    def publish(self, state: RequestState) -> None:
-        """Note what is computed: rows of a rectangle cannot be shared."""
-        self._used.note(state.request_id, state.num_computed_tokens)
-
-    def table(self, request_id: str) -> BlockTable:
-        """Return the number of the request's row, which never changes."""
-        return self._tables[request_id]
 
     def release(self, request_id: str) -> None:
         """Let go of a request's row; one that has none is ignored."""
@@ -193,9 +156,6 @@ class PaddedCache:
         """Return the requests that ended but whose rows stay until their batch ends."""
         return [row.request_id for row in self.rows if not row.live]
 
-    def clear(self) -> None:
-        """Nothing is kept of requests that ended."""
-
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests hold live rows."""
         if set(self._held) != running:
@@ -211,16 +171,11 @@ class PaddedCache:
     def counters(self) -> dict[str, float]:
         """Return bytes held, used and copied, and the padding that attention read over."""
         waste = 100 * self.empty_columns / self.columns if self.columns else 0.0
-        return {
-            **self.ledger.counters(),
-            "kv_used_bytes": self._used.peak * self.token_bytes,
-            "padding.waste_pct": waste,
-        }
+        return {**super().counters(), "padding.waste_pct": waste}
 
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held."""
-        self.ledger.reset()
-        self._used.reset()
+        super().reset_counters()
         self.columns = self.empty_columns = 0
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit.engine import prefix_cache
+from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import AttentionBackend
+    from labkit.engine.attention.base import PagedBackend
     from labkit.engine.input_builder import Batch
 
 
@@ -29,19 +30,23 @@ class Paged:
         The prefix cache: none, hash or radix.
     reuse_blocks
         Prefixes are reused in multiples of this many blocks.
+    dtype
+        What the pools hold: float32, float16 or bfloat16.
     """
 
     def __init__(
         self,
-        make_backend: Callable[[], AttentionBackend],
+        make_backend: Callable[[], PagedBackend],
         block_size: int,
         prefixes: str = "none",
         reuse_blocks: int = 1,
+        dtype: str = "float32",
     ) -> None:
         self._make_backend = make_backend
         self._block_size = block_size
         self._prefixes = prefixes
         self._reuse_blocks = reuse_blocks
+        self._dtype = dtype
 
     def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
         """Make a pool of so many blocks, the null block included.
@@ -53,16 +58,16 @@ class Paged:
         """
         backend = self._make_backend()
         try:
-            backend.allocate(shapes, num_blocks, self._block_size)
+            backend.allocate(shapes, num_blocks, self._block_size, self._dtype)
         except ValueError as error:
             raise EngineError(f"engine.kv.layout=paged: {error}") from error
-        blocks = BlockPool(num_blocks)
+        blocks, size = BlockPool(num_blocks), STORED_AS[self._dtype].itemsize
         cache = KVCacheManager(
             blocks,
             self._block_size,
             prefix_cache.create(self._prefixes, blocks, self._block_size),
             self._reuse_blocks,
-            block_bytes=sum(shape.block_bytes(self._block_size) for shape in shapes),
+            block_bytes=sum(shape.block_bytes(self._block_size, size) for shape in shapes),
         )
         return KVLayout(cache, PagedMemory(backend))
 
@@ -74,7 +79,7 @@ class Paged:
 class PagedMemory:
     """The pools of a backend of paged attention."""
 
-    def __init__(self, backend: AttentionBackend) -> None:
+    def __init__(self, backend: PagedBackend) -> None:
         self.attention = backend
 
     def plan(self, batch: Batch) -> tuple[Batch, Step]:

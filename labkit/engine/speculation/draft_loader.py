@@ -55,7 +55,7 @@ def load_draft(
             raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
         shapes = target.shapes + expected.shapes
         small = kind.holding(shapes, len(expected.sequences), expected.longest)
-        self_test.verify(loaded, choice.forward, small, expected)
+        self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error
     layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""

@@ -46,7 +46,9 @@ def trace(call: KernelCall) -> Traced:
     """
     events: list[dict[str, Any]] = []
     try:
-        mx.export_function(events.append, lambda *inputs: call(inputs), *call.operands())
+        mx.export_function(
+            events.append, lambda *inputs: call(inputs, poison=False), *call.operands()
+        )
     except RuntimeError as error:
         raise EmulatorUnavailable(f"MLX {version('mlx')} cannot trace kernels: {error}") from error
     primitives = [event for event in events if event.get("type") == "primitive"]

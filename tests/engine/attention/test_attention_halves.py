@@ -5,12 +5,13 @@ import numba
 import numpy as np
 import pytest
 from numba import njit, types
+from numba.core.itanium_mangler import mangle
 
 from labkit.engine import attention
 from labkit.engine.attention import elements
 from labkit.engine.attention.cpu import halves
 from labkit.engine.attention.cpu.jit import intrinsic
-from labkit.engine.attention.cpu.rows import LAYERS
+from labkit.engine.attention.cpu.rows import LAYERS, layer_type
 from labkit.engine.attention.cpu.simd import BYTES, LANES, Emitter
 from labkit.engine.attention.cpu.tiles import copy_wide, round_to_bfloat16, round_to_float16
 from labkit.engine.kv_layout.base import LayerShape
@@ -116,6 +117,28 @@ def test_a_write_rounds(batch, kind):
     assert np.array_equal(out, expected.attend()[0])
 
 
+@pytest.mark.parametrize("kind", elements.STORED_AS)
+def test_a_slot_of_minus_one_is_skipped(batch, kind):
+    made = batch([(3, 20)], poison=False).stored(kind)
+    guarded = np.concatenate([made.k_pool[:1], made.k_pool])
+    made.k_pool = guarded[1:]  # before it lies what a slot of -1 would name
+    before, backend = guarded.copy(), attention.create()
+    plan = made.plan(backend)
+    plan.slot_mapping[:] = -1
+    new = np.ones((3, 2, 64), np.float32)
+    made.forward(backend, plan, new, new)
+    assert np.array_equal(guarded, before)
+
+
+def test_functions_for_other_pools_are_called_otherwise_in_every_process():
+    """Else two that were compiled in different processes may be taken for each other."""
+    kinds = {name: layer_type(layer) for name, layer in LAYERS.items()}
+    names = [mangle("f", [types.CPointer(kind), kind]) for kind in kinds.values()]
+    assert len(set(names)) == len(elements.STORED_AS)
+    for kind in kinds.values():  # numba's own name for a record has its number in it
+        assert kind.mangling_args == (f"Layer_{kind.typeof('element')}", ())
+
+
 @pytest.mark.parametrize("kind", HALVES)
 def test_pools_are_allocated_in_half_precision(kind):
     backend = attention.create()
@@ -171,12 +194,21 @@ def test_resolvers_threads_and_switches_do_not_change_a_bit(batch, lengths, kind
         numba.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("device", ["reference", "gather", "emulated"])
-def test_other_backends_refuse_pools_of_another_type(batch, device):
-    made = batch([(1, 9)]).stored("float16")
-    options = {"backend": device} if device != "emulated" else {"device": device}
+def test_the_oracle_refuses_pools_of_another_type(batch):
     with pytest.raises(ValueError, match="one dtype"):
-        made.attend(**options)
+        batch([(1, 9)]).stored("float16").attend("reference")
+
+
+@pytest.mark.parametrize("device", ["gather", "emulated"])
+def test_mlx_converts_to_the_type_of_its_pools(batch, device, request):
+    options = {"backend": device} if device != "emulated" else {"device": device}
+    if device == "emulated":
+        request.getfixturevalue("compiler")
+    made = batch([(1, 9), (3, 20)]).stored("float16")
+    out, _ = made.attend(**options)
+    expected, _ = made.widened().attend("reference")
+    assert out.dtype == np.float32
+    assert np.abs(out - expected).max() < 2e-3
 
 
 def test_a_pool_of_another_type_is_refused():

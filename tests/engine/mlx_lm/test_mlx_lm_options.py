@@ -45,6 +45,8 @@ def test_its_own_options_are_taken():
         blas=config.Blas.stock,
         memory_limit=1 << 30,
         mlx_cache_limit=1 << 20,
+        dtype=config.DType.bfloat16,
+        mlx=config.Mlx(tf32=False, bfs_max_width=8),
         scheduler=scheduler,
     )
     assert engine.scheduler.chunk == 64

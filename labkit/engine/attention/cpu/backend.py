@@ -19,8 +19,8 @@ from labkit.engine.attention.dispatch import Dispatch
 from labkit.engine.attention.elements import STORED_AS, name_of
 from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.plan import Plan
-from labkit.engine.attention.report import LaunchReport, Reports, Rows, of_launches
-from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches, launch_stamp
+from labkit.engine.attention.report import Launch, Reports, of_step
+from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
@@ -47,11 +47,11 @@ class CpuBackend(PagedBackend):
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         return np.zeros(shape, STORED_AS[dtype])
 
-    def _types(self, pool: Any) -> tuple[str, str]:
+    def _types(self, pool: Any) -> tuple[str, str | None]:
         return name_of(pool), "float32"
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over pools that exist; see ``AttentionBackend.adopt``."""
+        """Take over pools that exist; see ``PagedBackend.adopt``."""
         super().adopt(keys, values)
         if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
             raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
@@ -91,7 +91,7 @@ class CpuBackend(PagedBackend):
         for field, address in zip(ready.fields, arrays, strict=True):
             field[0] = address
         counters = np.zeros((ready.workers + 1, kernels.NUM_COUNTERS), np.int64)
-        launch = _Launch(bound, secrets.randbits(32), counters)
+        launch = Launch(bound, secrets.randbits(32), counters[:-1])
         work: Any = (self._memory, counters, plan.cu_seqlens_q, plan.seq_lens, bound.num_kv_heads)
         if ready.chosen.kernel == "tiled":
             kernels.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
@@ -134,7 +134,7 @@ class CpuBackend(PagedBackend):
         return ready
 
     def _split(
-        self, ready: _Ready, launch: _Launch, plan: Plan, q: Any, out: Any, work: Any
+        self, ready: _Ready, launch: Launch, plan: Plan, q: Any, out: Any, work: Any
     ) -> None:
         """Run the decode kernel with a token's work divided, and merge what was divided."""
         chosen = ready.chosen
@@ -144,30 +144,15 @@ class CpuBackend(PagedBackend):
         work = (ready.body, layers.address(packed), *work, chosen.heads, len(packed))
         kernels.decode(launch.nonce, plan.lookup, *work)
         if parts is not None:
-            launch.merged = np.zeros_like(launch.counters)
+            merged = np.zeros((ready.workers + 1, kernels.NUM_COUNTERS), np.int64)
+            launch.merged = merged[:-1]
             resolver = RESOLVER_IDS[plan.resolver.word]
             sinks = layers.base2(launch.layer.sinks)
-            kernels.reduce(launch.nonce, resolver, *parts, sinks, out, launch.merged)
+            kernels.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
 
     def report(self, plan: Plan) -> Reports:
-        """Sum what the workers counted, for each kind of layers; see ``Attention.report``."""
-        kinds: dict[int, list[_Launch]] = {}
-        for launch in plan.taken():
-            kinds.setdefault(launch.layer.kind, []).append(launch)
-        return tuple(self._report(plan, alike) for alike in kinds.values())
-
-    def _report(self, plan: Plan, alike: list[_Launch]) -> LaunchReport:
-        chosen = plan.prepared[alike[0].layer.kind].chosen
-
-        def rows(kernel: str, counters: list[Any]) -> Rows:
-            stamps = [launch_stamp(one.nonce, kernel, plan.resolver.word) for one in alike]
-            return Rows(np.stack(counters)[:, :-1], stamps)
-
-        main = rows(chosen.kernel, [one.counters for one in alike])
-        merged = None
-        if chosen.partitions > 1:
-            merged = rows("reduce", [one.merged for one in alike])
-        return of_launches(plan, [one.layer for one in alike], chosen, "cpu", main, merged)
+        """Read what the kernels wrote; see ``Attention.report``."""
+        return of_step(plan, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +176,6 @@ class _Ready:
     k_shape: tuple[int, ...]
     element: int
     slot_numbers: int
-
-
-@dataclass(slots=True)
-class _Launch:
-    """What a launch left: int64 [workers + 1, NUM_COUNTERS] of each kernel."""
-
-    layer: Layer
-    nonce: int
-    counters: NDArray[np.int64]
-    merged: NDArray[np.int64] | None = None
 
 
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:

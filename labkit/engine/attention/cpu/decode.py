@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, from_dtype, types
+from numba import carray, cfunc, types
 
 from labkit.engine.attention.cpu.jit import inlined, inner
 from labkit.engine.attention.cpu.rows import (
@@ -20,6 +20,7 @@ from labkit.engine.attention.cpu.rows import (
     finish_rows,
     head_bytes,
     keep_rows,
+    layer_type,
     offset_of,
     row_bytes,
     run_end,
@@ -259,7 +260,7 @@ def body(stored: np.dtype[Any], plain: bool = True) -> int:
     int64 (layer: of rows.LAYERS *, memory, sequence, head, heads, token, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
-    signature = types.int64(types.CPointer(from_dtype(LAYERS[stored])), *[types.int64] * 6)
+    signature = types.int64(types.CPointer(layer_type(LAYERS[stored])), *[types.int64] * 6)
     compiled = cfunc(signature, cache=True, error_model="numpy")(_decode if plain else _part)
     return int(compiled.address)
 

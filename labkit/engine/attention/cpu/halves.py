@@ -76,9 +76,9 @@ def _narrow_float16(code: Emitter, value: Any) -> Any:
     odd = build.and_(build.lshr(size, _integers(13)), _integers(1))
     half_less = build.add(build.sub(size, _integers(_SCALE)), _integers(0xFFF))
     normal = build.lshr(build.add(half_less, odd), _integers(13))
-    # The last bit of 0.5 + x is worth as much as that of a float16 below the normal ones.
-    shifted = build.fadd(build.bitcast(size, VECTOR), code.constant(0.5))
-    small = build.sub(build.bitcast(shifted, INTEGERS), _integers(126 << 23))
+    # The last bit of 0.5 + x is worth as much as that of a float16 below the normal ones, and
+    # 0.5 itself has none of the bits that are kept.
+    small = build.bitcast(build.fadd(build.bitcast(size, VECTOR), code.constant(0.5)), INTEGERS)
     nan = build.icmp_unsigned(">", size, _integers(_INFINITY))
     large = build.select(nan, _integers(0x7E00), _integers(0x7C00))
     below = build.icmp_unsigned("<", size, _integers(_SCALE + (1 << 23)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import extending, from_dtype, types
 
 from labkit.engine.attention.cpu.halves import MARKS
 from labkit.engine.attention.cpu.jit import inlined, inner
@@ -64,6 +65,29 @@ LAYERS = {
     for name, stored in STORED_AS.items()
 }
 (LAYER_BYTES,) = {layer.itemsize for layer in LAYERS.values()}
+
+
+class LayerType(types.Record):  # type: ignore[misc]
+    """A layer's numba type, whose functions are called the same in every process.
+
+    numba calls those of a record by the number that the type happens to have in its process:
+    functions for other pools, compiled in another process and cached, could bear that name.
+    """
+
+    @property
+    def mangling_args(self) -> tuple[str, tuple[()]]:
+        """What tells functions for this type from others."""
+        return f"Layer_{self.typeof('element')}", ()
+
+
+extending.register_model(LayerType)(extending.models.RecordModel)
+
+
+def layer_type(layer: np.dtype[Any]) -> LayerType:
+    """Return the numba type of one of ``LAYERS``."""
+    record = from_dtype(layer)
+    fields = [(name, field._asdict()) for name, field in record.fields.items()]
+    return LayerType(fields, record.size, record.aligned)
 
 
 class Scratch(NamedTuple):

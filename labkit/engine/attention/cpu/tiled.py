@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import carray, cfunc, from_dtype, types
+from numba import carray, cfunc, types
 
 from labkit.engine.attention.cpu.jit import inner
 from labkit.engine.attention.cpu.products import (
@@ -31,6 +31,7 @@ from labkit.engine.attention.cpu.rows import (
     carve,
     finish_rows,
     head_bytes,
+    layer_type,
     offset_of,
     row_bytes,
     run_end,
@@ -243,7 +244,7 @@ def body(stored: np.dtype[Any], window_skip: bool = True) -> int:
     int64 (layer: of rows.LAYERS *, memory, sequence, head, token, tokens, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
-    signature = types.int64(types.CPointer(from_dtype(LAYERS[stored])), *[types.int64] * 6)
+    signature = types.int64(types.CPointer(layer_type(LAYERS[stored])), *[types.int64] * 6)
     kind = _tiled if window_skip else _masked
     compiled = cfunc(signature, cache=True, error_model="numpy")(kind)
     return int(compiled.address)

@@ -1,0 +1,213 @@
+"""Which type runs: what is asked, what is refused, and that all engines then compute in it."""
+
+import numpy as np
+import pytest
+
+from labkit import config
+from labkit.config import Attention, Budget, ConfigError, Device, DType, Engine, KVLayout
+from labkit.engine import Request, SamplingParams, create, dtype
+from labkit.engine.base import EngineError
+from labkit.engine.model_loader import load
+from labkit.engine.shared_models import SharedModels
+
+HALF = ("float16", "bfloat16")
+PROMPTS = [tuple(range(1, 20)), (7,), (5, 3, 250, 11, 90)]
+
+
+def options(kind, **changes):
+    chosen = {"attention": Attention(backend="gather"), "budget": Budget(blocks=32)} | changes
+    scheduler = config.Scheduler(max_num_seqs=3)
+    return Engine(dtype=DType(kind), scheduler=scheduler, **chosen)
+
+
+def mlx_lm(kind):
+    return Engine(name="mlx_lm", dtype=DType(kind), scheduler=config.Scheduler(max_num_seqs=3))
+
+
+def serve(engine, max_tokens=6):
+    tokens = [[] for _ in PROMPTS]
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    for i, prompt in enumerate(PROMPTS):
+        engine.submit(Request(str(i), prompt, params))
+    while engine.has_work():
+        for event in engine.step():
+            assert event.error is None, event.error
+            tokens[int(event.request_id)].append(event.token)
+    return tokens
+
+
+def in_type(path, source, kind):
+    """A copy of a model directory, stored in another type."""
+    import mlx.core as mx
+
+    path.mkdir(exist_ok=True)
+    weights = mx.load(str(source / "model.safetensors"))
+    floats = {n: v for n, v in weights.items() if mx.issubdtype(v.dtype, mx.floating)}
+    cast = {name: value.astype(getattr(mx, kind)) for name, value in floats.items()}
+    mx.save_safetensors(str(path / "model.safetensors"), weights | cast)
+    (path / "config.json").write_text((source / "config.json").read_text())
+    return path
+
+
+def types_of(model):
+    from mlx.utils import tree_flatten
+
+    return {dtype.word(value.dtype) for _, value in tree_flatten(model.parameters())}
+
+
+@pytest.mark.parametrize(
+    ("engine", "on_a_cpu", "on_a_mac"),
+    [
+        (Engine(), "float32", "float32"),
+        (Engine(name="mlx_lm"), "float32", None),
+        (Engine(attention=Attention(backend="gather")), "float32", None),
+        (Engine(attention=Attention(device=Device.metal)), "float32", None),
+        (Engine(attention=Attention(device=Device.emulated)), "float32", "float32"),
+        (Engine(attention=Attention(backend="reference")), "float32", "float32"),
+        (Engine(dtype=DType.float32), "float32", "float32"),
+        (mlx_lm("float16"), "float16", "float16"),
+        (options("bfloat16"), "bfloat16", "bfloat16"),
+    ],
+)
+def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
+    engine, on_a_cpu, on_a_mac, monkeypatch
+):
+    for here, kind in ((False, on_a_cpu), (True, on_a_mac)):
+        monkeypatch.setattr(dtype, "has_metal", lambda here=here: here)
+        assert dtype.asked(engine) == kind
+
+
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+@pytest.mark.parametrize("kind", HALF)
+def test_half_precision_is_refused_where_numpy_computes(kind, backend):
+    with pytest.raises(ConfigError, match=rf"^engine\.dtype={kind}: .*set backend=gather") as said:
+        options(kind, attention=Attention(backend=backend))
+    assert "\n" not in str(said.value)
+
+
+def test_half_precision_is_not_refused_elsewhere():
+    options("float16", attention=Attention(device=Device.metal))
+    options("float16", attention=Attention(device=Device.emulated))
+    padded = {"kv": config.KV(layout=KVLayout.contiguous), "attention": Attention(backend="sdpa")}
+    Engine(name="contiguous", dtype=DType.bfloat16, **padded)
+
+
+@pytest.mark.parametrize("kind", [*HALF, "float32", None])
+def test_weights_are_cast_once_loaded_or_left_as_they_lie(kind, model_dir, tmp_path):
+    path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
+    assert types_of(load(path, kind=kind).model) == {kind or "bfloat16"}
+
+
+def test_quantised_weights_stay_quantised(model_dir):
+    model = load(model_dir("quantised"), kind="float16").model
+    assert types_of(model) == {"uint32", "float16"}
+    assert "Quantized" in type(model.model.layers[0].mlp.up_proj).__name__
+
+
+def test_what_mlx_lm_keeps_in_float32_is_kept(model_dir):
+    loaded = load(model_dir("qwen3")).model
+    loaded.cast_predicate = lambda path: "norm" not in path
+    dtype.cast(loaded, "float16")
+    assert types_of(loaded) == {"float16", "float32"}
+    dtype.cast(loaded, "float32")
+    assert types_of(loaded) == {"float32"}
+
+
+@pytest.mark.parametrize("kind", HALF)
+@pytest.mark.parametrize("name", ["qwen3", "llama", "gemma3", "quantised"])
+def test_an_engine_and_its_opponent_run_in_the_type_asked_for(name, kind, model_dir):
+    ours, theirs = create(options(kind), model_dir(name)), create(mlx_lm(kind), model_dir(name))
+    tokens = [serve(engine) for engine in (ours, theirs)]
+    for engine in (ours, theirs):
+        assert engine.notes["dtype"] == kind
+        counters = engine.counters()
+        assert [key for key in counters if key.startswith("dtype.")] == [f"dtype.{kind}"]
+    assert ours.notes["forward"] == "mlx"
+    assert (
+        np.equal(*tokens).mean() > 0.5
+    )  # a near tie ends in another token, and what follows it differs
+
+
+@pytest.mark.parametrize("kind", HALF)
+def test_mlx_lm_in_half_precision_is_mlx_lm(kind, model_dir):
+    import mlx.core as mx
+    from mlx_lm.generate import generate_step
+    from mlx_lm.utils import load_model
+
+    model = load_model(model_dir("llama"))[0]
+    model.set_dtype(getattr(mx, kind))
+    steps = generate_step(mx.array(PROMPTS[0]), model, max_tokens=6)
+    assert serve(create(mlx_lm(kind), model_dir("llama")))[0] == [int(token) for token, _ in steps]
+
+
+def test_a_wrong_attention_is_refused_in_half_precision_too(model_dir, monkeypatch):
+    from labkit.engine.input_builder import InputBuilder
+
+    build = InputBuilder.build
+
+    def one_too_far(self, output):
+        batch = build(self, output)
+        batch.positions[batch.positions > 4] += 1
+        return batch
+
+    monkeypatch.setattr(InputBuilder, "build", one_too_far)
+    for kind in HALF:
+        with pytest.raises(EngineError, match=f"refused by the self-test: .* in {kind}"):
+            create(options(kind), model_dir("llama"))
+
+
+def test_on_a_cpu_a_model_stored_in_half_precision_computes_in_float32(model_dir, tmp_path):
+    path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
+    for engine in (create(Engine(budget=Budget(blocks=32)), path), create(mlx_lm("model"), path)):
+        assert engine.notes["dtype"] == "float32"
+        assert engine.counters()["dtype.float32"] == 1
+
+
+def test_arms_in_different_types_share_no_weights(model_dir):
+    models = SharedModels()
+    path = model_dir("qwen3")
+    kinds = ("float32", *HALF, "float32")
+    ready = [models.ready(path, 16, Device.cpu, kind=kind) for kind in kinds]
+    assert [one.expected.dtype for one in ready] == list(kinds)
+    assert ready[0].loaded is ready[3].loaded
+    plain = [models.mlx_lm(path, kind) for kind in kinds]
+    assert [one.dtype for one in plain] == list(kinds)
+    assert plain[0] is plain[3]
+
+
+def test_what_plain_mlx_lm_cannot_compute_is_refused_with_its_reason(tmp_path):
+    from architectures import settings
+    from small_models import build_model_dir
+
+    path = build_model_dir(tmp_path / "moe", settings("mixtral"))
+    with pytest.raises(EngineError, match=r"model_type=mixtral: plain mlx_lm fails: \[GatherMM"):
+        create(options("float16"), path)
+
+
+def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
+    from labkit.engine.budget import facts
+
+    path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
+    full, half, own = (facts.of_directory(path, kind) for kind in ("float32", "float16", None))
+    assert full.weight_bytes == 2 * half.weight_bytes == 2 * own.weight_bytes
+    assert full.activation_bytes(8, 1) == 2 * half.activation_bytes(8, 1)
+    assert own.float_bytes == half.float_bytes == 2
+    numbers = sum(np.prod(v.shape) for v in _parameters(model_dir("qwen3")))
+    assert full.weight_bytes == 4 * numbers
+    quantised = facts.of_directory(model_dir("quantised"), "float16")
+    held = sum(v.nbytes for v in _parameters(model_dir("quantised"), "float16"))
+    assert quantised.weight_bytes == held
+
+
+def _parameters(path, kind="float32"):
+    from mlx.utils import tree_flatten
+
+    return [value for _, value in tree_flatten(load(path, kind=kind).model.parameters())]
+
+
+def test_a_plan_counts_weights_in_the_type_asked_for():
+    from labkit.engine.budget import facts
+
+    shape = config.ModelShape()
+    full, half = (facts.of_shape(shape, "tiny", kind) for kind in ("float32", "bfloat16"))
+    assert full.weight_bytes == 2 * half.weight_bytes

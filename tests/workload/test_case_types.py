@@ -1,0 +1,120 @@
+"""Kernel cases in half precision: the same numbers rounded, counted and fingerprinted as such."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from labkit.config import Case, Experiment, Precision, Workload, WorkloadKind, from_plain, to_plain
+from labkit.engine.attention.elements import rounded, widened
+from labkit.engine.attention.lazy import LazyBackend
+from labkit.engine.attention.report import LaunchReport
+from labkit.platform import compiler
+from labkit.workload import cases, kind_of
+from labkit.workload.kernel_turns import KernelArm, KernelTurns
+from labkit.workload.turns import by_itself
+
+HALF = (Precision.float16, Precision.bfloat16)
+CASE = Case(name="mixed", decode=2, context=21, prefill=1, chunk=5)
+
+
+def make(dtype, **changes):
+    shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "warmup": 1}
+    return Workload("t", WorkloadKind.kernel, cases=[CASE], dtype=dtype, **shape, **changes)
+
+
+@pytest.mark.parametrize("dtype", list(Precision))
+def test_numbers_are_rounded_as_mlx_rounds_them(dtype):
+    rng = np.random.default_rng(0)
+    bits = np.float32(1).view(np.uint32) + np.arange(1 << 17, dtype=np.uint32)  # ties both ways
+    numbers = np.concatenate([rng.standard_normal(4096, dtype=np.float32), bits.view(np.float32)])
+    for signed in (numbers, -numbers):
+        expected = mx.array(signed).astype(getattr(mx, dtype.value))
+        stored = rounded(signed, dtype.value)
+        assert mx.array_equal(cases.to_mlx(stored, dtype), expected)
+        np.testing.assert_array_equal(cases.from_mlx(expected, dtype), stored)
+        single = expected.astype(mx.float32)
+        np.testing.assert_array_equal(widened(stored), np.asarray(single))
+
+
+def test_every_type_holds_the_same_numbers_rounded():
+    single = cases.allocate(1 << 16, 512, seed=3)
+    for dtype in HALF:
+        half = cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
+        for name in ("q", "keys", "values"):
+            expected = rounded(getattr(single, name), dtype.value)
+            np.testing.assert_array_equal(getattr(half, name), expected)
+
+
+def test_bytes_are_those_of_the_type():
+    sizes = [cases.geometry(CASE, make(dtype), 16) for dtype in Precision]
+    assert [size.pool_bytes for size in sizes] == [sizes[0].pool_bytes // n for n in (1, 2, 2)]
+    least = [cases.work(sizes[0], make(dtype)).bytes for dtype in Precision]
+    assert least == [least[0] // n for n in (1, 2, 2)]
+
+
+class Echo(LazyBackend):
+    """A backend on a device: a launch returns its queries."""
+
+    name = "echo"
+
+    def attend(self, layer, q, plan, out):
+        self.types = {array.dtype for array in (q, *self.keys, *self.values)}
+        return q * 1, LaunchReport(
+            kernel="decode",
+            grid=(1,),
+            reason="",
+            resolver="none",
+            layer=0,
+            kv_blocks_visited=0,
+            bytes=0,
+            map_us=0.0,
+        )
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype):
+    backend = Echo()
+    turns = KernelTurns(
+        [KernelArm("paged", lambda: backend, make(dtype), 16)],
+        by_itself(1),
+    )
+    turns.warm_up()
+    (result,) = turns.measure(lambda text: None)[0].cases
+    assert backend.types == {getattr(mx, dtype.value)}
+    assert result.outputs["dtype"] == dtype.value
+    assert result.values.dtype == np.float32 and not np.isnan(result.values).any()
+    # The template is repeated, and every memory begins with it.
+    expected = cases.allocate(1 << 10, result.values.size, 1, dtype).q
+    np.testing.assert_array_equal(rounded(result.values.reshape(-1), dtype.value), expected)
+
+
+def experiment(dtype, **engine):
+    plain = {
+        "model": {"shape": {}},
+        "ablation": {"arms": {"base": {}}},
+        "workload": to_plain(make(dtype)),
+        "engine": engine,
+    }
+    return from_plain(Experiment, plain)
+
+
+def test_arms_of_different_types_stay_apart():
+    device = {"attention": {"device": "emulated"}}
+    two = [experiment(dtype, **device) for dtype in HALF]
+    assert "the arms differ in workload.dtype" in kind_of(two[0]).apart(two)
+    assert kind_of(two[0]).apart(two[:1] * 2) is None
+
+
+@pytest.mark.skipif(compiler.path() is None, reason="the emulator needs a C++ compiler")
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_emulated_kernels_compute_the_cases_in_half_precision(dtype):
+    outputs = {}
+    for kind in (dtype, Precision.float32):
+        one = experiment(kind, attention={"device": "emulated"})
+        turns = kind_of(one).load([one], by_itself(1))
+        turns.warm_up()
+        (outputs[kind],) = turns.measure(lambda text: None)[0].cases
+        turns.close()
+    assert outputs[dtype].outputs["dtype"] == dtype.value
+    error = np.abs(outputs[dtype].values - outputs[Precision.float32].values).max()
+    assert 0 < error < (4e-3 if dtype is Precision.float16 else 3e-2)
