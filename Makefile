@@ -12,7 +12,7 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compil
 SAMPLE ?= 100
 SEED ?= 0
 
-.PHONY: demo test test-slow mutants lint bench clean
+.PHONY: demo test test-slow mutants lint bench mac clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -47,6 +47,9 @@ lint: $(DEV)
 
 bench: $(DEV)
 	@for f in benchmarks/*.py; do echo "== $$f"; $(RUN) $$f || exit 1; done
+
+mac: $(READY)  ## on a Mac: tests, answers and studies on Metal, and one file to attach to an issue
+	$(RUN) -m labkit.mac
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

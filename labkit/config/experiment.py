@@ -52,7 +52,7 @@ class Experiment:
         require(
             dtype is Precision.float32
             or attention.device is not Device.cpu
-            or attention.backend == "gather",
+            or attention.backend in ("gather", "reference"),
             f"workload.dtype={dtype.value}: engine.attention.backend={attention.backend} on "
             "engine.attention.device=cpu computes in float32; set device=metal or emulated, or "
             "backend=gather, or leave workload.dtype=float32",

@@ -47,12 +47,14 @@ class KernelCall:
         return KernelCall(*what, self.groups, self.threads)
 
     def __call__(
-        self, inputs: Sequence[mx.array] | None = None, poison: bool = True
+        self, inputs: Sequence[mx.array] | None = None, poison: bool = False
     ) -> list[mx.array]:
         """Hand the call to MLX; what it returns is lazy, like every MLX operation's.
 
         ``inputs``: operands in place of its own. ``poison`` fills the outputs with NaN
-        (integers with 0) before the kernel runs.
+        (integers with 0) before the kernel runs: on a GPU a launch more for each of them, in every
+        time. The stamps say whether a launch ran; who times launches poisons the memory that
+        MLX will give them (``labkit.workload.mlx_queue``).
         """
         kernel = _kernel(
             self.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, Workload
-from labkit.engine.attention.elements import STORED_AS, rounded
+from labkit.engine.attention.elements import STORED_AS, rounded, widened
 
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
@@ -22,6 +23,11 @@ POOLS = 2  # keys and values
 # batch that does more reads more than the caches hold anyway.
 WASH_FLOPS = 0.5e9
 WASH_BYTES = 48e6
+# On a device with a queue as many launches are timed together as do this much, at most so many:
+# waiting costs some hundred microseconds, which a chain of ten milliseconds hides.
+CHAIN_FLOPS = 32e9
+CHAIN_BYTES = 2e9
+MOST_LINKS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,13 @@ def wash_share(size: Geometry, workload: Workload) -> float:
     return min(1.0, WASH_FLOPS / asked.flops, WASH_BYTES / asked.bytes)
 
 
+def links(size: Geometry, workload: Workload) -> int:
+    """Return how many launches of a batch make a chain, the same in every run of it."""
+    asked = work(size, workload)
+    most = min(MOST_LINKS, CHAIN_FLOPS / asked.flops, CHAIN_BYTES / asked.bytes)
+    return max(1, math.floor(most))
+
+
 def part(case: Case, share: float) -> Case:
     """Return a case with a share of the requests of each kind, at least one."""
 
@@ -144,26 +157,38 @@ def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """One arm's view of a case's memory.
+    """One arm's view of a case's memory, as ``Memory``.
 
     ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
     [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``STORED_AS`` says.
     """
 
-    q: NDArray[Any]
+    q: Any
     out: NDArray[Any]
-    k_pool: NDArray[Any]
-    v_pool: NDArray[Any]
+    k_pool: Any
+    v_pool: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Flat memory for every arm and case: where it lies differs between none of them."""
+    """Flat memory for every arm and case: where it lies differs between none of them.
 
-    q: NDArray[Any]
+    NumPy arrays, or those of a device; ``out`` is NumPy's.
+    """
+
+    q: Any
     out: NDArray[Any]
-    keys: NDArray[Any]
-    values: NDArray[Any]
+    keys: Any
+    values: Any
+
+    def moved(self, put: Callable[[NDArray[Any]], Any]) -> Memory:
+        """Return the same input as arrays that ``put`` makes of it."""
+        return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
+
+    def widened(self) -> Memory:
+        """Return the same numbers in float32: no copy where they are float32."""
+        found = self.moved(in_float32)
+        return found if found.q is self.q else replace(found, out=np.empty_like(found.q))
 
     def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
         """Shape the beginning of each array for a case."""
@@ -177,7 +202,7 @@ class Memory:
         )
 
 
-def _shaped(flat: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _shaped(flat: Any, shape: tuple[int, ...]) -> Any:
     return flat[: math.prod(shape)].reshape(shape)
 
 
@@ -209,6 +234,11 @@ def allocate(
         for fill in fills:
             fill.result()
     return Memory(q=q, out=out, keys=keys, values=values)
+
+
+def in_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
+    """Return stored numbers exactly; as they are, where they are float32."""
+    return stored if stored.dtype == np.float32 else widened(stored)
 
 
 def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from labkit.config import Device, Experiment, require
+from labkit.config import Attention, Device, Experiment, require
 from labkit.platform import compiler
 from labkit.platform.accelerator import has_metal
+
+
+def queued(attention: Attention) -> bool:
+    """Tell whether launches wait in a queue: on Metal. MLX on a CPU is timed as a CPU is."""
+    on_mlx = attention.device is Device.metal or attention.backend == "gather"
+    return on_mlx and has_metal()
 
 
 def check(experiment: Experiment) -> None:

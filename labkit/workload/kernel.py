@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from labkit.config import Device, Experiment, State, Workload, require
-from labkit.workload import cases, process_wide
+from labkit.workload import cases, devices, process_wide
 from labkit.workload.measurement import Estimate
 from labkit.workload.turns import START_SECONDS, Setting, Turns
 
@@ -67,6 +67,7 @@ class KernelKind:
                 make_backend=partial(attention.configured, e.engine.attention),
                 workload=e.workload,
                 block_size=e.engine.kv.block_size,
+                queued=devices.queued(e.engine.attention),
             )
             for e in experiments
         ]
@@ -86,7 +87,9 @@ class KernelKind:
             launch = _launch_seconds(size, experiment, written)
             wash = _launch_seconds(_washed(size, w, block_size), experiment, 0)
             flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
-            seconds += launch + (w.warmup + 2) * wash + rounds * (launch + wash + flush)
+            queued = w.state is not State.cold and devices.queued(experiment.engine.attention)
+            timed = launch * (1 + cases.links(size, w) if queued else 1)
+            seconds += launch + (w.warmup + 2) * wash + rounds * (timed + wash + flush)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
 
 

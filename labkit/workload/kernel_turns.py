@@ -6,10 +6,16 @@ wakes the threads; then every arm has a turn, in random order:
 
 1. hot: a wash-out launch of the arm, so that the caches hold what *this* arm leaves, not
    the arm before; cold: a flush, so that they hold nothing of either;
-2. the output is poisoned, the launch is timed, the output is checked.
+2. the output is poisoned, the launch is timed, the output is checked. On a device with a
+   queue it is a chain of launches that is timed, and after it a launch by itself; on cold
+   caches only the latter, because a chain's second launch would find them hot.
 
 Without the wash-out the first launch after a switch is slower than the second by 2 % on
 small cases, and an arm with more to load is punished for it.
+
+Queries, keys and values lie on the device and every batch is planned before a clock is read;
+what planning takes is measured apart. Where there is a queue, a round times empty launches,
+too.
 """
 
 from __future__ import annotations
@@ -21,32 +27,33 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, State, Workload
-from labkit.engine.attention.elements import rounded, widened
-from labkit.workload import cases
-from labkit.workload.cases import Arrays, Geometry, Memory
+from labkit.workload import cases, kernel_rows
+from labkit.workload.cases import Geometry, Memory
 from labkit.workload.digest import array_outputs
-from labkit.workload.measurement import (
-    CaseResult,
-    InvalidOutput,
-    Measurement,
-    Metric,
-    StaleOutput,
+from labkit.workload.kernel_rows import Row, Seat
+from labkit.workload.launches import (
+    Batch,
+    Clock,
+    HostBatch,
+    Launch,
+    Queue,
+    QueueBatch,
+    empty_chain,
 )
+from labkit.workload.measurement import CaseResult, Measurement
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Attention, PagedBackend
-    from labkit.engine.attention.plan import Plan
+    from labkit.engine.attention.base import Arrays, PagedBackend
     from labkit.engine.attention.report import LaunchReport
-
-Clock = Callable[[], float]
 
 SETTLED = 0.98  # a round this much of the fastest before is no longer falling
 MOST_ROUNDS = 20  # of warming up
@@ -58,110 +65,20 @@ class KernelArm:
 
     ``engine``: whose operation it is; counted, because every arm claims its engine.
     ``make_backend``: returns a backend, which takes over the pools of one batch.
-    ``block_size``: tokens in a KV block.
+    ``block_size``: tokens in a KV block. ``queued``: whether the device has a queue.
     """
 
     engine: str
     make_backend: Callable[[], PagedBackend]
     workload: Workload
     block_size: int
+    queued: bool = False
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A batch of given geometry, planned on a backend of its own over the shared memory."""
+def _mlx_queue(dtype: Precision) -> Queue:
+    from labkit.workload.mlx_queue import MlxQueue
 
-    attention: Attention
-    workload: Workload
-    size: Geometry
-    plan: Plan
-    arrays: Arrays
-
-    def launch(self, clock: Clock, which: str) -> tuple[float, LaunchReport]:
-        """Launch once; return the seconds and the report of a launch that is not stale."""
-        arrays = self.arrays
-        start = clock()
-        result = self.attention.forward(0, arrays.q, None, None, self.plan, arrays.out)
-        seconds = clock() - start
-        (report,) = self.attention.report(self.plan)
-        where = f"{self.size.case.name}: {which}"
-        if report.stale:
-            raise StaleOutput(
-                f"{where}: the kernel's stamp is {report.stamp}, expected {report.expected_stamp}"
-            )
-        if not np.shares_memory(result, arrays.out):
-            raise InvalidOutput(f"{where}: the output was not written where it was asked for")
-        return seconds, report
-
-    def poison(self) -> None:
-        """Fill the output with NaN."""
-        nan = np.full(1, np.nan, np.float32)
-        self.arrays.out.fill(rounded(nan, self.workload.dtype.value)[0])
-
-
-@dataclass
-class Seat:
-    """An arm at a row: its batches, the output that it must give, and what was measured.
-
-    ``expected``: [tokens, heads, head_dim]; arms that agree share the array.
-    """
-
-    arm: int
-    whole: Batch
-    wash: Batch
-    expected: NDArray[Any]
-    outputs: dict[str, object]
-    seconds: list[float] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    report: LaunchReport | None = None
-
-
-@dataclass
-class Row:
-    """A case in one state of the caches, with the arms that have it.
-
-    ``pulses``: seconds of the arm-blind pulse before each round. ``warm_up``: rounds.
-    """
-
-    name: str
-    state: State
-    rounds: int
-    seats: list[Seat]
-    warm_up: int
-    pulses: list[float] = field(default_factory=list)
-
-
-class HalfPrecision:
-    """A backend on MLX's arrays, for arrays that lie in NumPy's as they are stored."""
-
-    arrays: Literal["numpy"] = "numpy"
-
-    def __init__(self, inner: PagedBackend, dtype: Precision) -> None:
-        self._inner, self._dtype = inner, dtype
-        self._queries: tuple[Any, Any] = (None, None)  # as given, and on the device
-
-    def bind(self, layer: int, **options: Any) -> None:
-        """Bind the backend's layer; see ``Attention.bind``."""
-        self._inner.bind(layer, **options)
-
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
-        """Attend, and bring the output back; see ``Attention.forward``."""
-        import mlx.core as mx
-
-        if self._queries[0] is not q:
-            self._queries = q, cases.to_mlx(q, self._dtype)
-        result = self._inner.forward(layer, self._queries[1], k, v, plan)
-        mx.eval(result, self._inner.pending(plan))
-        np.copyto(out, cases.from_mlx(result, self._dtype))
-        return out
-
-    def report(self, plan: Any) -> Any:
-        """Return the backend's report."""
-        return self._inner.report(plan)
-
-    def pending(self, plan: Any) -> list[Any]:
-        """Return nothing: each launch was evaluated."""
-        return []
+    return MlxQueue(dtype)
 
 
 class KernelTurns:
@@ -170,36 +87,53 @@ class KernelTurns:
     Parameters
     ----------
     arms
-        At least one. They share queries, output and KV memory, all of one type.
+        At least one. They share queries and KV memory, all of one type.
     setting
         See ``Setting``.
     clock
         Seconds; a parameter so that tests can know the answers.
+    make_queue
+        Returns the queue of arms on lazy arrays of a type; called where there are any.
     """
 
     def __init__(
-        self, arms: Sequence[KernelArm], setting: Setting, clock: Clock = time.perf_counter
+        self,
+        arms: Sequence[KernelArm],
+        setting: Setting,
+        clock: Clock = time.perf_counter,
+        make_queue: Callable[[Precision], Queue] = _mlx_queue,
     ) -> None:
         self._arms = tuple(arms)
         self._setting = setting
         self._clock = clock
         self._counters = [Counter[str]() for _ in arms]
         self._launching = [0.0] * len(arms)  # seconds
+        self._rows: list[Row] = []
         sizes = [
             (arm, cases.geometry(case, arm.workload, arm.block_size))
             for arm in arms
             for case in arm.workload.cases
         ]
         run = [(arm, size) for arm, size in sizes if not cases.skip_reason(size, arm.workload)]
-        self._memory: Memory | None = cases.allocate(
-            max(size.pool_bytes for _, size in run),
-            max(cases.query_numbers(size, arm.workload) for arm, size in run),
-            setting.seed,
-            arms[0].workload.dtype,
+        kinds = {_arrays(arm.make_backend()) for arm in arms}
+        dtype = arms[0].workload.dtype
+        self._queue = make_queue(dtype) if "mlx" in kinds else None
+        self._memory = self._lay_out(
+            kinds,
+            cases.allocate(
+                max(size.pool_bytes for _, size in run),
+                max(cases.query_numbers(size, arm.workload) for arm, size in run),
+                setting.seed,
+                dtype,
+            ),
         )
-        self._rows: list[Row] = []
         for arm, size in run:  # refuses bad maps now, and compiles what builds them
             self._batch(arm, size.case)
+
+    def _lay_out(self, kinds: set[Arrays], memory: Memory) -> dict[str, Memory]:
+        """Return the memory by the kind of its arrays; nothing is kept that no arm reads."""
+        found = {"numpy": memory.widened()} if "numpy" in kinds else {}
+        return found if self._queue is None else found | {"mlx": memory.moved(self._queue.put)}
 
     # ------------------------------------------------------------------ warming up
 
@@ -228,50 +162,69 @@ class KernelTurns:
             for state in states(workload.state):
                 label = f"{name} ({state.value})" if workload.state is State.both else name
                 row = Row(label, state, workload.repeats * case.factor, [], rounds)
-                row.seats += [replace(s, seconds=[], places=[]) for s in seats]
+                row.seats += [replace(s, seconds=[], alone=[], host=[], places=[]) for s in seats]
                 self._rows.append(row)
 
     def _seat(self, index: int, case: Case, shared: dict[str, NDArray[Any]]) -> Seat:
-        """Plan an arm's batch and its wash-out, and launch the batch once for its output."""
-        assert self._memory is not None, "the turns are closed"
+        """Plan an arm's batch and its wash-out, and launch the batch for its outputs."""
         arm = self._arms[index]
         with self._setting.turn(index):
             whole = self._batch(arm, case)
             share = cases.wash_share(whole.size, arm.workload)
             wash = whole if share == 1 else self._batch(arm, cases.part(case, share))
-            whole.poison()
-            seconds, report = whole.launch(self._clock, "the first launch")
-            self._launching[index] += seconds
-            out = whole.arrays.out
-            _refuse_nan(widened(out), f"{case.name}: the first launch")
-            outputs = array_outputs(out, arm.workload.dtype.value)
+            plan_s, map_us = whole.planning(self._clock)
+            whole.poison(first=True)
+            first = self._launch(index, whole, "the first launch")
+            (out,) = first.outputs
+            kernel_rows.refuse_nan(out, f"{case.name}: the first launch")
+            outputs = array_outputs(out, whole.dtype.value)
             digest = str(outputs["digest"])
             expected = shared.setdefault(digest, out if digest in shared else out.copy())
-            return Seat(index, whole, wash, expected, outputs, report=report)
+            seat = Seat(index, whole, wash, expected, outputs, (), plan_s, map_us)
+            return replace(seat, chain=self._first_chain(seat), report=first.report)
+
+    def _first_chain(self, seat: Seat) -> tuple[bytes, ...]:
+        """Return the digests that the outputs of a chain must have; none where none is timed."""
+        links, which = seat.whole.links, "the first chain"
+        if links == 1:
+            return ()
+        seat.whole.poison(links, first=True)
+        launch = self._launch(seat.arm, seat.whole, which, links)
+        for out in launch.outputs:
+            kernel_rows.refuse_nan(out, f"{seat.whole.size.case.name}: {which}")
+        return tuple(map(kernel_rows.digest, launch.outputs))
 
     def _batch(self, arm: KernelArm, case: Case) -> Batch:
-        assert self._memory is not None
+        """Lay a batch out on a backend of its own, and plan it."""
         size = cases.geometry(case, arm.workload, arm.block_size)
-        arrays = self._memory.view(size, arm.workload, arm.block_size)
-        backend, dtype = arm.make_backend(), arm.workload.dtype
-        on_device = dtype is not Precision.float32
-        pools = (arrays.k_pool, arrays.v_pool)
-        keys, values = (cases.to_mlx(p, dtype) for p in pools) if on_device else pools
-        backend.adopt([keys], [values])
-        plan = _plan(backend, arm, size, self._setting.seed)
+        backend = arm.make_backend()
+        kind = _arrays(backend)
+        arrays = self._memory[kind].view(size, arm.workload, arm.block_size)
+        if self._queue is not None and kind == "mlx":
+            self._queue.wait([arrays.q, arrays.k_pool, arrays.v_pool])
+        backend.adopt([arrays.k_pool], [arrays.v_pool])
         scale, heads = 1 / math.sqrt(arm.workload.head_dim), arm.workload.num_heads
         backend.bind(0, scale=scale, heads=heads, window=arm.workload.window)
-        attention = HalfPrecision(backend, dtype) if on_device else _on_numpy(backend)
-        return Batch(attention, arm.workload, size, plan, arrays)
+        make_plan = partial(backend.plan, **_asked(size, arm.block_size, self._setting.seed))
+        laid = (backend, arm.workload, size, arrays, make_plan(), make_plan)
+        if self._queue is None or kind != "mlx":
+            return HostBatch(*laid)
+        links = cases.links(size, arm.workload) if arm.queued else 1
+        return QueueBatch(*laid, links, arm.queued, queue=self._queue)
+
+    def _launch(self, arm: int, batch: Batch, which: str, links: int = 1) -> Launch:
+        """Launch in the arm's turn, which is entered; its time counts as the arm's."""
+        launch = batch.launch(self._clock, which, links)
+        self._launching[arm] += launch.seconds * links
+        return launch
 
     def _washes(self, seat: Seat) -> bool:
         """Tell whether the wash-out takes the kernel that the whole batch takes."""
         if seat.wash is seat.whole:
             return True
         with self._setting.turn(seat.arm):
-            seconds, report = seat.wash.launch(self._clock, "a wash-out")
-        self._launching[seat.arm] += seconds
-        return _path(report) == _path(seat.report)
+            washed = self._launch(seat.arm, seat.wash, "a wash-out")
+        return _path(washed.report) == _path(seat.report)
 
     def _settle(self, seats: Sequence[Seat]) -> int:
         """Warm up by rounds of wash-out launches; return how many there were."""
@@ -281,9 +234,7 @@ class KernelTurns:
             total = 0.0
             for seat in seats:
                 with self._setting.turn(seat.arm):
-                    seconds, _ = seat.wash.launch(self._clock, f"warm-up {number}")
-                self._launching[seat.arm] += seconds
-                total += seconds
+                    total += self._launch(seat.arm, seat.wash, f"warm-up {number}").seconds
             if number >= least and total >= SETTLED * fastest:
                 return number
             fastest = min(fastest, total)
@@ -306,6 +257,7 @@ class KernelTurns:
                 seats = list(row.seats)
                 order.shuffle(seats)
                 row.pulses.append(self._pulse())
+                self._time_nothing(row)
                 for place, seat in enumerate(seats):
                     self._take(seat, row, place)
                 beat(f"round {number + 1} of {len(rounds)}")
@@ -317,23 +269,40 @@ class KernelTurns:
         self._setting.machine.pulse()
         return self._clock() - start
 
+    def _time_nothing(self, row: Row) -> None:
+        """Time empty launches where a row's arms have a queue."""
+        if self._queue is None or not any(seat.whole.queued for seat in row.seats):
+            return
+        chains = (max(map(row.links, row.seats)), 1)
+        together, alone = (empty_chain(self._queue, self._clock, links) for links in chains)
+        row.empty.append((together, alone))
+
     def _take(self, seat: Seat, row: Row, place: int) -> None:
         """One turn of one arm; see the module."""
-        which = f"round {len(seat.seconds)}"
+        which, links = f"round {len(seat.seconds)}", row.links(seat)
         if row.state is State.cold:
             self._setting.machine.flush()
         with self._setting.turn(seat.arm):
             if row.state is State.hot:
-                washed, _ = seat.wash.launch(self._clock, f"{which}, wash-out")
-                self._launching[seat.arm] += washed
-            seat.whole.poison()
-            seconds, seat.report = seat.whole.launch(self._clock, which)
-            _check(seat, which)
-        seat.seconds.append(seconds)
+                self._launch(seat.arm, seat.wash, f"{which}, wash-out")
+            launches = [self._timed(seat, which, links)]
+            if links > 1:
+                launches.append(self._timed(seat, f"{which}, by itself", 1))
+        seat.seconds.append(launches[0].seconds)
+        seat.host.append(launches[0].host_s)
+        seat.alone += [launch.seconds for launch in launches[1:]]
         seat.places.append(place)
-        self._launching[seat.arm] += seconds
-        self._counters[seat.arm].update(seat.report.counters())
-        self._counters[seat.arm][f"engine.{self._arms[seat.arm].engine}"] += 1
+        seat.report = launches[-1].report
+
+    def _timed(self, seat: Seat, which: str, links: int) -> Launch:
+        """Time launches that count, and check what each of them wrote."""
+        seat.whole.poison(links)
+        launch = self._launch(seat.arm, seat.whole, which, links)
+        kernel_rows.check(seat, launch, which)
+        counters = self._counters[seat.arm]
+        counters.update(launch.report.counters())
+        counters[f"engine.{self._arms[seat.arm].engine}"] += links
+        return launch
 
     def _measurement(self, index: int) -> Measurement:
         arm, results = self._arms[index], []
@@ -346,7 +315,7 @@ class KernelTurns:
             for row in self._rows:
                 for seat in row.seats:
                     if seat.arm == index and seat.whole.size.case.name == case.name:
-                        results.append(_result(seat, row))
+                        results.append(kernel_rows.result(seat, row))
         counters = {name: float(n) for name, n in sorted(self._counters[index].items())}
         return Measurement(
             cases=tuple(results),
@@ -356,7 +325,7 @@ class KernelTurns:
 
     def close(self) -> None:
         """Let go of the memory."""
-        self._memory = None
+        self._memory.clear()
         self._rows.clear()
 
 
@@ -383,82 +352,20 @@ def _case(arm: KernelArm, name: str) -> Case | None:
     return None
 
 
+def _arrays(backend: PagedBackend) -> Arrays:
+    return "mlx" if backend.arrays == "mlx" else "numpy"
+
+
 def _path(report: LaunchReport | None) -> tuple[object, ...]:
     return () if report is None else (report.kernel, report.partitions)
 
 
-def _on_numpy(backend: PagedBackend) -> Attention:
-    """Return what takes NumPy's arrays; MLX is not imported where nobody needs it."""
-    if backend.arrays == "numpy":
-        return backend
-    from labkit.engine.attention.bridge import Bridge
-
-    return Bridge(backend)
-
-
-def _plan(backend: PagedBackend, arm: KernelArm, size: Geometry, seed: int) -> Plan:
+def _asked(size: Geometry, block_size: int, seed: int) -> dict[str, Any]:
+    """Return a case's batch as ``PagedBackend.plan`` takes it."""
     starts = np.zeros(len(size.query_lens) + 1, np.int32)
     np.cumsum(size.query_lens, out=starts[1:])
-    return backend.plan(
-        block_tables=cases.block_tables(size, arm.block_size, seed),
-        seq_lens=size.seq_lens,
-        cu_seqlens_q=starts,
-    )
-
-
-def _check(seat: Seat, which: str) -> None:
-    """Refuse an output that is not, bit for bit, that of the arm's first launch."""
-    out, expected = seat.whole.arrays.out, seat.expected
-    if np.array_equal(_words(out), _words(expected)):
-        return
-    where = f"{seat.whole.size.case.name}: {which}"
-    _refuse_nan(widened(out), where)
-    word = f"u{out.itemsize}"
-    rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
-    raise InvalidOutput(
-        f"{where} differs from the first launch in {len(rows)} rows, the first of them "
-        f"token {rows[0]}"
-    )
-
-
-def _words(array: NDArray[Any]) -> NDArray[np.uint64]:
-    return array.reshape(-1).view(np.uint64)
-
-
-def _refuse_nan(out: NDArray[np.float32], where: str) -> None:
-    if np.isnan(out.min()):
-        token, head, _ = np.argwhere(np.isnan(out))[0]
-        raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
-
-
-def _result(seat: Seat, row: Row) -> CaseResult:
-    report, size = seat.report, seat.whole.size
-    assert report is not None, "the row was measured"
-    work = cases.work(size, seat.whole.workload)
-    times = tuple(seconds * 1e6 for seconds in seat.seconds)
-    agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
-    return CaseResult(
-        case=row.name,
-        metrics=(Metric("dispatch_us", "us", "lower", True, times),),
-        outputs=dict(seat.outputs),
-        values=None if agree else widened(seat.expected),
-        notes={
-            "kernel": report.kernel,
-            "reason": report.reason,
-            "grid": list(report.grid),
-            "map_us": seat.whole.plan.map_us,
-            "num_seqs": len(size.seq_lens),
-            "total_q": size.total_q,
-            "pool_bytes": size.pool_bytes,
-            "flops": work.flops,
-            "least_bytes": work.bytes,
-            "counters": report.counters(),
-            "state": row.state.value,
-            "warm_up_rounds": row.warm_up,
-            "pulse_us": [round(seconds * 1e6, 2) for seconds in row.pulses],
-            "turns": list(seat.places),
-        },
-    )
+    tables = cases.block_tables(size, block_size, seed)
+    return {"block_tables": tables, "seq_lens": size.seq_lens, "cu_seqlens_q": starts}
 
 
 @contextmanager

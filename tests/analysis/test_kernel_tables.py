@@ -20,7 +20,9 @@ from labkit.analysis.rendering.roofline import (
     points,
 )
 from labkit.analysis.rendering.svg import power, power_ticks
-from labkit.analysis.rendering.work_tables import dispatch_table, roofline_table
+from labkit.analysis.rendering.tables import host_table
+from labkit.analysis.rendering.work_tables import dispatch_table, queue_table, roofline_table
+from labkit.records import Metric
 
 LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
 
@@ -113,6 +115,73 @@ def test_a_counter_that_changes_from_run_to_run_says_so(make_cell):
     analysis = analyse(make_cell(change=change))
     lines = cells(dispatch_table(analysis.json, analysis.data.records))
     assert [line["KV blocks visited"] for line in lines] == ["512", "varies", "512", "512"]
+
+
+def noting(**notes):
+    """Return a change of records: more notes, those of ``seq_map`` twice as large."""
+
+    def change(record):
+        factor = 2 if record.arm == "seq_map" else 1
+        more = {
+            name: [factor * v for v in value] if isinstance(value, list) else factor * value
+            for name, value in notes.items()
+        }
+        cases = tuple(replace(c, notes={**c.notes, **more}) for c in record.cases)
+        return replace(record, cases=cases)
+
+    return change
+
+
+def test_what_planning_takes_has_a_column_of_its_own(make_cell):
+    analysis = analyse(make_cell("study/new", change=noting(plan_us=40.0)))
+    table = host_table(analysis.json, analysis.data.records)
+    assert [c.heading for c in table.columns[:5]] == [
+        "batch", "binary_search maps (µs)", "binary_search plan (µs)",
+        "seq_map maps (µs)", "seq_map plan (µs)",
+    ]  # fmt: skip
+    assert table.cells(table.lines[0])[1:5] == ("12.50", "40.00", "12.50", "80.00")
+    assert "not part of the dispatch times" in table.notes[0] and len(table.notes) == 2
+    analysis = analyse(make_cell("study/old"))
+    table = host_table(analysis.json, analysis.data.records)
+    assert [c.heading for c in table.columns[:2]] == ["batch", "binary_search (µs)"]
+    assert len(table.notes) == 1
+
+
+QUEUED = {
+    "launches": 8, "host_us": 3.0, "empty_us": [1.0, 2.0, 9.0], "empty_single_us": [50.0, 60.0]
+}  # fmt: skip
+
+
+def test_launches_in_a_queue_stand_beside_empty_ones(make_cell):
+    noted = noting(**QUEUED)
+
+    def change(record):
+        cases = []
+        for case in noted(record).cases:
+            alone = Metric("single_us", "us", "lower", False, (400.0, 500.0, 900.0))
+            more = () if "prefill" in case.case else (alone,)
+            links = 8 if more else 1
+            cases.append(
+                replace(case, metrics=case.metrics + more, notes={**case.notes, "launches": links})
+            )
+        return replace(record, cases=tuple(cases))
+
+    study = make_cell("study/queue", noise=0.0, repeats=1, change=change).parent
+    analysis = analyse(study / "queue")
+    (first, second, *_, last) = cells(queue_table(analysis.json, analysis.data.records))
+    assert first == {
+        "batch": "decode, 64 reqs, ctx 128", "arm": "binary_search", "launches in a chain": "8",
+        "in a chain (µs)": "322.6", "by itself (µs)": "500.0", "empty, in a chain (µs)": "2.00",
+        "empty, by itself (µs)": "55.00", "described by the host (µs)": "3.00",
+    }  # fmt: skip
+    assert (second["arm"], second["empty, in a chain (µs)"]) == ("seq_map", "4.00")
+    assert (last["launches in a chain"], last["in a chain (µs)"]) == ("1", "–")
+    assert float(last["by itself (µs)"].replace(",", "")) > 6000
+    write_study(study, plots=False)
+    for form in ("report.md", "report.html"):
+        assert "Launches in a queue" in (study / form).read_text(encoding="utf-8")
+    analysis = analyse(make_cell("study/other"))
+    assert queue_table(analysis.json, analysis.data.records) is None
 
 
 def test_old_records_have_neither(make_cell):

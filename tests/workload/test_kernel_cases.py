@@ -70,6 +70,7 @@ class StubBackend:
         report = SimpleNamespace(
             kernel="decode",
             partitions=1,
+            launches=1,
             reason="",
             grid=(2, 5),
             stamp=stamp,

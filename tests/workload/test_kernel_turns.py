@@ -84,6 +84,7 @@ class Backend:
         report = SimpleNamespace(
             kernel=self.kernel if plan.num_seqs > 1 else "other",
             partitions=1,
+            launches=1,
             reason="",
             grid=(2, 5),
             stamp=7,

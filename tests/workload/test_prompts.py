@@ -178,12 +178,14 @@ def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):
     assert not workload_cache.exists()
 
 
-def test_preparing_imports_neither_mlx_nor_an_engine_but_its_budgets():
+def test_preparing_imports_neither_mlx_nor_an_engine_but_what_its_memory_needs():
     code = (
         "import sys; from labkit import workload; from tests_experiment import made; "
         "[workload.prepare(e) or workload.estimate(e) for e in made]; "
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
-        "or m.startswith('labkit.engine.') and not m.startswith('labkit.engine.budget')]; "
+        "or m.startswith('labkit.engine.') and not m.removeprefix('labkit.engine.').startswith("
+        "('budget', 'dtype', 'user_class')) and m not in ('labkit.engine.attention', "
+        "'labkit.engine.attention.spec', 'labkit.engine.attention.elements')]; "
         "print(bad)"
     )
     source = (

@@ -369,6 +369,10 @@ WORK = (
     ),
     Section("Published by others", lambda report: _tables(tables.published_table(report.cell))),
     Section(
+        "Launches in a queue",
+        lambda report: _tables(work_tables.queue_table(report.cell, report.records)),
+    ),
+    Section(
         "Host time to build the maps",
         lambda report: _tables(tables.host_table(report.cell, report.records)),
     ),

@@ -140,23 +140,39 @@ def _given(key: str, arm: str, form: Callable[[Any], str]) -> Callable[[Json], s
 
 
 def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
-    """Lay out the host's time to build the maps of a step, median per arm (us), if noted."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """Lay out the host's time to build the maps of a step, median per arm (us), if noted.
+
+    Records that note what the whole plan of a step takes have a column for that, too.
+    """
+    found: dict[str, dict[tuple[str, str], list[float]]] = {}
     for record in records:
         for case in record.cases:
-            if isinstance(case.notes.get("map_us"), int | float):
-                times = found.setdefault(case.case, {}).setdefault(record.arm, [])
-                times.append(float(case.notes["map_us"]))
+            for name in ("map_us", "plan_us"):
+                if isinstance(case.notes.get(name), int | float):
+                    times = found.setdefault(case.case, {}).setdefault((record.arm, name), [])
+                    times.append(float(case.notes[name]))
     if not found:
         return None
 
-    def middle(arm: str) -> Callable[[str], str]:
-        return lambda case: value_text(median(found[case][arm])) if arm in found[case] else ""
+    def middle(arm: str, name: str) -> Callable[[str], str]:
+        key = (arm, name)
+        return lambda case: value_text(median(found[case][key])) if key in found[case] else ""
 
+    planned = any(name == "plan_us" for times in found.values() for _, name in times)
+    words = {"map_us": " maps", "plan_us": " plan"} if planned else {"map_us": ""}
     columns = [Column[str]("batch", said, number=False)]
-    columns += [Column(f"{a['name']} (µs)", middle(a["name"])) for a in cell["arms"]]
-    note = "Once per step, before the first dispatch; not part of the dispatch times above."
-    return Table(tuple(columns), tuple(found), (note,))
+    columns += [
+        Column(f"{arm['name']}{word} (µs)", middle(arm["name"], name))
+        for arm in cell["arms"]
+        for name, word in words.items()
+    ]
+    notes = ["Once per step, before the first dispatch; not part of the dispatch times above."]
+    if planned:
+        notes.append(
+            "Plan: all that the layers of a step share, its maps included: the batch is checked, "
+            "its lengths, slots and tables are derived, and what a device reads is put there."
+        )
+    return Table(tuple(columns), tuple(found), tuple(notes))
 
 
 def output_unit(cell: Json) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from labkit.analysis.formatting import value_text
@@ -23,6 +24,12 @@ FIRST = (
 VARIES = "varies"
 # Times, and counters of which others are the measure.
 LEFT_OUT = ("step_ms", "device_ms", "host_ms", "attention.map_us", "peak_kv_bytes")
+# What a record notes of launches in a queue, beside the metrics: heading by note.
+QUEUED = {
+    "empty_us": "empty, in a chain (µs)",
+    "empty_single_us": "empty, by itself (µs)",
+    "host_us": "described by the host (µs)",
+}
 PER_STEP = {"host_ms": "host time per step (ms)", "device_ms": "model time per step (ms)"}
 
 
@@ -74,6 +81,60 @@ def _count(values: set[float] | None) -> str:
     if not values:
         return ""
     return VARIES if len(values) > 1 else f"{next(iter(values)):,.0f}"
+
+
+def queue_table(cell: Json, records: Sequence[Record]) -> Table[tuple[str, str]] | None:
+    """Lay out what a launch took in a chain and by itself, and one that does nothing; medians.
+
+    None where no device has a queue.
+    """
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        for case in record.cases:
+            if not record.ok or "launches" not in case.notes:
+                continue
+            seen = found.setdefault((case.case, record.arm), {})
+            for metric in case.metrics:
+                seen.setdefault(metric.name, []).append(median(metric.repeats))
+            for name in ("launches", *QUEUED):
+                seen.setdefault(name, []).append(median(_listed(case.notes[name])))
+    if not found:
+        return None
+    times = {place: _times(seen) for place, seen in found.items()}
+    columns = (
+        Column[tuple[str, str]]("batch", lambda place: place[0], number=False),
+        Column("arm", lambda place: place[1], number=False),
+        Column("launches in a chain", lambda place: times[place]["launches"], "{:,.0f}".format),
+        Column("in a chain (µs)", lambda place: times[place]["chain"], value_text),
+        Column("by itself (µs)", lambda place: times[place]["alone"], value_text),
+        *(_queue_column(name, heading, times) for name, heading in QUEUED.items()),
+    )
+    cases = dict.fromkeys(case for case, _ in found)
+    places = [(case, arm) for case in cases for arm in real_arms(cell) if (case, arm) in found]
+    note = (
+        "A chain is waited for as a whole, and each of its launches attends with the output of "
+        "the one before. What a launch that does nothing costs is part of every time; what the "
+        "host takes to describe a launch, before it is waited for, is part of none."
+    )
+    return Table(columns, tuple(places), (note,))
+
+
+def _times(seen: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
+    middle: dict[str, float | None] = {name: median(values) for name, values in seen.items()}
+    chained = (middle["launches"] or 0) > 1
+    middle["chain"] = middle["dispatch_us"] if chained else None
+    middle["alone"] = middle["single_us" if chained else "dispatch_us"]
+    return middle
+
+
+def _queue_column(
+    name: str, heading: str, times: Mapping[tuple[str, str], Mapping[str, float | None]]
+) -> Column[tuple[str, str]]:
+    return Column(heading, lambda place: times[place][name], value_text)
+
+
+def _listed(value: Any) -> Sequence[float]:
+    return value if isinstance(value, list) else [value]
 
 
 def engine_table(cell: Json) -> Table[str] | None:

@@ -1,0 +1,56 @@
+"""``python -m labkit.mac``: run every step, and leave one file.
+
+Exit codes: 0 where every step passed, 1 where one failed, 2 where there is no Metal, 130
+after ctrl-C. The file is written in every case but the third.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from labkit.cli import say
+from labkit.mac import bundle
+from labkit.mac.steps import INTERRUPTED, PASSED, Step, all_steps, run_all
+from labkit.platform import accelerator, memory_machine
+
+PROG = "python -m labkit.mac"
+
+
+def main(
+    has_metal: Callable[[], bool] = accelerator.has_metal,
+    make_steps: Callable[[Path, int], Sequence[Step]] = all_steps,
+) -> int:
+    """Run the steps below ``outputs/`` and return the exit code."""
+    if not has_metal():
+        return say(PROG, "there is no Metal on this machine; make mac is for Apple silicon")
+    folder = Path("outputs") / f"mac-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        folder.mkdir(parents=True)
+        facts = bundle.surroundings()
+        steps = make_steps(folder, memory_machine.this_machine().total)
+        outcomes = run_all(steps, folder, _show)
+        path = bundle.write(folder, facts, outcomes, bundle.Private.of_this_computer())
+    except OSError as error:
+        say(PROG, error)
+        return 1
+    words = [outcome.word for outcome in outcomes]
+    size = path.stat().st_size / 1e6
+    print(f"\n{words.count(PASSED)} of {len(words)} steps passed")
+    print(
+        f"{path} ({size:.1f} MB): attach it to an issue; it holds no user's name and no home path"
+    )
+    if INTERRUPTED in words:
+        return 130
+    return 0 if set(words) == {PASSED} else 1
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""A row of kernel turns: a case in one state of the caches, what each arm gave and took."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import State
+from labkit.workload import cases
+from labkit.workload.launches import Batch, Launch
+from labkit.workload.measurement import CaseResult, InvalidOutput, Metric
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.report import LaunchReport
+
+
+@dataclass
+class Seat:
+    """An arm at a row: its batches, the outputs that it must give, and what was measured.
+
+    ``expected``: [tokens, heads, head_dim]; arms that agree share the array.
+    ``chain``: digests of the outputs of a chain. ``plan_s``, ``map_us``: what planning the
+    batch takes, and building the resolver's maps as part of it. ``alone``: seconds of
+    launches by themselves, where chains are timed. ``host``: seconds that the host took to
+    describe a launch. ``report``: of a launch by itself.
+    """
+
+    arm: int
+    whole: Batch
+    wash: Batch
+    expected: NDArray[Any]
+    outputs: dict[str, object]
+    chain: tuple[bytes, ...]
+    plan_s: float
+    map_us: float
+    seconds: list[float] = field(default_factory=list)
+    alone: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    report: LaunchReport | None = None
+
+
+@dataclass
+class Row:
+    """A case in one state of the caches, with the arms that have it.
+
+    ``pulses``: seconds of the arm-blind pulse before each round. ``warm_up``: rounds.
+    ``empty``: seconds of an empty launch in a chain, and by itself, of each round.
+    """
+
+    name: str
+    state: State
+    rounds: int
+    seats: list[Seat]
+    warm_up: int
+    pulses: list[float] = field(default_factory=list)
+    empty: list[tuple[float, float]] = field(default_factory=list)
+
+    def links(self, seat: Seat) -> int:
+        """Return how many launches are timed together."""
+        return seat.whole.links if self.state is State.hot else 1
+
+
+def check(seat: Seat, launch: Launch, which: str) -> None:
+    """Refuse outputs that are not, bit for bit, those of the arm's first launches."""
+    out, expected = launch.outputs[0], seat.expected
+    where = f"{seat.whole.size.case.name}: {which}"
+    if not np.array_equal(_words(out), _words(expected)):
+        refuse_nan(out, where)
+        word = f"u{out.itemsize}"
+        rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
+        raise InvalidOutput(
+            f"{where} differs from the first launch in {len(rows)} rows, the first of them "
+            f"token {rows[0]}"
+        )
+    for number, out in enumerate(launch.outputs[1:], 1):
+        if digest(out) != seat.chain[number]:
+            refuse_nan(out, where)
+            raise InvalidOutput(f"{where}: launch {number + 1} differs from the first chain's")
+
+
+def _words(array: NDArray[Any]) -> NDArray[np.uint64]:
+    return array.reshape(-1).view(np.uint64)
+
+
+def digest(out: NDArray[Any]) -> bytes:
+    """Return what tells an output from another."""
+    return hashlib.sha256(out.tobytes()).digest()
+
+
+def refuse_nan(out: NDArray[Any], where: str) -> None:
+    """Refuse an output in which NaN was left, or was written."""
+    numbers = cases.in_float32(out)
+    if np.isnan(numbers.min()):
+        token, head, _ = np.argwhere(np.isnan(numbers))[0]
+        raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
+
+
+def result(seat: Seat, row: Row) -> CaseResult:
+    """Return what an arm gave and took in a row."""
+    report, size = seat.report, seat.whole.size
+    assert report is not None, "the row was measured"
+    work = cases.work(size, seat.whole.workload)
+    metrics = [Metric("dispatch_us", "us", "lower", True, _microseconds(seat.seconds))]
+    if seat.alone:
+        metrics.append(Metric("single_us", "us", "lower", False, _microseconds(seat.alone)))
+    agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
+    return CaseResult(
+        case=row.name,
+        metrics=tuple(metrics),
+        outputs=dict(seat.outputs),
+        values=None if agree else cases.in_float32(seat.expected),
+        notes={
+            "kernel": report.kernel,
+            "reason": report.reason,
+            "grid": list(report.grid),
+            "map_us": seat.map_us,
+            "plan_us": round(seat.plan_s * 1e6, 2),
+            "num_seqs": len(size.seq_lens),
+            "total_q": size.total_q,
+            "pool_bytes": size.pool_bytes,
+            "flops": work.flops,
+            "least_bytes": work.bytes,
+            "counters": report.counters(),
+            "state": row.state.value,
+            "warm_up_rounds": row.warm_up,
+            "pulse_us": [round(us, 2) for us in _microseconds(row.pulses)],
+            "turns": list(seat.places),
+            **(_queue_notes(seat, row) if seat.whole.queued else {}),
+        },
+    )
+
+
+def _queue_notes(seat: Seat, row: Row) -> dict[str, object]:
+    """Say what stands beside a time from a queue: what a launch costs that does nothing."""
+    together, alone = zip(*row.empty, strict=True)
+    return {
+        "launches": row.links(seat),
+        "host_us": round(statistics.median(seat.host) * 1e6, 2),
+        "empty_us": [round(us, 2) for us in _microseconds(together)],
+        "empty_single_us": [round(us, 2) for us in _microseconds(alone)],
+    }
+
+
+def _microseconds(seconds: Sequence[float]) -> tuple[float, ...]:
+    return tuple(s * 1e6 for s in seconds)

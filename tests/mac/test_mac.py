@@ -1,0 +1,302 @@
+"""``make mac`` on Linux: the steps injected, the zip read back."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from labkit import analysis, app
+from labkit.engine import dtype
+from labkit.mac import __main__ as door
+from labkit.mac import answers, bundle
+from labkit.mac.steps import (
+    INTERRUPTED,
+    NOT_RUN,
+    ON_METAL,
+    PASSED,
+    Outcome,
+    Step,
+    all_steps,
+    run_all,
+)
+from labkit.platform import accelerator, compiler
+from labkit.workload import devices
+
+ROOT = Path(__file__).parents[2]
+GIB = 1 << 30
+TINY = ("workload=kernel_emulated", "engine.attention.device=cpu")
+
+
+def python(name, code):
+    return Step(name, f"runs {name}", ("-c", code))
+
+
+def run(tmp_path, steps, **options):
+    shown = []
+    return run_all(steps, tmp_path, shown.append, **options), shown
+
+
+# ------------------------------------------------------------------ the steps
+
+
+def test_a_step_that_fails_does_not_stop_the_rest(tmp_path):
+    outcomes, shown = run(
+        tmp_path,
+        [
+            python("one", "print('first')"),
+            python("two", "import sys; print('second'); sys.exit(3)"),
+            python("three", "print('third')"),
+        ],
+    )
+    assert [o.word for o in outcomes] == [PASSED, "failed (exit 3)", PASSED]
+    assert (tmp_path / "two.log").read_text() == "second\n"
+    text = "".join(shown)
+    for said in ("[1/3] one: runs one", "first", "[2/3]", "two: failed (exit 3)", "third"):
+        assert said in text
+
+
+def test_output_is_shown_while_the_step_runs(tmp_path):
+    mark = tmp_path / "seen"
+    waits = (
+        "import pathlib, time; print('ear' + 'ly')\n"
+        f"while not pathlib.Path({str(mark)!r}).exists(): time.sleep(0.01)"
+    )
+
+    def show(text):
+        if "early" in text:
+            mark.touch()
+
+    (outcome,) = run_all([python("slow", waits)], tmp_path, show, limit_s=60)
+    assert outcome.word == PASSED
+
+
+def test_a_step_that_hangs_is_ended(tmp_path):
+    steps = [python("hangs", "import time; time.sleep(600)"), python("next", "")]
+    outcomes, _ = run(tmp_path, steps, limit_s=0.5)
+    assert [o.word for o in outcomes] == ["failed (took too long)", PASSED]
+
+
+def interrupted(tmp_path, code):
+    """Run a step in a process group of its own, and press ctrl-C there once it says so."""
+    script = (
+        "import sys, pathlib; from labkit.mac import steps\n"
+        "s = [steps.Step('one', '', ('-c', sys.argv[1])), steps.Step('two', '', ('-c', ''))]\n"
+        "show = lambda text: print(text, end='', flush=True)\n"
+        "found = steps.run_all(s, pathlib.Path(sys.argv[2]), show)\n"
+        "print([o.word for o in found])\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, code, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said = ""
+    while "ready\n" not in said:
+        said += process.stdout.readline()
+    os.killpg(process.pid, signal.SIGINT)
+    said += process.communicate(timeout=60)[0]
+    return said.splitlines()[-1]
+
+
+def test_ctrl_c_lets_the_step_finish_and_runs_no_other(tmp_path):
+    waits = (
+        "import time\n"
+        "try: print('ready'); time.sleep(600)\n"
+        "except KeyboardInterrupt: time.sleep(0.3); print('finished')"
+    )
+    assert interrupted(tmp_path, waits) == str([INTERRUPTED, NOT_RUN])
+    assert (tmp_path / "one.log").read_text().endswith("finished\n")
+
+
+def asked(cells):
+    return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
+
+
+def kernels(cells):
+    return {(c.experiment.ablation.name, repr(c.experiment.workload)) for c in cells}
+
+
+def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_path, monkeypatch):
+    for module in (accelerator, devices, dtype):
+        monkeypatch.setattr(module, "has_metal", lambda: True)
+    app.register()
+    cells = {}
+    for step in all_steps(tmp_path, 16 * GIB):
+        if step.arguments[:2] != ("-m", "pytest"):
+            assert ON_METAL in step.arguments
+            start = 3 if step.name == "answers" else 2
+            cells[step.name] = app.compose_cells(app.parse(step.arguments[start:]))
+    assert kernels(cells["seq_map"]) | kernels(cells["decode"]) == kernels(cells["answers"])
+    arms = {name: {a.name: a.experiment.engine for a in c[0].arms} for name, c in cells.items()}
+    opponent = arms["serving"]["mlx_lm"]
+    assert (opponent.name, opponent.dtype) == ("mlx_lm", arms["serving"]["base"].dtype)
+    assert arms["served_answers"]["reference"].attention.backend == "reference"
+    for name, engines in arms.items():
+        first = next(iter(engines.values()))
+        assert first.attention.device.value == "metal", name
+
+
+@pytest.mark.parametrize(("gib", "fits"), [(16, False), (32, True)])
+def test_the_largest_case_of_the_article_needs_a_mac_with_the_memory(tmp_path, gib, fits):
+    (step,) = [s for s in all_steps(tmp_path, gib * GIB) if s.name == "seq_map"]
+    (pools,) = [w for w in step.arguments if w.startswith("workload.max_pool_bytes=")]
+    largest = 2 * 2 * (1024 * 2048 + 16) * 4 * 128  # keys and values, 2 bytes each
+    assert (int(pools.partition("=")[2]) >= largest) is fits
+
+
+# ------------------------------------------------------------------ the answers
+
+
+def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
+    table = tmp_path / "answers.md"
+    assert answers.main([str(table), "ablation=seq_map,block_size", *TINY, "-m"]) == 0
+    lines = table.read_text().splitlines()
+    assert lines[:2] == answers.HEADING.splitlines()
+    assert len(lines) == 2 + (2 + 3) * 3, "arms times cases"
+    assert all("| right |" in line for line in lines[2:])
+    assert capsys.readouterr().out.splitlines()[-1] == "all right"
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_path, half):
+    if compiler.path() is None:
+        pytest.skip(compiler.missing())
+    table = tmp_path / "answers.md"
+    device = ["engine.attention.device=emulated", f"workload.dtype={half}"]
+    assert answers.main([str(table), "ablation=seq_map", TINY[0], *device]) == 0
+    errors = [float(line.split(" | ")[3]) for line in table.read_text().splitlines()[2:]]
+    assert len(errors) == 2 * 3
+    half_an_ulp = {"float16": 2.0**-12, "bfloat16": 2.0**-9}[half]  # of a number below 1
+    assert all(half_an_ulp / 4 < error <= 4 * half_an_ulp for error in errors)
+
+
+def test_a_wrong_answer_and_one_that_fails_are_told(tmp_path, monkeypatch, capsys):
+    measure = answers.workload.measure
+
+    def broken(experiment):
+        resolver = experiment.engine.attention.resolver
+        if resolver == "seq_map":
+            raise RuntimeError("the kernel\ndied | here")
+        measured = measure(experiment)
+        if experiment.engine.attention.backend == "fused":
+            measured.cases[1].values[3, 2, 1] += 0.01
+        return measured
+
+    monkeypatch.setattr(answers.workload, "measure", broken)
+    table = tmp_path / "answers.md"
+    assert answers.main([str(table), "ablation=seq_map", *TINY]) == 1
+    words = [line.split(" | ")[-1] for line in table.read_text().splitlines()[2:]]
+    died = "RuntimeError: the kernel died \\| here |"
+    assert words == ["right |", "WRONG |", "right |", died, died, died]
+    assert "4 wrong or missing" in capsys.readouterr().out
+
+
+def test_a_case_too_large_is_left_out_and_a_mistake_is_one_line(tmp_path, capsys):
+    table = tmp_path / "answers.md"
+    cases = (
+        "workload.cases=[{name: fits, decode: 1, context: 8}, {name: no, decode: 9, context: 999}]"
+    )
+    small = ["workload.max_pool_bytes=1048576", cases]
+    assert answers.main([str(table), "ablation=gqa_sharing", *TINY, *small]) == 0
+    assert "fits" in table.read_text() and "| no |" not in table.read_text()
+    assert answers.main([str(table), "ablation=nope"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# ------------------------------------------------------------------ the file
+
+
+@pytest.fixture
+def inside(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def opened(path):
+    with zipfile.ZipFile(path) as found:
+        return {name.partition("/")[2]: found.read(name).decode() for name in found.namelist()}
+
+
+def test_without_metal_it_is_one_line_and_exit_2(inside, capsys):
+    assert door.main(has_metal=lambda: False) == 2
+    said = capsys.readouterr()
+    assert (said.out, len(said.err.splitlines())) == ("", 1)
+    assert "no Metal" in said.err
+    assert list(inside.iterdir()) == []
+
+
+def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
+    # No time is claimed here, so the lock of whoever is timing is not waited for.
+    monkeypatch.setenv("TMPDIR", str(inside))
+
+    def steps(folder, memory_bytes):
+        assert memory_bytes > GIB
+        study = ["ablation=seq_map", "design=quick", "design.blocks=1", f"out={folder / 'study'}"]
+        return (
+            Step("study", "asks something", ("-m", "labkit", *study, *TINY, "-m")),
+            python("broken", "import sys; print('why'); sys.exit(1)"),
+        )
+
+    assert door.main(has_metal=lambda: True, make_steps=steps) == 1
+    (path,) = inside.glob("outputs/mac-*.zip")
+    assert f"{path.relative_to(inside)} (" in capsys.readouterr().out
+    found = opened(path)
+    assert {"summary.md", "environment.json", "study.log", "broken.log"} <= set(found)
+    records = [n for n in found if re.match(r"study/[^/]+/runs/b00-p0\d-\w+\.json$", n)]
+    assert len(records) == 3
+    assert all(found[n] == (path.with_suffix("") / n).read_text() for n in records)
+    with zipfile.ZipFile(path) as bundled:
+        bundled.extractall(inside / "elsewhere")
+    assert analysis.exit_code(inside / "elsewhere" / path.stem / "study") == 0
+    assert analysis.write_study(inside / "elsewhere" / path.stem / "study", plots=False)
+    assert not [name for name in found if name.endswith((".png", ".npy", ".yaml"))]
+    assert json.loads(found["environment.json"])["device"]
+    assert re.search(r"^numpy==[\d.]+$", found["packages.txt"], re.M)
+    summary = found["summary.md"]
+    assert "| study | passed |" in summary and "| broken | failed (exit 1) |" in summary
+    assert "```\nwhy\n```" in summary
+    assert "Does a host-built token-to-request map" in summary
+    assert "| decode, 3 reqs, ctx 40 | per-token |" in summary
+
+
+def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
+    private = bundle.Private(
+        paths=(("/Users/jo/lab", "."), ("/Users/jo", "~"), ("/private/T", "TMP")),
+        names=(("jo", "USER"), ("Jos-Mac", "HOST")),
+    )
+    said = private.hide("/Users/jo/lab/labkit/a.py: /Users/jo/x, /Users/jonas/y", names=True)
+    assert said == "./labkit/a.py: ~/x, /Users/USER/y"
+    said = private.hide("/private/T/pytest-of-jo/0 on Jos-Mac, joined", names=True)
+    assert said == "TMP/pytest-of-USER/0 on HOST, joined"
+    record = json.dumps({"jo": 1, "path": "/Users/jo/lab/m"})
+    assert json.loads(private.hide(record, names=False)) == {"jo": 1, "path": "./m"}
+
+
+def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
+    monkeypatch.setenv("HOME", str(inside / "someone"))
+    monkeypatch.setenv("LOGNAME", "someone")
+    hide = bundle.Private.of_this_computer().hide
+    assert hide(f"{inside}/outputs and {inside}/someone/x", names=False) == "./outputs and ~/x"
+    assert hide("someone else", names=True) == "USER else"
+
+
+def test_interrupted_is_exit_130_and_the_file_is_written(inside, monkeypatch):
+    outcome = Outcome(python("one", ""), INTERRUPTED)
+    monkeypatch.setattr(door, "run_all", lambda steps, folder, show: [outcome])
+
+    def steps(folder, memory_bytes):
+        (folder / "one.log").write_text("so far")
+        return (outcome.step,)
+
+    assert door.main(has_metal=lambda: True, make_steps=steps) == 130
+    (path,) = inside.glob("outputs/mac-*.zip")
+    assert "| one | interrupted |" in opened(path)["summary.md"]
