@@ -20,6 +20,9 @@ MAY = {
     "experiment": {
         "analysis.statistics", "config", "engine", "models", "platform", "records", "workload",
     },
+    "mac": {
+        "analysis", "app", "cli", "config", "experiment", "platform", "records", "workload",
+    },
     "doctor": {
         "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "models",
         "platform", "records", "workload",

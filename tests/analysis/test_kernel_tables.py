@@ -139,7 +139,7 @@ def test_what_planning_takes_has_a_column_of_its_own(make_cell):
         "batch", "binary_search maps (µs)", "binary_search plan (µs)",
         "seq_map maps (µs)", "seq_map plan (µs)",
     ]  # fmt: skip
-    assert table.cells(table.lines[0])[1:5] == ("12.50", "40.00", "12.50", "80.00")
+    assert table.cells(table.lines[0])[1:5] == ["12.50", "40.00", "12.50", "80.00"]
     assert "not part of the dispatch times" in table.notes[0] and len(table.notes) == 2
     analysis = analyse(make_cell("study/old"))
     table = host_table(analysis.json, analysis.data.records)

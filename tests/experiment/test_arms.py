@@ -148,4 +148,4 @@ def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(monkeypatch)
 
 def test_an_arm_may_ask_for_a_type():
     cell = composed("+ablation.arms.x={engine:mlx_lm,engine.dtype:bfloat16}")
-    assert cell.arms[1].experiment.engine.dtype is DType.bfloat16
+    assert cell.experiments["x"].engine.dtype is DType.bfloat16

@@ -85,7 +85,9 @@ def test_a_step_that_hangs_is_ended(tmp_path):
 def interrupted(tmp_path, code):
     """Run a step in a process group of its own, and press ctrl-C there once it says so."""
     script = (
-        "import sys, pathlib; from labkit.mac import steps\n"
+        "import signal, sys, pathlib; from labkit.mac import steps\n"
+        # A suite that runs in the background has ctrl-C ignored, and its children inherit that.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "s = [steps.Step('one', '', ('-c', sys.argv[1])), steps.Step('two', '', ('-c', ''))]\n"
         "show = lambda text: print(text, end='', flush=True)\n"
         "found = steps.run_all(s, pathlib.Path(sys.argv[2]), show)\n"
@@ -136,7 +138,7 @@ def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_pa
             start = 3 if step.name == "answers" else 2
             cells[step.name] = app.compose_cells(app.parse(step.arguments[start:]))
     assert kernels(cells["seq_map"]) | kernels(cells["decode"]) == kernels(cells["answers"])
-    arms = {name: {a.name: a.experiment.engine for a in c[0].arms} for name, c in cells.items()}
+    arms = {name: {a: e.engine for a, e in c[0].experiments.items()} for name, c in cells.items()}
     opponent = arms["serving"]["mlx_lm"]
     assert (opponent.name, opponent.dtype) == ("mlx_lm", arms["serving"]["base"].dtype)
     assert arms["served_answers"]["reference"].attention.backend == "reference"

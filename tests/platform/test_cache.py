@@ -119,7 +119,12 @@ def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(pac
 
 def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
     before = cache.numba_folder()
-    for name in ("app.py", "analysis/permutation.py", "engine/scheduler.py", "config/engine.py"):
+    for name in (
+        "app.py",
+        "analysis/statistics/permutation.py",
+        "engine/scheduler.py",
+        "config/engine.py",
+    ):
         edit(package / name, r"\Z", "# another\n")
     assert cache.numba_folder() == before
 
