@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from labkit import config
-from labkit.config import Attention, Budget, ConfigError, Device, DType, Engine, KVLayout
+from labkit.config import (
+    KV,
+    Attention,
+    Budget,
+    Composition,
+    ConfigError,
+    Device,
+    DType,
+    Engine,
+    KVLayout,
+    Order,
+)
 from labkit.engine import Request, SamplingParams, create, dtype
 from labkit.engine.base import EngineError
 from labkit.engine.model_loader import load
@@ -126,6 +137,37 @@ def test_an_engine_and_its_opponent_run_in_the_type_asked_for(name, kind, model_
     assert (
         np.equal(*tokens).mean() > 0.5
     )  # a near tie ends in another token, and what follows it differs
+
+
+@pytest.mark.parametrize("kind", HALF)
+@pytest.mark.parametrize("layout", ["contiguous", "padded"])
+def test_a_layout_in_one_piece_holds_half_of_the_bytes(layout, kind, model_dir):
+    """Long enough that rows grow and move: their words are copied, whatever type they are."""
+
+    preset = {
+        "name": layout,
+        "kv": KV(layout=KVLayout(layout)),
+        "attention": Attention(backend="sdpa"),
+        "budget": Budget(blocks=512),
+    }
+
+    def served(kind):
+        scheduler = config.Scheduler(
+            max_num_seqs=3, order=Order.prefill_first, composition=Composition.split
+        )
+        engine = create(
+            Engine(dtype=DType(kind), scheduler=scheduler, **preset), model_dir("qwen3")
+        )
+        tokens = serve(engine, max_tokens=260)
+        return tokens, engine.counters()
+
+    tokens, counters = served(kind)
+    _, whole = served("float32")
+    assert counters["peak_kv_bytes"] * 2 == whole["peak_kv_bytes"]
+    assert counters[f"dtype.{kind}"] == 1 and counters["kv.bytes_copied"] > 0
+    theirs = serve(create(mlx_lm(kind), model_dir("qwen3")), max_tokens=260)
+    # The first tokens are theirs; near ties part the rest.
+    assert [t[:2] for t in tokens] == [t[:2] for t in theirs]
 
 
 @pytest.mark.parametrize("kind", HALF)

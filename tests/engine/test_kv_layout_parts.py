@@ -124,9 +124,9 @@ class Harness:
         number = int(cache.table(name).block_ids[0])
         if hasattr(cache, "rectangle"):
             (row,) = (r for r in cache.rows if r.number == number)
-            views = cache.rectangle.views(layer)
+            views = map(np.asarray, cache.rectangle.layer(layer))
             return [view[row.place, :, row.pad : row.pad + length] for view in views]
-        return [view[0, :, :length] for view in cache.row(number).views(layer)]
+        return [view[0, :, :length] for view in map(np.asarray, cache.row(number).layer(layer))]
 
 
 def test_the_case_study_is_reported_to_waste_61_percent():

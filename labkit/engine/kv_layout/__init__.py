@@ -26,17 +26,18 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
     """
     from labkit.config import Admission
     from labkit.config import KVLayout as Word
+    from labkit.engine import attention, dtype
 
-    block_size = options.kv.block_size
+    block_size, kept = options.kv.block_size, dtype.cached(options, computed)
     if options.kv.layout is Word.contiguous:
         from labkit.engine.kv_layout.contiguous import Contiguous
 
-        return Contiguous(block_size)
+        return Contiguous(block_size, kept)
     if options.kv.layout is Word.padded:
         from labkit.engine.kv_layout.padded import Padded
 
-        return Padded(block_size, static=options.scheduler.admission is Admission.static)
-    from labkit.engine import attention, dtype
+        static = options.scheduler.admission is Admission.static
+        return Padded(block_size, static=static, dtype=kept)
     from labkit.engine.kv_layout.paged import Paged
 
     make_backend = partial(attention.configured, options.attention)
@@ -46,7 +47,7 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
         block_size,
         options.prefix_cache.value,
         _reuse_blocks(options),
-        dtype.cached(options, computed),
+        kept,
     )
 
 

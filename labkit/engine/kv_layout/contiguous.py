@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 
 class Contiguous:
-    """Makes contiguous layouts; see ``LayoutKind``."""
+    """Makes contiguous layouts of ``dtype``; see ``LayoutKind``."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, dtype: str = "float32") -> None:
         self._block_size = block_size
+        self._dtype = dtype
 
     def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
         """Make a layout that may hold the bytes of so many blocks."""
-        return _layout(shapes, num_blocks * self._block_size)
+        return self._layout(shapes, num_blocks * self._block_size)
 
     def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
         """Make a layout for so many requests of so many tokens each."""
-        return _layout(shapes, requests * rounded(tokens))
+        return self._layout(shapes, requests * rounded(tokens))
 
-
-def _layout(shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
-    cache = ContiguousCache(shapes, capacity)
-    return KVLayout(cache, ContiguousMemory(cache))
+    def _layout(self, shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
+        cache = ContiguousCache(shapes, capacity, self._dtype)
+        return KVLayout(cache, ContiguousMemory(cache))
 
 
 class ContiguousCache(Pieces):
@@ -49,9 +49,10 @@ class ContiguousCache(Pieces):
     ``capacity``: tokens that all requests together may be promised.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int) -> None:
-        super().__init__(shapes, capacity, "a KV cache")
+    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str) -> None:
+        super().__init__(shapes, capacity, "a KV cache", dtype)
         self._shapes = shapes
+        self._dtype = dtype
         self._promised: dict[str, int] = {}
         self._rows: dict[int, Rectangle] = {}
 
@@ -63,7 +64,7 @@ class ContiguousCache(Pieces):
         if sum(self._promised.values()) + rounded(num_tokens) > (1 - spare) * self._capacity:
             return None
         self._promised[request_id] = rounded(num_tokens)
-        self._rows[self._number(request_id)] = Rectangle(self._shapes, self.ledger)
+        self._rows[self._number(request_id)] = Rectangle(self._shapes, self.ledger, self._dtype)
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.budget.room import rounded
 from labkit.engine.kv_layout.base import BlockTable, LayerShape
 
@@ -79,11 +80,16 @@ class Pieces:
         Tokens of memory that may be promised to all requests together.
     piece
         What a request has, in words.
+    dtype
+        What is cached: float32, float16 or bfloat16.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, piece: str) -> None:
+    def __init__(
+        self, shapes: tuple[LayerShape, ...], capacity: int, piece: str, dtype: str
+    ) -> None:
         self.ledger = Ledger()
-        self._token_bytes = sum(shape.token_bytes for shape in shapes)
+        size = STORED_AS[dtype].itemsize
+        self._token_bytes = sum(shape.block_bytes(1, size) for shape in shapes)
         self._capacity = capacity
         self._piece = piece
         self._tables: dict[str, BlockTable] = {}

@@ -36,11 +36,14 @@ class Padded:
         Tokens of a block of the budget.
     static
         Whether rows of finished requests stay until all are finished.
+    dtype
+        What is cached: float32, float16 or bfloat16.
     """
 
-    def __init__(self, block_size: int, *, static: bool) -> None:
+    def __init__(self, block_size: int, *, static: bool, dtype: str = "float32") -> None:
         self._block_size = block_size
         self._static = static
+        self._dtype = dtype
 
     def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
         """Make a layout that may hold the bytes of so many blocks."""
@@ -51,7 +54,7 @@ class Padded:
         return self._layout(shapes, requests * rounded(tokens))
 
     def _layout(self, shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
-        cache = PaddedCache(shapes, capacity, static=self._static)
+        cache = PaddedCache(shapes, capacity, self._dtype, static=self._static)
         return KVLayout(cache, PaddedMemory(cache))
 
 
@@ -85,9 +88,11 @@ class PaddedCache(Pieces):
     ``static``: whether rows of finished requests stay until all are finished.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, *, static: bool) -> None:
-        super().__init__(shapes, capacity, "a row")
-        self.rectangle = Rectangle(shapes, self.ledger)
+    def __init__(
+        self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str, *, static: bool
+    ) -> None:
+        super().__init__(shapes, capacity, "a row", dtype)
+        self.rectangle = Rectangle(shapes, self.ledger, dtype)
         self.rows: list[Row] = []
         self.columns = self.empty_columns = 0
         self._static = static

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.kv_layout.ledger import Ledger
 
@@ -32,13 +33,17 @@ class Span:
 class Rectangle:
     """Memory for ``rows`` x ``capacity`` tokens in every layer; zeros where nothing is written.
 
-    Finite everywhere, because a masked NaN would still spoil a sum.
+    Finite everywhere, because a masked NaN would still spoil a sum. ``dtype``: float32,
+    float16 or bfloat16.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], ledger: Ledger) -> None:
+    def __init__(self, shapes: tuple[LayerShape, ...], ledger: Ledger, dtype: str) -> None:
         self.shapes = shapes
         self.rows = self.capacity = 0
-        self.token_bytes = sum(shape.token_bytes for shape in shapes)
+        self._dtype = dtype
+        size = STORED_AS[dtype].itemsize
+        self._layer_bytes = [shape.block_bytes(1, size) for shape in shapes]
+        self.token_bytes = sum(self._layer_bytes)
         self._ledger = ledger
         self._pairs: list[tuple[mx.array, mx.array]] = []
 
@@ -55,22 +60,17 @@ class Rectangle:
         """Return all layers' keys and values."""
         return [array for pair in self._pairs for array in pair]
 
-    def views(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return writable views of a layer's keys and values."""
-        k, v = self._pairs[index]
-        return np.asarray(k), np.asarray(v)
-
     def move(self, rows: int, capacity: int, spans: Iterable[Span]) -> None:
         """Take new memory and copy ``spans`` into it, layer by layer; let go of the old."""
         spans = tuple(spans)
         old_tokens, old = self.rows * self.capacity, self._pairs
         self._pairs = []
-        for shape in self.shapes:
-            pair = _zeros(shape, rows, capacity)
-            self._ledger.allocate(rows * capacity * shape.token_bytes)
+        for shape, token_bytes in zip(self.shapes, self._layer_bytes, strict=True):
+            pair = _zeros(shape, rows, capacity, self._dtype)
+            self._ledger.allocate(rows * capacity * token_bytes)
             if old:
                 _copy(old.pop(0), pair, spans)
-                self._ledger.free(old_tokens * shape.token_bytes)
+                self._ledger.free(old_tokens * token_bytes)
             self._pairs.append(pair)
         self.rows, self.capacity = rows, capacity
         self._ledger.copied += sum(span.length for span in spans) * self.token_bytes
@@ -82,9 +82,9 @@ class Rectangle:
         self._pairs, self.rows, self.capacity = [], 0, 0
 
 
-def _zeros(shape: LayerShape, rows: int, capacity: int) -> tuple[mx.array, mx.array]:
-    size = (rows, shape.num_kv_heads, capacity)
-    pair = mx.zeros((*size, shape.key_dim)), mx.zeros((*size, shape.value_dim))
+def _zeros(shape: LayerShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, mx.array]:
+    size, kind = (rows, shape.num_kv_heads, capacity), getattr(mx, dtype)
+    pair = mx.zeros((*size, shape.key_dim), kind), mx.zeros((*size, shape.value_dim), kind)
     mx.eval(pair)
     return pair
 
@@ -92,8 +92,13 @@ def _zeros(shape: LayerShape, rows: int, capacity: int) -> tuple[mx.array, mx.ar
 def _copy(
     old: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], spans: tuple[Span, ...]
 ) -> None:
-    for source, target in zip(map(np.asarray, old), map(np.asarray, new), strict=True):
+    for source, target in zip(map(_words, old), map(_words, new), strict=True):
         for s in spans:
             target[s.new_row, :, s.new_start : s.new_start + s.length] = source[
                 s.old_row, :, s.old_start : s.old_start + s.length
             ]
+
+
+def _words(array: mx.array) -> NDArray[Any]:
+    """Return a writable view; NumPy has no bfloat16, so that is seen as its 16 bits."""
+    return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
