@@ -410,5 +410,6 @@ def test_mlx_s_options_are_the_variables_that_it_reads():
 @pytest.mark.parametrize("device", [Device.metal, Device.emulated])
 def test_kernel_cases_in_half_precision_need_a_device_that_has_it(device):
     half = kernel(dtype=Precision.float16)
-    experiment(workload=half, engine=Engine(attention=Attention(device=device)))
-    experiment(workload=half, engine=Engine(attention=Attention(backend="gather")))
+    for attention in (Attention(device=device), Attention(backend="gather")):
+        made = experiment(workload=half, engine=Engine(attention=attention))
+        assert made.workload.dtype is Precision.float16

@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from labkit import config
+from labkit.engine.attention.spec import ITEM_BYTES
 from labkit.platform.accelerator import has_metal
 
-FLOAT32_BYTES = 4
-HALF_BYTES = 2
 # What MLX's attention is part of: the model runs on MLX's default device then.
 MLX_BACKENDS = ("gather", "sdpa")
 
@@ -36,9 +35,7 @@ def _on_metal(options: config.Engine) -> bool:
 def width(options: config.Engine, stored: int) -> int:
     """Return the bytes of a number that is computed with, where a model's take ``stored``."""
     kind = asked(options)
-    if kind is None:
-        return stored
-    return FLOAT32_BYTES if kind == "float32" else HALF_BYTES
+    return stored if kind is None else ITEM_BYTES[kind]
 
 
 def cached(options: config.Engine, computed: str) -> str:
@@ -50,7 +47,7 @@ def cached(options: config.Engine, computed: str) -> str:
 def cache_width(options: config.Engine, stored: int) -> int:
     """Return the bytes of a cached number, where a number of the model takes ``stored``."""
     less = options.kv.dtype is not config.Precision.float32
-    return HALF_BYTES if less else width(options, stored)
+    return ITEM_BYTES[options.kv.dtype.value] if less else width(options, stored)
 
 
 def cast(model: Any, kind: str | None) -> None:

@@ -19,7 +19,6 @@ from labkit.records import SCHEMA_VERSION, RecordError, read_json
 
 NAME = "doctor.json"
 SIGHTS_VERSION = 1  # of the key ``sights``, which a labkit that does not know it ignores
-KINDS = ("kernels", "requests")
 FEWEST = 3  # processes that a standard deviation is estimated from
 RUNS = 2  # of each arm in a block of separate processes
 
@@ -74,7 +73,7 @@ def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[s
     """Keep what the doctor measured; where the cache can't be written, it is not kept.
 
     ``machine``: the fingerprint. ``noise``: as ``labkit.doctor.measure.noise`` gives it.
-    ``sights``: by kind, those of ``KINDS`` that are known.
+    ``sights``: by kind (kernels, requests), those that are known.
     """
     data = {
         "schema_version": SCHEMA_VERSION,

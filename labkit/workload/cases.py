@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, Workload
 from labkit.engine.attention.elements import STORED_AS, rounded, widened
+from labkit.engine.attention.spec import ITEM_BYTES
 
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
@@ -52,7 +53,7 @@ class Geometry:
 
 def number_bytes(workload: Workload) -> int:
     """Return the bytes of one number of the queries, keys and values."""
-    return STORED_AS[workload.dtype.value].itemsize
+    return ITEM_BYTES[workload.dtype.value]
 
 
 def block_bytes(workload: Workload, block_size: int) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget, dtype
+from labkit.engine.attention.spec import ITEM_BYTES
 from labkit.engine.budget.room import blocks_alone, slots_together
 from labkit.models import ModelDir, resolve
 from labkit.workload import process_wide
@@ -108,7 +109,7 @@ class RequestKind:
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         longest = in_flight[: experiment.workload.concurrency]
         kv = kv_per_token * slots_together(experiment.engine.kv, longest)
-        held = dtype.width(experiment.engine, dtype.FLOAT32_BYTES) * weights
+        held = dtype.width(experiment.engine, ITEM_BYTES["float32"]) * weights
         return Estimate(seconds=seconds, bytes=PROCESS_BYTES + held + kv)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
@@ -146,7 +147,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
 def _model_facts(experiment: Experiment) -> tuple[int, int]:
     """Return the number of weights and the KV bytes of a token; nothing is built."""
     shape = experiment.model.shape
-    kv_bytes = dtype.cache_width(experiment.engine, dtype.FLOAT32_BYTES)
+    kv_bytes = dtype.cache_width(experiment.engine, ITEM_BYTES["float32"])
     if shape is None:
         model = resolve(experiment.model)
         return model.weight_bytes // 4, (model.kv_bytes_per_token or 0) // 4 * kv_bytes

@@ -97,10 +97,10 @@ def test_half_precision_is_refused_where_numpy_computes(kind, backend):
 
 
 def test_half_precision_is_not_refused_elsewhere():
-    options("float16", attention=Attention(device=Device.metal))
-    options("float16", attention=Attention(device=Device.emulated))
+    for device in (Device.metal, Device.emulated):
+        assert dtype.asked(options("float16", attention=Attention(device=device))) == "float16"
     padded = {"kv": config.KV(layout=KVLayout.contiguous), "attention": Attention(backend="sdpa")}
-    Engine(name="contiguous", dtype=DType.bfloat16, **padded)
+    assert dtype.asked(Engine(name="contiguous", dtype=DType.bfloat16, **padded)) == "bfloat16"
 
 
 @pytest.mark.parametrize("kind", [*HALF, "float32", None])

@@ -24,12 +24,12 @@ DIRTY = {
 
 
 def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
-    base = DIRTY | {"LABKIT_CACHE": str(tmp_path), "HOME": "/home/user"}
+    base = DIRTY | {"LABKIT_CACHE": str(tmp_path), "HOME": "/nowhere"}
     environment, removed = threads.worker_environment(base, threads=1, cores=4)
     assert removed == sorted(set(DIRTY) - {"PATH"})
     assert environment == {
         "PATH": "/bin",
-        "HOME": "/home/user",
+        "HOME": "/nowhere",
         "LABKIT_CACHE": str(tmp_path),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "4",

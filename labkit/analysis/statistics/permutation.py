@@ -174,9 +174,3 @@ def permutation_test(baseline: Floats, arm: Floats) -> float:
     units = pooled(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
     labels = relabellings(*np.shape(baseline))
     return two_sided(labels.mean_differences(units))
-
-
-def sign_flip(differences: Floats) -> float:
-    """Two-sided p of the sign-flip test of paired differences, float64 [pairs]."""
-    arm = np.asarray(differences, np.float64)[:, None]
-    return permutation_test(np.zeros_like(arm), arm)

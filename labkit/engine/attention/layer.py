@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-# Bytes of an element of a KV pool.
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+from labkit.engine.attention.spec import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)

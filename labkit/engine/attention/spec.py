@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from labkit.config.choices import RESOLVERS
 
+# Bytes of a number of each type that is computed with or kept, the reference's included.
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 BQ = 32  # query rows of the tiled kernels' units
 # What a kernel stamps and what the Metal sources call it (``kernels/*.metal``).
 KERNEL_IDS = {"decode": 1, "tiled": 2, "reference": 3, "reduce": 4}

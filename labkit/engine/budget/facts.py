@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit import config
 
-FLOAT = 4  # bytes: what the engine caches in
+FLOAT = 4  # bytes of a number in float32, in which sizes are counted first
 # Bytes of what a safetensors header calls a number; any other takes one.
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INTEGERS = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}

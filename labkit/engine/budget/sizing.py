@@ -62,8 +62,7 @@ def size_pool(
     EngineError
         The budget is refused: one line that ends in what to set.
     """
-    block_size = options.kv.block_size
-    per_token = sum(shape.block_bytes(block_size) for shape in shapes) // block_size
+    per_token = sum(shape.token_bytes() for shape in shapes)
     kind = dtype.asked(options)
     model = facts.of_directory(model_dir, kind)
     known = model is not None

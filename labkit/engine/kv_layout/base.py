@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.spec import ITEM_BYTES
+
 if TYPE_CHECKING:
     from labkit.engine.attention.base import Attention
     from labkit.engine.input_builder import Batch
@@ -30,14 +32,9 @@ class LayerShape:
     key_dim: int
     value_dim: int
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's key and value in float32."""
-        return 4 * self.num_kv_heads * (self.key_dim + self.value_dim)
-
-    def block_bytes(self, block_size: int, number_bytes: int = 4) -> int:
-        """Return the bytes of a block of keys and values, so many for each number."""
-        return block_size * self.token_bytes // 4 * number_bytes
+    def token_bytes(self, dtype: str = "float32") -> int:
+        """Return the bytes of one token's key and value, kept as ``dtype``."""
+        return ITEM_BYTES[dtype] * self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.budget.room import rounded
 from labkit.engine.kv_layout.base import BlockTable, LayerShape
 
@@ -88,8 +87,7 @@ class Pieces:
         self, shapes: tuple[LayerShape, ...], capacity: int, piece: str, dtype: str
     ) -> None:
         self.ledger = Ledger()
-        size = STORED_AS[dtype].itemsize
-        self._token_bytes = sum(shape.block_bytes(1, size) for shape in shapes)
+        self._token_bytes = sum(shape.token_bytes(dtype) for shape in shapes)
         self._capacity = capacity
         self._piece = piece
         self._tables: dict[str, BlockTable] = {}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit.engine import prefix_cache
-from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_manager import KVCacheManager
@@ -61,13 +60,14 @@ class Paged:
             backend.allocate(shapes, num_blocks, self._block_size, self._dtype)
         except ValueError as error:
             raise EngineError(f"engine.kv.layout=paged: {error}") from error
-        blocks, size = BlockPool(num_blocks), STORED_AS[self._dtype].itemsize
+        blocks = BlockPool(num_blocks)
+        token_bytes = sum(shape.token_bytes(self._dtype) for shape in shapes)
         cache = KVCacheManager(
             blocks,
             self._block_size,
             prefix_cache.create(self._prefixes, blocks, self._block_size),
             self._reuse_blocks,
-            block_bytes=sum(shape.block_bytes(self._block_size, size) for shape in shapes),
+            block_bytes=self._block_size * token_bytes,
         )
         return KVLayout(cache, PagedMemory(backend))
 

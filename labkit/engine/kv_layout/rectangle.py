@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.kv_layout.base import LayerShape
 from labkit.engine.kv_layout.ledger import Ledger
 
@@ -41,8 +40,7 @@ class Rectangle:
         self.shapes = shapes
         self.rows = self.capacity = 0
         self._dtype = dtype
-        size = STORED_AS[dtype].itemsize
-        self._layer_bytes = [shape.block_bytes(1, size) for shape in shapes]
+        self._layer_bytes = [shape.token_bytes(dtype) for shape in shapes]
         self.token_bytes = sum(self._layer_bytes)
         self._ledger = ledger
         self._pairs: list[tuple[mx.array, mx.array]] = []

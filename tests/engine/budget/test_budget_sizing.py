@@ -184,7 +184,7 @@ before = process.memory_info().rss
 shapes = (LayerShape(heads, dim, dim),) * layers
 backend.allocate(shapes, blocks, block_size)
 arrays = [*backend.keys, *backend.values]
-block_bytes = sum(shape.block_bytes(block_size) for shape in shapes)
+block_bytes = block_size * sum(shape.token_bytes() for shape in shapes)
 for array in arrays:
     array.fill(1.0)
 print(process.memory_info().rss - before, sum(a.nbytes for a in arrays), block_bytes)
