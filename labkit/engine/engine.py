@@ -10,7 +10,7 @@ from labkit.engine import pipeline
 from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
 from labkit.engine.decode_shape import DecodeShape, Exact, Padding
 from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
-from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.logits import Logits
 from labkit.engine.pipeline import Launch, Results, RunModel
 from labkit.engine.request import Request

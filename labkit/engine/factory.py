@@ -9,10 +9,10 @@ from labkit.engine import (
     decode_shape,
     dtype,
     kv_layout,
-    machine_state,
+    plugins,
+    preflight,
     self_test,
     speculation,
-    user_class,
 )
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.budget.profiling import activation_bytes
@@ -59,7 +59,7 @@ def create(
     EngineError
         The model or the budget cannot be served, in one line with the reason.
     """
-    machine_state.settle(options)
+    preflight.settle(options)
     if config.is_class_path(options.name):
         return _own(options, Path(model_dir))
     if options.name == "mlx_lm":
@@ -137,7 +137,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
 
 def _own(options: config.Engine, model_dir: Path) -> InferenceEngine:
     try:
-        own: InferenceEngine = user_class.make(
+        own: InferenceEngine = plugins.make(
             "engine.name", options.name, _METHODS, options, model_dir
         )
     except ValueError as error:

@@ -18,8 +18,8 @@ from labkit.engine.model_loader import LoadedModel
 from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Arrays, Attention
-    from labkit.engine.kv_layout.base import Step
+    from labkit.engine.attention.paged_backend import Arrays, Attention
+    from labkit.engine.kv_layout.kv_cache import Step
 
 # Waits for a step that was launched, and returns its logits.
 Wait = Callable[[], Logits]

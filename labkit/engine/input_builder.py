@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.kv_layout.base import BlockTable, KVCache
+from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 

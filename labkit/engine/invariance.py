@@ -15,7 +15,7 @@ import numpy as np
 from labkit import config
 from labkit.engine.base import EngineError
 from labkit.engine.forward import Forward
-from labkit.engine.kv_layout.base import KVLayout, LayoutKind
+from labkit.engine.kv_layout.kv_cache import KVLayout, LayoutKind
 from labkit.engine.self_test import Expected, compute
 
 

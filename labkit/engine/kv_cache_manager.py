@@ -7,8 +7,8 @@ from math import ceil
 import numpy as np
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.base import BlockTable
-from labkit.engine.kv_layout.ledger import UsedTokens
+from labkit.engine.kv_layout.accounting import UsedTokens
+from labkit.engine.kv_layout.kv_cache import BlockTable
 from labkit.engine.prefix_cache import NoPrefixCache, PrefixCache
 from labkit.engine.request import RequestState
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engine.base import EngineError
 from labkit.engine.dtype import word
-from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.kv_cache import LayerShape
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Attention
+    from labkit.engine.attention.paged_backend import Attention
 
 
 @dataclass(frozen=True, slots=True)

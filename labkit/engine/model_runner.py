@@ -6,7 +6,7 @@ import time
 
 from labkit.engine.forward import Forward, Wait
 from labkit.engine.input_builder import Batch
-from labkit.engine.kv_layout.base import KVMemory
+from labkit.engine.kv_layout.kv_cache import KVMemory
 from labkit.engine.logits import Logits
 from labkit.engine.stats import Counters
 

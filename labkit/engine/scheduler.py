@@ -19,7 +19,7 @@ from functools import partial
 from labkit import config
 from labkit.engine import policies
 from labkit.engine.base import EngineError, FinishReason, TokenEvent
-from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.policies import Phase
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled

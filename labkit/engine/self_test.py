@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from labkit.engine.base import EngineError
 from labkit.engine.forward import Forward
 from labkit.engine.input_builder import Batch, InputBuilder
-from labkit.engine.kv_layout.base import KVCache, KVLayout, LayerShape
+from labkit.engine.kv_layout.kv_cache import KVCache, KVLayout, LayerShape
 from labkit.engine.layer_cache import ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, plain_caches
 from labkit.engine.request import Request, RequestState

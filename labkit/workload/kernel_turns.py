@@ -52,7 +52,7 @@ from labkit.workload.measurement import CaseResult, Measurement
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Arrays, PagedBackend
+    from labkit.engine.attention.paged_backend import Arrays, PagedBackend
     from labkit.engine.attention.report import LaunchReport
 
 SETTLED = 0.98  # a round this much of the fastest before is no longer falling

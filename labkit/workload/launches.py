@@ -23,7 +23,7 @@ from labkit.workload.cases import Arrays, Geometry
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import PagedBackend
+    from labkit.engine.attention.paged_backend import PagedBackend
     from labkit.engine.attention.plan import Plan
     from labkit.engine.attention.report import LaunchReport
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget, dtype
 from labkit.engine.attention.spec import ITEM_BYTES
-from labkit.engine.budget.room import blocks_alone, slots_together
+from labkit.engine.budget.capacity import blocks_alone, slots_together
 from labkit.models import ModelDir, resolve
 from labkit.workload import process_wide
 from labkit.workload.measurement import Estimate

@@ -16,8 +16,8 @@ from labkit.engine.input_builder import staircase, window
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.speculation.drafting import Drafting
 from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.speculation.speculative import Drafting
 from labkit.engine.stats import Counters
 
 VOCAB, EOS = 31, 30

@@ -8,7 +8,7 @@ from stub_engine import VOCAB, make_engine, request, solo
 
 from labkit import config
 from labkit.engine.base import NO_TOKEN
-from labkit.engine.kv_layout.base import BlockTable
+from labkit.engine.kv_layout.kv_cache import BlockTable
 from labkit.engine.request import RequestState
 
 OPTIMISTIC = {"reservation": config.Reservation.optimistic, "chunk": 7}

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.budget.room import blocks_alone, rounded, slots_together
+from labkit.engine.budget.capacity import blocks_alone, rounded, slots_together
 from labkit.engine.input_builder import InputBuilder
-from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.accounting import UsedTokens
 from labkit.engine.kv_layout.contiguous import Contiguous
-from labkit.engine.kv_layout.ledger import UsedTokens
+from labkit.engine.kv_layout.kv_cache import LayerShape
 from labkit.engine.kv_layout.padded import Padded
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from labkit import config
-from labkit.engine import machine_state
+from labkit.engine import preflight
 from labkit.engine.base import EngineError
 from labkit.platform import memory_wired
 from labkit.platform.memory_machine import simulated
@@ -24,13 +24,13 @@ def budget(**options):
 
 def test_a_machine_as_demanded_is_accepted():
     assert memory_wired.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
-    machine_state.require_wired(budget())
-    machine_state.require_wired(budget(wired_collector=DEMANDS.enabled))
+    preflight.require_wired(budget())
+    preflight.require_wired(budget(wired_collector=DEMANDS.enabled))
 
 
 def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
     with pytest.raises(EngineError) as caught:
-        machine_state.require_wired(budget(wired_collector=DEMANDS.disabled))
+        preflight.require_wired(budget(wired_collector=DEMANDS.disabled))
     said = str(caught.value)
     assert "\n" not in said
     assert "sudo sysctl iogpu.disable_wired_collector=1" in said
@@ -48,13 +48,13 @@ def test_a_machine_without_a_collector_says_where_to_see_the_advice():
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
     with pytest.raises(EngineError, match=r"it is macOS's; engine\.budget\.machine simulates"):
-        machine_state.require_wired(elsewhere)
+        preflight.require_wired(elsewhere)
 
 
 def test_mlx_s_cache_is_bounded_as_asked():
     before = mx.set_cache_limit(1 << 20)
     try:
-        machine_state.settle(config.Engine(mlx_cache_limit=123456))
+        preflight.settle(config.Engine(mlx_cache_limit=123456))
         assert mx.set_cache_limit(before) == 123456
     finally:
         mx.set_cache_limit(before)
@@ -64,9 +64,9 @@ def test_mlx_s_variables_must_be_set_before_it_starts(monkeypatch):
     asked = config.Engine(mlx=config.Mlx(bfs_max_width=7))
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
     with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):
-        machine_state.settle(asked)
+        preflight.settle(asked)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
     with pytest.raises(EngineError, match="is 8 in this process, not 7"):
-        machine_state.settle(asked)
+        preflight.settle(asked)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
-    machine_state.settle(asked)
+    preflight.settle(asked)

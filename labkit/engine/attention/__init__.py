@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine import user_class
+from labkit.engine import plugins
 from labkit.engine.attention.spec import Switches
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.base import PagedBackend
     from labkit.engine.attention.operation import paged_attention
+    from labkit.engine.attention.paged_backend import PagedBackend
 
 __all__ = ["configured", "create", "paged_attention"]
 
@@ -45,7 +45,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     """
     chosen = Switches(**switches)
     if ":" in backend:
-        own: PagedBackend = user_class.make(
+        own: PagedBackend = plugins.make(
             "engine.attention.backend", backend, _METHODS, resolver=chosen.resolver
         )
         return own

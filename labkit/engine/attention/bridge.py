@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention.base import Arrays, Attention
+from labkit.engine.attention.paged_backend import Arrays, Attention
 from labkit.engine.attention.report import Reports
 
 

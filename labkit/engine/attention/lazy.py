@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine.attention import validate
-from labkit.engine.attention.base import Arrays, PagedBackend
+from labkit.engine.attention.paged_backend import Arrays, PagedBackend
 from labkit.engine.attention.plan import Plan
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention import validate
-from labkit.engine.attention.resolvers.base import Resolver
+from labkit.engine.attention.resolvers.resolver import Resolver
 
 Ints = NDArray[np.int32]
 

@@ -37,7 +37,7 @@ class SdpaStep(Protocol):
 
 
 class SdpaAttention:
-    """The layers of a layout whose steps write and attend; see ``base.Attention``."""
+    """The layers of a layout whose steps write and attend; see ``paged_backend.Attention``."""
 
     arrays: Literal["any"] = "any"
 

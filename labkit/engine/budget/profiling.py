@@ -14,7 +14,7 @@ from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
     from labkit.engine.forward import Forward
-    from labkit.engine.kv_layout.base import KVCache, LayerShape, LayoutKind
+    from labkit.engine.kv_layout.kv_cache import KVCache, LayerShape, LayoutKind
 
 STEP = 1 << 20  # bytes: rounded up to it, so that equal arms get equal pools
 

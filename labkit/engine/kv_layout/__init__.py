@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.base import KVLayout, LayerShape, LayoutKind
+from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, LayoutKind
 
 if TYPE_CHECKING:
     from labkit import config

@@ -13,9 +13,9 @@ import mlx.core as mx
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
-from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.ledger import Pieces
+from labkit.engine.budget.capacity import rounded
+from labkit.engine.kv_layout.accounting import Pieces
+from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.sdpa import SdpaAttention
-from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.ledger import Pieces
+from labkit.engine.budget.capacity import rounded
+from labkit.engine.kv_layout.accounting import Pieces
+from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.padded_step import pad_batch
 from labkit.engine.kv_layout.rectangle import Rectangle, Span
 

@@ -9,10 +9,10 @@ from labkit.engine import prefix_cache
 from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.kv_layout.base import KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import PagedBackend
+    from labkit.engine.attention.paged_backend import PagedBackend
     from labkit.engine.input_builder import Batch
 
 

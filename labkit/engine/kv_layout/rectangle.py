@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.kv_layout.base import LayerShape
-from labkit.engine.kv_layout.ledger import Ledger
+from labkit.engine.kv_layout.accounting import Ledger
+from labkit.engine.kv_layout.kv_cache import LayerShape
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ def create(options: config.Engine, model_dir: Path, models: SharedModels) -> Inf
     EngineError
         mlx_lm cannot load the model; one line with its reason.
     """
-    from labkit.engine.mlx_lm.engine import MlxLmEngine
+    from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
     scheduler = options.scheduler
     loaded = models.mlx_lm(model_dir, dtype.asked(options))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from labkit import config
 from labkit.engine.input_builder import Cut, staircase, window
-from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.pipeline import RunModel
 from labkit.engine.speculation.base import NoSpeculation, Proposer, Speculation
 from labkit.engine.speculation.draft_model import DraftModel
-from labkit.engine.speculation.drafting import Drafting
 from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.speculation.speculative import Drafting
 from labkit.engine.stats import Counters
 
 

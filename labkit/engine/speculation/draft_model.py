@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.engine.input_builder import Batch, Ints, pack, stack
-from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.pipeline import RunModel
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.sampler import Sampler

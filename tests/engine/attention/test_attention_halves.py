@@ -14,7 +14,7 @@ from labkit.engine.attention.cpu.jit import intrinsic
 from labkit.engine.attention.cpu.rows import LAYERS, layer_type
 from labkit.engine.attention.cpu.simd import BYTES, LANES, Emitter
 from labkit.engine.attention.cpu.tiles import copy_wide, round_to_bfloat16, round_to_float16
-from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.kv_cache import LayerShape
 
 HALVES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import bridge
-from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.kv_cache import LayerShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 

@@ -15,7 +15,7 @@ from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import facts, profiling, sizing
 from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.kv_cache import LayerShape
 from labkit.platform import memory_machine
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
@@ -176,7 +176,7 @@ FILL = """
 import sys
 import psutil
 from labkit.engine import attention
-from labkit.engine.kv_layout.base import LayerShape
+from labkit.engine.kv_layout.kv_cache import LayerShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
 backend = attention.create(backend="reference")
 process = psutil.Process()

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention import dispatch, validate
-from labkit.engine.attention.base import PagedBackend
 from labkit.engine.attention.cpu import decode, kernels, layers, tiled
 from labkit.engine.attention.cpu.tiles import KEYS
 from labkit.engine.attention.dispatch import Dispatch
 from labkit.engine.attention.elements import STORED_AS, name_of
 from labkit.engine.attention.layer import Layer
+from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.plan import Plan
 from labkit.engine.attention.report import Launch, Reports, of_step
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches

@@ -1,4 +1,4 @@
-"""The resolvers by name; see ``base.Resolver``.
+"""The resolvers by name; see ``resolver.Resolver``.
 
 A built-in is a word of ``config.RESOLVERS``, a module of this package with that name, and a
 branch in ``metal/kernels/resolve.metal``; its number in the kernels is the word's place.
@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from labkit.config.choices import RESOLVERS
-from labkit.engine.attention.resolvers.base import Resolver
+from labkit.engine.attention.resolvers.resolver import Resolver
 from labkit.engine.attention.resolvers.seq_map import UserResolver
 
 _BUILT_IN: dict[str, type[Resolver]] = {

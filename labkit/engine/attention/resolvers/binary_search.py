@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from labkit.engine.attention.resolvers import base
-from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.resolvers import resolver
+from labkit.engine.attention.resolvers.resolver import Ints
 from labkit.engine.attention.spec import BQ
 
 
@@ -21,7 +21,7 @@ class BinarySearch(NamedTuple):
     cu_seqlens_q: Ints
 
 
-class Resolver(base.Resolver):
+class Resolver(resolver.Resolver):
     """Hands the prefix sums to the kernel, which searches them."""
 
     word = "binary_search"

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers import base
-from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.resolvers import resolver
+from labkit.engine.attention.resolvers.resolver import Ints
 
 
 class Identity(NamedTuple):
@@ -16,7 +16,7 @@ class Identity(NamedTuple):
     num_seqs: int
 
 
-class Resolver(base.Resolver):
+class Resolver(resolver.Resolver):
     """Accepts batches of one query token per sequence, and only those: no Q-blocks."""
 
     word = "identity"

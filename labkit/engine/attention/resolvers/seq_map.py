@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine import user_class
-from labkit.engine.attention.resolvers import base
-from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine import plugins
+from labkit.engine.attention.resolvers import resolver
+from labkit.engine.attention.resolvers.resolver import Ints
 from labkit.engine.attention.spec import BQ
 
 SURPLUS = -1
@@ -49,7 +49,7 @@ def qblock_map(cu_seqlens_q: Ints, total_q: int, bq: int) -> Ints:
     return blocks
 
 
-class Resolver(base.Resolver):
+class Resolver(resolver.Resolver):
     """Builds both maps with NumPy."""
 
     word = "seq_map"
@@ -99,7 +99,7 @@ class UserResolver(Resolver):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._user = user_class.make("resolver", path, ("maps",))
+        self._user = plugins.make("resolver", path, ("maps",))
         self.name = self._user.name
 
     def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMap, float]:
@@ -114,7 +114,7 @@ class UserResolver(Resolver):
         try:
             maps = self._user.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
-            raise ValueError(f"resolver={self._path}: maps() {user_class.said(error)}") from error
+            raise ValueError(f"resolver={self._path}: maps() {plugins.said(error)}") from error
         map_us = (time.perf_counter() - start) * 1e6
         if not isinstance(maps, tuple | list) or len(maps) != 2:
             raise ValueError(f"resolver={self._path}: maps() must return (token_map, qblock_map)")

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers import base
-from labkit.engine.attention.resolvers.base import Ints
+from labkit.engine.attention.resolvers import resolver
+from labkit.engine.attention.resolvers.resolver import Ints
 from labkit.engine.attention.spec import BQ
 
 
@@ -22,7 +22,7 @@ class WorkPlan(NamedTuple):
     qblocks: Ints
 
 
-class Resolver(base.Resolver):
+class Resolver(resolver.Resolver):
     """Plans with NumPy; both kernels' plans, as either may run."""
 
     word = "work_plan"

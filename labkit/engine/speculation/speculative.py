@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from labkit.engine.kv_layout.base import KVCache
+from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.engine.speculation.base import Proposer, Wanted

@@ -20,7 +20,7 @@ from labkit.engine.attention.plan import Plan
 from labkit.engine.attention.report import LaunchReport, Reports
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.base import LayerShape
+    from labkit.engine.kv_layout.kv_cache import LayerShape
 
 Array = NDArray[Any]
 Arrays = Literal["numpy", "mlx"]

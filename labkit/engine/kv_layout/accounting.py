@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from labkit.engine.budget.room import rounded
-from labkit.engine.kv_layout.base import BlockTable, LayerShape
+from labkit.engine.budget.capacity import rounded
+from labkit.engine.kv_layout.kv_cache import BlockTable, LayerShape
 
 if TYPE_CHECKING:
     from labkit.engine.request import RequestState

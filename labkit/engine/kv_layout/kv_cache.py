@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from labkit.engine.attention.spec import ITEM_BYTES
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.base import Attention
+    from labkit.engine.attention.paged_backend import Attention
     from labkit.engine.input_builder import Batch
     from labkit.engine.request import RequestState
 
