@@ -24,6 +24,10 @@ POOLS = 2  # keys and values
 # batch that does more reads more than the caches hold anyway.
 WASH_FLOPS = 0.5e9
 WASH_BYTES = 48e6
+# What another process does to a launch only lengthens it. Of a batch that is washed out by all
+# of itself a turn times so many launches on hot caches, one after another, and the fastest
+# counts; larger ones are washed out by a part, and more rounds see more than more launches.
+TIMED = 3
 # On a device with a queue as many launches are timed together as do this much, at most so many:
 # waiting costs some hundred microseconds, which a chain of ten milliseconds hides.
 CHAIN_FLOPS = 32e9
@@ -107,6 +111,11 @@ def wash_share(size: Geometry, workload: Workload) -> float:
     """Return how much of a batch washes the caches out: all of it, unless it is large."""
     asked = work(size, workload)
     return min(1.0, WASH_FLOPS / asked.flops, WASH_BYTES / asked.bytes)
+
+
+def timed(size: Geometry, workload: Workload) -> int:
+    """Return how many launches of a turn on hot caches are timed, the same in every run."""
+    return TIMED if wash_share(size, workload) == 1 else 1
 
 
 def links(size: Geometry, workload: Workload) -> int:

@@ -88,9 +88,18 @@ class KernelKind:
             wash = _launch_seconds(_washed(size, w, block_size), experiment, 0)
             flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
             queued = w.state is not State.cold and devices.queued(experiment.engine.attention)
-            timed = launch * (1 + cases.links(size, w) if queued else 1)
+            timed = launch * _timed_launches(size, experiment, queued)
             seconds += launch + (w.warmup + 2) * wash + rounds * (timed + wash + flush)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
+
+
+def _timed_launches(size: cases.Geometry, experiment: Experiment, queued: bool) -> int:
+    """Count the launches of a turn that are timed."""
+    if queued:
+        return 1 + cases.links(size, experiment.workload)
+    lazy = experiment.engine.attention.device is not Device.cpu
+    hot = experiment.workload.state is not State.cold
+    return cases.timed(size, experiment.workload) if hot and not lazy else 1
 
 
 def _washed(size: cases.Geometry, w: Workload, block_size: int) -> cases.Geometry:

@@ -66,6 +66,10 @@ class Row:
         """Return how many launches are timed together."""
         return seat.whole.links if self.state is State.hot else 1
 
+    def timed(self, seat: Seat) -> int:
+        """Return how many launches of a turn are timed, of which the fastest counts."""
+        return seat.whole.timed if self.state is State.hot else 1
+
 
 def check(seat: Seat, launch: Launch, which: str) -> None:
     """Refuse outputs that are not, bit for bit, those of the arm's first launches."""
@@ -130,6 +134,7 @@ def result(seat: Seat, row: Row) -> CaseResult:
             "counters": report.counters(),
             "state": row.state.value,
             "warm_up_rounds": row.warm_up,
+            "fastest_of": row.timed(seat),
             "pulse_us": [round(us, 2) for us in _microseconds(row.pulses)],
             "turns": list(seat.places),
             **(_queue_notes(seat, row) if seat.whole.queued else {}),

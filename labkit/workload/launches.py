@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Precision, Workload
+from labkit.workload import cases
 from labkit.workload.cases import Arrays, Geometry
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
@@ -90,6 +91,11 @@ class Batch:
         """What the numbers of the outputs are."""
         raise NotImplementedError
 
+    @property
+    def timed(self) -> int:
+        """How many launches of a turn on hot caches are timed, of which the fastest counts."""
+        return 1
+
     def poison(self, links: int = 1, first: bool = False) -> None:
         """Fill what the next launches write with NaN.
 
@@ -139,6 +145,11 @@ class HostBatch(Batch):
     """
 
     dtype = Precision.float32
+
+    @property
+    def timed(self) -> int:
+        """See ``cases.timed``."""
+        return cases.timed(self.size, self.workload)
 
     def poison(self, links: int = 1, first: bool = False) -> None:
         """Fill the output with NaN."""

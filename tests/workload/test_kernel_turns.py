@@ -1,6 +1,7 @@
 """What a kernel's turns time, in which order, and what they leave out. On a clock of our own."""
 
 import gc
+import itertools
 import random
 import weakref
 from contextlib import contextmanager
@@ -135,10 +136,10 @@ def test_a_timing_is_the_launch_alone_whatever_else_takes_time():
     results = measured(world, [Backend(world, lambda w: 2.0), Backend(world, lambda w: 5.0)], FEW)
     assert repeats(results[0]) == (2e6,) * 6 and repeats(results[1]) == (5e6,) * 6
     assert results[0].cases[0].notes["pulse_us"] == [PULSE * 1e6] * 6
-    # The first launch, the rounds of warming up, and two launches a round.
+    # The first launch, the rounds of warming up, and a wash-out and three launches a round.
     warm_up = results[0].cases[0].notes["warm_up_rounds"]
     assert warm_up == 2
-    assert results[0].notes["launch_s"] == 2.0 * (1 + warm_up + 2 * 6)
+    assert results[0].notes["launch_s"] == 2.0 * (1 + warm_up + 4 * 6)
 
 
 class Watched(Backend):
@@ -178,7 +179,7 @@ def test_the_clock_is_read_right_before_and_right_after_a_launch():
     pulse = ["clock", "pulse", "clock"]
     wash_out = ["clock", ("launch", 5), "clock", "report"]
     launch = ["clock, filled", ("launch", 5), "clock", "report"]
-    assert [what for what, _ in world.done] == (pulse + wash_out + launch) * 6
+    assert [what for what, _ in world.done] == (pulse + wash_out + 3 * launch) * 6
 
 
 def test_an_output_is_checked_after_the_clock_was_read():
@@ -222,16 +223,32 @@ def test_the_time_of_a_launch_follows_the_launch():
     assert len(set(repeats(result))) == 6
 
 
-def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launch_in_its_own_turn():
+@pytest.mark.parametrize(("wash_bytes", "launches"), [(48e6, 4), (1, 2)])  # a light one, a heavy
+def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launches_in_its_own_turn(
+    monkeypatch, wash_bytes, launches
+):
+    monkeypatch.setattr(cases, "WASH_BYTES", wash_bytes)
     world = World()
     measured(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
-    assert len(world.done) == 6 * (1 + 2 * 2)
-    for start in range(0, len(world.done), 5):
-        pulse, *launches = world.done[start : start + 5]
+    length = 1 + 2 * launches
+    assert len(world.done) == 6 * length
+    for start in range(0, len(world.done), length):
+        pulse, *rest = world.done[start : start + length]
         assert pulse == ("pulse", None)
-        assert {what for what, _ in launches} == {("launch", 5)}
-        first, again, second, once_more = (arm for _, arm in launches)
-        assert first == again != second == once_more
+        assert {what[0] for what, _ in rest} == {"launch"}
+        arms = [arm for _, arm in rest]
+        assert sorted(arms) == [0] * launches + [1] * launches
+        assert arms[0] == arms[launches - 1] != arms[-1] == arms[launches]
+
+
+def test_the_fastest_launch_of_a_turn_counts_and_never_the_wash_out():
+    world = World()
+    found = turns(world, [Backend(world, lambda w: next(seconds))], FEW)
+    seconds = itertools.repeat(9.0)
+    found.warm_up()
+    seconds = itertools.cycle([1.0, 7.0, 2.0, 8.0])
+    (result,) = found.measure(lambda text: None)
+    assert repeats(result) == (2e6,) * 6 and result.cases[0].notes["fastest_of"] == 3
 
 
 def test_a_cold_turn_flushes_instead():
@@ -338,7 +355,7 @@ def test_a_measured_launch_writes_into_a_poisoned_output():
     world = World()
     backend = Backend(world, lambda w: 1.0)
     measured(world, [backend], FEW)
-    assert backend.poisoned[-12:] == [False, True] * 6  # wash-out, launch
+    assert backend.poisoned[-24:] == [False, True, True, True] * 6  # wash-out, launches
     assert backend.poisoned[0]
 
 
@@ -499,7 +516,8 @@ def test_arms_whose_rounds_would_differ_stay_apart(change):
     assert kernel.KIND.apart([arms[0], arms[0]]) is None
 
 
-def test_flushing_is_in_the_estimate_of_cold_turns_alone():
+def test_flushing_is_in_the_estimate_of_cold_turns_alone(monkeypatch):
+    monkeypatch.setattr(cases, "WASH_BYTES", 1)  # one launch a turn is timed, hot or cold
     arms = [*experiments(*(asked(FEW, repeats=100, state=state) for state in State))]
     seconds = {e.workload.state: kernel.KIND.estimate(e).seconds for e in arms}
     flushes = 100 * FEW.factor * kernel.FLUSH_SECONDS
