@@ -40,7 +40,7 @@ def reader(array: np.ndarray) -> Callable[[], object]:
     """Return a function that reads ``array`` on all threads: the memory probe."""
     from numba import get_num_threads
 
-    from labkit.experiment.limits import read_memory
+    from labkit.machine.limits import read_memory
 
     flat, parts = array.reshape(-1), 8 * get_num_threads()
     return lambda: read_memory(flat, parts)
@@ -128,8 +128,8 @@ def measure_sgemm(rounds: int) -> Iterator[dict]:
 
 def measure_mlx(rounds: int) -> Iterator[dict]:
     """Yield the time of MLX's attention on the same work, contiguous."""
-    from labkit.platform import blas
-    from labkit.platform.threads import core_count
+    from labkit.machine import blas
+    from labkit.machine.threads import core_count
 
     built = blas.prepare()
     blas.activate("openblas" if built.path else "stock", core_count())

@@ -79,7 +79,7 @@ def product() -> Callable[[], object]:
 def child(layer: str) -> None:
     """Be the process of one layer: a line in names a case, a line out gives its median (us)."""
     if layer != "labkit":
-        from labkit.platform import pool
+        from labkit.machine import pool
 
         pool.install = lambda: None  # kernels stay on the layer that the environment names
     launches = {f"decode {s} x {c}": decode(s, c) for s, c in DECODE}
@@ -100,7 +100,7 @@ def child(layer: str) -> None:
 
 def start(layer: str) -> subprocess.Popen[str]:
     """Start a layer's process."""
-    from labkit.platform.threads import core_count, worker_environment
+    from labkit.machine.threads import core_count, worker_environment
 
     cores = core_count()
     environment, _ = worker_environment(os.environ, threads=cores, cores=cores)

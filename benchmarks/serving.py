@@ -66,7 +66,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 def run(overrides: Sequence[str]) -> dict[str, float]:
     """Serve once in a fresh process, with the environment of labkit's workers."""
-    from labkit.platform.threads import core_count, worker_environment
+    from labkit.machine.threads import core_count, worker_environment
 
     experiment = compose(overrides)
     threads = experiment["engine"]["threads"] or core_count()
@@ -88,7 +88,7 @@ def child() -> None:
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.experiment import stages
-    from labkit.platform import blas, pool
+    from labkit.machine import blas, pool
     from labkit.workload import process_wide
 
     pool.install()
@@ -117,7 +117,7 @@ def child() -> None:
 
 def thread_counts() -> list[int]:
     """Return the powers of two up to the number of cores, and that number."""
-    from labkit.platform.threads import core_count
+    from labkit.machine.threads import core_count
 
     cores = core_count()
     return sorted({1 << i for i in range(cores.bit_length()) if 1 << i <= cores} | {cores})

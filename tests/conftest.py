@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from labkit.platform import cache
+from labkit.machine import cache
 
 # One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

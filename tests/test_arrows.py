@@ -10,22 +10,22 @@ ROOT = Path(__file__).parents[1]
 MAY = {
     "records": set(),
     "config": {"records"},
-    "platform": {"config"},
-    "models": {"config", "platform"},
-    "metal": {"config", "platform"},
-    "engine": {"config", "metal", "models", "platform"},
-    "workload": {"config", "engine", "metal", "models", "platform", "records"},
+    "machine": set(),
+    "models": {"config", "machine"},
+    "metal": {"config", "machine"},
+    "engine": {"config", "metal", "models", "machine"},
+    "workload": {"config", "engine", "metal", "models", "machine", "records"},
     "analysis.statistics": set(),
     "analysis": {"analysis.statistics", "config", "records"},
     "experiment": {
-        "analysis.statistics", "config", "engine", "models", "platform", "records", "workload",
+        "analysis.statistics", "config", "engine", "models", "machine", "records", "workload",
     },
     "mac": {
-        "analysis", "app", "cli", "config", "experiment", "platform", "records", "workload",
+        "analysis", "app", "cli", "config", "experiment", "machine", "records", "workload",
     },
     "doctor": {
         "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "models",
-        "platform", "records", "workload",
+        "machine", "records", "workload",
     },
 }  # fmt: skip
 SHARED = {""}  # labkit itself: the version

@@ -16,8 +16,8 @@ from labkit.doctor import child, screen, sight, weaknesses
 from labkit.experiment import doctor_noise
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.errors import Interrupted
-from labkit.platform import memory_machine
-from labkit.platform.memory_machine import GIB, Machine
+from labkit.machine import memory_machine
+from labkit.machine.memory_machine import GIB, Machine
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {

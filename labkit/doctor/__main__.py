@@ -14,11 +14,11 @@ from labkit.doctor import screen, sight
 from labkit.doctor.budgets import ceilings
 from labkit.doctor.child import CannotMeasure, measure
 from labkit.doctor.weaknesses import Facts, find
-from labkit.experiment import doctor_noise, environment
+from labkit.experiment import doctor_noise
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.errors import StudyError
 from labkit.experiment.lock import timing_lock
-from labkit.platform import memory_machine, memory_macos, memory_wired, threads
+from labkit.machine import fingerprint, memory_machine, memory_macos, memory_wired, threads
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +114,7 @@ def _examine() -> Facts:
     measured, sights = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Facts(
-        environment={**environment.fingerprint(), **vars(memory_macos.pressure())},
+        environment={**fingerprint.take(), **vars(memory_macos.pressure())},
         machine=machine,
         measured=measured,
         sights=sights,

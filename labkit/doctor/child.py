@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from labkit.platform.threads import core_count, worker_environment
+from labkit.machine.threads import core_count, worker_environment
 
 NOISE_S = 8.0
 TIMEOUT_S = 120.0  # the first time on a machine it compiles

@@ -26,8 +26,8 @@ def noise(seconds: float) -> dict[str, Any]:
     Returns ``matmul_cv_pct``, ``bandwidth_cv_pct`` (standard deviation of the windows'
     medians over their mean) and ``windows``.
     """
-    from labkit.experiment.probe import Probe
-    from labkit.platform.threads import core_count
+    from labkit.machine.probe import Probe
+    from labkit.machine.threads import core_count
 
     probe = Probe(core_count())
     probe.time()
@@ -50,9 +50,9 @@ def cpu_bandwidth() -> dict[str, Any]:
     """Read memory with all cores: GB/s."""
     import numpy as np
 
-    from labkit.experiment.limits import read_rate
-    from labkit.platform.memory import read
-    from labkit.platform.threads import core_count
+    from labkit.machine.limits import read_rate
+    from labkit.machine.memory import read
+    from labkit.machine.threads import core_count
 
     size = min(STREAM_BYTES, read().available // 8) // 4096 * 4096
     stream = np.ones(size // 4, dtype=np.float32)
@@ -61,8 +61,8 @@ def cpu_bandwidth() -> dict[str, Any]:
 
 def mlx() -> dict[str, Any]:
     """Load the BLAS and MLX as a worker does; measure its product, and the GPU's memory."""
-    from labkit.platform import blas
-    from labkit.platform.threads import core_count
+    from labkit.machine import blas
+    from labkit.machine.threads import core_count
 
     try:
         library, reason = blas.activate("openblas", core_count()), None
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
     """Measure everything, and say each step as it begins."""
     seconds = float(argv[0])
     _say(step="loading the reference kernels")
-    import labkit.experiment.probe  # noqa: F401
+    import labkit.machine.probe  # noqa: F401
 
     _say(step=f"noise: the same work for {seconds:g} s")
     result: dict[str, Any] = {"noise": noise(seconds)}

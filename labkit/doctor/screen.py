@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.doctor.budgets import Ceiling
 from labkit.doctor.weaknesses import Facts, Weakness
 from labkit.experiment.doctor_noise import Sight
-from labkit.platform.memory_machine import GIB, Machine
-from labkit.platform.memory_wired import Advice
+from labkit.machine.memory_machine import GIB, Machine
+from labkit.machine.memory_wired import Advice
 
 if TYPE_CHECKING:
     from rich.console import Console

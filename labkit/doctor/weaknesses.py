@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.experiment.doctor_noise import Sight
-from labkit.platform.memory_machine import GIB, Machine
+from labkit.machine.memory_machine import GIB, Machine
 
 NOISY_PCT = 2.0  # the default margin: noise above it hides what is not trivial
 OTHERS_PCT = 5.0
@@ -26,7 +26,7 @@ class Facts:
     Parameters
     ----------
     environment
-        The fingerprint (labkit.experiment.environment).
+        The fingerprint (labkit.machine.fingerprint).
     machine
         The memory of this machine.
     measured

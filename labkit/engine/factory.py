@@ -24,7 +24,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import SharedModels
 from labkit.engine.speculation.draft_loader import load_draft
 from labkit.engine.stats import Counters
-from labkit.platform import memory_machine
+from labkit.machine import memory_machine
 
 _METHODS = (
     "submit",

@@ -49,7 +49,7 @@ class LLM:
         stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``.
         Not ``name``, which is a preset's, and not ``blas``, ``threads``, ``memory_limit`` and
         those of ``mlx``: a process settles them before MLX and numba are imported
-        (``labkit.platform``, ``NUMBA_NUM_THREADS``, MLX's own variables).
+        (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own variables).
 
     Raises
     ------

@@ -6,7 +6,7 @@ import os
 
 from labkit import config
 from labkit.engine.base import EngineError
-from labkit.platform import memory_machine, memory_wired
+from labkit.machine import memory_machine, memory_wired
 
 
 def settle(options: config.Engine) -> None:

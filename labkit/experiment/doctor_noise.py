@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.experiment import environment
-from labkit.platform import cache
+from labkit.machine import cache, fingerprint
 from labkit.records import SCHEMA_VERSION, RecordError, read_json
 
 NAME = "doctor.json"
@@ -77,7 +76,7 @@ def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[s
     """
     data = {
         "schema_version": SCHEMA_VERSION,
-        "machine": {name: machine.get(name) for name in environment.MACHINE_FIELDS},
+        "machine": {name: machine.get(name) for name in fingerprint.MACHINE_FIELDS},
         "cv_pct": max(float(noise["matmul_cv_pct"]), float(noise["bandwidth_cv_pct"])),
         "sights": {
             "version": SIGHTS_VERSION,
@@ -111,7 +110,7 @@ def _kept() -> Mapping[str, Any]:
     """Read what is kept for this machine; empty where there is nothing that can be read."""
     try:
         data = read_json(cache.root() / NAME)
-        same = environment.same_machine(data["machine"], environment.fingerprint())
+        same = fingerprint.same_machine(data["machine"], fingerprint.take())
         return data if same else {}
     except (OSError, RecordError, LookupError, TypeError, ValueError, AttributeError):
         return {}

@@ -10,8 +10,8 @@ from typing import Any
 
 from labkit.analysis.statistics.power import freedom
 from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
-from labkit.experiment import environment
 from labkit.experiment.arms import ComposedCell
+from labkit.machine import fingerprint
 from labkit.records import Arm, RecordError, read_arms, read_cell, read_runs
 
 LOOKED_THROUGH = 40  # cells, newest first
@@ -26,7 +26,7 @@ def studies(
     Comparable: the same kind of machine, the baselines' workload (served: their model too)
     and isolation, by default the cell's own. They are looked for in ``out`` and ``outputs``.
     """
-    here, isolation = environment.fingerprint(), isolation or composed.isolation
+    here, isolation = fingerprint.take(), isolation or composed.isolation
     ours = composed.experiments[composed.arms[0].name]
     folders = {path for root in (out, Path("outputs")) for path in _cells(root)}
     newest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -35,7 +35,7 @@ def studies(
             data, arms = read_cell(path.parent), read_arms(path.parent)
         except RecordError:
             continue
-        same = environment.same_machine(data.get("environment", {}), here)
+        same = fingerprint.same_machine(data.get("environment", {}), here)
         where = data["design"].get("isolation", "process")
         baseline = next((arm for arm in arms if arm.role == "baseline"), None)
         if same and where == isolation.value and baseline and _same_work(baseline, ours):

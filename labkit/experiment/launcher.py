@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from labkit.config import Engine, from_plain, own_classes
-from labkit.experiment import environment, kept, process
+from labkit.experiment import kept, process
 from labkit.experiment.cell import Cell, Paths
 from labkit.experiment.design import Run
 from labkit.experiment.errors import StudyError
-from labkit.experiment.observer import Observer
 from labkit.experiment.progress import Progress, Silent
-from labkit.platform import cache, threads
+from labkit.machine import cache, fingerprint, threads
+from labkit.machine.observer import Observer
 from labkit.records import Arm, Record, RecordError, read
 
 PREPARE_TIMEOUT_S = 1800.0
@@ -126,7 +126,7 @@ class ProcessLauncher:
             observer.sample(pid)
             self.progress.tick()
 
-        before, started = environment.surroundings(), environment.utc_now()
+        before, started = fingerprint.surroundings(), fingerprint.utc_now()
         ending = process.run(
             [*self.command, *(str(path) for pair in pairs for path in pair), *keep],
             environment=environ,
@@ -134,7 +134,7 @@ class ProcessLauncher:
             timeout_s=cell.design.timeout_s * len(runs),
             on_tick=tick,
         )
-        after = environment.surroundings()
+        after = fingerprint.surroundings()
         notes = {
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
@@ -189,7 +189,7 @@ def _without(run: Run, cell: Cell, ended: tuple[str, str], started: str, seconds
         outcome=ended[0],
         detail=ended[1],
         started=started,
-        environment=environment.fingerprint(),
+        environment=fingerprint.take(),
         seconds={"total": round(seconds, 6)},
     )
 
@@ -250,13 +250,13 @@ def _marker(arm: Arm) -> Path:
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path).encode())
         digest.update(path.read_bytes())
-    facts = (environment.versions(), sys.version, dict(arm.config), _cpu())
+    facts = (fingerprint.versions(), sys.version, dict(arm.config), _cpu())
     digest.update(repr(facts).encode())
     return cache.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
 
 
 def _cpu() -> str:
-    return str(environment.facts().get("cpu_model"))
+    return str(fingerprint.facts().get("cpu_model"))
 
 
 def _mark(marker: Path, arm: Arm) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.experiment import environment_linux
 from labkit.experiment.signals import Signals
-from labkit.platform import memory_limit
+from labkit.machine import linux, memory_limit
 
 TICK_S = 1.0
 GRACE_S = 0.5  # for a Python traceback of a hanging worker (faulthandler on SIGABRT)
@@ -155,7 +154,7 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
 
 def _oom_kills() -> int:
     try:
-        return environment_linux.oom_kills()
+        return linux.oom_kills()
     except (OSError, LookupError, ValueError):
         return 0  # not Linux, or it does not tell
 

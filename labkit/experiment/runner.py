@@ -28,7 +28,7 @@ from labkit.experiment.launcher import (
 from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress, Silent
 from labkit.experiment.signals import Signals
-from labkit.platform.cache import CacheError
+from labkit.machine.cache import CacheError
 from labkit.records import Record, RecordError, read, write
 
 __all__ = [

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Device, Experiment, WorkloadKind, from_plain
-from labkit.experiment import canary, environment
+from labkit.experiment import canary
+from labkit.machine import fingerprint
 from labkit.records import Arm, CaseRecord, Metric, Record
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def uses_mlx(experiment: Experiment) -> bool:
 def begin(draft: Draft) -> Any:
     """Take the fingerprint and the first probe; give the probe."""
     with draft.watch.time("fingerprint"):
-        draft.record = replace(draft.record, environment=environment.fingerprint())
+        draft.record = replace(draft.record, environment=fingerprint.take())
     with draft.watch.time("numba"):
         probe = start_probe(draft)
     with draft.watch.time("probe"):
@@ -112,7 +113,7 @@ def probe_again(draft: Draft, probe: Any) -> None:
 
 def note_limits(draft: Draft, experiment: Experiment) -> None:
     """Measure what the machine can do at best, for the roofline of kernels on the CPU."""
-    from labkit.experiment import limits
+    from labkit.machine import limits
 
     engine = experiment.engine
     on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None
@@ -125,14 +126,14 @@ def note_limits(draft: Draft, experiment: Experiment) -> None:
 def finish(draft: Draft) -> None:
     """Take the machine's state at the end."""
     with draft.watch.time("fingerprint"):
-        draft.record = replace(draft.record, environment_end=environment.state())
+        draft.record = replace(draft.record, environment_end=fingerprint.state())
 
 
 def start_probe(draft: Draft) -> Any:
     """Start numba and its pool, load the arm-blind kernels, and count compilations from now on."""
     from numba.core import event
 
-    from labkit.platform.threads import core_count, numba_without_scipy
+    from labkit.machine.threads import core_count, numba_without_scipy
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
@@ -144,8 +145,8 @@ def start_probe(draft: Draft) -> Any:
 
     event.register("numba:compile", Listener())
     with numba_without_scipy():
-        from labkit.experiment.probe import Probe
-        from labkit.platform import pool
+        from labkit.machine import pool
+        from labkit.machine.probe import Probe
 
         draft.note(pool=pool.install().facts)
         probe = Probe(threads=core_count())
@@ -156,7 +157,7 @@ def start_probe(draft: Draft) -> Any:
 def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> Turns:
     """Set what the process has one of, then load the workload and the arms' engines."""
     from labkit import workload
-    from labkit.platform import blas, memory_limit
+    from labkit.machine import blas, memory_limit
     from labkit.workload.process_wide import blas_threads
 
     first = experiments[0]
@@ -172,7 +173,7 @@ def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> T
 
 def budget_threads(experiment: Experiment) -> int:
     """Return the arm's CPU budget in threads."""
-    from labkit.platform.threads import core_count
+    from labkit.machine.threads import core_count
 
     return experiment.engine.threads or core_count()
 

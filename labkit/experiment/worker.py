@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import environment, kept, stages, watchdog
+from labkit.experiment import kept, stages, watchdog
 from labkit.experiment.in_process import Process
 from labkit.experiment.stages import Stopwatch, one_line
+from labkit.machine import fingerprint
 from labkit.records import (
     Arm,
     Record,
@@ -77,14 +78,14 @@ def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     if name != arm.name:
         raise RecordError(f"{run_path}: a run of arm {name}, but {arm_path} is arm {arm.name}")
     seed = int(arm.config.get("seed", 0))
-    return Record(name, arm.role, block, position, seed, "ok", environment.utc_now())
+    return Record(name, arm.role, block, position, seed, "ok", fingerprint.utc_now())
 
 
 def prepare(arm_path: Path) -> None:
     """Compile, build and cache whatever the arm's runs will need."""
     arm = read_arm(arm_path)
     experiment = stages.experiment_of(arm)
-    record = Record(arm.name, arm.role, 0, 0, experiment.seed, "ok", environment.utc_now())
+    record = Record(arm.name, arm.role, 0, 0, experiment.seed, "ok", fingerprint.utc_now())
     process = Process([record], [arm], Stopwatch(time.monotonic_ns()))
     process.prepare()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from labkit.cli import say
 from labkit.mac import bundle
 from labkit.mac.steps import INTERRUPTED, PASSED, Step, all_steps, run_all
-from labkit.platform import accelerator, memory_machine
+from labkit.machine import accelerator, memory_machine
 
 PROG = "python -m labkit.mac"
 

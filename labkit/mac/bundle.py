@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.rendering.sections import environment_line
-from labkit.experiment import environment
 from labkit.mac.steps import ANSWERS, NOT_RUN, PASSED, Outcome
+from labkit.machine import fingerprint
 from labkit.records import read_json
 
 # Plots are redrawn from records; Hydra's own YAML holds this computer's paths.
@@ -72,8 +72,8 @@ def surroundings() -> dict[str, Any]:
     import mlx.core as mx
 
     return {
-        **environment.fingerprint(),
-        **environment.surroundings(),
+        **fingerprint.take(),
+        **fingerprint.surroundings(),
         "macos": platform.mac_ver()[0] or None,
         "device": mx.device_info(),
     }

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ModelShape, to_plain
+from labkit.machine import cache
 from labkit.models.corpus import packaged_texts
-from labkit.platform import cache
 
 RECIPE = 1  # part of the cache key: raise it when what is built changes
 LIBRARIES = ("numpy", "safetensors", "tokenizers")

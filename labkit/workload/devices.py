@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from labkit.config import Attention, Device, Experiment, require
-from labkit.platform import compiler
-from labkit.platform.accelerator import has_metal
+from labkit.machine import compiler
+from labkit.machine.accelerator import has_metal
 
 
 def queued(attention: Attention) -> bool:

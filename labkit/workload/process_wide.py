@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
-from labkit.platform import threads
+from labkit.machine import threads
 
 
 def kernels(engines: Sequence[Engine]) -> str | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from labkit.config import Experiment, require
-from labkit.platform import cache
+from labkit.machine import cache
 
 T = TypeVar("T")
 FORMAT = 2  # of the cached file, and how it is made; part of its name

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.platform import memory
+from labkit.machine import memory
 
 if TYPE_CHECKING:
     from labkit.engine.base import InferenceEngine

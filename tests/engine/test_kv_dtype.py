@@ -8,7 +8,7 @@ from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import NO_TOKEN
 from labkit.engine.budget import facts, plan
 from labkit.engine.self_test import TOLERANCE
-from labkit.platform import memory_machine
+from labkit.machine import memory_machine
 
 LENGTHS = (3, 40, 17, 33, 1, 40)
 HALVES = ("float16", "bfloat16")

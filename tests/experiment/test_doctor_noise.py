@@ -7,8 +7,9 @@ import json
 import pytest
 
 from labkit.analysis.statistics.power import seen_pct
-from labkit.experiment import doctor_noise, environment
+from labkit.experiment import doctor_noise
 from labkit.experiment.doctor_noise import Sight
+from labkit.machine import fingerprint
 
 NOISE = {"matmul_cv_pct": 1.5, "bandwidth_cv_pct": 2.5}
 SIGHT = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=2.0, alone_s=1.5)
@@ -22,12 +23,12 @@ def folder(tmp_path, monkeypatch):
 
 def test_what_is_kept_is_found_and_the_worse_kernel_counts():
     assert doctor_noise.find() is None
-    doctor_noise.keep(environment.fingerprint(), NOISE, {})
+    doctor_noise.keep(fingerprint.take(), NOISE, {})
     assert doctor_noise.find() == pytest.approx(0.025)
 
 
 def test_another_machine_s_noise_is_not_ours():
-    other = {**environment.fingerprint(), "cpu_model": "another"}
+    other = {**fingerprint.take(), "cpu_model": "another"}
     doctor_noise.keep(other, NOISE, {"kernels": SIGHT})
     assert doctor_noise.find() is None and doctor_noise.find_sight("kernels") is None
 
@@ -41,12 +42,12 @@ def test_a_broken_file_is_no_noise(folder, text):
 
 def test_a_cache_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file")
-    doctor_noise.keep(environment.fingerprint(), NOISE, {"kernels": SIGHT})
+    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
     assert doctor_noise.find() is None and doctor_noise.find_sight("kernels") is None
 
 
 def test_the_sight_of_a_kind_is_found_and_only_that():
-    doctor_noise.keep(environment.fingerprint(), NOISE, {"kernels": SIGHT})
+    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
     assert doctor_noise.find_sight("kernels") == SIGHT
     assert doctor_noise.find_sight("requests") is None
 
@@ -63,7 +64,7 @@ def test_the_sight_of_a_kind_is_found_and_only_that():
     ],
 )
 def test_a_sight_of_another_version_is_none_and_the_noise_stays(folder, change):
-    doctor_noise.keep(environment.fingerprint(), NOISE, {"kernels": SIGHT})
+    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
     kept = json.loads((folder / doctor_noise.NAME).read_text())
     change(kept)
     (folder / doctor_noise.NAME).write_text(json.dumps(kept))
@@ -72,10 +73,10 @@ def test_a_sight_of_another_version_is_none_and_the_noise_stays(folder, change):
 
 
 def test_what_an_older_labkit_reads_is_still_there(folder):
-    doctor_noise.keep(environment.fingerprint(), NOISE, {"kernels": SIGHT})
+    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
     kept = json.loads((folder / doctor_noise.NAME).read_text())
     assert (kept["schema_version"], kept["cv_pct"]) == (1, 2.5)
-    assert environment.same_machine(kept["machine"], environment.fingerprint())
+    assert fingerprint.same_machine(kept["machine"], fingerprint.take())
 
 
 def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import analysis, config
-from labkit.experiment import earlier, environment
+from labkit.experiment import earlier
 from labkit.experiment.runner import run_cell
+from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
 
 
@@ -50,8 +51,8 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
     assert list(earlier.studies(asked(turns), tmp_path)) == []
     assert list(earlier.studies(asked(), tmp_path, turns)) == []
     assert list(earlier.studies(asked(turns), tmp_path, config.Isolation.process)) != []
-    here = environment.fingerprint()
-    monkeypatch.setattr(environment, "fingerprint", lambda: {**here, "cpu_model": "another"})
+    here = fingerprint.take()
+    monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
     assert list(earlier.studies(asked(), tmp_path)) == []
 
 

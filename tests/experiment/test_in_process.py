@@ -15,7 +15,7 @@ from labkit.experiment import in_process, stages
 from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.runner import run_cell
 from labkit.experiment.stages import Stopwatch
-from labkit.platform import cache
+from labkit.machine import cache
 from labkit.records import Record, read_cell, read_runs
 from labkit.workload.measurement import CaseResult, Measurement, Metric
 

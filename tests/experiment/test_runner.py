@@ -10,6 +10,7 @@ from labkit.config import ConfigError
 from labkit.experiment.cell import write_facts
 from labkit.experiment.progress import Silent
 from labkit.experiment.runner import refuse_changes, run_cell, unfinished
+from labkit.machine import revision
 from labkit.records import read_arms, read_cell, read_runs
 
 
@@ -144,3 +145,11 @@ def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeyp
     said = [line for line in progress.lines if "compiled while measuring" in line]
     (name,) = [run.name for run in cell.schedule() if run.arm == "seq_map"]
     assert said == [f"{name}: 2 kernels were compiled while measuring"]
+
+
+def test_every_record_says_what_was_changed(make_cell, launcher, monkeypatch):
+    monkeypatch.setattr(revision, "changes", lambda: "0123456789abcdef")
+    cell = make_cell()
+    run_cell(cell, launcher)
+    found = {r.environment["git_changes"] for r in read_runs(cell.dir)}
+    assert found == {"0123456789abcdef"}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numba
 import pytest
 
 from labkit import workload
-from labkit.config import Experiment, from_plain
-from labkit.experiment import limits, stages
-from labkit.platform import blas, pool, threads
+from labkit.config import Device, Experiment, WorkloadKind, from_plain
+from labkit.experiment import stages
+from labkit.machine import blas, limits, pool, threads
 from labkit.records import Record
 from labkit.workload import process_wide
 from labkit.workload.turns import by_itself
@@ -94,3 +96,55 @@ def test_the_budget_of_threads_holds_before_anything_loads_and_before_limits(mon
     stages.load(arms, by_itself(0), draft)
     stages.note_limits(draft, arms[1])
     assert done == [3, "load", 2, ("limits", 2)]
+
+
+def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
+    monkeypatch.setattr(limits, "measure", lambda threads: {"threads": threads})
+
+    used = []
+    monkeypatch.setattr(stages, "use_threads", lambda asked: used.append(asked.engine.threads))
+
+    def noted(kind, device, memory_limit=None):
+        draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+        attention = SimpleNamespace(device=device)
+        engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
+        workload = SimpleNamespace(kind=kind)
+        stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
+        return draft.record.notes.get("limits") == {"threads": 3}
+
+    assert noted(WorkloadKind.kernel, Device.cpu)
+    assert used == [3]
+    assert not noted(WorkloadKind.kernel, Device.emulated)
+    assert not noted(WorkloadKind.chat, Device.cpu)
+    assert not noted(WorkloadKind.kernel, Device.cpu, memory_limit=1 << 30)
+
+
+def test_compilations_are_counted_by_stage():
+    record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+    draft = stages.Draft(record, stages.Stopwatch(0))
+    stages.start_probe(draft)
+    add = numba.njit(lambda a, b: a + b)
+    with draft.watch.time("measure"):
+        add(1, 2)
+        add(3, 4)
+        add(1.0, 2.0)
+    # A machine that has never run the probe compiles it at the start.
+    assert set(draft.compiles) - {"startup"} == {"measure"}
+    assert draft.compiles["measure"] == 2
+
+
+def test_numba_starts_without_scipy_and_finds_it_later():
+    script = """
+import sys
+from labkit.experiment import stages
+from labkit.records import Record
+record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
+probe = stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))
+assert not any(name.startswith("scipy.linalg") for name in sys.modules)
+assert all(v > 0 for v in probe.time().values())
+import numba, numpy as np
+product = numba.njit(lambda a, b: np.dot(a, b))
+assert (product(np.eye(3), np.ones((3, 3))) == 1).all()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import stages, watchdog, worker
-from labkit.experiment.launcher import _marker
+from labkit.experiment.launcher import _environment, _marker
 from labkit.experiment.runner import run_cell
-from labkit.platform.threads import worker_environment
-from labkit.records import Record, read, read_runs, write_json
+from labkit.machine import fingerprint
+from labkit.machine.threads import worker_environment
+from labkit.records import Arm, Record, read, read_runs, write_json
 
 STUB = Path(__file__).with_name("stub_worker.py")
 
@@ -133,3 +134,14 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
 )
 def test_what_an_exception_while_loading_is_called(error, outcome):
     assert stages._failure(error, "load").outcome == outcome
+
+
+def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeypatch):
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "3")
+    arm = Arm("a", "arm", {}, {"engine": {"threads": 3, "mlx": {"bfs_max_width": 7}}})
+    environ, removed = _environment(arm)
+    assert {n: v for n, v in environ.items() if n.startswith("MLX_")} == {"MLX_BFS_MAX_WIDTH": "7"}
+    assert "MLX_MAX_OPS_PER_BUFFER" in removed
+    assert int(environ["NUMBA_NUM_THREADS"]) >= 3
+    monkeypatch.setattr("os.environ", environ)
+    assert fingerprint.environ()["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}

@@ -25,7 +25,7 @@ from labkit.mac.steps import (
     all_steps,
     run_all,
 )
-from labkit.platform import accelerator, compiler
+from labkit.machine import accelerator, compiler
 from labkit.workload import devices
 
 ROOT = Path(__file__).parents[2]

@@ -112,7 +112,7 @@ def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):
 
 GREEDY = """
 import json
-from labkit.platform import blas
+from labkit.machine import blas
 blas.activate("openblas", 1)
 import mlx.core as mx, mlx_lm, numpy as np
 from mlx_lm.generate import generate_step

@@ -8,7 +8,7 @@ from labkit.config import Case, Experiment, Precision, Workload, WorkloadKind, f
 from labkit.engine.attention.elements import rounded, widened
 from labkit.engine.attention.lazy import LazyBackend
 from labkit.engine.attention.report import LaunchReport
-from labkit.platform import compiler
+from labkit.machine import compiler
 from labkit.workload import cases, kind_of
 from labkit.workload.kernel_turns import KernelArm, KernelTurns
 from labkit.workload.turns import by_itself

@@ -18,8 +18,8 @@ from labkit.engine.budget.policies import (
     TieredReserve,
     Vllm,
 )
-from labkit.platform import memory_machine
-from labkit.platform.memory_machine import Machine
+from labkit.machine import memory_machine
+from labkit.machine.memory_machine import Machine
 
 __all__ = ["Decision", "ModelFacts", "Part", "Policy", "Refusal", "check", "plan", "policy_of"]
 

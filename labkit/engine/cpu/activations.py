@@ -11,7 +11,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from labkit.platform import pool
+from labkit.machine import pool
 
 Array = NDArray[np.float32]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from labkit.platform import pool
+from labkit.machine import pool
 
 Array = NDArray[np.float32]
 

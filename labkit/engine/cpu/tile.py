@@ -25,7 +25,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from labkit.engine.cpu.registers import register_tile
-from labkit.platform import pool
+from labkit.machine import pool
 
 TILE = register_tile()
 LANES = TILE.lanes

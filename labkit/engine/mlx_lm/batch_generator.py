@@ -18,7 +18,7 @@ from labkit.engine.mlx_lm.samplers import check_known, sampler_of, stop_ids
 from labkit.engine.mlx_lm.work import Work
 from labkit.engine.request import Request
 from labkit.engine.stats import Counters
-from labkit.platform import blas
+from labkit.machine import blas
 
 MLX_LM_PREFILL_BATCH = 8  # its own default
 MLX_LM_PREFILL_STEP = 2048  # its own default, in tokens of one prompt

@@ -16,10 +16,10 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from labkit.machine import cache as user_cache
+from labkit.machine import compiler as cpp
 from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.translate import Translation
-from labkit.platform import cache as user_cache
-from labkit.platform import compiler as cpp
 
 RUNTIME = (
     "runtime.h",

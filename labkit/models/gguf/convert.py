@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from labkit.machine import cache
 from labkit.models.gguf import architecture, header, quants, vocabulary
-from labkit.platform import cache
 
 RECIPE = 1  # part of the cache key: raise it when what is written changes
 SHARD = 1 << 29  # bytes of weights in a file, about; all that is in memory at once

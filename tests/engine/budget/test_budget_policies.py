@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from labkit import config
 from labkit.engine.budget import POLICIES, Decision, Refusal
-from labkit.platform import memory_machine
+from labkit.machine import memory_machine
 
 # By hand, in MiB, which is blocks: weights are 1024, activations 256.
 #   fraction 0.5     RAM / 2 - 1280

@@ -16,7 +16,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import facts, profiling, sizing
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.kv_cache import LayerShape
-from labkit.platform import memory_machine
+from labkit.machine import memory_machine
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import extending
 
-from labkit.platform import pool
+from labkit.machine import pool
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,0 +1,137 @@
+"""The machine's fingerprint: what a run's record says about where and when it ran.
+
+``take()`` is called in the worker before anything is loaded and ``state()`` at the
+end, in a few milliseconds and without starting a process. ``surroundings()`` asks the
+system's tools; the parent does that before and after a run, so that no worker's start
+pays for it. Each field is best effort (absent when the system does not tell). Fields:
+
+- facts: ``os, os_release, architecture, host`` (a hash, never the name), ``cpu_model,
+  cores, cores_usable, memory_bytes, accelerator, python, versions, git, hash_seed,
+  timer_resolution_ns, environ`` (digest and size of all variables, MLX_* in full),
+  ``cgroup``, ``settings`` (governor, boost, THP, ASLR, ... or macOS limits);
+- state: ``taken`` (UTC), ``uptime_s, loadavg, swap`` (``used_bytes``, pages in and out),
+  ``available_bytes, pressure`` (PSI), ``cpu_ticks`` (user, idle, steal, ...), ``mhz,
+  context_switches, oom_kills, peak_rss_bytes, thermal``;
+- surroundings: ``git_changes`` (what differs from the commit ``git``, as a hash), on macOS
+  ``power`` (source, mode, limits), ``vm`` (pages and events), ``hid_idle_s, displays,
+  background`` (Time Machine, Spotlight), ``top_foreign, thermal_pressure``, with an NVIDIA
+  driver ``nvidia`` (clocks, power, temperature, throttling, other processes).
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import platform
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
+
+from labkit import __version__
+from labkit.machine import linux, macos, memory, nvidia, revision, threads
+from labkit.machine.readers import Readers, collect
+
+PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
+# What "the same machine" means: never the host's name.
+MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
+MEMORY_STEP = 1 << 28  # kernels reserve a little: compare in steps of 256 MiB
+
+
+def take() -> dict[str, Any]:
+    """Describe this machine and its state now, in JSON types."""
+    return {**facts(), **state()}
+
+
+def state() -> dict[str, Any]:
+    """Return what changes while a study runs."""
+    system = macos.state() if sys.platform == "darwin" else linux.state()
+    return {"taken": utc_now(), **collect({"peak_rss_bytes": memory.peak_rss}), **system}
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what the system's tools tell, in some tens of milliseconds."""
+    system = macos.surroundings() if sys.platform == "darwin" else {}
+    asked: Readers = {
+        "git_changes": revision.changes,
+        "nvidia": nvidia.state,
+    }
+    return {**system, **collect(asked)}
+
+
+def facts() -> dict[str, Any]:
+    """Return what stays while a study runs, unless the machine or the code is changed."""
+    system = macos.facts() if sys.platform == "darwin" else linux.facts()
+    readers: Readers = {
+        "os": platform.system,
+        "os_release": platform.release,
+        "architecture": platform.machine,
+        "host": host,
+        "cores": os.cpu_count,
+        "cores_usable": threads.core_count,
+        "python": platform.python_version,
+        "versions": versions,
+        "git": revision.commit,
+        "hash_seed": lambda: os.environ.get("PYTHONHASHSEED"),
+        "timer_resolution_ns": lambda: round(time.get_clock_info("perf_counter").resolution * 1e9),
+        "environ": environ,
+    }
+    return {**collect(readers), "accelerator": None, **system}
+
+
+def host() -> str:
+    """Return a hash that tells hosts apart and names none."""
+    return hashlib.sha256(f"labkit host/{socket.gethostname()}".encode()).hexdigest()[:12]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of labkit and of what it computes with."""
+    found = {"labkit": __version__}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environ() -> dict[str, Any]:
+    """Return size and digest of all environment variables (size alone moves the stack)."""
+    text = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
+    return {
+        "bytes": len(text.encode(errors="surrogateescape")),
+        "sha256": hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16],
+        "mlx": {name: value for name, value in os.environ.items() if name.startswith("MLX_")},
+    }
+
+
+def utc_now() -> str:
+    """Return the wall clock's time as ``2026-11-20T20:00:00.000Z``."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Say how two fingerprints' machines differ, one line per field; empty if they don't."""
+    return [
+        f"{name}: {a.get(name)} and {b.get(name)}"
+        for name in MACHINE_FIELDS
+        if _comparable(name, a.get(name)) != _comparable(name, b.get(name))
+    ]
+
+
+def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Tell whether two fingerprints are of one kind of machine.
+
+    That is CPU model, cores, memory, OS and accelerator, never the host's name.
+    """
+    return not differences(a, b)
+
+
+def _comparable(name: str, value: Any) -> Any:
+    if name == "memory_bytes" and isinstance(value, int):
+        return round(value / MEMORY_STEP)
+    return value

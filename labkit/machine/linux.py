@@ -1,0 +1,199 @@
+"""What Linux tells about the machine, from /proc and /sys; nothing here starts a process."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from labkit.machine import memory, threads
+from labkit.machine.readers import collect
+
+CPU = Path("/sys/devices/system/cpu")
+SETTINGS = {
+    "governor": CPU / "cpu0/cpufreq/scaling_governor",
+    "driver": CPU / "cpu0/cpufreq/scaling_driver",
+    "energy_preference": CPU / "cpu0/cpufreq/energy_performance_preference",
+    "min_khz": CPU / "cpu0/cpufreq/scaling_min_freq",
+    "max_khz": CPU / "cpu0/cpufreq/scaling_max_freq",
+    "boost": CPU / "cpufreq/boost",
+    "no_turbo": CPU / "intel_pstate/no_turbo",
+    "smt": CPU / "smt/control",
+    "cpuidle_driver": CPU / "cpuidle/current_driver",
+    "transparent_hugepage": Path("/sys/kernel/mm/transparent_hugepage/enabled"),
+    "aslr": Path("/proc/sys/kernel/randomize_va_space"),
+    "numa_nodes": Path("/sys/devices/system/node/online"),
+    "numa_balancing": Path("/proc/sys/kernel/numa_balancing"),
+    "swappiness": Path("/proc/sys/vm/swappiness"),
+    "clocksource": Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+}
+TICKS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+
+
+def facts() -> dict[str, Any]:
+    """Return the CPU, the memory, the kernel's settings and the container's limits."""
+    return collect(
+        {
+            "cpu_model": cpu_model,
+            "memory_bytes": lambda: meminfo()["MemTotal"],
+            "accelerator": accelerator,
+            "settings": settings,
+            "cgroup": lambda: {
+                "memory_bytes": memory.cgroup_limit(),
+                "cores": threads.cgroup_cpu_quota(),
+            },
+        }
+    )
+
+
+def state() -> dict[str, Any]:
+    """Return load, memory, pressure, clocks and counters now."""
+    return collect(
+        {
+            "uptime_s": lambda: float(_text("/proc/uptime").split()[0]),
+            "loadavg": lambda: [float(x) for x in _text("/proc/loadavg").split()[:3]],
+            "runnable": lambda: int(_text("/proc/loadavg").split()[3].split("/")[0]),
+            "available_bytes": lambda: meminfo()["MemAvailable"],
+            "swap": swap,
+            "pressure": pressure,
+            "cpu_ticks": cpu_ticks,
+            "mhz": mhz,
+            "context_switches": lambda: _stat_number("ctxt"),
+            "oom_kills": oom_kills,
+            "thermal": thermal,
+        }
+    )
+
+
+def _text(path: str | Path) -> str:
+    return Path(path).read_text()
+
+
+@cache
+def cpu_model() -> str:
+    """Return the CPU's name, with family and model where the kernel has them."""
+    first = _text("/proc/cpuinfo").split("\n\n", 1)[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    fields = {key.strip(): value.strip() for key, value in pairs}
+    name = fields.get("model name") or fields.get("CPU part") or fields["processor"]
+    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
+    return ", ".join([name, *numbers])
+
+
+def accelerator() -> str | None:
+    """Name the NVIDIA devices that the kernel driver lists, or None."""
+    folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    names = [
+        line.split(":", 1)[1].strip()
+        for path in folders
+        for line in path.read_text().splitlines()
+        if line.startswith("Model:")
+    ]
+    return ", ".join(names) or None
+
+
+def settings() -> dict[str, str]:
+    """Return the kernel's settings that change timings; of a choice, the chosen word."""
+    found = {}
+    for name, path in SETTINGS.items():
+        try:
+            text = path.read_text().strip()
+        except OSError:
+            continue
+        found[name] = text.split("[")[1].split("]")[0] if "[" in text else text
+    return found
+
+
+def meminfo() -> dict[str, int]:
+    """Return /proc/meminfo in bytes."""
+    lines = (line.split() for line in _text("/proc/meminfo").splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
+
+
+def swap() -> dict[str, int]:
+    """Return swap in use (bytes) and pages swapped in and out since boot."""
+    sizes = meminfo()
+    counts = dict(line.split() for line in _text("/proc/vmstat").splitlines())
+    return {
+        "used_bytes": sizes["SwapTotal"] - sizes["SwapFree"],
+        "pages_in": int(counts["pswpin"]),
+        "pages_out": int(counts["pswpout"]),
+    }
+
+
+def pressure() -> dict[str, dict[str, float]] | None:
+    """Return pressure stall information: share of 10 s (percent) and total (us)."""
+    found = {}
+    for resource in ("cpu", "memory", "io"):
+        try:
+            line = _text(f"/proc/pressure/{resource}").splitlines()[0]
+        except OSError:
+            continue
+        fields = dict(word.split("=") for word in line.split()[1:])
+        found[resource] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
+    return found or None
+
+
+def cpu_ticks() -> dict[str, int]:
+    """Return the CPU time of all cores since boot by kind, in clock ticks (see ``sysconf``)."""
+    words = _text("/proc/stat").split("\n", 1)[0].split()[1:]
+    return dict(zip(TICKS, map(int, words), strict=False))
+
+
+def mhz() -> float | None:
+    """Return the mean clock of the cores, in MHz."""
+    paths = list(CPU.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    if paths:
+        return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
+    lines = [line for line in _text("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")]
+    values = [float(line.split(":")[1]) for line in lines]
+    return round(sum(values) / len(values), 1) if values else None
+
+
+def _stat_number(name: str) -> int:
+    for line in _text("/proc/stat").splitlines():
+        if line.startswith(f"{name} "):
+            return int(line.split()[1])
+    raise KeyError(name)
+
+
+def oom_kills() -> int:
+    """Count the kernel's out-of-memory kills: the container's, else the machine's."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            fields = dict(line.split() for line in _text(path).splitlines())
+            return int(fields["oom_kill"])
+        except (OSError, KeyError):
+            continue
+    return int(dict(line.split() for line in _text("/proc/vmstat").splitlines())["oom_kill"])
+
+
+def thermal() -> dict[str, int] | None:
+    """Return the CPU's throttle counts since boot, summed over cores."""
+    paths = list(CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
+    try:
+        fields = _text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_rss_bytes(pid: int) -> int | None:
+    """Return the resident size of a process, or None when it is gone."""
+    try:
+        return int(_text(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return None
+
+
+def busy_s() -> float:
+    """Return the CPU seconds that all cores have been busy since boot (steal left out)."""
+    ticks = cpu_ticks()
+    names = ("user", "nice", "system", "irq", "softirq")
+    return sum(ticks[name] for name in names) / os.sysconf("SC_CLK_TCK")

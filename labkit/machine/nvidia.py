@@ -1,0 +1,57 @@
+"""What ``nvidia-smi`` tells of an NVIDIA device, where its driver is loaded.
+
+Asked by the parent, before and after a run: no start-up of a worker pays for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from labkit.machine.readers import collect
+from labkit.machine.tool import output
+
+DRIVER = Path("/proc/driver/nvidia/version")
+# nvidia-smi's name: ours
+FIELDS = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "power.limit": "power_limit_w",
+    "power.draw": "power_w",
+    "temperature.gpu": "temperature_c",
+    "clocks_throttle_reasons.active": "throttle_reasons",
+    "persistence_mode": "persistence",
+    "mig.mode.current": "mig",
+}
+
+
+def state(driver: Path = DRIVER) -> list[dict[str, Any]] | None:
+    """Return one dict per device, and the number of processes on it; None without a driver."""
+    if not driver.exists():
+        return None
+    names = ",".join(FIELDS)
+    devices = parse(output("nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits"))
+    pids = collect(
+        {
+            "processes": lambda: len(
+                output("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader").split()
+            )
+        }
+    )
+    return [{**device, **pids} for device in devices]
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """Read ``--format=csv,noheader,nounits``: numbers as numbers, what is not told left out."""
+    devices = []
+    for line in filter(str.strip, text.splitlines()):
+        values = zip(FIELDS.values(), (word.strip() for word in line.split(",")), strict=False)
+        devices.append({name: _value(word) for name, word in values if not word.startswith("[")})
+    return devices
+
+
+def _value(word: str) -> float | str:
+    try:
+        return float(word)
+    except ValueError:
+        return word

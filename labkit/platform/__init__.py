@@ -1,1 +1,0 @@
-"""What differs by machine: caches, BLAS, threads, memory. Imports nothing of labkit."""

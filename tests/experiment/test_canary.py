@@ -1,0 +1,58 @@
+"""The canary finds an MLX that gives stale results."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from labkit.experiment import canary
+
+
+def test_without_mlx_there_is_nothing_to_check(monkeypatch):
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    assert canary.check() is False
+
+
+@pytest.fixture
+def mx():
+    return pytest.importorskip("mlx.core")
+
+
+def test_a_healthy_mlx_passes_and_no_value_comes_twice(mx, monkeypatch):
+    seen = []
+    real = mx.full
+    monkeypatch.setattr(mx, "full", lambda shape, value: seen.append(value) or real(shape, value))
+    assert canary.check() is True
+    first = set(seen)
+    seen.clear()
+    assert canary.check() is True
+    assert first != set(seen)
+
+
+@pytest.mark.parametrize("broken", ["sum", "min", "max"])
+def test_stale_values_are_found(mx, monkeypatch, broken):
+    stale = mx.array(3.0)
+    monkeypatch.setattr(mx, broken, lambda array: stale)
+    with pytest.raises(canary.StaleResult, match="stale"):
+        canary.check()
+
+
+def test_the_canary_looks_only_at_imported_mlx(monkeypatch):
+    wrong = types.SimpleNamespace(item=lambda: 0.0)
+    fake = types.ModuleType("mlx.core")
+
+    class Fake:
+        def __mul__(self, other):
+            return self
+
+        __matmul__ = __mul__
+
+    fake.full = lambda shape, value: Fake()
+    fake.eval = lambda *arrays: None
+    fake.sum = fake.min = fake.max = lambda array: wrong
+    monkeypatch.setitem(sys.modules, "mlx.core", fake)
+    monkeypatch.setitem(sys.modules, "mlx", types.SimpleNamespace(core=fake))
+    with pytest.raises(canary.StaleResult):
+        canary.check()

@@ -1,0 +1,156 @@
+import ast
+import multiprocessing
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labkit.machine import cache, compiled_sources
+
+
+def test_root_follows_the_variable_and_is_absolute(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "c"))
+    assert cache.root() == tmp_path / "c"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LABKIT_CACHE", "relative")
+    assert cache.root() == tmp_path / "relative"
+    assert cache.root({"LABKIT_CACHE": "/elsewhere"}) == Path("/elsewhere")
+
+
+def test_root_without_the_variable_is_the_users_cache(monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE", "")
+    assert cache.root().is_absolute()
+    assert cache.root().name == "labkit"
+
+
+def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path):
+    path = tmp_path / "a" / "b.bin"
+    cache.atomic_write(path, b"one")
+    cache.atomic_write(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_write_keeps_what_was_there(tmp_path):
+    path = tmp_path / "b.bin"
+    cache.atomic_write(path, b"one")
+    with pytest.raises(RuntimeError), cache.building_file(path) as temporary:
+        temporary.write_bytes(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_directory_leaves_nothing(tmp_path):
+    with pytest.raises(RuntimeError), cache.building_directory(tmp_path / "d") as temporary:
+        (temporary / "half").write_bytes(b"half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_second_builder_of_a_directory_keeps_the_first(tmp_path):
+    path = tmp_path / "d"
+    with cache.building_directory(path) as mine, cache.building_directory(path) as theirs:
+        (mine / "file").write_text("same")
+        (theirs / "file").write_text("same")
+    assert (path / "file").read_text() == "same"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def _write_many(path: Path, letter: bytes) -> None:
+    for _ in range(40):
+        cache.atomic_write(path, letter * 200_000)
+
+
+def test_a_reader_never_sees_half(tmp_path):
+    path = tmp_path / "shared.bin"
+    cache.atomic_write(path, b"a" * 200_000)
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_many, args=(path, letter)) for letter in (b"a", b"b")]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        data = path.read_bytes()
+        assert len(data) == 200_000
+        assert len(set(data)) == 1
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(cache.CacheError, match="set LABKIT_CACHE") as error:
+        cache.atomic_write(tmp_path / "file" / "sub" / "x", b"")
+    assert "\n" not in str(error.value)
+
+
+PACKAGE = Path(cache.__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of the package's sources, of which the cache folder is named."""
+    shutil.copytree(PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "labkit" / "platform" / "cache.py"))
+    return tmp_path / "labkit"
+
+
+def edit(path, pattern, replacement):
+    text = path.read_text()
+    changed = re.sub(pattern, replacement, text, count=1, flags=re.M)
+    assert changed != text, f"{path} has nothing like {pattern}"
+    path.write_text(changed)
+
+
+def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(package, tmp_path):
+    """numba itself looks at the file of the cached function only."""
+    environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
+    names = [cache.numba_folder(environ)]
+    assert names[0].parent == tmp_path / "cache" / "numba"
+    assert cache.numba_folder(environ) == names[0]
+    for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "KEYS = ", "AHEAD = "):
+        (home,) = (p for p in package.rglob("*.py") if f"\n{constant}" in p.read_text())
+        edit(home, f"^{constant}.*", r"\g<0>  # another")
+        names.append(cache.numba_folder(environ))
+    assert len(set(names)) == len(names)
+
+
+def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
+    before = cache.numba_folder()
+    for name in (
+        "app.py",
+        "analysis/statistics/permutation.py",
+        "engine/scheduler.py",
+        "config/engine.py",
+    ):
+        edit(package / name, r"\Z", "# another\n")
+    assert cache.numba_folder() == before
+
+
+def test_every_module_with_a_compiled_function_is_among_the_sources():
+    found = compiled_sources.read(PACKAGE)
+    written = re.compile(rb"@(numba\.)?(inner|inlined|kernel|pool\.kernel|njit|intrinsic|cfunc)\b")
+    missing = [
+        path
+        for path in PACKAGE.rglob("*.py")
+        if written.search(path.read_bytes())
+        and path.relative_to(PACKAGE.parent).as_posix() not in found
+    ]
+    assert missing == []
+
+
+def test_imports_are_read_as_the_parser_reads_them():
+    files = {path.relative_to(PACKAGE.parent).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    for name, path in files.items():
+        parsed = set()
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Import):
+                parsed |= {alias.name for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{name}: only absolute imports are followed"
+                parsed |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+        ends = (".py", "/__init__.py")
+        expected = {m.replace(".", "/") + end for m in parsed for end in ends} & set(files)
+        assert compiled_sources.imported(path.read_bytes(), files) == expected, name

@@ -1,0 +1,123 @@
+"""The fingerprint names the machine's kind, never the host."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.machine import fingerprint, linux, revision
+from labkit.machine.observer import Observer
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_a_fingerprint_is_json_and_names_no_host():
+    text = json.dumps(fingerprint.take(), allow_nan=False)
+    assert socket.gethostname() not in text
+    assert str(Path.home()) not in text
+    assert f"/{getpass.getuser()}/" not in text
+
+
+@linux_only
+def test_the_fields_that_the_analysis_reads_are_there():
+    found = fingerprint.take()
+    for name in (
+        "host",
+        "cpu_model",
+        "cores",
+        "memory_bytes",
+        "os",
+        "swap",
+        "cpu_ticks",
+        "loadavg",
+    ):
+        assert name in found, name
+    assert found["swap"]["used_bytes"] >= 0
+    assert found["versions"]["labkit"]
+    assert found["peak_rss_bytes"] > 1 << 20
+
+
+@linux_only
+def test_no_process_is_started(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    assert fingerprint.take()["cores"] >= 1
+
+
+def test_the_same_machine_is_told_without_the_host_s_name():
+    mine = fingerprint.facts()
+    assert fingerprint.same_machine(mine, {**mine, "host": "another", "os_release": "newer"})
+    nearly = {**mine, "memory_bytes": mine["memory_bytes"] + 4096}
+    assert fingerprint.same_machine(mine, nearly)
+    for field, value in (
+        ("cpu_model", "other"),
+        ("cores", 999),
+        ("memory_bytes", mine["memory_bytes"] * 2),
+        ("os", "Plan 9"),
+        ("accelerator", "a big one"),
+    ):
+        changed = {**mine, field: value}
+        assert not fingerprint.same_machine(mine, changed)
+        assert fingerprint.differences(mine, changed) == [f"{field}: {mine.get(field)} and {value}"]
+
+
+def test_the_environment_s_digest_sees_every_variable(monkeypatch):
+    before = fingerprint.environ()
+    monkeypatch.setenv("LABKIT_TEST_X", "1")
+    after = fingerprint.environ()
+    assert after["bytes"] > before["bytes"]
+    assert after["sha256"] != before["sha256"]
+    monkeypatch.setenv("MLX_METAL_FAST_SYNCH", "1")
+    assert fingerprint.environ()["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
+
+
+def test_the_commit_is_git_s():
+    root = Path(fingerprint.__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout")
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+    )
+    revision.commit.cache_clear()
+    assert revision.commit() == head.stdout.strip()
+
+
+@linux_only
+def test_what_the_system_does_not_tell_is_left_out(monkeypatch):
+    monkeypatch.setattr(linux, "_text", lambda path: "garbage")
+    found = linux.state()
+    assert "swap" not in found
+    assert "loadavg" not in found
+
+
+@linux_only
+def test_the_observer_sees_foreign_load_and_its_own_cost():
+    observer = Observer()
+    spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    idle = subprocess.Popen(["sleep", "60"])
+    try:
+        for _ in range(3):
+            try:
+                spin.wait(0.3)
+            except subprocess.TimeoutExpired:
+                observer.sample(idle.pid)
+    finally:
+        spin.kill()
+        idle.kill()
+        spin.wait()
+        idle.wait()
+    report = observer.report()
+    assert max(report["samples"]["foreign_cores"]) > 0.2
+    assert report["samples"]["rss_bytes"][0] > 0
+    assert report["samples"]["swap_bytes"][0] >= 0
+    assert 0 <= report["cpu_s"] < 1
+    assert len(report["samples"]["t_s"]) == 3
+    json.dumps(report, allow_nan=False)

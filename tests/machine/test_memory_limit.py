@@ -1,0 +1,63 @@
+"""A process that may take so much more and no more."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from labkit.machine import memory_limit
+
+TAKE = """
+import sys
+import numpy as np
+from labkit.machine import memory_limit
+if sys.argv[2] == "plain":
+    memory_limit.VERSIONS = ()
+held = np.ones(64 << 17)  # 64 MiB that do not count
+print(memory_limit.apply(100 << 20), flush=True)
+taken = np.ones(int(sys.argv[1]) << 17)
+print("taken", flush=True)
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+
+
+def take(mib: int, how: str) -> tuple[int, list[str], str, int]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", TAKE, str(mib), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, errors = child.communicate(timeout=60)
+    return child.returncode, out.split("\n")[:-1], errors, memory_limit.release(child.pid)
+
+
+def test_what_fits_is_given_and_what_does_not_ends_the_process():
+    code, lines, errors, kills = take(50, "best")
+    assert (code, lines[1:], kills) == (0, ["taken"], 0), errors
+    code, again, errors, kills = take(300, "best")
+    assert again == lines[:1]
+    if lines[0] == "RLIMIT_AS":
+        assert code == 1 and "MemoryError" in errors and kills == 0
+    else:
+        assert code == -signal.SIGKILL and kills == 1
+
+
+def test_the_address_space_is_limited_where_there_is_no_cgroup():
+    assert take(50, "plain")[:2] == (0, ["RLIMIT_AS", "taken"])
+    code, lines, errors, kills = take(300, "plain")
+    assert (code, lines, kills) == (1, ["RLIMIT_AS"], 0) and "MemoryError" in errors
+
+
+def test_nothing_is_left_behind():
+    child = subprocess.Popen([sys.executable, "-c", TAKE, "1", "best"], stdout=subprocess.PIPE)
+    child.communicate(timeout=60)
+    memory_limit.release(child.pid)
+    for version in memory_limit.VERSIONS:
+        folder = memory_limit._folder(version, child.pid)
+        assert folder is None or not folder.exists()
+    assert memory_limit.release(child.pid) == 0

@@ -1,0 +1,125 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.machine import cache, threads
+
+CHECKOUT = str(Path(threads.__file__).resolve().parents[2])
+DIRTY = {
+    "PATH": "/bin",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "OPENBLAS_NUM_THREADS": "7",
+    "OMP_NUM_THREADS": "3",
+    "GOMP_SPINCOUNT": "1",
+    "KMP_BLOCKTIME": "0",
+    "MKL_NUM_THREADS": "3",
+    "VECLIB_MAXIMUM_THREADS": "1",
+    "NUMBA_DISABLE_JIT": "1",
+    "MLX_DISABLE_COMPILE": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
+    base = DIRTY | {"LABKIT_CACHE": str(tmp_path), "HOME": "/nowhere"}
+    environment, removed = threads.worker_environment(base, threads=1, cores=4)
+    assert removed == sorted(set(DIRTY) - {"PATH"})
+    assert environment == {
+        "PATH": "/bin",
+        "HOME": "/nowhere",
+        "LABKIT_CACHE": str(tmp_path),
+        "OPENBLAS_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "4",
+        "NUMBA_CACHE_DIR": str(cache.numba_folder({"LABKIT_CACHE": str(tmp_path)})),
+        "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
+        "PYTHONHASHSEED": "0",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": CHECKOUT,
+    }
+
+
+def test_the_base_is_left_alone():
+    base = dict(DIRTY)
+    threads.worker_environment(base, threads=1, cores=1)
+    assert base == DIRTY
+
+
+def test_numba_has_threads_for_a_budget_above_the_cores():
+    environment, _ = threads.worker_environment({}, threads=8, cores=2)
+    assert environment["NUMBA_NUM_THREADS"] == "8"
+
+
+def test_pythonpath_is_kept_behind_the_checkout():
+    environment, _ = threads.worker_environment({"PYTHONPATH": "/mine"}, threads=1, cores=1)
+    assert environment["PYTHONPATH"] == os.pathsep.join([CHECKOUT, "/mine"])
+    again, _ = threads.worker_environment(environment, threads=1, cores=1)
+    assert again["PYTHONPATH"] == environment["PYTHONPATH"]
+
+
+def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cache(tmp_path):
+    base = dict(os.environ) | DIRTY | {"LABKIT_CACHE": str(tmp_path / "cache")}
+    base["PATH"] = os.environ["PATH"]
+    environment, _ = threads.worker_environment(base, threads=1, cores=1)
+    subprocess.run(
+        [sys.executable, "-c", "import labkit.machine.memory"],
+        env=environment,
+        cwd=tmp_path,
+        check=True,
+    )
+    assert list((tmp_path / "cache" / "pycache").rglob("memory.*.pyc"))
+
+
+V2, V1 = "0::/a.slice/b.scope\n", "7:memory:/\n4:cpu,cpuacct:/a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "quotas", "cores"),
+    [
+        (V2, {"": "max"}, None),
+        (V2, {"": "150000"}, 1.5),
+        (V2, {"": "max", "a.slice": "max", "a.slice/b.scope": "50000"}, 0.5),
+        (V2, {"a.slice": "150000", "a.slice/b.scope": "400000"}, 1.5),
+        (V2, {"c.slice": "100000"}, None),
+        (V2, {}, None),
+        (V1, {"cpu": "-1"}, None),
+        (V1, {"cpu": "400000"}, 4.0),
+        (V1, {"cpu": "-1", "cpu/a": "150000", "cpu/a/b": "300000"}, 1.5),
+        (V1, {"memory": "100000", "cpu/c": "100000"}, None),
+    ],
+)
+def test_the_quota_is_the_least_of_the_own_cgroup_and_all_above(
+    tmp_path, membership, quotas, cores
+):
+    root = tmp_path / "cgroup"
+    for folder, quota in quotas.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        if membership == V2:
+            (root / folder / "cpu.max").write_text(f"{quota} 100000\n")
+        else:
+            (root / folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / folder / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "membership").write_text(membership)
+    assert threads.cgroup_cpu_quota(root, tmp_path / "membership") == cores
+
+
+def test_core_count_respects_quota_and_affinity(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for quota, cores in ((None, 8), (2.5, 2), (0.3, 1), (64.0, 8)):
+        monkeypatch.setattr(threads, "cgroup_cpu_quota", lambda quota=quota: quota)
+        assert threads.core_count() == cores
+
+
+def test_importing_it_loads_only_the_standard_library():
+    code = (
+        "import sys, labkit.machine.threads\n"
+        "names = {name.partition('.')[0] for name in sys.modules} - {'labkit', '__main__'}\n"
+        "print(sorted(n for n in names - set(sys.stdlib_module_names) if 'site' not in n))"
+    )
+    environment = dict(os.environ) | {"PYTHONPATH": CHECKOUT}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,234 @@
+"""What is asked of git, pmset and vm_stat."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
+import pytest
+
+from labkit.machine import fingerprint, macos, macos_tools, nvidia, revision, tool
+from labkit.machine.observer import Observer
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for name in ("labkit/a.py", "conf/a.yaml", "outputs/x.json"):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_text("one\n")
+
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True, capture_output=True)
+
+    git("init")
+    git("add", "labkit", "conf")
+    git("commit", "-m", "one")
+    return tmp_path
+
+
+def test_a_clean_checkout_is_clean_whatever_lies_beside_the_code(checkout):
+    assert revision.changes(checkout) == "clean"
+    (checkout / "outputs" / "x.json").write_text("two\n")
+    assert revision.changes(checkout) == "clean"
+
+
+@pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
+def test_a_worktree_names_its_folder_by_any_path(checkout, gitdir):
+    def git(*words):
+        command = ["git", "-C", str(checkout), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("worktree", "add", "tree")
+    (checkout / "tree" / ".git").write_text(f"gitdir: {gitdir.format(checkout)}\n")
+    assert revision.commit(checkout / "tree") == git("rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("name", ["labkit/a.py", "conf/a.yaml", "labkit/new.py"])
+def test_a_change_to_the_code_has_a_hash_of_its_own(checkout, name):
+    path = checkout / name
+    before = path.read_text() if path.exists() else None
+    path.write_text("two\n")
+    two = revision.changes(checkout)
+    path.write_text("three\n")
+    three = revision.changes(checkout)
+    assert len({two, three, "clean"}) == 3
+    assert len(two) == len(three) == 16
+    path.write_text("two\n")
+    assert revision.changes(checkout) == two
+    path.unlink() if before is None else path.write_text(before)
+    assert revision.changes(checkout) == "clean"
+
+
+def test_another_repository_s_variables_change_nothing(checkout, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
+    assert revision.changes(checkout) == "clean"
+
+
+def test_no_checkout_and_no_git_are_not_known(checkout, tmp_path_factory, monkeypatch):
+    assert revision.changes(tmp_path_factory.mktemp("plain")) is None
+    monkeypatch.setenv("PATH", "")
+    assert revision.changes(checkout) is None
+
+
+# The tools' answers as their manual pages and public logs show them.
+BATT = """Now drawing from 'AC Power'
+ -InternalBattery-0 (id=4522083)\t81%; charging; 1:02 remaining present: true
+"""
+CUSTOM = """Battery Power:
+ lowpowermode         1
+ sleep                1
+AC Power:
+ lowpowermode         0
+ sleep                0 (sleep prevented by caffeinate)
+"""
+THERM = """Note: No thermal warning level has been recorded
+\tCPU_Scheduler_Limit \t= 100
+\tCPU_Available_CPUs \t= 8
+\tCPU_Speed_Limit \t= 62
+"""
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               12045.
+Pages wired down:                        131072.
+"Translation faults":                 987654321.
+File-backed pages:                       222222.
+Swapouts:                                     7.
+"""
+ANSWERS = {
+    ("pmset", "-g", "batt"): BATT,
+    ("pmset", "-g"): " powermode            0\n lowpowermode         1\n",
+    ("pmset", "-g", "custom"): CUSTOM,
+    ("pmset", "-g", "therm"): THERM,
+    ("vm_stat",): VM_STAT,
+}
+
+
+def test_macos_tools_are_read(monkeypatch):
+    monkeypatch.setattr(macos, "output", lambda *command: ANSWERS[command])
+    found = macos.surroundings()
+    assert found["power"] == {
+        "source": "AC Power",
+        "settings": {"powermode": "0", "lowpowermode": "1"},
+        "custom": {
+            "Battery Power": {"lowpowermode": "1", "sleep": "1"},
+            "AC Power": {"lowpowermode": "0", "sleep": "0"},
+        },
+        "limits": {
+            "CPU_Scheduler_Limit": "100",
+            "CPU_Available_CPUs": "8",
+            "CPU_Speed_Limit": "62",
+        },
+    }
+    assert found["vm"] == {
+        "page_bytes": 16384,
+        "pages_free": 12045,
+        "pages_wired_down": 131072,
+        "translation_faults": 987654321,
+        "file_backed_pages": 222222,
+        "swapouts": 7,
+    }
+
+
+def test_a_tool_that_is_not_there_leaves_its_field_out(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert "power" not in macos.surroundings()
+    assert "vm" not in macos.surroundings()
+
+
+def test_a_tool_that_fails_or_hangs_leaves_its_field_out(monkeypatch):
+    monkeypatch.setattr(tool, "TIMEOUT_S", 60.0)
+    with pytest.raises(OSError, match="status 3"):
+        tool.output(sys.executable, "-c", "raise SystemExit(3)")
+    monkeypatch.setattr(tool, "TIMEOUT_S", 0.05)
+    with pytest.raises(OSError, match="timed out"):
+        tool.output(sys.executable, "-c", "import time; time.sleep(60)")
+
+
+def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    observer = Observer()
+    observer.sample(1)
+    assert observer.report()["samples"]["load"][0] >= 0
+    assert "loadavg" in fingerprint.state()
+    with pytest.raises(AssertionError):
+        fingerprint.surroundings()
+
+
+IOREG = """
++-o IOHIDSystem  <class IOHIDSystem, id 0x1000003c8, registered, matched, active>
+    {
+      "HIDIdleTime" = 4200000000
+      "HIDParameters" = {"HIDScrollZoomModifierMask"=0}
+    }
+"""
+TMUTIL = """Backup session status:
+{
+    ClientID = "com.apple.backupd";
+    Percent = "0.42";
+    Running = 1;
+}
+"""
+PS = """  0.3 launchd
+ 61.2 mds_stores
+  9,5 mdworker_shared
+"""
+PS_PID = """    1   0.3 launchd
+  400  61.2 mds_stores
+  500  99.0 python3.12
+  600   7,5 Google Chrome He
+"""
+
+
+def test_what_goes_on_on_a_mac_is_read():
+    assert macos_tools.hid_idle_s(IOREG) == 4.2
+    assert macos_tools.hid_idle_s("nothing") is None
+    assert macos_tools.time_machine(TMUTIL)
+    assert not macos_tools.time_machine(TMUTIL.replace("Running = 1", "Running = 0"))
+    assert macos_tools.spotlight(PS)
+    assert not macos_tools.spotlight("  0.3 launchd\n  0.4 mds_stores\n")
+    assert macos_tools.displays('{"DisplayAttributes" = {}}') == 1
+
+
+def test_the_busiest_foreign_processes_are_named_and_ours_are_not():
+    found = macos_tools.top_foreign(PS_PID, frozenset({500}))
+    assert found == [
+        {"name": "mds_stores", "cpu_pct": 61.2},
+        {"name": "Google Chrome He", "cpu_pct": 7.5},
+        {"name": "launchd", "cpu_pct": 0.3},
+    ]
+
+
+def test_processes_are_accounted_for_without_linux_files():
+    me = os.getpid()
+    assert macos_tools.busy_s() > macos_tools.process_cpu_s(me) > 0
+    assert macos_tools.process_rss_bytes(me) > 1 << 20
+    assert macos_tools.process_cpu_s(1 << 30) == 0.0
+    assert macos_tools.process_rss_bytes(1 << 30) is None
+
+
+def test_nvidia_smi_is_read_and_left_alone_without_a_driver(tmp_path, monkeypatch):
+    assert nvidia.state(tmp_path / "none") is None
+    line = "1980, 2619, 700.00, 71.30, 31, 0x0000000000000001, Enabled, [N/A]\n"
+    answers = iter([line, "123\n456\n"])
+    monkeypatch.setattr(nvidia, "output", lambda *command: next(answers))
+    driver = tmp_path / "version"
+    driver.touch()
+    assert nvidia.state(driver) == [
+        {
+            "sm_mhz": 1980.0,
+            "memory_mhz": 2619.0,
+            "power_limit_w": 700.0,
+            "power_w": 71.3,
+            "temperature_c": 31.0,
+            "throttle_reasons": "0x0000000000000001",
+            "persistence": "Enabled",
+            "processes": 2,
+        }
+    ]
