@@ -136,7 +136,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     from hydra import compose
 
     from labkit.experiment.arms import compose_cell, expand
-    from labkit.experiment.mistakes import one_line
+    from labkit.experiment.config_errors import one_line
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
-    from labkit.experiment.mistakes import one_line
+    from labkit.experiment.config_errors import one_line
 
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
         say(one_line(error, words))

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from labkit import analysis, workload
 from labkit.config import Experiment, Redo, WorkloadKind
+from labkit.experiment import StudyError, progress, runner
 from labkit.experiment import cell as cells
-from labkit.experiment import progress, runner
 from labkit.experiment.arms import ComposedCell, to_cells
-from labkit.experiment.errors import StudyError
 
 if TYPE_CHECKING:
     from labkit.analysis.study_analysis import Analyst

@@ -13,11 +13,10 @@ import pytest
 
 from labkit.doctor import __main__ as doctor
 from labkit.doctor import child, screen, sight, weaknesses
-from labkit.experiment import doctor_noise
+from labkit.experiment import Interrupted, doctor_noise
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.errors import Interrupted
-from labkit.machine import memory_machine
-from labkit.machine.memory_machine import GIB, Machine
+from labkit.machine import memory
+from labkit.machine.memory import GIB, Machine
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -97,9 +96,14 @@ def test_the_gravest_comes_first():
 
 def test_a_macs_lines():
     """What a Mac tells, as its screen says it."""
-    told = {**MAC, "level": "warning", "compressed": 6 * GIB, "thermal": "fair"}
+    told = {
+        **MAC,
+        "pressure": {"memory": {"level": 2}},
+        "compressed_bytes": 6 * GIB,
+        "thermal": "fair",
+    }
     measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
-    machine = memory_machine.simulated("sim_m1_pro_32gb")
+    machine = memory.simulated("sim_m1_pro_32gb")
     lines = dict(screen.machine_lines(weaknesses.Facts(told, machine, measured)))
     assert "pressure warning; 6.0 GiB compressed" in lines["memory"]
     assert "Metal recommends 21.3 GiB" in lines["memory"]
@@ -253,7 +257,7 @@ def test_the_whole_command():
         [sys.executable, "-m", "labkit.doctor"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert memory_machine.THIS in done.stdout and "GFLOP/s" in done.stdout
+    assert memory.THIS in done.stdout and "GFLOP/s" in done.stdout
     assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
     assert done.stderr.strip() == f"labkit doctor: {doctor.TAKES}"
 

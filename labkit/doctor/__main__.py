@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
@@ -14,11 +16,12 @@ from labkit.doctor import screen, sight
 from labkit.doctor.budgets import ceilings
 from labkit.doctor.child import CannotMeasure, measure
 from labkit.doctor.weaknesses import Facts, find
-from labkit.experiment import doctor_noise
+from labkit.experiment import StudyError, doctor_noise
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.errors import StudyError
 from labkit.experiment.lock import timing_lock
-from labkit.machine import fingerprint, memory_machine, memory_macos, memory_wired, threads
+from labkit.machine import fingerprint, memory, threads, wired
+from labkit.machine.reading import collect
+from labkit.machine.system import system
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,10 +87,10 @@ def _console(stream: Any) -> Console:
 
 
 def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
-    machine = memory_machine.simulated(name)
+    machine = memory.simulated(name)
     lines = screen.simulated_lines(machine)
     screen.show(console, f"{name} (simulated)", lines, ceilings(machine, fraction), machine)
-    screen.show_advice(console, memory_wired.advise(machine, _asked(machine, fraction)))
+    screen.show_advice(console, wired.advise(machine, _asked(machine, fraction)))
 
 
 def _show_this(console: Console, fraction: float | None) -> None:
@@ -99,10 +102,10 @@ def _show_this(console: Console, fraction: float | None) -> None:
     screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)
     screen.show_sights(console, facts.sights)
     screen.show_weaknesses(console, find(facts))
-    screen.show_advice(console, memory_wired.advise(machine, _asked(machine, fraction)))
+    screen.show_advice(console, wired.advise(machine, _asked(machine, fraction)))
 
 
-def _asked(machine: memory_machine.Machine, fraction: float | None) -> int:
+def _asked(machine: memory.Machine, fraction: float | None) -> int:
     return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
 
 
@@ -110,11 +113,11 @@ def _examine() -> Facts:
     """Read the machine, and measure it with a line that says what goes on."""
     import psutil
 
-    machine = memory_machine.this_machine()
+    machine = memory.this_machine()
     measured, sights = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Facts(
-        environment={**fingerprint.take(), **vars(memory_macos.pressure())},
+        environment=fingerprint.take(),
         machine=machine,
         measured=measured,
         sights=sights,
@@ -134,8 +137,6 @@ def _measure_with_progress() -> Measured:
 
 
 def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None]) -> Measured:
-    import psutil
-
     waited: list[str] = []
     start = time.monotonic()
 
@@ -149,29 +150,29 @@ def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None])
             raise CannotMeasure(f"{said}; measuring would disturb it, try again later")
 
     with timing_lock("labkit doctor", on_wait=on_wait, check=give_up):
-        before, start, own = psutil.cpu_times(), time.monotonic(), _own_cpu_s()
+        before, start = _cpu_s(), time.monotonic()
         measured = measure(on_step)
-        shares = _shares(before, psutil.cpu_times(), start, _own_cpu_s() - own)
+        shares = _shares(before, _cpu_s(), time.monotonic() - start)
         sights = sight.look(on_step)
     return {**measured, **shares}, sights
 
 
-def _own_cpu_s() -> float:
-    import resource
+def _cpu_s() -> dict[str, float]:
+    """Return CPU seconds so far: all cores', our own, and what the hypervisor gave to others."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    own = sum(one.ru_utime + one.ru_stime for one in used)
+    here = system()
+    return collect({"busy": here.busy_s, "own": lambda: own, "stolen": here.stolen_s})
 
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in spent)
 
-
-def _shares(before: Any, after: Any, start: float, own: float) -> dict[str, float | None]:
-    """Give what other programs and other virtual machines took, percent of the cores."""
-    import os
-
-    wall = (time.monotonic() - start) * (os.cpu_count() or threads.core_count())
-    names = [name for name in ("user", "nice", "system", "irq", "softirq") if hasattr(after, name)]
-    busy = sum(getattr(after, name) - getattr(before, name) for name in names)
-    steal = 100 * (after.steal - before.steal) / wall if hasattr(after, "steal") else None
-    return {"others_pct": 100 * max(0.0, busy - own) / wall, "steal_pct": steal}
+def _shares(
+    before: Mapping[str, float], after: Mapping[str, float], wall_s: float
+) -> dict[str, float | None]:
+    """Return what other programs and other virtual machines took, percent of the cores."""
+    percent = (os.cpu_count() or threads.core_count()) * wall_s / 100
+    spent = {name: (after[name] - before[name]) / percent for name in before}
+    others = max(0.0, spent["busy"] - spent["own"])
+    return {"others_pct": others, "steal_pct": spent.get("stolen")}
 
 
 if __name__ == "__main__":

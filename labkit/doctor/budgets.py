@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from labkit import config
 from labkit.engine import budget
 from labkit.engine.budget import ModelFacts, Refusal
-from labkit.machine.memory_machine import Machine
+from labkit.machine.memory import Machine
 
 # A model without weights or activations: what is left is the policy's own ceiling.
 WEIGHTLESS = ModelFacts("none", 0, 1 << 10, 0, 0, 4096)

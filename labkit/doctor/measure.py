@@ -51,10 +51,10 @@ def cpu_bandwidth() -> dict[str, Any]:
     import numpy as np
 
     from labkit.machine.limits import read_rate
-    from labkit.machine.memory import read
+    from labkit.machine.memory import this_machine
     from labkit.machine.threads import core_count
 
-    size = min(STREAM_BYTES, read().available // 8) // 4096 * 4096
+    size = min(STREAM_BYTES, this_machine().available // 8) // 4096 * 4096
     stream = np.ones(size // 4, dtype=np.float32)
     return {"gb_s": read_rate(stream, core_count()), "mib": size >> 20}
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from labkit.doctor.budgets import Ceiling
 from labkit.doctor.weaknesses import Facts, Weakness
 from labkit.experiment.doctor_noise import Sight
-from labkit.machine.memory_machine import GIB, Machine
-from labkit.machine.memory_wired import Advice
+from labkit.machine.memory import GIB, Machine
+from labkit.machine.wired import Advice
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Line = tuple[str, str]
+PRESSURE = {1: "normal", 2: "warning", 4: "critical"}  # macOS's levels
 
 
 def machine_lines(facts: Facts) -> list[Line]:
@@ -179,10 +180,10 @@ def _memory(here: Mapping[str, Any], machine: Machine) -> str:
     pressure = (here.get("pressure") or {}).get("memory") or {}
     if "avg10" in pressure:
         parts.append(f"pressure {pressure['avg10']:g} %")
-    if here.get("level"):
-        parts.append(f"pressure {here['level']}")
-    if here.get("compressed"):
-        parts.append(f"{_gib(here['compressed'])} compressed")
+    if "level" in pressure:
+        parts.append(f"pressure {PRESSURE.get(pressure['level'], pressure['level'])}")
+    if here.get("compressed_bytes"):
+        parts.append(f"{_gib(here['compressed_bytes'])} compressed")
     return "; ".join(parts)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.experiment.doctor_noise import Sight
-from labkit.machine.memory_machine import GIB, Machine
+from labkit.machine.memory import GIB, Machine
 
 NOISY_PCT = 2.0  # the default margin: noise above it hides what is not trivial
 OTHERS_PCT = 5.0

@@ -24,7 +24,7 @@ from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import SharedModels
 from labkit.engine.speculation.draft_loader import load_draft
 from labkit.engine.stats import Counters
-from labkit.machine import memory_machine
+from labkit.machine import memory
 
 _METHODS = (
     "submit",
@@ -76,7 +76,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
             "requests need a prefill; set another resolver"
         )
     kind = kv_layout.choose(options)
-    machine = memory_machine.find(options.budget.machine)
+    machine = memory.find(options.budget.machine)
     refuse_early(options, model_dir, machine)
     shape = decode_shape.create(options.decode_shape, speculation.rows_of(options))
     ready = models.ready(

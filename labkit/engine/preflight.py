@@ -6,7 +6,7 @@ import os
 
 from labkit import config
 from labkit.engine.base import EngineError
-from labkit.machine import memory_machine, memory_wired
+from labkit.machine import memory, wired
 
 
 def settle(options: config.Engine) -> None:
@@ -41,8 +41,8 @@ def require_wired(budget: config.Budget) -> None:
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:
         return
-    machine = memory_machine.find(budget.machine)
-    why = memory_wired.mismatch(machine, demanded is config.WiredCollector.enabled)
+    machine = memory.find(budget.machine)
+    why = wired.mismatch(machine, demanded is config.WiredCollector.enabled)
     if why is None:
         return
     hint = "" if machine.wired is not None else "; engine.budget.machine simulates a Mac's"

@@ -28,7 +28,7 @@ from labkit.config import (
 )
 from labkit.experiment import claims, sharing
 from labkit.experiment.cell import Cell
-from labkit.experiment.mistakes import one_line
+from labkit.experiment.config_errors import one_line
 from labkit.records import PROCESSES, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config

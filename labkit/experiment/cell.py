@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, Design, Isolation, Look, to_plain
-from labkit.experiment.design import Run, schedule
+from labkit.experiment.blocks import Run, schedule
 from labkit.records import SCHEMA_VERSION, Arm, RecordError, read_arms, read_cell, write_json
 
 # Of the design, what a cell's folder is bound to; blocks may grow.

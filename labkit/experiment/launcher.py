@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from labkit.config import Engine, from_plain, own_classes
-from labkit.experiment import kept, process
+from labkit.experiment import StudyError, output_store, process
+from labkit.experiment.blocks import Run
 from labkit.experiment.cell import Cell, Paths
-from labkit.experiment.design import Run
-from labkit.experiment.errors import StudyError
 from labkit.experiment.progress import Progress, Silent
 from labkit.machine import cache, fingerprint, threads
 from labkit.machine.observer import Observer
@@ -119,7 +118,7 @@ class ProcessLauncher:
         environ, removed = _environment(arms[0])
         pending = [paths.pending / f"{run.name}.json" for run in runs]
         pairs = zip((paths.arm(arm.name) for arm in arms), pending, strict=True)
-        keep = ["--keep", str(cell.dir)] if runs[0].block == kept.BLOCK else []
+        keep = ["--keep", str(cell.dir)] if runs[0].block == output_store.BLOCK else []
         observer = Observer()
 
         def tick(pid: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment.errors import StudyError
+from labkit.experiment import StudyError
 
 
 def lock_path(device: str = "cpu") -> Path:

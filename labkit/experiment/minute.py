@@ -8,7 +8,7 @@ from pathlib import Path
 from labkit import workload
 from labkit.analysis.statistics.power import minute_pct
 from labkit.config import Device, Isolation, WorkloadKind
-from labkit.experiment import doctor_noise, earlier
+from labkit.experiment import doctor_noise, history
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.doctor_noise import Sight
 
@@ -46,8 +46,8 @@ def _words(seen: Seen) -> str:
 
 def _seen(composed: ComposedCell, out: Path, way: Isolation) -> Seen | None:
     """Ask the newest earlier study that knows its noise and what a block costs."""
-    for path, data in earlier.studies(composed, out, way):
-        noise, block_s = earlier.noise(data), earlier.block_s(path)
+    for path, data in history.studies(composed, out, way):
+        noise, block_s = history.noise(data), history.block_s(path)
         if noise is not None and block_s is not None:
             runs = int(data["design"]["runs_per_block"])
             return Seen(minute_pct(noise.sd, block_s, runs), str(path))

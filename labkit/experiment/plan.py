@@ -10,7 +10,7 @@ from pathlib import Path
 from labkit import workload
 from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, seen_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, earlier, minute
+from labkit.experiment import doctor_noise, history, minute
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
@@ -119,8 +119,8 @@ def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
     found = next(
         (
             (noise, path)
-            for path, data in earlier.studies(composed, out)
-            if (noise := earlier.noise(data))
+            for path, data in history.studies(composed, out)
+            if (noise := history.noise(data))
         ),
         None,
     )
@@ -159,8 +159,8 @@ def _doctors(cell: Cell, composed: ComposedCell) -> tuple[float, str] | None:
 
 def _start_up(composed: ComposedCell, out: Path) -> str:
     """Say what a run costs beyond its measurement, from this machine's earlier records."""
-    for path, _ in earlier.studies(composed, out):
-        seconds = earlier.start_up(path)
+    for path, _ in history.studies(composed, out):
+        seconds = history.start_up(path)
         if seconds is not None:
             return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"
     return "start-up per run: not measured yet"

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from labkit.experiment.design import Run
+from labkit.experiment.blocks import Run
 from labkit.records import Record
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from labkit.config import Isolation
-from labkit.experiment import kept, looks
+from labkit.experiment import Interrupted, StudyError, looks, output_store
+from labkit.experiment.blocks import Run
 from labkit.experiment.cell import Cell, Paths, grown, refuse_changes, write_facts
-from labkit.experiment.design import Run
-from labkit.experiment.errors import Interrupted, StudyError
 from labkit.experiment.launcher import (
     Launcher,
     Preparing,
@@ -99,8 +98,8 @@ def run_cell(
         paths = Paths(cell.dir)
         todo, records = _tidy(cell, paths, progress, redo_failed)
         found = len(records)
-        kept.settle(cell.dir, records)
-        last_kept = [r.name for r in cell.schedule() if r.block == kept.BLOCK][-1]
+        output_store.settle(cell.dir, records)
+        last_kept = [r.name for r in cell.schedule() if r.block == output_store.BLOCK][-1]
         progress.begin(cell, len(todo) + found, found)
         try:
             for stop in cell.stops:
@@ -110,7 +109,7 @@ def run_cell(
                 for record in _carry_out(here, cell, launcher, progress, signals):
                     records.append(record)
                     if record.run == last_kept:
-                        kept.settle(cell.dir, records)
+                        output_store.settle(cell.dir, records)
                 if looks.ends(cell, stop, records, decided):
                     progress.note(f"all is decided at the look after {stop} blocks")
                     break

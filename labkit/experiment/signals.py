@@ -9,7 +9,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from labkit.experiment.errors import Interrupted
+from labkit.experiment import Interrupted
 
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 

@@ -3,7 +3,7 @@
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. Several pairs are a block whose arms take turns
 (:mod:`labkit.experiment.in_process`). ``--keep CELL`` keeps array outputs in that cell's
-folder (:mod:`labkit.experiment.kept`). ``--prepare ARM`` loads and warms up an arm
+folder (:mod:`labkit.experiment.output_store`). ``--prepare ARM`` loads and warms up an arm
 without measuring, so that no compilation falls inside a measured run. The stages are in
 :mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
 parent is gone.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import kept, stages, watchdog
+from labkit.experiment import output_store, stages, watchdog
 from labkit.experiment.in_process import Process
 from labkit.experiment.stages import Stopwatch, one_line
 from labkit.machine import fingerprint
@@ -38,7 +38,7 @@ from labkit.records import (
 )
 
 if TYPE_CHECKING:
-    from labkit.experiment.kept import Values
+    from labkit.experiment.output_store import Values
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
@@ -70,7 +70,7 @@ def perform(
 
 def _keep(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
-        kept.save(cell_dir, values)
+        output_store.save(cell_dir, values)
 
 
 def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:

@@ -14,13 +14,13 @@ from pathlib import Path
 from labkit.cli import say
 from labkit.mac import bundle
 from labkit.mac.steps import INTERRUPTED, PASSED, Step, all_steps, run_all
-from labkit.machine import accelerator, memory_machine
+from labkit.machine import memory, targets
 
 PROG = "python -m labkit.mac"
 
 
 def main(
-    has_metal: Callable[[], bool] = accelerator.has_metal,
+    has_metal: Callable[[], bool] = targets.has_metal,
     make_steps: Callable[[Path, int], Sequence[Step]] = all_steps,
 ) -> int:
     """Run the steps below ``outputs/`` and return the exit code."""
@@ -30,7 +30,7 @@ def main(
     try:
         folder.mkdir(parents=True)
         facts = bundle.surroundings()
-        steps = make_steps(folder, memory_machine.this_machine().total)
+        steps = make_steps(folder, memory.this_machine().total)
         outcomes = run_all(steps, folder, _show)
         path = bundle.write(folder, facts, outcomes, bundle.Private.of_this_computer())
     except OSError as error:

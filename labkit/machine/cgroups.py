@@ -1,15 +1,26 @@
-"""The control groups that this process is in, on Linux."""
+"""The control groups that this process is in, on Linux, and what they limit.
+
+A limit counts wherever it is stated: in this process's group or in any above it, in
+cgroup v2's hierarchy or in v1's of a controller.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+# v1 says "no limit" with a number near 2**63.
+UNLIMITED = 1 << 62
+# v2's name, v1's name.
+LIMITS = ("memory.max", "memory.limit_in_bytes")
+USED = ("memory.current", "memory.usage_in_bytes")
+# Pages of files that the kernel drops before it kills.
+RECLAIMABLE = ("inactive_file", "total_inactive_file")
 
 
-def cgroup_folders(
-    root: Path = ROOT, membership: Path = Path("/proc/self/cgroup"), controller: str = ""
-) -> list[Path]:
+def folders(controller: str = "", root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
     """Return this process's cgroup folder and its ancestors up to the top of its hierarchy.
 
     ``controller``: of cgroup v1's hierarchy ``root/controller``; empty: of v2's, ``root``.
@@ -25,3 +36,73 @@ def cgroup_folders(
     while own != top and not own.is_dir():
         own = own.parent
     return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
+
+
+def memory_limit() -> int | None:
+    """Return the least memory limit (bytes), or None where there is none."""
+    limits = [limit_of(folder) for folder in _of("memory")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def memory_room() -> int | None:
+    """Return how many bytes the tightest limit leaves, or None where there is none."""
+    rooms = [room_of(folder) for folder in _of("memory")]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def cpu_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+    """Return the least CPU quota in cores, or None where there is none."""
+    quotas = [quota_of(folder) for folder in _of("cpu", root, membership)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _of(controller: str, *place: Path) -> list[Path]:
+    return [*folders("", *place), *folders(controller, *place)]
+
+
+def limit_of(folder: Path) -> int | None:
+    """Return the memory limit (bytes) that one folder states, or None."""
+    value = _number(folder, LIMITS)
+    return None if value is None or value >= UNLIMITED else value
+
+
+def room_of(folder: Path) -> int | None:
+    """Return the bytes left below the folder's memory limit, or None where it has none."""
+    limit, used = limit_of(folder), _number(folder, USED)
+    if limit is None or used is None:
+        return None
+    return max(0, limit - used + _reclaimable(folder))
+
+
+def quota_of(folder: Path) -> float | None:
+    """Return the CPU quota (cores) that one folder states, or None."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota == "max" or int(quota) <= 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _number(folder: Path, names: tuple[str, ...]) -> int | None:
+    for name in names:
+        try:
+            text = (folder / name).read_text().strip()
+        except OSError:
+            continue
+        return None if text == "max" else int(text)
+    return None
+
+
+def _reclaimable(folder: Path) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    found = dict(line.split() for line in lines)
+    return next((int(found[key]) for key in RECLAIMABLE if key in found), 0)

@@ -25,15 +25,15 @@ import hashlib
 import os
 import platform
 import socket
-import sys
 import time
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
 from labkit import __version__
-from labkit.machine import linux, macos, memory, nvidia, revision, threads
-from labkit.machine.readers import Readers, collect
+from labkit.machine import revision, threads
+from labkit.machine.reading import Readers, collect
+from labkit.machine.system import system
 
 PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
 # What "the same machine" means: never the host's name.
@@ -48,23 +48,17 @@ def take() -> dict[str, Any]:
 
 def state() -> dict[str, Any]:
     """Return what changes while a study runs."""
-    system = macos.state() if sys.platform == "darwin" else linux.state()
-    return {"taken": utc_now(), **collect({"peak_rss_bytes": memory.peak_rss}), **system}
+    here = system()
+    return {"taken": utc_now(), **collect({"peak_rss_bytes": here.peak_rss}), **here.state()}
 
 
 def surroundings() -> dict[str, Any]:
     """Return what the system's tools tell, in some tens of milliseconds."""
-    system = macos.surroundings() if sys.platform == "darwin" else {}
-    asked: Readers = {
-        "git_changes": revision.changes,
-        "nvidia": nvidia.state,
-    }
-    return {**system, **collect(asked)}
+    return {**system().surroundings(), **collect({"git_changes": revision.changes})}
 
 
 def facts() -> dict[str, Any]:
     """Return what stays while a study runs, unless the machine or the code is changed."""
-    system = macos.facts() if sys.platform == "darwin" else linux.facts()
     readers: Readers = {
         "os": platform.system,
         "os_release": platform.release,
@@ -79,7 +73,7 @@ def facts() -> dict[str, Any]:
         "timer_resolution_ns": lambda: round(time.get_clock_info("perf_counter").resolution * 1e9),
         "environ": environ,
     }
-    return {**collect(readers), "accelerator": None, **system}
+    return {**collect(readers), "accelerator": None, **system().facts()}
 
 
 def host() -> str:

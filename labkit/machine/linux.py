@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from labkit.machine import memory, threads
-from labkit.machine.readers import collect
+from labkit.machine import cgroups, nvidia
+from labkit.machine.reading import collect
 
 CPU = Path("/sys/devices/system/cpu")
 SETTINGS = {
@@ -29,6 +30,7 @@ SETTINGS = {
     "clocksource": Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
 }
 TICKS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+BUSY = ("user", "nice", "system", "irq", "softirq")
 
 
 def facts() -> dict[str, Any]:
@@ -40,8 +42,8 @@ def facts() -> dict[str, Any]:
             "accelerator": accelerator,
             "settings": settings,
             "cgroup": lambda: {
-                "memory_bytes": memory.cgroup_limit(),
-                "cores": threads.cgroup_cpu_quota(),
+                "memory_bytes": cgroups.memory_limit(),
+                "cores": cgroups.cpu_quota(),
             },
         }
     )
@@ -64,6 +66,16 @@ def state() -> dict[str, Any]:
             "thermal": thermal,
         }
     )
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what NVIDIA's driver tells, where there is one."""
+    return collect({"nvidia": nvidia.state})
+
+
+def sample() -> dict[str, Any]:
+    """Return the cores' clock and the memory that is free."""
+    return collect({"mhz": mhz, "available_bytes": lambda: meminfo()["MemAvailable"]})
 
 
 def _text(path: str | Path) -> str:
@@ -125,13 +137,13 @@ def swap() -> dict[str, int]:
 def pressure() -> dict[str, dict[str, float]] | None:
     """Return pressure stall information: share of 10 s (percent) and total (us)."""
     found = {}
-    for resource in ("cpu", "memory", "io"):
+    for name in ("cpu", "memory", "io"):
         try:
-            line = _text(f"/proc/pressure/{resource}").splitlines()[0]
+            line = _text(f"/proc/pressure/{name}").splitlines()[0]
         except OSError:
             continue
         fields = dict(word.split("=") for word in line.split()[1:])
-        found[resource] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
+        found[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
     return found or None
 
 
@@ -175,25 +187,64 @@ def thermal() -> dict[str, int] | None:
     return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
 
 
+def memory() -> tuple[int, int]:
+    """Return the machine's memory and how much of it is free, in bytes."""
+    sizes = meminfo()
+    return sizes["MemTotal"], sizes["MemAvailable"]
+
+
+def process_memory(pid: int | None = None) -> dict[str, int]:
+    """Return what a process (None: this one) has in memory and in swap.
+
+    Raises
+    ------
+    OSError
+        It is gone, or a zombie, which has no memory left.
+    """
+    sizes = _process_sizes("self" if pid is None else str(pid))
+    names = {"rss_bytes": "VmRSS", "swap_bytes": "VmSwap"}
+    return {name: sizes[key] for name, key in names.items() if key in sizes}
+
+
+def peak_rss() -> int:
+    """Return the largest resident size (bytes) that this process has had.
+
+    ``getrusage`` would count the parent that forked this process.
+    """
+    peak = _process_sizes("self").get("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
+
+
+def _process_sizes(pid: str) -> dict[str, int]:
+    """Return a process's ``Vm*`` sizes in bytes."""
+    lines = _text(f"/proc/{pid}/status").splitlines()
+    words = [line.split() for line in lines if line.startswith("Vm")]
+    sizes = {name.rstrip(":"): int(size) * 1024 for name, size, _ in words}
+    if not sizes:
+        raise OSError(f"process {pid} has no memory")
+    return sizes
+
+
 def process_cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process has used (0.0 when it is gone)."""
     try:
         fields = _text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def process_rss_bytes(pid: int) -> int | None:
-    """Return the resident size of a process, or None when it is gone."""
-    try:
-        return int(_text(f"/proc/{pid}/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        return None
+    return (int(fields[11]) + int(fields[12])) / _ticks_per_s()
 
 
 def busy_s() -> float:
     """Return the CPU seconds that all cores have been busy since boot (steal left out)."""
     ticks = cpu_ticks()
-    names = ("user", "nice", "system", "irq", "softirq")
-    return sum(ticks[name] for name in names) / os.sysconf("SC_CLK_TCK")
+    return sum(ticks[name] for name in BUSY) / _ticks_per_s()
+
+
+def stolen_s() -> float | None:
+    """Return the CPU seconds that the hypervisor gave to others since boot."""
+    steal = cpu_ticks().get("steal")
+    return None if steal is None else steal / _ticks_per_s()
+
+
+def _ticks_per_s() -> int:
+    return os.sysconf("SC_CLK_TCK")

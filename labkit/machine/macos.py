@@ -1,23 +1,23 @@
-"""What macOS tells about the machine without sudo: ``sysctl``, NSProcessInfo and tools.
+"""What macOS tells about the machine without sudo: ``sysctl``, NSProcessInfo, Metal, psutil.
 
-``state()``, taken by workers and once a second by the observer, goes through the C library
-and the Objective-C runtime and starts no process; ``surroundings()`` asks the tools.
+It goes through the C library and the Objective-C runtime and starts no process;
+``surroundings()`` alone asks the tools (:mod:`labkit.machine.macos_tools`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
+import resource
 import struct
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from labkit.machine import macos_tools
-from labkit.machine.readers import collect
-from labkit.machine.tool import output
+from labkit.machine.macos_tools import surroundings as surroundings
+from labkit.machine.reading import collect
 
 FACT_NUMBERS = {
     "iogpu_wired_limit_mb": "iogpu.wired_limit_mb",
@@ -42,51 +42,6 @@ def facts() -> dict[str, Any]:
     )
 
 
-def surroundings() -> dict[str, Any]:
-    """Return the power's source, mode and limits, the pages, and what else goes on."""
-    pages = collect({"power": power, "vm": lambda: vm_stat(output("vm_stat"))})
-    return {**pages, **macos_tools.state()}
-
-
-def power() -> dict[str, Any] | None:
-    """Return what ``pmset`` says: source and battery, settings, custom modes, limits."""
-    found = collect(
-        {
-            "source": lambda: power_source(output("pmset", "-g", "batt")),
-            "settings": lambda: pairs(output("pmset", "-g")),
-            "custom": lambda: sections(output("pmset", "-g", "custom")),
-            "limits": lambda: pairs(output("pmset", "-g", "therm")),
-        }
-    )
-    return found or None
-
-
-def power_source(text: str) -> str | None:
-    """Read ``AC Power`` or ``Battery Power`` from ``pmset -g batt``."""
-    match = re.search(r"drawing from '([^']+)'", text)
-    return match[1] if match else None
-
-
-def pairs(text: str) -> dict[str, str]:
-    """Read lines ``name value`` or ``name = value`` whose value is a number."""
-    found = re.findall(r"^\s*([A-Za-z_]+)\s+(?:=\s*)?(-?\d+)\b", text, re.MULTILINE)
-    return dict(found)
-
-
-def sections(text: str) -> dict[str, dict[str, str]]:
-    """Read ``pmset -g custom``: the settings on battery, on AC power, ..."""
-    parts = re.split(r"^(\S[^\n]*):[ \t]*$", text, flags=re.MULTILINE)
-    return {name: pairs(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def vm_stat(text: str) -> dict[str, int]:
-    """Read ``vm_stat``: the page size in bytes, pages now and events since boot."""
-    size = re.search(r"page size of (\d+) bytes", text)
-    counts = re.findall(r'^"?([A-Z][\w -]+)"?:\s+(\d+)\.$', text, re.MULTILINE)
-    named = {name.lower().replace(" ", "_").replace("-", "_"): int(n) for name, n in counts}
-    return {**({"page_bytes": int(size[1])} if size else {}), **named}
-
-
 def state() -> dict[str, Any]:
     """Return load, memory pressure, swap and the thermal state now."""
     return collect(
@@ -102,6 +57,29 @@ def state() -> dict[str, Any]:
             "low_power_mode": lambda: bool(_process_info("isLowPowerModeEnabled") & 1),
         }
     )
+
+
+def sample() -> dict[str, Any]:
+    """Return the load, and how far memory and heat press."""
+    now = state()
+    return collect(
+        {
+            "load": lambda: now["loadavg"][0],
+            "memory_pressure_level": lambda: now["pressure"]["memory"]["level"],
+            "thermal_level": lambda: THERMAL_STATES.index(now["thermal"]),
+        }
+    )
+
+
+# --------------------------------------------------------------------------- sysctl
+
+
+def sysctl(name: str) -> int | None:
+    """Return a number of the kernel's, or None where it has none of that name."""
+    try:
+        return _sysctl_number(name)
+    except OSError:
+        return None
 
 
 def _reader(key: str) -> Callable[[], int]:
@@ -139,15 +117,128 @@ def _swap() -> dict[str, int]:
     return {"used_bytes": used}
 
 
+# --------------------------------------------------------------------------- the GPU's memory
+
+
+@dataclass(frozen=True)
+class Wired:
+    """How macOS limits and reclaims the GPU's wired memory; None: it does not tell.
+
+    ``limit_mb``: ``iogpu.wired_limit_mb`` (MiB; 0: the system's own default).
+    ``collector``: False where ``iogpu.disable_wired_collector`` is 1.
+    ``dynamic_lwm``: ``iogpu.dynamic_lwm``, whether the low-water mark moves.
+    """
+
+    limit_mb: int | None
+    collector: bool | None
+    dynamic_lwm: bool | None
+
+
+def wired(read: Callable[[str], int | None] = sysctl) -> Wired:
+    """Read the wired limit and the state of the wired collector.
+
+    ``read`` is a parameter so that the meaning of the numbers is tested anywhere.
+    """
+    disabled = read("iogpu.disable_wired_collector")
+    dynamic = read("iogpu.dynamic_lwm")
+    return Wired(
+        limit_mb=read("iogpu.wired_limit_mb"),
+        collector=None if disabled is None else not disabled,
+        dynamic_lwm=None if dynamic is None else bool(dynamic),
+    )
+
+
+def recommended_working_set() -> int | None:
+    """Return Metal's ``recommendedMaxWorkingSetSize`` (bytes), or None without Metal.
+
+    It is a static hint of the operating system for one process; it does not see what
+    other programs hold. ``iogpu.wired_limit_mb`` moves it.
+    """
+    if sys.platform != "darwin":
+        return None
+    try:
+        metal = ctypes.CDLL("/System/Library/Frameworks/Metal.framework/Metal")
+        metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
+        device = metal.MTLCreateSystemDefaultDevice()
+        size = _ask(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64) if device else 0
+    except OSError:
+        return None
+    return int(size) or None
+
+
 def _process_info(selector: str) -> int:
     """Ask ``NSProcessInfo.processInfo`` for an integer property."""
-    objc = ctypes.CDLL("/usr/lib/libobjc.dylib")
     ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
+    objc = _objc()
     objc.objc_getClass.restype = ctypes.c_void_p
+    info = _ask(objc.objc_getClass(b"NSProcessInfo"), "processInfo", ctypes.c_void_p)
+    return int(_ask(info, selector, ctypes.c_long))
+
+
+def _ask(receiver: Any, selector: str, kind: Any) -> Any:
+    """Send an Objective-C message without arguments; ``kind``: the C type of the answer."""
+    objc = _objc()
     objc.sel_registerName.restype = ctypes.c_void_p
     send = ctypes.cast(objc.objc_msgSend, ctypes.c_void_p).value
     assert send is not None
-    pointer = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(send)
-    number = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)(send)
-    info = pointer(objc.objc_getClass(b"NSProcessInfo"), objc.sel_registerName(b"processInfo"))
-    return int(number(info, objc.sel_registerName(selector.encode())))
+    message = ctypes.CFUNCTYPE(kind, ctypes.c_void_p, ctypes.c_void_p)(send)
+    return message(receiver, objc.sel_registerName(selector.encode()))
+
+
+def _objc() -> ctypes.CDLL:
+    return ctypes.CDLL("/usr/lib/libobjc.dylib")
+
+
+# --------------------------------------------------------------------------- memory, processes
+
+
+def memory() -> tuple[int, int]:
+    """Return the machine's memory and how much of it is free, in bytes."""
+    import psutil
+
+    found = psutil.virtual_memory()
+    return int(found.total), int(found.available)
+
+
+def process_memory(pid: int | None = None) -> dict[str, int]:
+    """Return what a process (None: this one) has in memory.
+
+    Raises
+    ------
+    OSError
+        There is no such process.
+    """
+    import psutil
+
+    try:
+        return {"rss_bytes": int(psutil.Process(pid).memory_info().rss)}
+    except psutil.Error as error:
+        raise OSError(str(error)) from None
+
+
+def peak_rss() -> int:
+    """Return the largest resident size (bytes) that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def process_cpu_s(pid: int) -> float:
+    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
+    import psutil
+
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def busy_s() -> float:
+    """Return the CPU seconds that all cores have been busy since boot."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
+
+
+def stolen_s() -> None:
+    """Return None: macOS does not tell what a hypervisor gives to others."""

@@ -1,7 +1,7 @@
-"""What else goes on on a Mac: whoever sits at it, backups, indexing, other processes.
+"""What macOS's tools tell without sudo: power, pages, who sits at it, what else goes on.
 
-All of it without sudo. ``state()`` asks ``ioreg``, ``tmutil`` and ``ps`` (some tens of
-milliseconds); the readers for the observer go through psutil and start no process.
+``pmset``, ``vm_stat``, ``ioreg``, ``tmutil`` and ``ps`` take some tens of milliseconds; the
+parent asks them before and after a run.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import os
 import re
 from typing import Any
 
-from labkit.machine.readers import collect
-from labkit.machine.tool import output
+from labkit.machine.reading import collect, output
 
 SPOTLIGHT = ("mds", "mds_stores", "mdworker", "mdworker_shared")
 BUSY_PCT = 5.0  # CPU percent from which an indexing process is at work
@@ -21,10 +20,12 @@ TOP = 3
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
 
-def state() -> dict[str, Any]:
-    """Return seconds without input, backup and indexing at work, displays, busiest processes."""
+def surroundings() -> dict[str, Any]:
+    """Return power, pages, seconds without input, displays, what is at work, the busiest."""
     return collect(
         {
+            "power": power,
+            "vm": lambda: vm_stat(output("vm_stat")),
             "hid_idle_s": lambda: hid_idle_s(output("ioreg", "-c", "IOHIDSystem", "-d", "4")),
             "displays": lambda: displays(output("ioreg", "-r", "-c", "IOMobileFramebuffer")),
             "background": lambda: {
@@ -35,6 +36,45 @@ def state() -> dict[str, Any]:
             "thermal_pressure": thermal_pressure,
         }
     )
+
+
+def power() -> dict[str, Any] | None:
+    """Return what ``pmset`` says: source and battery, settings, custom modes, limits."""
+    found = collect(
+        {
+            "source": lambda: power_source(output("pmset", "-g", "batt")),
+            "settings": lambda: pairs(output("pmset", "-g")),
+            "custom": lambda: sections(output("pmset", "-g", "custom")),
+            "limits": lambda: pairs(output("pmset", "-g", "therm")),
+        }
+    )
+    return found or None
+
+
+def power_source(text: str) -> str | None:
+    """Read ``AC Power`` or ``Battery Power`` from ``pmset -g batt``."""
+    match = re.search(r"drawing from '([^']+)'", text)
+    return match[1] if match else None
+
+
+def pairs(text: str) -> dict[str, str]:
+    """Read lines ``name value`` or ``name = value`` whose value is a number."""
+    found = re.findall(r"^\s*([A-Za-z_]+)\s+(?:=\s*)?(-?\d+)\b", text, re.MULTILINE)
+    return dict(found)
+
+
+def sections(text: str) -> dict[str, dict[str, str]]:
+    """Read ``pmset -g custom``: the settings on battery, on AC power, ..."""
+    parts = re.split(r"^(\S[^\n]*):[ \t]*$", text, flags=re.MULTILINE)
+    return {name: pairs(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+
+def vm_stat(text: str) -> dict[str, int]:
+    """Read ``vm_stat``: the page size in bytes, pages now and events since boot."""
+    size = re.search(r"page size of (\d+) bytes", text)
+    counts = re.findall(r'^"?([A-Z][\w -]+)"?:\s+(\d+)\.$', text, re.MULTILINE)
+    named = {name.lower().replace(" ", "_").replace("-", "_"): int(n) for name, n in counts}
+    return {**({"page_bytes": int(size[1])} if size else {}), **named}
 
 
 def hid_idle_s(text: str) -> float | None:
@@ -91,32 +131,3 @@ def thermal_pressure() -> str:
     finally:
         library.notify_cancel(token)
     return PRESSURE_LEVELS[level.value]
-
-
-def busy_s() -> float:
-    """Return the CPU seconds that all cores have been busy since boot."""
-    import psutil
-
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system)
-
-
-def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
-    import psutil
-
-    try:
-        times = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
-
-
-def process_rss_bytes(pid: int) -> int | None:
-    """Return the resident size of a process, or None when it is gone."""
-    import psutil
-
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return None

@@ -14,27 +14,25 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path("/sys/fs/cgroup")
+from labkit.machine import cgroups
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """Where and by which file names a cgroup version limits memory."""
+    """By which controller and file names a cgroup version limits memory."""
 
     name: str
-    prefix: str  # of this process's line in /proc/self/cgroup, up to the path
-    root: Path
+    controller: str  # of cgroup v1
     most: str
     swap: str
     kills: str
 
 
 VERSIONS = (
-    Hierarchy("cgroup v2", "0::", ROOT, "memory.max", "memory.swap.max", "memory.events"),
+    Hierarchy("cgroup v2", "", "memory.max", "memory.swap.max", "memory.events"),
     Hierarchy(
         "cgroup v1",
-        ":memory:",
-        ROOT / "memory",
+        "memory",
         "memory.limit_in_bytes",
         "memory.memsw.limit_in_bytes",
         "memory.oom_control",
@@ -64,8 +62,6 @@ def apply(count: int) -> str:
 def _join(version: Hierarchy, count: int) -> bool:
     """Move this process into a new cgroup of ``count`` bytes; False where that is refused."""
     folder = _folder(version, os.getpid())
-    if folder is None:
-        return False
     try:
         folder.mkdir()
     except OSError:
@@ -83,21 +79,14 @@ def _join(version: Hierarchy, count: int) -> bool:
     return True
 
 
-def _folder(version: Hierarchy, pid: int) -> Path | None:
+def _folder(version: Hierarchy, pid: int) -> Path:
     """Return the cgroup that ``pid`` is limited by, whether it exists or not.
 
     It lies beside the caller's own (v2 allows no processes between two levels), and the
     caller's child is in the same group as the caller.
     """
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    path = next((line.split(":", 2)[2] for line in lines if version.prefix in line[:12]), None)
-    if path is None or not (version.root / path.strip("/")).is_dir():
-        return None
-    own = version.root / path.strip("/")
-    return (own if own == version.root else own.parent) / f"labkit-{pid}"
+    own, *above = cgroups.folders(version.controller)
+    return (above or [own])[0] / f"labkit-{pid}"
 
 
 def release(pid: int) -> int:
@@ -108,7 +97,7 @@ def release(pid: int) -> int:
     kills = 0
     for version in VERSIONS:
         folder = _folder(version, pid)
-        if folder is None or not folder.is_dir():
+        if not folder.is_dir():
             continue
         with contextlib.suppress(OSError, ValueError, LookupError):
             events = dict(

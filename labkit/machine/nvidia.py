@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit.machine.readers import collect
-from labkit.machine.tool import output
+from labkit.machine.reading import collect, output
 
 DRIVER = Path("/proc/driver/nvidia/version")
 # nvidia-smi's name: ours

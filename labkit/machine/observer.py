@@ -5,21 +5,21 @@ Its own cost (all CPU time that the parent used during the run) is measured and 
 
 from __future__ import annotations
 
-import sys
 import time
+from contextlib import suppress
 from typing import Any
 
-from labkit.machine import linux, macos, macos_tools, memory
-from labkit.machine.readers import Readers, collect
+from labkit.machine.reading import collect
+from labkit.machine.system import system
 
 MAX_SAMPLES = 3600
-SYSTEM = linux if sys.platform == "linux" else macos_tools
 
 
 class Observer:
     """Samples one run; make it right before the run starts."""
 
     def __init__(self) -> None:
+        self._system = system()
         self._start = time.monotonic()
         self._cpu = time.process_time()
         self._last = self._cpu_times(None)
@@ -29,27 +29,10 @@ class Observer:
         """Look at the machine and at the worker ``pid``."""
         if len(self._samples) >= MAX_SAMPLES:
             return
-        readers: Readers = {
-            "t_s": lambda: round(time.monotonic() - self._start, 2),
-            "rss_bytes": lambda: SYSTEM.process_rss_bytes(pid),
-            "swap_bytes": lambda: memory.process(pid).swapped,
-            "foreign_cores": lambda: self._foreign(pid),
-        }
-        if sys.platform == "linux":
-            readers = {
-                **readers,
-                "mhz": linux.mhz,
-                "available_bytes": lambda: linux.meminfo()["MemAvailable"],
-            }
-        else:
-            state = macos.state()
-            readers = {
-                **readers,
-                "load": lambda: state["loadavg"][0],
-                "memory_pressure_level": lambda: state["pressure"]["memory"]["level"],
-                "thermal_level": lambda: macos.THERMAL_STATES.index(state["thermal"]),
-            }
-        self._samples.append(collect(readers))
+        sample = {"t_s": round(time.monotonic() - self._start, 2), **self._system.sample()}
+        with suppress(OSError):  # it has just ended
+            sample |= self._system.process_memory(pid)
+        self._samples.append(sample | collect({"foreign_cores": lambda: self._foreign(pid)}))
 
     def _foreign(self, pid: int) -> float | None:
         """Return the cores that were busy with neither the worker nor this process."""
@@ -59,14 +42,13 @@ class Observer:
         seconds, busy, own = (now - before for now, before in zip(self._last, last, strict=True))
         return round(max(0.0, busy - own) / seconds, 3) if seconds > 0 else None
 
-    @staticmethod
-    def _cpu_times(pid: int | None) -> tuple[float, float, float] | None:
+    def _cpu_times(self, pid: int | None) -> tuple[float, float, float] | None:
         """Return the clock, all cores' busy seconds, and those of the worker and this process."""
         try:
-            busy = SYSTEM.busy_s()
+            busy = self._system.busy_s()
         except (OSError, LookupError, ValueError):
             return None
-        worker = 0.0 if pid is None else SYSTEM.process_cpu_s(pid)
+        worker = 0.0 if pid is None else self._system.process_cpu_s(pid)
         return time.monotonic(), busy, worker + time.process_time()
 
     def report(self) -> dict[str, Any]:

@@ -37,40 +37,8 @@ def core_count() -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    quota = cgroup_cpu_quota()
+    quota = cgroups.cpu_quota()
     return cores if quota is None else max(1, min(cores, math.floor(quota)))
-
-
-def cgroup_cpu_quota(
-    root: Path = cgroups.ROOT, membership: Path = Path("/proc/self/cgroup")
-) -> float | None:
-    """Return the CPU quota in cores, or None where there is none.
-
-    The least over this process's cgroup and its ancestors: ``cpu.max`` of cgroup v2, and
-    ``cpu.cfs_quota_us`` of v1's hierarchy ``cpu``.
-    """
-    folders = [
-        folder
-        for controller in ("", "cpu")
-        for folder in cgroups.cgroup_folders(root, membership, controller)
-    ]
-    quotas = [quota for folder in folders if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the quota that one cgroup folder states."""
-    try:
-        quota, period = (folder / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        try:
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if quota == "max" or int(quota) <= 0:
-        return None
-    return int(quota) / int(period)
 
 
 @contextmanager

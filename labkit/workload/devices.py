@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import Attention, Device, Experiment, require
-from labkit.machine import compiler
-from labkit.machine.accelerator import has_metal
+from labkit.machine.targets import compiler, has_metal, missing_compiler
 
 
 def queued(attention: Attention) -> bool:
@@ -29,4 +28,4 @@ def check(experiment: Experiment) -> None:
         "machine; leave it null",
     )
     if device is Device.emulated:
-        require(compiler.path() is not None, f"engine.attention.{compiler.missing()}")
+        require(compiler() is not None, f"engine.attention.{missing_compiler()}")

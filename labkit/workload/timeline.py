@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.machine import memory
+from labkit.machine.system import system
 
 if TYPE_CHECKING:
     from labkit.engine.base import InferenceEngine
@@ -104,10 +104,7 @@ class Timeline:
 
 def process_memory() -> dict[str, float]:
     """Read what this process has in memory and in swap, and what MLX holds, if it is used."""
-    own = memory.process()
-    found: dict[str, float] = {"rss_bytes": own.resident}
-    if own.swapped is not None:
-        found["swap_bytes"] = own.swapped
+    found: dict[str, float] = {**system().process_memory()}
     mx = sys.modules.get("mlx.core")
     if mx is not None:
         found["mlx_active_bytes"] = mx.get_active_memory()

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from labkit import analysis
-from labkit.experiment import process
-from labkit.experiment.errors import StudyError
+from labkit.experiment import StudyError, process
 from labkit.experiment.runner import run_cell
 from labkit.records import read_runs
 

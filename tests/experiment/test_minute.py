@@ -9,10 +9,10 @@ import pytest
 from labkit import config
 from labkit.analysis.statistics.power import seen_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, earlier, minute
+from labkit.experiment import doctor_noise, history, minute
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.earlier import Noise
+from labkit.experiment.history import Noise
 from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
@@ -39,7 +39,7 @@ def composed(kernel=True, **engine):
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(earlier, "studies", lambda c, o, way=None: iter(()))
+    monkeypatch.setattr(history, "studies", lambda c, o, way=None: iter(()))
     monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
 
 
@@ -59,9 +59,9 @@ def studied(monkeypatch):
 
         known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
         noise = {path: None if sd is None else Noise(sd, None) for path, (_, sd) in known.items()}
-        monkeypatch.setattr(earlier, "studies", studies)
-        monkeypatch.setattr(earlier, "noise", lambda data: noise[data["path"]])
-        monkeypatch.setattr(earlier, "block_s", lambda path: known[str(path)][0])
+        monkeypatch.setattr(history, "studies", studies)
+        monkeypatch.setattr(history, "noise", lambda data: noise[data["path"]])
+        monkeypatch.setattr(history, "block_s", lambda path: known[str(path)][0])
 
     return plant
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from labkit.experiment import progress
-from labkit.experiment.design import Run
+from labkit.experiment.blocks import Run
 from labkit.records import CaseRecord, Metric, Record
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.config import Case, Design, Engine, Isolation, Look, WorkloadKind
-from labkit.experiment import doctor_noise, earlier
+from labkit.experiment import doctor_noise, history
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.plan import _sees
 
@@ -42,7 +42,7 @@ def sees(design, tmp_path, arms=1, cases=10):
 @pytest.fixture
 def known(monkeypatch, tmp_path):
     def give(**facts):
-        monkeypatch.setattr(earlier, "studies", lambda c, o: iter([(tmp_path, cell_json(**facts))]))
+        monkeypatch.setattr(history, "studies", lambda c, o: iter([(tmp_path, cell_json(**facts))]))
 
     return give
 
@@ -67,7 +67,7 @@ def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
 
 
 def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
-    monkeypatch.setattr(earlier, "studies", lambda c, o: iter(()))
+    monkeypatch.setattr(history, "studies", lambda c, o: iter(()))
     monkeypatch.setattr(doctor_noise, "find", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
     said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
@@ -77,7 +77,7 @@ def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, t
 
 
 def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
-    monkeypatch.setattr(earlier, "studies", lambda c, o: iter(()))
+    monkeypatch.setattr(history, "studies", lambda c, o: iter(()))
     monkeypatch.setattr(doctor_noise, "find", lambda: 9.0)
     sights = {"kernels": Sight(5, 0.01, 0.05, 2.0, 1.5), "requests": Sight(5, 0.02, 0.07, 2.0, 1.5)}
     monkeypatch.setattr(doctor_noise, "find_sight", sights.get)
@@ -92,11 +92,11 @@ def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatc
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(3, 1, False), (4, 1, True), (2, 2, True)])
 def test_the_noise_of_too_few_blocks_is_none(blocks, runs, known):
-    assert (earlier.noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
+    assert (history.noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
 
 
 def test_a_study_without_numbers_says_no_noise():
-    assert earlier.noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
-    assert earlier.noise(cell_json(sd=None)) is None
-    unreached = earlier.noise(cell_json(alpha_row=0.0))
+    assert history.noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
+    assert history.noise(cell_json(sd=None)) is None
+    unreached = history.noise(cell_json(alpha_row=0.0))
     assert (unreached.sd, unreached.share) == (0.01, None)

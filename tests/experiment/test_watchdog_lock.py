@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment.errors import Interrupted, StudyError
+from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.lock import lock_path, timing_lock
 
 ROOT = Path(__file__).resolve().parents[2]

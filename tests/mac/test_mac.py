@@ -25,7 +25,7 @@ from labkit.mac.steps import (
     all_steps,
     run_all,
 )
-from labkit.machine import accelerator, compiler
+from labkit.machine import targets
 from labkit.workload import devices
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,7 @@ def kernels(cells):
 
 
 def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_path, monkeypatch):
-    for module in (accelerator, devices, dtype):
+    for module in (targets, devices, dtype):
         monkeypatch.setattr(module, "has_metal", lambda: True)
     app.register()
     cells = {}
@@ -170,8 +170,8 @@ def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
 
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_path, half):
-    if compiler.path() is None:
-        pytest.skip(compiler.missing())
+    if targets.compiler() is None:
+        pytest.skip(targets.missing_compiler())
     table = tmp_path / "answers.md"
     device = ["engine.attention.device=emulated", f"workload.dtype={half}"]
     assert answers.main([str(table), "ablation=seq_map", TINY[0], *device]) == 0

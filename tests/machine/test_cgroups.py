@@ -1,18 +1,28 @@
-from labkit.machine.cgroups import cgroup_folders
+"""Control groups: where they lie, and what they limit."""
+
+import pytest
+
+from labkit.machine import cgroups, memory
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
 
 
 def test_the_process_is_in_its_own_cgroup_and_in_all_above(tmp_path):
     root, membership = tmp_path / "cgroup", tmp_path / "membership"
     (root / "a.slice" / "b.scope").mkdir(parents=True)
     membership.write_text("0::/a.slice/b.scope\n")
-    assert cgroup_folders(root, membership) == [
+    assert cgroups.folders(root=root, membership=membership) == [
         root / "a.slice" / "b.scope",
         root / "a.slice",
         root,
     ]
     membership.write_text("0::/the/hosts/path\n")  # seen from inside a container
-    assert cgroup_folders(root, membership) == [root]
-    assert cgroup_folders(root, tmp_path / "none") == [root]
+    assert cgroups.folders(root=root, membership=membership) == [root]
+    assert cgroups.folders(root=root, membership=tmp_path / "none") == [root]
 
 
 def test_each_controller_of_v1_has_a_hierarchy_of_its_own(tmp_path):
@@ -21,6 +31,99 @@ def test_each_controller_of_v1_has_a_hierarchy_of_its_own(tmp_path):
     for folder in ("cpu/a/b", "memory/m", "unified"):
         (tmp_path / folder).mkdir(parents=True)
     cpu = tmp_path / "cpu"
-    assert cgroup_folders(tmp_path, membership, "cpu") == [cpu / "a" / "b", cpu / "a", cpu]
-    assert cgroup_folders(tmp_path, membership) == [tmp_path / "unified", tmp_path]
-    assert cgroup_folders(tmp_path, membership, "pids") == [tmp_path / "pids"]
+    assert cgroups.folders("cpu", tmp_path, membership) == [cpu / "a" / "b", cpu / "a", cpu]
+    assert cgroups.folders("", tmp_path, membership) == [tmp_path / "unified", tmp_path]
+    assert cgroups.folders("pids", tmp_path, membership) == [tmp_path / "pids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("memory.max", "max\n", None),
+        ("memory.max", "2147483648\n", 1 << 31),
+        ("memory.limit_in_bytes", "9223372036854771712\n", None),
+        ("memory.limit_in_bytes", "1048576\n", 1 << 20),
+    ],
+)
+def test_cgroup_limit(tmp_path, name, text, limit):
+    (tmp_path / name).write_text(text)
+    assert cgroups.limit_of(tmp_path) == limit
+
+
+def test_no_cgroup_no_limit(tmp_path):
+    assert cgroups.limit_of(tmp_path) is None
+
+
+def test_the_room_is_the_limit_less_what_is_used_but_files_can_be_dropped(tmp_path):
+    stat = "anon 700\ninactive_file 40\nactive_file 9\n"
+    write(tmp_path, memory__max="1000\n", memory__current="800\n", memory__stat=stat)
+    assert cgroups.room_of(tmp_path) == 240
+    write(tmp_path, memory__current="1200\n")
+    assert cgroups.room_of(tmp_path) == 0
+    write(tmp_path, memory__max="max\n")
+    assert cgroups.room_of(tmp_path) is None
+
+
+def test_cgroup_v1_is_read_too(tmp_path):
+    write(
+        tmp_path,
+        memory__limit_in_bytes="1000",
+        memory__usage_in_bytes="300",
+        memory__stat="cache 5\ntotal_inactive_file 50\n",
+    )
+    assert cgroups.room_of(tmp_path) == 750
+
+
+@pytest.mark.parametrize(
+    ("controller", "files"),
+    [
+        ("", {"memory__max": "5000000\n", "memory__current": "4000000\n"}),
+        (
+            "memory",
+            {"memory__limit_in_bytes": "5000000\n", "memory__usage_in_bytes": "4000000\n"},
+        ),
+    ],
+)
+def test_a_limit_above_the_own_cgroup_counts(controller, files, tmp_path, monkeypatch):
+    own, above = tmp_path / "own", tmp_path / "above"
+    write(own, memory__max="max\n")
+    write(above, **files)
+    folders = {controller: [own, above]}
+    monkeypatch.setattr(cgroups, "folders", lambda controller="": folders.get(controller, []))
+    assert cgroups.memory_limit() == 5_000_000
+    assert cgroups.memory_room() == 1_000_000
+    machine = memory.this_machine()
+    assert (machine.total, machine.available) == (5_000_000, 1_000_000)
+
+
+V2, V1 = "0::/a.slice/b.scope\n", "7:memory:/\n4:cpu,cpuacct:/a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("membership", "quotas", "cores"),
+    [
+        (V2, {"": "max"}, None),
+        (V2, {"": "150000"}, 1.5),
+        (V2, {"": "max", "a.slice": "max", "a.slice/b.scope": "50000"}, 0.5),
+        (V2, {"a.slice": "150000", "a.slice/b.scope": "400000"}, 1.5),
+        (V2, {"c.slice": "100000"}, None),
+        (V2, {}, None),
+        (V1, {"cpu": "-1"}, None),
+        (V1, {"cpu": "400000"}, 4.0),
+        (V1, {"cpu": "-1", "cpu/a": "150000", "cpu/a/b": "300000"}, 1.5),
+        (V1, {"memory": "100000", "cpu/c": "100000"}, None),
+    ],
+)
+def test_the_quota_is_the_least_of_the_own_cgroup_and_all_above(
+    tmp_path, membership, quotas, cores
+):
+    root = tmp_path / "cgroup"
+    for folder, quota in quotas.items():
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        if membership == V2:
+            (root / folder / "cpu.max").write_text(f"{quota} 100000\n")
+        else:
+            (root / folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+            (root / folder / "cpu.cfs_period_us").write_text("100000\n")
+    (tmp_path / "membership").write_text(membership)
+    assert cgroups.cpu_quota(root, tmp_path / "membership") == cores

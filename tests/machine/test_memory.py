@@ -1,49 +1,126 @@
+"""Memory: sysctls on macOS, the simulated Macs, this machine, and this process."""
+
 import subprocess
 import sys
 
 import pytest
 
-from labkit.machine import memory, memory_linux
+from labkit import config
+from labkit.machine import macos, memory, wired
+from labkit.machine.macos import Wired
+from labkit.machine.memory import GIB, MIB, Machine
+
+# --------------------------------------------------------------------------- macOS
 
 
-def test_a_reading_is_plausible():
-    reading = memory.read()
-    assert 0 < reading.available <= reading.total
-    assert 0 <= reading.swap_used <= reading.swap_total
-    assert 0 < reading.limit <= reading.total
+def test_sysctls_are_read_by_their_names():
+    kernel = {
+        "iogpu.wired_limit_mb": 26624,
+        "iogpu.disable_wired_collector": 1,
+        "iogpu.dynamic_lwm": 0,
+    }
+    assert macos.wired(kernel.get) == Wired(26624, collector=False, dynamic_lwm=False)
 
 
-def test_the_container_lowers_the_limit():
-    reading = memory.Memory(total=100, available=50, swap_total=0, swap_used=0, cgroup_limit=30)
-    assert reading.limit == 30
+def test_what_the_kernel_does_not_tell_stays_unknown():
+    def nothing(_name):
+        return None
+
+    assert macos.wired(nothing) == Wired(None, None, None)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="tests that other systems have no Metal")
+def test_no_metal_no_hint():
+    assert macos.recommended_working_set() is None
+    assert macos.sysctl("hw.memsize") is None
+    machine = memory.this_machine()
+    assert not machine.metal and machine.hint == machine.total and machine.wired is None
+
+
+@pytest.mark.metal
+@pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
+def test_a_real_mac_tells_its_working_set():
+    machine = memory.this_machine()
+    assert machine.metal and machine.total // 2 < machine.hint <= machine.total
+    assert macos.sysctl("hw.memsize") == memory.system().memory()[0]
+
+
+# --------------------------------------------------------------------------- machines
+
+
+def test_the_schema_lists_the_machines_there_are():
+    assert tuple(memory.SIMULATED) == config.MACHINES
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "limit"),
+    ("name", "ram_gib", "hint_mib", "free_gib"),
     [
-        ("memory.max", "max\n", None),
-        ("memory.max", "2147483648\n", 1 << 31),
-        ("memory.limit_in_bytes", "9223372036854771712\n", None),
-        ("memory.limit_in_bytes", "1048576\n", 1 << 20),
+        ("sim_m1_8gb", 8, 5461, 5),
+        ("sim_m1_pro_16gb", 16, 10922, 12),
+        ("sim_m1_pro_32gb", 32, 21845, 24),
+        ("sim_m3_pro_36gb", 36, 27648, 27),
+        ("sim_m1_max_64gb", 64, 49152, 52),
+        ("sim_m2_max_96gb", 96, 73728, 84),
+        ("sim_m5_max_128gb", 128, 110100, 116),
+        ("sim_m3_ultra_512gb", 512, 393216, 500),
     ],
 )
-def test_cgroup_limit(tmp_path, name, text, limit):
-    (tmp_path / name).write_text(text)
-    assert memory_linux.limit(tmp_path) == limit
+def test_simulated_machines(name, ram_gib, hint_mib, free_gib):
+    machine = memory.find(name)
+    assert machine.total == ram_gib * GIB and machine.available == free_gib * GIB
+    assert machine.hint // MIB == hint_mib
+    assert machine.simulated and machine.metal and machine.slack == 0
 
 
-def test_no_cgroup_no_limit(tmp_path):
-    assert memory_linux.limit(tmp_path) is None
+def test_this_machine():
+    machine = memory.find(None)
+    assert not machine.simulated
+    assert 0 < machine.available <= machine.total <= memory.system().memory()[0]
+    assert machine.slack > 0
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"available": 11}, {"available": -1}, {"hint": 0}, {"hint": 11}]
+)
+def test_numbers_that_no_machine_has_are_refused(numbers):
+    given = {"total": 10, "available": 5, "hint": 7, **numbers}
+    with pytest.raises(ValueError, match="are no machine"):
+        Machine("x", metal=True, **given)
+
+
+# --------------------------------------------------------------------------- advice
+
+
+def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
+    machine = memory.simulated("sim_m1_pro_32gb")
+    limit, collector = wired.advise(machine, 26 * GIB)
+    assert limit.command == "sudo sysctl iogpu.wired_limit_mb=26624"
+    assert "21.3 GiB" in limit.finding and "6.0 GiB" in limit.risk
+    assert collector.command == "sudo sysctl iogpu.disable_wired_collector=1"
+    assert all("reboot" in one.risk for one in (limit, collector))
+
+
+def test_no_advice_where_nothing_is_in_the_way():
+    machine = memory.simulated("sim_m1_pro_32gb")
+    (only,) = wired.advise(machine, 20 * GIB)
+    assert "collector" in only.command
+    off = Machine(**{**vars(machine), "wired": Wired(0, collector=False, dynamic_lwm=False)})
+    assert wired.advise(off, 20 * GIB) == ()
+    none = Machine(**{**vars(machine), "wired": None})
+    assert wired.advise(none, 31 * GIB) == ()
+
+
+# --------------------------------------------------------------------------- this process
 
 
 def test_the_peak_keeps_what_was_freed_and_not_the_parents():
     parents = bytearray(b"x") * (300 << 20)
     code = (
-        "from labkit.machine.memory import peak_rss\n"
-        "before = peak_rss()\n"
+        "from labkit.machine.system import system\n"
+        "before = system().peak_rss()\n"
         "data = bytearray(b'x') * (64 << 20)\n"
         "del data\n"
-        "print(before, peak_rss())"
+        "print(before, system().peak_rss())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     del parents

@@ -3,8 +3,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from labkit.machine import cache, threads
 
 CHECKOUT = str(Path(threads.__file__).resolve().parents[2])
@@ -72,43 +70,10 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
     assert list((tmp_path / "cache" / "pycache").rglob("memory.*.pyc"))
 
 
-V2, V1 = "0::/a.slice/b.scope\n", "7:memory:/\n4:cpu,cpuacct:/a/b\n"
-
-
-@pytest.mark.parametrize(
-    ("membership", "quotas", "cores"),
-    [
-        (V2, {"": "max"}, None),
-        (V2, {"": "150000"}, 1.5),
-        (V2, {"": "max", "a.slice": "max", "a.slice/b.scope": "50000"}, 0.5),
-        (V2, {"a.slice": "150000", "a.slice/b.scope": "400000"}, 1.5),
-        (V2, {"c.slice": "100000"}, None),
-        (V2, {}, None),
-        (V1, {"cpu": "-1"}, None),
-        (V1, {"cpu": "400000"}, 4.0),
-        (V1, {"cpu": "-1", "cpu/a": "150000", "cpu/a/b": "300000"}, 1.5),
-        (V1, {"memory": "100000", "cpu/c": "100000"}, None),
-    ],
-)
-def test_the_quota_is_the_least_of_the_own_cgroup_and_all_above(
-    tmp_path, membership, quotas, cores
-):
-    root = tmp_path / "cgroup"
-    for folder, quota in quotas.items():
-        (root / folder).mkdir(parents=True, exist_ok=True)
-        if membership == V2:
-            (root / folder / "cpu.max").write_text(f"{quota} 100000\n")
-        else:
-            (root / folder / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-            (root / folder / "cpu.cfs_period_us").write_text("100000\n")
-    (tmp_path / "membership").write_text(membership)
-    assert threads.cgroup_cpu_quota(root, tmp_path / "membership") == cores
-
-
 def test_core_count_respects_quota_and_affinity(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for quota, cores in ((None, 8), (2.5, 2), (0.3, 1), (64.0, 8)):
-        monkeypatch.setattr(threads, "cgroup_cpu_quota", lambda quota=quota: quota)
+        monkeypatch.setattr(threads.cgroups, "cpu_quota", lambda quota=quota: quota)
         assert threads.core_count() == cores
 
 

@@ -9,7 +9,7 @@ import sys
 import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
 import pytest
 
-from labkit.machine import fingerprint, macos, macos_tools, nvidia, revision, tool
+from labkit.machine import fingerprint, macos, macos_tools, nvidia, reading, revision
 from labkit.machine.observer import Observer
 
 
@@ -107,8 +107,8 @@ ANSWERS = {
 
 
 def test_macos_tools_are_read(monkeypatch):
-    monkeypatch.setattr(macos, "output", lambda *command: ANSWERS[command])
-    found = macos.surroundings()
+    monkeypatch.setattr(macos_tools, "output", lambda *command: ANSWERS[command])
+    found = macos_tools.surroundings()
     assert found["power"] == {
         "source": "AC Power",
         "settings": {"powermode": "0", "lowpowermode": "1"},
@@ -134,17 +134,17 @@ def test_macos_tools_are_read(monkeypatch):
 
 def test_a_tool_that_is_not_there_leaves_its_field_out(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert "power" not in macos.surroundings()
-    assert "vm" not in macos.surroundings()
+    assert "power" not in macos_tools.surroundings()
+    assert "vm" not in macos_tools.surroundings()
 
 
 def test_a_tool_that_fails_or_hangs_leaves_its_field_out(monkeypatch):
-    monkeypatch.setattr(tool, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(reading, "TIMEOUT_S", 60.0)
     with pytest.raises(OSError, match="status 3"):
-        tool.output(sys.executable, "-c", "raise SystemExit(3)")
-    monkeypatch.setattr(tool, "TIMEOUT_S", 0.05)
+        reading.output(sys.executable, "-c", "raise SystemExit(3)")
+    monkeypatch.setattr(reading, "TIMEOUT_S", 0.05)
     with pytest.raises(OSError, match="timed out"):
-        tool.output(sys.executable, "-c", "import time; time.sleep(60)")
+        reading.output(sys.executable, "-c", "import time; time.sleep(60)")
 
 
 def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch):
@@ -207,10 +207,14 @@ def test_the_busiest_foreign_processes_are_named_and_ours_are_not():
 
 def test_processes_are_accounted_for_without_linux_files():
     me = os.getpid()
-    assert macos_tools.busy_s() > macos_tools.process_cpu_s(me) > 0
-    assert macos_tools.process_rss_bytes(me) > 1 << 20
-    assert macos_tools.process_cpu_s(1 << 30) == 0.0
-    assert macos_tools.process_rss_bytes(1 << 30) is None
+    assert macos.busy_s() > macos.process_cpu_s(me) > 0
+    assert macos.process_memory(me)["rss_bytes"] > 1 << 20
+    assert macos.process_memory()["rss_bytes"] > 1 << 20
+    total, free = macos.memory()
+    assert 0 < free < total
+    assert macos.process_cpu_s(1 << 30) == 0.0
+    with pytest.raises(OSError, match=str(1 << 30)):
+        macos.process_memory(1 << 30)
 
 
 def test_nvidia_smi_is_read_and_left_alone_without_a_driver(tmp_path, monkeypatch):

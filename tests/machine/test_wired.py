@@ -11,9 +11,9 @@ import pytest
 from labkit import config
 from labkit.engine import preflight
 from labkit.engine.base import EngineError
-from labkit.machine import memory_wired
-from labkit.machine.memory_machine import simulated
-from labkit.machine.memory_macos import Wired
+from labkit.machine import wired
+from labkit.machine.macos import Wired
+from labkit.machine.memory import simulated
 
 DEMANDS = config.WiredCollector
 
@@ -23,7 +23,7 @@ def budget(**options):
 
 
 def test_a_machine_as_demanded_is_accepted():
-    assert memory_wired.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
+    assert wired.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
     preflight.require_wired(budget())
     preflight.require_wired(budget(wired_collector=DEMANDS.enabled))
 
@@ -39,8 +39,8 @@ def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
 
 def test_a_collector_that_is_off_is_turned_on_by_another_command():
     off = dataclasses.replace(simulated("sim_m1_8gb"), wired=Wired(0, False, True))
-    assert memory_wired.mismatch(off, enabled=False) is None
-    assert "sudo sysctl iogpu.disable_wired_collector=0" in memory_wired.mismatch(off, enabled=True)
+    assert wired.mismatch(off, enabled=False) is None
+    assert "sudo sysctl iogpu.disable_wired_collector=0" in wired.mismatch(off, enabled=True)
 
 
 def test_a_machine_without_a_collector_says_where_to_see_the_advice():

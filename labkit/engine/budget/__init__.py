@@ -18,8 +18,8 @@ from labkit.engine.budget.policies import (
     TieredReserve,
     Vllm,
 )
-from labkit.machine import memory_machine
-from labkit.machine.memory_machine import Machine
+from labkit.machine import memory
+from labkit.machine.memory import Machine
 
 __all__ = ["Decision", "ModelFacts", "Part", "Policy", "Refusal", "check", "plan", "policy_of"]
 
@@ -64,7 +64,7 @@ def plan(
             scheduler.max_num_batched_tokens, scheduler.max_num_seqs
         )
     if machine is None:
-        machine = memory_machine.find(engine.budget.machine)
+        machine = memory.find(engine.budget.machine)
     size = dtype.cache_width(engine, model.float_bytes)
     cached = size * model.kv_bytes_per_token // facts.FLOAT
     model = facts.with_cache(model, cached)

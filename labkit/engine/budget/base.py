@@ -8,7 +8,7 @@ from typing import Protocol
 from labkit import config
 from labkit.engine.budget.amounts import size
 from labkit.engine.budget.facts import ModelFacts
-from labkit.machine.memory_machine import Machine
+from labkit.machine.memory import Machine
 
 Setting = tuple[str, int | float | str]
 # vllm-metal starts no engine with fewer blocks; the null block is one of them.

@@ -14,7 +14,7 @@ from labkit.engine.budget.base import Decision, Refusal
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache import LayerShape
-    from labkit.machine.memory_machine import Machine
+    from labkit.machine.memory import Machine
 
 # A profiling forward of more operations than this takes seconds: estimate instead.
 MOST_FLOPS = 200e9

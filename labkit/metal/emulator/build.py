@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from labkit.machine import cache as user_cache
-from labkit.machine import compiler as cpp
+from labkit.machine import targets
 from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.translate import Translation
 
@@ -73,9 +73,9 @@ def find_compiler(path: str | None = None) -> Compiler:
     EmulatorUnavailable
         There is none; the message says what to install.
     """
-    found = cpp.path(path)
+    found = targets.compiler(path)
     if found is None:
-        raise EmulatorUnavailable(cpp.missing(path))
+        raise EmulatorUnavailable(targets.missing_compiler(path))
     version = subprocess.run(
         [found, "--version"], capture_output=True, text=True, check=False
     ).stdout.split("\n")[0]

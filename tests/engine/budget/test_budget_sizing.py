@@ -16,7 +16,7 @@ from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import facts, profiling, sizing
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.kv_cache import LayerShape
-from labkit.machine import memory_machine
+from labkit.machine import memory
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 
@@ -112,7 +112,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
         return 100 * MIB
 
     shapes = (LayerShape(4, 64, 64),) * 4
-    machine = memory_machine.simulated("sim_m1_8gb")
+    machine = memory.simulated("sim_m1_8gb")
     chosen = options(policy=config.BudgetPolicy(policy))
     if policy == "fraction":
         chosen.budget.fraction = 0.5
@@ -124,7 +124,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
 def test_a_large_step_is_estimated(tiny_dir):
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     chosen.scheduler.max_num_batched_tokens = 1 << 20
-    machine = memory_machine.simulated("sim_m3_ultra_512gb")
+    machine = memory.simulated("sim_m3_ultra_512gb")
 
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import analysis, config
-from labkit.experiment import earlier
+from labkit.experiment import history
 from labkit.experiment.runner import run_cell
 from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
@@ -35,25 +35,25 @@ def done(make_cell, launcher, tmp_path, monkeypatch):
 
 
 def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
-    (found,) = earlier.studies(asked(), tmp_path / "outputs" / "two")
+    (found,) = history.studies(asked(), tmp_path / "outputs" / "two")
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
-    assert earlier.start_up(found[0]) == median(spent)
+    assert history.start_up(found[0]) == median(spent)
     assert min(spent) > 0
     assert max(spent) < max(r.seconds["process"] for r in read_runs(done.dir))
 
 
 def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monkeypatch):
-    assert list(earlier.studies(asked(), tmp_path)) != []
-    assert list(earlier.studies(asked(name="other"), tmp_path)) == []
-    assert list(earlier.studies(asked(repeats=2), tmp_path)) == []
+    assert list(history.studies(asked(), tmp_path)) != []
+    assert list(history.studies(asked(name="other"), tmp_path)) == []
+    assert list(history.studies(asked(repeats=2), tmp_path)) == []
     turns = config.Isolation.in_process
-    assert list(earlier.studies(asked(turns), tmp_path)) == []
-    assert list(earlier.studies(asked(), tmp_path, turns)) == []
-    assert list(earlier.studies(asked(turns), tmp_path, config.Isolation.process)) != []
+    assert list(history.studies(asked(turns), tmp_path)) == []
+    assert list(history.studies(asked(), tmp_path, turns)) == []
+    assert list(history.studies(asked(turns), tmp_path, config.Isolation.process)) != []
     here = fingerprint.take()
     monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
-    assert list(earlier.studies(asked(), tmp_path)) == []
+    assert list(history.studies(asked(), tmp_path)) == []
 
 
 def test_requests_of_another_model_are_other_work():
@@ -63,14 +63,14 @@ def test_requests_of_another_model_are_other_work():
     plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}
     kept = Arm("base", "baseline", {}, plain)
     ours = SimpleNamespace(workload=chat, model=config.Model(name="tiny", **tiny))
-    assert earlier._same_work(kept, ours)
+    assert history._same_work(kept, ours)
     ours.model = config.Model(name="small", **tiny)
-    assert not earlier._same_work(kept, ours)
+    assert not history._same_work(kept, ours)
     ours.model = config.Model(name="tiny", **tiny)
     del plain["workload"]["concurrency"]  # a record from before that option
-    assert earlier._same_work(kept, ours)
+    assert history._same_work(kept, ours)
     plain["workload"]["num_requests"] = 8
-    assert not earlier._same_work(kept, ours)
+    assert not history._same_work(kept, ours)
 
 
 def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
@@ -78,8 +78,8 @@ def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
     run_cell(cell, launcher)
     records = read_runs(cell.dir)
     each = [sum(r.seconds["process"] for r in records if r.block == b) for b in (0, 1)]
-    assert earlier.block_s(cell.dir) == pytest.approx(median(each))
-    assert earlier.block_s(tmp_path / "nothing") is None
+    assert history.block_s(cell.dir) == pytest.approx(median(each))
+    assert history.block_s(tmp_path / "nothing") is None
 
 
 def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
@@ -88,7 +88,7 @@ def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
     first, *_ = (cell.dir / "runs").glob("*.json")
     text = first.read_text().replace('"outcome": "ok"', '"outcome": "crashed"')
     first.write_text(text.replace('"detail": null', '"detail": "planted"'))
-    assert earlier.block_s(cell.dir) is None
+    assert history.block_s(cell.dir) is None
 
 
 def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
@@ -96,4 +96,4 @@ def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
     assert record.start_up_s is None
     timed = replace(record, seconds={"process": 2.0, "measure": 0.5})
     assert timed.start_up_s == 1.5
-    assert earlier.start_up(tmp_path) is None
+    assert history.start_up(tmp_path) is None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.machine.memory_machine import GIB, MIB, Machine
+from labkit.machine.memory import GIB, MIB, Machine
 
 COLLECTOR_OFF = "sudo sysctl iogpu.disable_wired_collector=1"
 COLLECTOR_ON = "sudo sysctl iogpu.disable_wired_collector=0"

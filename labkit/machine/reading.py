@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping
 from struct import error as StructError
 from typing import Any
+
+TIMEOUT_S = 2.0  # a tool that takes longer tells nothing
 
 Readers = Mapping[str, Callable[[], Any]]
 
@@ -20,3 +23,20 @@ def collect(readers: Readers) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     return found
+
+
+def output(*command: str) -> str:
+    """Run a tool of the operating system and return what it prints.
+
+    Raises
+    ------
+    OSError
+        It is absent, fails or takes too long: as for any other reader.
+    """
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=True
+        )
+    except subprocess.SubprocessError as error:
+        raise OSError(str(error)) from None
+    return done.stdout.decode(errors="replace")
