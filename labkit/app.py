@@ -271,7 +271,7 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
         say(one_line(error, words))
         sys.exit(2)
-    from labkit.experiment.runner import StudyError
+    from labkit.experiment import StudyError
 
     if isinstance(error, StudyError | OSError):
         say(" ".join(str(error).split()))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from labkit import analysis, workload
 from labkit.config import Experiment, Redo, WorkloadKind
 from labkit.experiment import StudyError, progress, runner
-from labkit.experiment import cell as cells
 from labkit.experiment.arms import ComposedCell, to_cells
+from labkit.experiment.cell_file import refuse_changes
 
 if TYPE_CHECKING:
     from labkit.analysis.study_analysis import Analyst
@@ -45,7 +45,7 @@ class Study:
             One line with the first difference.
         """
         for cell in self._cells():
-            cells.refuse_changes(cell)
+            refuse_changes(cell)
 
     def run(self, name: str, folder: Path) -> None:
         """Run what is missing of a cell, analyse it and show its table.

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment.cell import Paths, write_facts
+from labkit.experiment.cell import Paths
+from labkit.experiment.cell_file import write_facts
 from labkit.experiment.doctor_noise import FEWEST, Sight
 from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.stages import one_line

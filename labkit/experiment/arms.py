@@ -19,6 +19,7 @@ from typing import Any
 from labkit.config import (
     CONTROL,
     ConfigError,
+    Design,
     Experiment,
     Isolation,
     from_plain,
@@ -26,7 +27,7 @@ from labkit.config import (
     require,
     to_plain,
 )
-from labkit.experiment import claims, sharing
+from labkit.experiment import claims
 from labkit.experiment.cell import Cell
 from labkit.experiment.config_errors import one_line
 from labkit.records import PROCESSES, Arm
@@ -124,7 +125,7 @@ def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) 
     if whole.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]
-    isolation, apart = sharing.settle(whole.design, list(experiments.values()))
+    isolation, apart = settle_isolation(whole.design, list(experiments.values()))
     name = cell_name(task_overrides)
     return ComposedCell(name, whole, tuple(arms), experiments, isolation, apart)
 
@@ -139,6 +140,30 @@ def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
         identity=ablation.claims.identity.value,
         engaged=tuple(ablation.claims.engaged.get(name, [])),
     )
+
+
+def settle_isolation(
+    design: Design, experiments: Sequence[Experiment]
+) -> tuple[Isolation, str | None]:
+    """Decide where the runs of these arms happen, and say why they are apart if they are.
+
+    Raises
+    ------
+    ConfigError
+        ``in_process`` was asked for and cannot be.
+    """
+    if design.isolation is Isolation.process:
+        return Isolation.process, "design.isolation=process asks for it"
+    from labkit import workload
+
+    reason = workload.apart(experiments)
+    if reason is None:
+        return Isolation.in_process, None
+    if design.isolation is Isolation.in_process:
+        raise ConfigError(
+            f"design.isolation=in_process: {reason}; set design.isolation=process, or leave auto"
+        )
+    return Isolation.process, reason
 
 
 def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:

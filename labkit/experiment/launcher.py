@@ -16,7 +16,7 @@ from labkit.config import Engine, from_plain, own_classes
 from labkit.experiment import StudyError, output_store, process
 from labkit.experiment.blocks import Run
 from labkit.experiment.cell import Cell, Paths
-from labkit.experiment.progress import Progress, Silent
+from labkit.experiment.progress import Progress
 from labkit.machine import cache, fingerprint, threads
 from labkit.machine.observer import Observer
 from labkit.records import Arm, Record, RecordError, read
@@ -79,7 +79,7 @@ class ProcessLauncher:
         progress: Progress | None = None,
     ) -> None:
         self.command = tuple(command)
-        self.progress: Progress = Silent() if progress is None else progress
+        self.progress = Progress() if progress is None else progress
         self._previous: tuple[str, float] | None = None  # the arm before, and when it ended
 
     def prepare(self, cell: Cell, paths: Paths) -> None:

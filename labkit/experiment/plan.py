@@ -8,9 +8,8 @@ from itertools import groupby
 from pathlib import Path
 
 from labkit import workload
-from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, seen_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, history, minute
+from labkit.experiment import outlook
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
@@ -41,7 +40,7 @@ class CellPlan:
 def plan_cells(composed: ComposedCell, out: Path) -> list[CellPlan]:
     """Estimate a cell and what confirms it; nothing is run or written."""
     cell, *confirming = to_cells(composed, out / composed.name)
-    first = _plan(cell, composed, out, minute.sentence(composed, out))
+    first = _plan(cell, composed, out, outlook.in_a_minute(composed, out))
     return [first, *(_plan(other, composed, out, None) for other in confirming)]
 
 
@@ -54,9 +53,9 @@ def _plan(cell: Cell, composed: ComposedCell, out: Path, in_a_minute: str | None
         to_run=len(todo),
         seconds=sum(costs[run.arm].seconds for run in todo),
         bytes=together(cost.bytes for cost in costs.values()),
-        sees=_sees(cell, composed, out),
+        sees=outlook.sees(cell, composed, out),
         minute=in_a_minute,
-        start_up=_start_up(composed, out),
+        start_up=outlook.start_up(composed, out),
         apart=composed.apart,
     )
 
@@ -104,63 +103,3 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-# --------------------------------------------------------------------------- earlier studies
-
-
-def _sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
-    """Say the smallest effect that gets a verdict, from earlier records or the doctor's noise.
-
-    With looks: at the best of them. A study that takes them all sees it at least as often.
-    """
-    design = cell.design
-    few = design.blocks < fewest_blocks(design.runs_per_block)
-    found = next(
-        (
-            (noise, path)
-            for path, data in history.studies(composed, out)
-            if (noise := history.noise(data))
-        ),
-        None,
-    )
-    if found is not None:
-        sd, share, source = found[0].sd, found[0].share, str(found[1])
-    elif (told := _doctors(cell, composed)) is not None:
-        sd, share, source = told[0], None, told[1]
-    else:
-        unknown = (
-            "what it can see is not known: no earlier study of this workload here "
-            "(python -m labkit.doctor measures this machine's noise)"
-        )
-        return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
-    arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
-    # Without earlier rows: as if they had nothing in common (C. E. Bonferroni).
-    each = (share or 1.0 / max(1, len(composed.experiment.workload.cases))) / arms
-    stops = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
-    sights = [seen_pct(sd, blocks, design.runs_per_block, alpha * each) for blocks, alpha in stops]
-    need = blocks_needed(sd, design.runs_per_block, stops[-1][1] * each, 1.0)
-    best = min((sight for sight in sights if sight is not None), default=None)
-    least = "too few blocks for a verdict" if few or best is None else f"sees {best:.1f} % at best"
-    more = "over 1000 blocks" if need is None else f"{need} blocks"
-    return f"{least}; {more} would see 1 % (adjusted for all rows and arms; noise of {source})"
-
-
-def _doctors(cell: Cell, composed: ComposedCell) -> tuple[float, str] | None:
-    """Return the noise (log scale) that the doctor found for such a cell, and how it is called."""
-    sight = minute.doctors(composed)
-    if sight is not None:
-        turns = cell.design.isolation is Isolation.in_process
-        return sight.turns_sd if turns else sight.between_sd, minute.doctors_name(composed)
-    measured = doctor_noise.find()
-    inside = "the doctor within one process; runs vary more"
-    return None if measured is None else (measured, inside)
-
-
-def _start_up(composed: ComposedCell, out: Path) -> str:
-    """Say what a run costs beyond its measurement, from this machine's earlier records."""
-    for path, _ in history.studies(composed, out):
-        seconds = history.start_up(path)
-        if seconds is not None:
-            return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"
-    return "start-up per run: not measured yet"

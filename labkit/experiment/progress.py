@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.experiment.blocks import Run
 from labkit.records import Record
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 REFRESH_S = 1.0
 
 
-class Progress(Protocol):
-    """Is told what happens; shows it or not."""
+class Progress:
+    """Is told what happens, and shows nothing."""
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """A cell starts: ``total`` runs, of which ``done`` were done before."""
@@ -75,29 +75,7 @@ def clock(seconds: float) -> str:
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
-class Silent:
-    """Shows nothing."""
-
-    def begin(self, cell: Cell, total: int, done: int) -> None:
-        """Show nothing."""
-
-    def run_started(self, run: Run) -> None:
-        """Show nothing."""
-
-    def tick(self) -> None:
-        """Show nothing."""
-
-    def run_ended(self, record: Record) -> None:
-        """Show nothing."""
-
-    def note(self, line: str) -> None:
-        """Show nothing."""
-
-    def end(self) -> None:
-        """Show nothing."""
-
-
-class Plain:
+class Plain(Progress):
     """One line per event, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -115,9 +93,6 @@ class Plain:
         """Say nothing yet: the end says more."""
         self._clock.run_started()
 
-    def tick(self) -> None:
-        """Say nothing."""
-
     def run_ended(self, record: Record) -> None:
         """Say which run ended, and why if it failed."""
         line = self._clock.line()
@@ -129,11 +104,8 @@ class Plain:
         """Write one line."""
         print(line, file=self.stream, flush=True)
 
-    def end(self) -> None:
-        """Say nothing."""
 
-
-class Live:
+class Live(Progress):
     """A live line below the notes (rich)."""
 
     def __init__(self, stream: TextIO) -> None:

@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from labkit.config import Isolation
-from labkit.experiment import Interrupted, StudyError, looks, output_store
+from labkit.experiment import StudyError, output_store
 from labkit.experiment.blocks import Run
-from labkit.experiment.cell import Cell, Paths, grown, refuse_changes, write_facts
+from labkit.experiment.cell import Cell, Paths
+from labkit.experiment.cell_file import (
+    Decided,
+    grown,
+    look_ended,
+    look_ends,
+    refuse_changes,
+    write_facts,
+)
 from labkit.experiment.launcher import (
     Launcher,
     Preparing,
@@ -25,22 +33,10 @@ from labkit.experiment.launcher import (
     set_aside,
 )
 from labkit.experiment.lock import timing_lock
-from labkit.experiment.progress import Progress, Silent
+from labkit.experiment.progress import Progress
 from labkit.experiment.signals import Signals
 from labkit.machine.cache import CacheError
 from labkit.records import Record, RecordError, read, write
-
-__all__ = [
-    "Cell",
-    "CellOutcome",
-    "Interrupted",
-    "Launcher",
-    "ProcessLauncher",
-    "StudyError",
-    "refuse_changes",
-    "run_cell",
-    "unfinished",
-]
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def run_cell(
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
-    decided: looks.Decided | None = None,
+    decided: Decided | None = None,
 ) -> CellOutcome:
     """Run what is missing of a cell.
 
@@ -82,7 +78,7 @@ def run_cell(
     Interrupted
         SIGINT or SIGTERM; the same command continues.
     """
-    progress = Silent() if progress is None else progress
+    progress = Progress() if progress is None else progress
     launcher = ProcessLauncher(progress=progress) if launcher is None else launcher
     start = time.monotonic()
     with (
@@ -110,7 +106,7 @@ def run_cell(
                     records.append(record)
                     if record.run == last_kept:
                         output_store.settle(cell.dir, records)
-                if looks.ends(cell, stop, records, decided):
+                if look_ends(cell, stop, records, decided):
                     progress.note(f"all is decided at the look after {stop} blocks")
                     break
         finally:
@@ -147,7 +143,7 @@ def _batches(runs: Sequence[Run], isolation: Isolation) -> list[list[Run]]:
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
     """Return the runs that ``run_cell`` would do, without changing anything."""
-    if looks.ended(cell) and not redo_failed:
+    if look_ended(cell) and not redo_failed:
         return []
     paths = Paths(cell.dir)
     blocks = [(block, _look(block, paths, redo_failed)) for block in _blocks(cell)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from labkit import config
+from labkit.experiment.cell import Cell
 from labkit.experiment.launcher import ProcessLauncher
-from labkit.experiment.runner import Cell
 from labkit.records import Arm
 
 STUB = Path(__file__).with_name("stub_worker.py")

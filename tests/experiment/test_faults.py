@@ -169,7 +169,7 @@ STUDY = textwrap.dedent(
     tempfile.tempdir = {tmp!r}
     from conftest import STUB, make_arm
     from labkit import config
-    from labkit.experiment import runner, progress
+    from labkit.experiment import Interrupted, runner, progress
     arms = (make_arm("base", "baseline"), make_arm("control", "control"))
     design = config.Design(
             blocks=int(sys.argv[2]), runs_per_block=2, isolation=config.Isolation.process
@@ -178,7 +178,7 @@ STUDY = textwrap.dedent(
     launcher = runner.ProcessLauncher((sys.executable, str(STUB)))
     try:
         runner.run_cell(cell, launcher, progress.create())
-    except runner.Interrupted as stop:
+    except Interrupted as stop:
         print("interrupted", stop, flush=True)
         sys.exit(130)
     """

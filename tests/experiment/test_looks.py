@@ -13,7 +13,7 @@ from labkit.analysis.study_analysis import Analyst
 from labkit.config import ConfigError, Look
 from labkit.experiment import runner
 from labkit.experiment.cell import by_process
-from labkit.experiment.progress import Silent
+from labkit.experiment.progress import Progress
 from labkit.experiment.runner import unfinished
 from labkit.records import (
     CaseRecord,
@@ -228,7 +228,7 @@ def test_in_process_every_process_is_a_block():
     assert by_process(apart) == apart
 
 
-class Said(Silent):
+class Said(Progress):
     def __init__(self) -> None:
         self.notes: list[str] = []
 

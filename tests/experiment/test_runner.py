@@ -7,9 +7,9 @@ import json
 import pytest
 
 from labkit.config import ConfigError
-from labkit.experiment.cell import write_facts
-from labkit.experiment.progress import Silent
-from labkit.experiment.runner import refuse_changes, run_cell, unfinished
+from labkit.experiment.cell_file import refuse_changes, write_facts
+from labkit.experiment.progress import Progress
+from labkit.experiment.runner import run_cell, unfinished
 from labkit.machine import revision
 from labkit.records import read_arms, read_cell, read_runs
 
@@ -132,7 +132,7 @@ def test_redo_runs_failed_blocks_again(make_cell, launcher, monkeypatch):
 
 
 def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeypatch):
-    class Noted(Silent):
+    class Noted(Progress):
         def __init__(self) -> None:
             self.lines = []
 

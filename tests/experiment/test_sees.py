@@ -6,9 +6,8 @@ import pytest
 
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.config import Case, Design, Engine, Isolation, Look, WorkloadKind
-from labkit.experiment import doctor_noise, history
+from labkit.experiment import doctor_noise, history, outlook
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.plan import _sees
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
@@ -36,7 +35,7 @@ def sees(design, tmp_path, arms=1, cases=10):
         arms=[SimpleNamespace(role=role) for role in roles],
         experiments=dict.fromkeys(range(len(roles)), experiment),
     )
-    return _sees(SimpleNamespace(design=design), composed, tmp_path)
+    return outlook.sees(SimpleNamespace(design=design), composed, tmp_path)
 
 
 @pytest.fixture

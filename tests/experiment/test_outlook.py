@@ -9,7 +9,7 @@ import pytest
 from labkit import config
 from labkit.analysis.statistics.power import seen_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, history, minute
+from labkit.experiment import doctor_noise, history, outlook
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.history import Noise
@@ -67,7 +67,7 @@ def studied(monkeypatch):
 
 
 def said(cell, tmp_path=Path()):
-    return minute.sentence(cell, tmp_path)
+    return outlook.in_a_minute(cell, tmp_path)
 
 
 def test_where_nothing_is_known_it_says_how_to_know():
