@@ -41,7 +41,7 @@ class Planted:
 
 def plant() -> None:
     """Plant the delay into the operations that are timed."""
-    from labkit.engine.attention.cpu.backend import CpuBackend
+    from labkit.engine.attention.cpu import CpuBackend
     from labkit.engine.engine import PagedEngine
 
     planted, turn = Planted(), Process._turn

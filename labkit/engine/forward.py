@@ -205,8 +205,8 @@ def choose_forward(
 
 def _reason_for_mlx(loaded: LoadedModel, device: Device) -> str | None:
     """Swap the model's leaves for NumPy's, or say why it stays on MLX."""
-    from labkit.engine.cpu import swap_leaves
+    from labkit.engine.numpy_port.convert import convert
 
     if device is not Device.cpu:
         return f"engine.attention.device={device.value}: the model runs where its attention does"
-    return swap_leaves(loaded.model).reason
+    return convert(loaded.model).reason

@@ -15,7 +15,7 @@ from small_models import build_model_dir
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import EngineError
-from labkit.engine.cpu import SwapReport
+from labkit.engine.numpy_port.convert import Conversion
 
 TOKENS = 8
 LENGTHS = (5, 19, 1)  # mixed steps, a prompt in chunks, and none before the first token
@@ -90,8 +90,8 @@ def plain(directory):
 
 @pytest.mark.parametrize("name", SERVED)
 def test_tokens_on_mlx_are_plain_mlx_lm_s(name, directory, plain, monkeypatch):
-    refuse = SwapReport(False, "refused for the test")
-    monkeypatch.setattr("labkit.engine.cpu.swap.swap_leaves", lambda model: refuse)
+    refuse = Conversion(False, "refused for the test")
+    monkeypatch.setattr("labkit.engine.numpy_port.convert.convert", lambda model: refuse)
     engine = create(options(backend="gather"), directory(name))
     assert engine.notes["forward"] == "mlx"
     assert serve(engine) == plain(name)

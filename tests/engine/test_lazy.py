@@ -254,11 +254,11 @@ def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
         engine = made(model_dir("llama"))
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", here(real))
     else:
-        from labkit.engine.attention.cpu import kernels
+        from labkit.engine.cpu import launches
 
         engine = made(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):
-            monkeypatch.setattr(kernels, name, here(getattr(kernels, name)))
+            monkeypatch.setattr(launches, name, here(getattr(launches, name)))
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
     assert len(deepest) == LAYERS * 3
     assert set(deepest) == {4 if backend == "gather" else 3}

@@ -42,11 +42,11 @@ def serve(engine, requests):
 
 def create_mlx(chosen, path):
     """An engine whose model was refused by the NumPy path."""
-    from labkit.engine.cpu import SwapReport
+    from labkit.engine.numpy_port.convert import Conversion
 
     with pytest.MonkeyPatch.context() as patch:
-        refuse = SwapReport(False, "refused for the test")
-        patch.setattr("labkit.engine.cpu.swap.swap_leaves", lambda model: refuse)
+        refuse = Conversion(False, "refused for the test")
+        patch.setattr("labkit.engine.numpy_port.convert.convert", lambda model: refuse)
         return create(chosen, path)
 
 

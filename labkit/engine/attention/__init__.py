@@ -64,7 +64,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
             f"backend={backend}: allowed are fused, gather, reference or package.module:Class"
         )
     if device == "cpu":
-        from labkit.engine.attention.cpu.backend import CpuBackend
+        from labkit.engine.attention.cpu import CpuBackend
 
         return CpuBackend(chosen)
     if device not in DEVICES:

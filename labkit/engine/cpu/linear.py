@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.cpu.tile import WIDTH, pack, product
+from labkit.engine.cpu.gemm import WIDTH, pack, product
 
 Array = NDArray[np.float32]
 

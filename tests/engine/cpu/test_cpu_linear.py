@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.engine.cpu import tile
+from labkit.engine.cpu import gemm
 from labkit.engine.cpu.linear import PackedWeights
 
 
@@ -20,7 +20,7 @@ def relative_error(got, x, weight, bias=0.0):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 16, 33])
 @pytest.mark.parametrize(
-    ("depth", "width"), [(64, 128), (256, 33), (7, 5), (1, 1), (96, 4 * tile.WIDTH + 1)]
+    ("depth", "width"), [(64, 128), (256, 33), (7, 5), (1, 1), (96, 4 * gemm.WIDTH + 1)]
 )
 def test_product_is_right(rows, depth, width):
     x, weight, bias = random(0, rows, depth), random(1, width, depth), random(2, width)
@@ -31,7 +31,7 @@ def test_product_is_right(rows, depth, width):
 
 
 def test_many_rows_span_row_blocks():
-    rows = 2 * tile.ROW_BLOCK + 5
+    rows = 2 * gemm.ROW_BLOCK + 5
     x, weight = random(0, rows, 40), random(1, 70, 40)
     (got,) = PackedWeights([weight], [None]).multiply(x)
     assert relative_error(got, x, weight) < 1e-6
@@ -48,14 +48,14 @@ def test_several_matrices_in_one_call():
         np.testing.assert_array_equal(part, alone)
 
 
-@pytest.mark.parametrize(("depth", "width"), [(256, 5 * tile.WIDTH), (33, 45)])
+@pytest.mark.parametrize(("depth", "width"), [(256, 5 * gemm.WIDTH), (33, 45)])
 def test_a_row_has_the_same_bits_in_any_batch(depth, width):
     # Wide enough for the tile that serves a single row; the bias is part of the order.
     weights = [random(0, width, depth), random(1, 40, depth)]
     packed = PackedWeights(weights, [random(4, width), random(2, 40)])
-    x = random(3, 2 * tile.ROW_BLOCK + 3, depth)
+    x = random(3, 2 * gemm.ROW_BLOCK + 3, depth)
     everything = packed.multiply(x)
-    for rows in [*range(1, 71), tile.ROW_BLOCK, tile.ROW_BLOCK + 1]:
+    for rows in [*range(1, 71), gemm.ROW_BLOCK, gemm.ROW_BLOCK + 1]:
         for offset in (0, 5):
             few = packed.multiply(x[offset : offset + rows])
             for part, whole in zip(few, everything, strict=True):
@@ -90,8 +90,8 @@ def test_not_a_number_stays_in_its_row_and_column():
 
 def test_nothing_is_written_outside_the_result():
     # A sum that overran its matrix would spoil the next one in the same buffer.
-    depth, width = 16, tile.WIDTH + 3
-    x = random(0, tile.ROWS + 1, depth)
+    depth, width = 16, gemm.WIDTH + 3
+    x = random(0, gemm.ROWS + 1, depth)
     first, second = PackedWeights(
         [np.ones((width, depth), np.float32), np.zeros((width, depth), np.float32)], [None, None]
     ).multiply(x)

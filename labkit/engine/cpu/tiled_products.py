@@ -9,9 +9,9 @@ from typing import Any
 
 from numba import types
 
-from labkit.engine.attention.cpu.halves import element_of
-from labkit.engine.attention.cpu.jit import intrinsic
-from labkit.engine.attention.cpu.simd import BYTES, F32, I64, LANES, VECTORS, Emitter
+from labkit.engine.cpu.halves import element_of
+from labkit.engine.cpu.jit import intrinsic
+from labkit.engine.cpu.simd import BYTES, F32, I64, LANES, VECTORS, Emitter
 
 ROWS = 4  # query rows of a register tile
 WIDE = LANES * VECTORS  # columns of a wide tile

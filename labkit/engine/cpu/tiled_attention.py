@@ -12,20 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
-from labkit.engine.attention.cpu.jit import inner
-from labkit.engine.attention.cpu.products import (
-    ROWS,
-    WAITING,
-    WIDE,
-    scores_1,
-    scores_4,
-    transpose_strip,
-    values_1,
-    values_1_wide,
-    values_4,
-    values_4_wide,
-)
-from labkit.engine.attention.cpu.rows import (
+from labkit.engine.cpu.intrinsics import KEYS, copy_wide, store_int64
+from labkit.engine.cpu.jit import inner
+from labkit.engine.cpu.rows import (
     LAYERS,
     Scratch,
     carve,
@@ -39,8 +28,19 @@ from labkit.engine.attention.cpu.rows import (
     stride_of,
     weigh_row,
 )
-from labkit.engine.attention.cpu.simd import LANES
-from labkit.engine.attention.cpu.tiles import KEYS, copy_wide, store_int64
+from labkit.engine.cpu.simd import LANES
+from labkit.engine.cpu.tiled_products import (
+    ROWS,
+    WAITING,
+    WIDE,
+    scores_1,
+    scores_4,
+    transpose_strip,
+    values_1,
+    values_1_wide,
+    values_4,
+    values_4_wide,
+)
 
 
 class Packed(NamedTuple):

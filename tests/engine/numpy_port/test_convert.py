@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_map
 
-from labkit.engine.cpu import swap_leaves
+from labkit.engine.numpy_port.convert import convert
 
 VOCABULARY = 99
 TOLERANCE = 1e-4
@@ -159,14 +159,14 @@ def test_logits_are_plain_mlx_lm_s(name):
     model = build(*ARCHITECTURES[name])
     ids, windows = some_ids(), windows_of(model)
     expected = plain_logits(model, ids)
-    report = swap_leaves(model)
+    report = convert(model)
     assert report.ok, report.reason
     got = numpy_logits(model, ids, windows)
     assert np.abs(got - expected).max() / np.ptp(expected) < TOLERANCE
 
 
 def test_the_report_counts_what_was_swapped():
-    report = swap_leaves(build("qwen3", {}))
+    report = convert(build("qwen3", {}))
     assert report.reason is None
     assert report.swapped == {"Embedding": 1, "Linear": 21, "RMSNorm": 13, "RoPE": 3}
 
@@ -177,7 +177,7 @@ def test_what_has_no_counterpart_is_refused_and_left_as_it_was(name):
     model = build(kind, extra)
     ids = some_ids()
     before = plain_logits(model, ids)
-    report = swap_leaves(model)
+    report = convert(model)
     assert not report.ok
     assert reason in report.reason
     assert "\n" not in report.reason
@@ -187,7 +187,7 @@ def test_what_has_no_counterpart_is_refused_and_left_as_it_was(name):
 def test_quantised_layers_are_refused():
     model = build("llama", {})
     nn.quantize(model, group_size=32, bits=4)
-    report = swap_leaves(model)
+    report = convert(model)
     assert not report.ok
     assert "quantised" in report.reason
 
@@ -195,7 +195,7 @@ def test_quantised_layers_are_refused():
 def test_half_precision_is_refused():
     model = build("llama", {})
     model.set_dtype(mx.bfloat16)
-    report = swap_leaves(model)
+    report = convert(model)
     assert not report.ok
     assert "bfloat16" in report.reason
     assert "float32" in report.reason
@@ -208,7 +208,7 @@ def test_mlx_and_numpy_engines_live_side_by_side():
     plain, swapped = build(*ARCHITECTURES["gemma3_text"]), build(*ARCHITECTURES["gemma3_text"])
     ids, windows = some_ids(), windows_of(plain)
     before = plain_logits(plain, ids)
-    assert swap_leaves(swapped).ok
+    assert convert(swapped).ok
     # The module that mlx_lm's own models use is untouched ...
     assert dict(vars(module)) == names
     assert dict(vars(nn.Linear)) == layers
@@ -224,8 +224,8 @@ def test_two_swapped_models_do_not_share_weights():
     first, second = build("qwen3", {}, seed=0), build("qwen3", {}, seed=1)
     ids, windows = some_ids(), windows_of(first)
     expected = plain_logits(first, ids), plain_logits(second, ids)
-    assert swap_leaves(first).ok
-    assert swap_leaves(second).ok
+    assert convert(first).ok
+    assert convert(second).ok
     for model, logits in zip((first, second), expected, strict=True):
         got = numpy_logits(model, ids, windows)
         assert np.abs(got - logits).max() / np.ptp(logits) < TOLERANCE
@@ -234,7 +234,7 @@ def test_two_swapped_models_do_not_share_weights():
 def test_no_mlx_operation_runs_in_a_swapped_forward(monkeypatch):
     model = build(*ARCHITECTURES["gemma3_text"])
     ids, windows = some_ids(), windows_of(model)
-    assert swap_leaves(model).ok
+    assert convert(model).ok
 
     def forbidden(*_args, **_options):
         raise AssertionError("an MLX operation ran")
@@ -263,7 +263,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
 
     model = build(*ARCHITECTURES[name])
     windows = windows_of(model)
-    assert swap_leaves(model).ok
+    assert convert(model).ok
     ids = some_ids(300)
 
     def logits(start, stop):
@@ -276,7 +276,7 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
 
 
 def test_projections_of_another_input_are_not_mixed_up():
-    from labkit.engine.cpu.leaves import GroupedLinear, Linear, ProjectionGroup
+    from labkit.engine.numpy_port.layers import GroupedLinear, Linear, ProjectionGroup
 
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((n, 8)).astype(np.float32) for n in (4, 6)]

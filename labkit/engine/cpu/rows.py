@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import extending, from_dtype, types
 
-from labkit.engine.attention.cpu.halves import MARKS
-from labkit.engine.attention.cpu.jit import inlined, inner
-from labkit.engine.attention.cpu.simd import LANES, LINE
-from labkit.engine.attention.cpu.tiles import (
+from labkit.engine.attention.elements import STORED_AS
+from labkit.engine.cpu.halves import MARKS
+from labkit.engine.cpu.intrinsics import (
     KEYS,
     clear,
     copy_bytes,
@@ -30,7 +29,8 @@ from labkit.engine.attention.cpu.tiles import (
     softmax_tile,
     store_float,
 )
-from labkit.engine.attention.elements import STORED_AS
+from labkit.engine.cpu.jit import inlined, inner
+from labkit.engine.cpu.simd import LANES, LINE
 
 LOG2E = np.float32(1.4426950408889634)
 

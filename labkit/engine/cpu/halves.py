@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import types
 
-from labkit.engine.attention.cpu.simd import INTEGERS, LANES, VECTOR, Emitter
+from labkit.engine.cpu.simd import INTEGERS, LANES, VECTOR, Emitter
 
 WORDS = ir.VectorType(ir.IntType(16), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.cpu.rows import LAYERS
 from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.plan import Plan
+from labkit.engine.cpu.rows import LAYERS
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 _LOG2E = math.log2(math.e)
 
 
 class Partials(NamedTuple):
-    """What the partitions of split-KV leave: see ``kernels.reduce``."""
+    """What the partitions of split-KV leave: see ``launches.reduce``."""
 
     sums: NDArray[np.float32]
     states: NDArray[np.float32]

@@ -10,9 +10,9 @@ from typing import Any
 
 from numba import types
 
-from labkit.engine.attention.cpu.jit import variants_of
 from labkit.engine.attention.resolvers import BY_KIND
 from labkit.engine.attention.spec import RESOLVER_IDS
+from labkit.engine.cpu.jit import variants_of
 
 
 def token_units(lookup: Any, cu: Any) -> Any:

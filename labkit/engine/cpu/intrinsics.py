@@ -11,9 +11,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from labkit.engine.attention.cpu.halves import BFLOAT16, FLOAT16, Element, element_of
-from labkit.engine.attention.cpu.jit import intrinsic
-from labkit.engine.attention.cpu.simd import BYTES, F32, I64, INTEGERS, LANES, POINTER, Emitter
+from labkit.engine.cpu.halves import BFLOAT16, FLOAT16, Element, element_of
+from labkit.engine.cpu.jit import intrinsic
+from labkit.engine.cpu.simd import BYTES, F32, I64, INTEGERS, LANES, POINTER, Emitter
 
 KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
 

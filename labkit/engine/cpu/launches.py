@@ -14,24 +14,6 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from labkit.engine.attention.cpu.jit import inner, kernel
-from labkit.engine.attention.cpu.lookups import (
-    find_qblock,
-    find_token,
-    qblock_units,
-    resolver_id,
-    token_units,
-)
-from labkit.engine.attention.cpu.rows import LAYER_BYTES
-from labkit.engine.attention.cpu.simd import LANES
-from labkit.engine.attention.cpu.tiles import (
-    call_body,
-    copy_bytes,
-    exp2_scalar,
-    round_to_bfloat16,
-    round_to_float16,
-    take_ticket,
-)
 from labkit.engine.attention.elements import STORED_AS
 from labkit.engine.attention.spec import (
     BLOCKS,
@@ -43,6 +25,24 @@ from labkit.engine.attention.spec import (
     STAMP_MASK,
     SURPLUS,
 )
+from labkit.engine.cpu.intrinsics import (
+    call_body,
+    copy_bytes,
+    exp2_scalar,
+    round_to_bfloat16,
+    round_to_float16,
+    take_ticket,
+)
+from labkit.engine.cpu.jit import inner, kernel
+from labkit.engine.cpu.lookups import (
+    find_qblock,
+    find_token,
+    qblock_units,
+    resolver_id,
+    token_units,
+)
+from labkit.engine.cpu.rows import LAYER_BYTES
+from labkit.engine.cpu.simd import LANES
 
 NUM_COUNTERS = 8  # int64 per worker: one cache line
 _DECODE = KERNEL_IDS["decode"]

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention import dispatch, validate
-from labkit.engine.attention.cpu import decode, kernels, layers, tiled
-from labkit.engine.attention.cpu.tiles import KEYS
 from labkit.engine.attention.dispatch import Dispatch
 from labkit.engine.attention.elements import STORED_AS, name_of
 from labkit.engine.attention.layer import Layer
@@ -21,6 +19,8 @@ from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.plan import Plan
 from labkit.engine.attention.report import Launch, Reports, of_step
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
+from labkit.engine.cpu import arguments, decode_attention, launches, tiled_attention
+from labkit.engine.cpu.intrinsics import KEYS
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
@@ -56,7 +56,7 @@ class CpuBackend(PagedBackend):
         if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
             raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
         pairs = zip(keys, values, strict=True)
-        self._addresses = [(layers.address(k), layers.address(v)) for k, v in pairs]
+        self._addresses = [(arguments.address(k), arguments.address(v)) for k, v in pairs]
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
@@ -84,20 +84,20 @@ class CpuBackend(PagedBackend):
         k_pool, v_pool = self._addresses[layer]
         if k is not None:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
-            new = layers.address(k), layers.address(v), k_pool, v_pool
-            kernels.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
-        sinks = 0 if bound.sinks is None else layers.address(bound.sinks)
-        arrays = layers.address(q), k_pool, v_pool, layers.address(out), sinks
+            new = arguments.address(k), arguments.address(v), k_pool, v_pool
+            launches.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
+        sinks = 0 if bound.sinks is None else arguments.address(bound.sinks)
+        arrays = arguments.address(q), k_pool, v_pool, arguments.address(out), sinks
         for field, address in zip(ready.fields, arrays, strict=True):
             field[0] = address
-        counters = np.zeros((ready.workers + 1, kernels.NUM_COUNTERS), np.int64)
+        counters = np.zeros((ready.workers + 1, launches.NUM_COUNTERS), np.int64)
         launch = Launch(bound, secrets.randbits(32), counters[:-1])
         work: Any = (self._memory, counters, plan.cu_seqlens_q, plan.seq_lens, bound.num_kv_heads)
         if ready.chosen.kernel == "tiled":
-            kernels.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
+            launches.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
         elif ready.splits == 1:
             work = (ready.body, ready.address, *work, ready.chosen.heads, 1)
-            kernels.decode(launch.nonce, plan.lookup, *work)
+            launches.decode(launch.nonce, plan.lookup, *work)
         else:
             self._split(ready, launch, plan, q, out, work)
         plan.launches.append(launch)
@@ -109,25 +109,27 @@ class CpuBackend(PagedBackend):
         chosen = dispatch.choose(plan, layer, self._switches, dispatch.cpu(workers))
         stored = STORED_AS[layer.dtype]
         if chosen.kernel == "tiled":
-            size = tiled.scratch_bytes(BQ * group, layer.head_dim)
-            body = tiled.body(stored, self._switches.window_skip)
+            size = tiled_attention.scratch_bytes(BQ * group, layer.head_dim)
+            body = tiled_attention.body(stored, self._switches.window_skip)
         else:
-            size = decode.scratch_bytes(chosen.heads * group, layer.head_dim)
-            body = decode.body(stored, chosen.partitions == 1 and self._switches.window_skip)
+            size = decode_attention.scratch_bytes(chosen.heads * group, layer.head_dim)
+            body = decode_attention.body(
+                stored, chosen.partitions == 1 and self._switches.window_skip
+            )
         if self._memory.shape[0] != workers or self._memory.shape[1] < size:
             self._memory = aligned_zeros(workers, size)
-        packed = layers.pack(layer, plan, self._switches.window_skip)
+        packed = arguments.pack(layer, plan, self._switches.window_skip)
         ready = _Ready(
             chosen=chosen,
             packed=packed,
-            address=layers.address(packed),
+            address=arguments.address(packed),
             fields=tuple(packed[name] for name in _ARRAYS),
             body=body,
             workers=workers,
             splits=group // chosen.sharing * chosen.partitions if chosen.rows == 1 else 1,
             q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
             k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
-            element=kernels.ELEMENTS.index(stored),
+            element=launches.ELEMENTS.index(stored),
             slot_numbers=layer.num_kv_heads * layer.head_dim,
         )
         plan.prepared[layer.kind] = ready
@@ -139,16 +141,16 @@ class CpuBackend(PagedBackend):
         """Run the decode kernel with a token's work divided, and merge what was divided."""
         chosen = ready.chosen
         members = ready.splits // chosen.partitions
-        parts = layers.partials(q, chosen.partitions) if chosen.partitions > 1 else None
-        packed = layers.split(ready.packed, members, chosen.partitions, parts)
-        work = (ready.body, layers.address(packed), *work, chosen.heads, len(packed))
-        kernels.decode(launch.nonce, plan.lookup, *work)
+        parts = arguments.partials(q, chosen.partitions) if chosen.partitions > 1 else None
+        packed = arguments.split(ready.packed, members, chosen.partitions, parts)
+        work = (ready.body, arguments.address(packed), *work, chosen.heads, len(packed))
+        launches.decode(launch.nonce, plan.lookup, *work)
         if parts is not None:
-            merged = np.zeros((ready.workers + 1, kernels.NUM_COUNTERS), np.int64)
+            merged = np.zeros((ready.workers + 1, launches.NUM_COUNTERS), np.int64)
             launch.merged = merged[:-1]
             resolver = RESOLVER_IDS[plan.resolver.word]
-            sinks = layers.base2(launch.layer.sinks)
-            kernels.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
+            sinks = arguments.base2(launch.layer.sinks)
+            launches.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
 
     def report(self, plan: Plan) -> Reports:
         """Read what the kernels wrote; see ``Attention.report``."""
@@ -181,5 +183,5 @@ class _Ready:
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
     memory = np.zeros(rows * row_bytes + 64, dtype=np.uint8)
-    start = -layers.address(memory) % 64
+    start = -arguments.address(memory) % 64
     return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)

@@ -14,19 +14,20 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from labkit.engine.cpu import activations, namespace
-from labkit.engine.cpu.namespace import Namespace, NoCounterpart
+from labkit.engine.cpu import activations
+from labkit.engine.numpy_port import mlx_shim
+from labkit.engine.numpy_port.mlx_shim import Namespace, NoCounterpart
 
 PACKAGE = "mlx_lm.models"
 # Caches are the engine's own, so the module of mlx_lm's cache classes needs no twin.
 SHARED = (f"{PACKAGE}.cache",)
 
 
-class TwinLoader:
+class ModuleLoader:
     """Loads twins; one loader serves one model, so that its twins know each other."""
 
     def __init__(self) -> None:
-        core, nn = namespace.core(), namespace.nn()
+        core, nn = mlx_shim.core(), mlx_shim.nn()
         self._names: Mapping[str, Any] = {
             "mlx": Namespace("mlx", {"core": core, "nn": nn}),
             "mlx.core": core,
@@ -65,7 +66,7 @@ class TwinLoader:
         self._twins[name] = twin
         exec(code, twin.__dict__)
         if name == f"{PACKAGE}.base":
-            twin.__dict__["scaled_dot_product_attention"] = namespace.attend
+            twin.__dict__["scaled_dot_product_attention"] = mlx_shim.attend
         if name == f"{PACKAGE}.activations":
             twin.__dict__["swiglu"] = activations.swiglu
         return twin

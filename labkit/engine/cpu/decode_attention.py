@@ -12,8 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
-from labkit.engine.attention.cpu.jit import inlined, inner
-from labkit.engine.attention.cpu.rows import (
+from labkit.engine.cpu.decode_products import (
+    RUN,
+    add_lanes,
+    dot_1,
+    dots_1,
+    dots_2,
+    dots_4,
+    spread_1,
+    spreads_1,
+    spreads_2,
+    spreads_4,
+)
+from labkit.engine.cpu.intrinsics import KEYS
+from labkit.engine.cpu.jit import inlined, inner
+from labkit.engine.cpu.rows import (
     LAYERS,
     Scratch,
     carve,
@@ -28,20 +41,7 @@ from labkit.engine.attention.cpu.rows import (
     stride_of,
     weigh_row,
 )
-from labkit.engine.attention.cpu.simd import BYTES, LANES
-from labkit.engine.attention.cpu.streams import (
-    RUN,
-    add_lanes,
-    dot_1,
-    dots_1,
-    dots_2,
-    dots_4,
-    spread_1,
-    spreads_1,
-    spreads_2,
-    spreads_4,
-)
-from labkit.engine.attention.cpu.tiles import KEYS
+from labkit.engine.cpu.simd import BYTES, LANES
 
 AHEAD = RUN * RUN  # keys between what is read and what is prefetched
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.cpu import leaves
-from labkit.engine.cpu.namespace import ACTIVATIONS, NoCounterpart
 from labkit.engine.cpu.rope import RotaryTable
-from labkit.engine.cpu.twin import PACKAGE, TwinLoader
+from labkit.engine.numpy_port import layers
+from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart
+from labkit.engine.numpy_port.module_loader import PACKAGE, ModuleLoader
 
 Array = NDArray[np.float32]
 
@@ -24,7 +24,7 @@ PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 
 @dataclass(frozen=True, slots=True)
-class SwapReport:
+class Conversion:
     """Whether a model now runs on NumPy arrays, why not, and how many layers of each class."""
 
     ok: bool
@@ -32,7 +32,7 @@ class SwapReport:
     swapped: dict[str, int] = field(default_factory=dict)
 
 
-def swap_leaves(model: Any) -> SwapReport:
+def convert(model: Any) -> Conversion:
     """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
 
     Its layers (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled forms,
@@ -49,11 +49,11 @@ def swap_leaves(model: Any) -> SwapReport:
         twin = swap.module(model, "model")
         _try_forward(twin, _number_of_caches(model))
     except NoCounterpart as error:
-        return SwapReport(False, str(error))
+        return Conversion(False, str(error))
     except Exception as error:
         # A forward of foreign code on foreign arrays may fail in any way.
         line = (str(error).splitlines() or [""])[0]
-        return SwapReport(
+        return Conversion(
             False, f"its forward fails on NumPy arrays: {type(error).__name__}: {line}"
         )
     model.clear()
@@ -61,7 +61,7 @@ def swap_leaves(model: Any) -> SwapReport:
     model.__dict__.clear()
     model.__dict__.update(twin.__dict__)
     model.__class__ = type(twin)
-    return SwapReport(True, None, dict(sorted(swap.swapped.items())))
+    return Conversion(True, None, dict(sorted(swap.swapped.items())))
 
 
 class _Swap:
@@ -73,7 +73,7 @@ class _Swap:
 
         self.mx, self.nn = mlx.core, mlx.nn
         self.swapped: Counter[str] = Counter()
-        self._twins = TwinLoader()
+        self._twins = ModuleLoader()
         self._made: dict[int, Any] = {}
         self._tables: dict[tuple[bytes, float], RotaryTable] = {}
         self._functions = {
@@ -109,15 +109,15 @@ class _Swap:
     def _groups(self, module: Any, path: str) -> dict[str, Any]:
         members: dict[str, Any] = {}
         for names in GROUPS:
-            layers = [module.get(name) for name in names]
-            if any(type(layer) is not self.nn.Linear for layer in layers):
+            siblings = [module.get(name) for name in names]
+            if any(type(layer) is not self.nn.Linear for layer in siblings):
                 continue
-            weights = [self._array(layer.weight, path) for layer in layers]
+            weights = [self._array(layer.weight, path) for layer in siblings]
             if len({weight.shape[1] for weight in weights}) != 1:
                 continue
-            biases = [self._array(layer.get("bias"), path) for layer in layers]
-            group = leaves.ProjectionGroup(weights, biases)
-            members |= {name: leaves.GroupedLinear(group, i) for i, name in enumerate(names)}
+            biases = [self._array(layer.get("bias"), path) for layer in siblings]
+            group = layers.ProjectionGroup(weights, biases)
+            members |= {name: layers.GroupedLinear(group, i) for i, name in enumerate(names)}
             self.swapped["Linear"] += len(names)
         return members
 
@@ -150,14 +150,14 @@ class _Swap:
         leaf: Any
         if kind is nn.Linear:
             weight, bias = module.weight, module.get("bias")
-            leaf = leaves.Linear(self._array(weight, path), self._array(bias, path))
+            leaf = layers.Linear(self._array(weight, path), self._array(bias, path))
         elif kind is nn.Embedding:
-            leaf = leaves.Embedding(self._array(module.weight, path))
+            leaf = layers.Embedding(self._array(module.weight, path))
         elif kind is nn.RMSNorm:
-            leaf = leaves.RMSNorm(self._array(module.weight, path), module.eps)
+            leaf = layers.RMSNorm(self._array(module.weight, path), module.eps)
         elif kind is nn.LayerNorm:
             weight, bias = module.get("weight"), module.get("bias")
-            leaf = leaves.LayerNorm(
+            leaf = layers.LayerNorm(
                 module.dims, self._array(weight, path), self._array(bias, path), module.eps
             )
         elif kind is nn.RoPE or kind.__module__ == f"{PACKAGE}.rope_utils":
@@ -173,7 +173,7 @@ class _Swap:
         self.swapped[name] += 1
         return leaf
 
-    def _rope(self, module: Any, path: str) -> leaves.RoPE:
+    def _rope(self, module: Any, path: str) -> layers.RoPE:
         """Take the frequencies from the layer itself, computed by MLX as MLX does."""
         mx, name = self.mx, type(module).__name__
         scale, input_scale = 1.0, 1.0
@@ -191,7 +191,7 @@ class _Swap:
         key = (frequencies.tobytes(), scale)
         if key not in self._tables:
             self._tables[key] = RotaryTable(frequencies, scale)
-        return leaves.RoPE(self._tables[key], getattr(module, "traditional", False), input_scale)
+        return layers.RoPE(self._tables[key], getattr(module, "traditional", False), input_scale)
 
 
 class _TrialCache:

@@ -10,9 +10,9 @@ from typing import Any
 
 from numba import types
 
-from labkit.engine.attention.cpu.halves import element_of
-from labkit.engine.attention.cpu.jit import intrinsic
-from labkit.engine.attention.cpu.simd import BYTES, F32, I64, LANES, Emitter
+from labkit.engine.cpu.halves import element_of
+from labkit.engine.cpu.jit import intrinsic
+from labkit.engine.cpu.simd import BYTES, F32, I64, LANES, Emitter
 
 RUN = 4  # keys or values side by side that are taken at once
 

@@ -1,1 +1,0 @@
-"""The fused kernels on the CPU: numba twins of the Metal kernels' structure."""
