@@ -108,7 +108,7 @@ def _search_path(folder: str) -> str:
 
 
 def register() -> None:
-    """Register the schema and the ``cell`` resolver; harmless to call again."""
+    """Register the schema and the resolvers that ``conf/`` uses; harmless to call again."""
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
@@ -116,6 +116,20 @@ def register() -> None:
 
     ConfigStore.instance().store(name="schema", node=Experiment)
     OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
+    OmegaConf.register_new_resolver("options", _help, replace=True)
+
+
+def _help(*, _root_: Any) -> str:
+    """Return every option with its value in this config, for the template of ``--help``."""
+    from omegaconf import OmegaConf
+
+    from labkit.config import reference
+
+    def value(key: str) -> Any:
+        found = OmegaConf.select(_root_, key)
+        return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+
+    return reference.help_lines(value).replace("$", "$$")
 
 
 def initialized() -> AbstractContextManager[Any]:

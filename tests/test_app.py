@@ -30,7 +30,7 @@ def labkit(cwd, *words, timeout=60):
         (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
         (["ablation=nope"], "there are: "),
         (["engine.kv.block_size=0"], "allowed are 8, 16 and 32"),
-        (["engine.kv.block_size=abc"], "must be of type integer"),
+        (["engine.kv.block_size=abc"], "must be of type integer; allowed are 8, 16 and 32"),
         (["engine.attention.device=tpu"], "allowed are cpu"),
         (["engine.kv.layout=null"], "a value is needed"),
         (["engine.kv=3"], "set one of its options"),
@@ -100,6 +100,7 @@ def test_plan_shows_the_schedule_and_writes_nothing(tmp_path):
     [
         (["--version"], "labkit 0."),
         (["--help"], "ablation=seq_map"),
+        (["--help", "engine.threads=3"], "engine.threads=3\n      The CPU budget"),
         (["--cfg", "job"], "max_num_seqs: 16"),
         (["--cfg", "job", "-p", "engine.kv"], "block_size: 16"),
         (["--info", "defaults"], "workload/chat"),

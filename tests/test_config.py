@@ -101,7 +101,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Mlx(bfs_max_width=0), "engine.mlx.bfs_max_width=0"),
         (
             lambda: Workload(dtype=Precision.float16),
-            "workload.dtype=Precision.float16: a request workload (chat) does not read it",
+            "workload.dtype=float16: workload.kind=chat does not read it; it is for kernel",
         ),
         (
             lambda: experiment(workload=kernel(dtype=Precision.bfloat16)),
@@ -191,12 +191,21 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Attention(split_kv="some"), "engine.attention.split_kv=some"),
         (lambda: Attention(split_kv="1"), "engine.attention.split_kv=1: allowed are off, auto or"),
         (lambda: Attention(tile_threshold=1), "engine.attention.tile_threshold=1"),
-        (lambda: Attention("reference", split_kv="2"), "split_kv=2: only engine.attention.backend"),
-        (lambda: Attention("reference", Device.emulated), "engine.attention.device=emulated: only"),
-        (lambda: Attention("reference", window_skip=False), "engine.attention.window_skip=False"),
-        (lambda: Attention("a.b:C", gqa_sharing=False), "engine.attention.gqa_sharing=False"),
-        (lambda: Attention("reference", resolver="seq_map"), "resolver=seq_map: only"),
-        (lambda: Workload(window=4), "workload.window=4: a request workload"),
+        (
+            lambda: Attention("reference", split_kv="2"),
+            "split_kv=2: engine.attention.backend=reference does not read it",
+        ),
+        (
+            lambda: Attention("reference", Device.emulated),
+            "engine.attention.device=emulated: engine.",
+        ),
+        (lambda: Attention("reference", window_skip=False), "engine.attention.window_skip=false: "),
+        (lambda: Attention("a.b:C", gqa_sharing=False), "engine.attention.gqa_sharing=false: "),
+        (
+            lambda: Attention("reference", resolver="seq_map"),
+            "resolver=seq_map: engine.attention.backend=reference does not",
+        ),
+        (lambda: Workload(window=4), "workload.window=4: workload.kind=chat does not read it"),
         (
             lambda: Workload(
                 kind=WorkloadKind.kernel, window=0, cases=[Case("c", decode=1, context=1)]

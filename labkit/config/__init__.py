@@ -1,55 +1,66 @@
-"""The schema: every option with its type, unit, range and rule.
+"""The schema: every option with its type, unit, range, meaning and readers.
 
-One tree of dataclasses, ``Experiment``. Hydra composes it in the parent process (the
-tree is registered in ``labkit.app``), ``__post_init__`` checks ranges and pairs that
-make no sense, and ``to_plain``/``from_plain`` carry it into a worker as JSON, so that a
-worker imports neither Hydra nor OmegaConf. An enum lists only what exists.
+One tree of dataclasses, ``Experiment``. Hydra composes it in the parent process (the tree is
+registered in ``labkit.app``), every group checks itself when it is made, and
+``to_plain``/``from_plain`` carry it into a worker as JSON, so that a worker imports neither
+Hydra nor OmegaConf. An enum lists only what exists. docs/options.md is written from it.
 """
 
-from labkit.config.ablation import CONTROL, YAML_WORDS, Ablation, Claims, Identity
-from labkit.config.attention import KV, Attention
-from labkit.config.budget import DEFAULT_FRACTION, DEFAULT_POOL_BYTES, MACHINES, Budget
-from labkit.config.choices import (
+from labkit.config.attention import (
     ATTENTION_BACKENDS,
-    ENGINES,
+    KV,
     RESOLVERS,
-    Admission,
-    Blas,
-    BudgetPolicy,
-    CacheState,
-    ChunkPolicy,
-    Composition,
-    DecodeShape,
+    Attention,
     Device,
-    DType,
     KVLayout,
-    Order,
-    Pipeline,
     Precision,
-    PrefixAlign,
-    PrefixCache,
-    Queue,
-    Reservation,
-    Speculation,
-    Verification,
+)
+from labkit.config.budget import (
+    DEFAULT_FRACTION,
+    DEFAULT_POOL_BYTES,
+    MACHINES,
+    Budget,
+    BudgetPolicy,
     WiredCollector,
 )
 from labkit.config.design import Design, Isolation, Look
-from labkit.config.drafts import Drafts
-from labkit.config.engine import LAYOUT_OF, MLX_LM_OPTIONS, Engine, own_classes
-from labkit.config.experiment import Experiment, Redo
-from labkit.config.mlx import Mlx
-from labkit.config.model import Architecture, Model, ModelShape, PackagedFile
-from labkit.config.plain import from_plain, to_plain
-from labkit.config.rules import (
-    SCHEMA_VERSION,
-    ConfigError,
-    is_class_path,
-    require,
-    require_strategy,
+from labkit.config.engine import (
+    ENGINES,
+    LAYOUT_OF,
+    Blas,
+    DecodeShape,
+    DType,
+    Engine,
+    Pipeline,
+    PrefixAlign,
+    PrefixCache,
+    own_classes,
 )
-from labkit.config.scheduler import DEFAULT_WATERMARK, Scheduler
-from labkit.config.workload import Case, State, Workload, WorkloadKind
+from labkit.config.experiment import (
+    CONTROL,
+    YAML_WORDS,
+    Ablation,
+    Claims,
+    Experiment,
+    Identity,
+    Redo,
+)
+from labkit.config.mlx import Mlx
+from labkit.config.model import Model, ModelShape, PackagedFile
+from labkit.config.option import ConfigError, is_class_path, require
+from labkit.config.scheduler import (
+    DEFAULT_WATERMARK,
+    Admission,
+    ChunkPolicy,
+    Composition,
+    Order,
+    Queue,
+    Reservation,
+    Scheduler,
+)
+from labkit.config.serialization import from_plain, to_plain
+from labkit.config.speculative import Drafts, Speculation, Verification
+from labkit.config.workload import CacheState, Case, State, Workload, WorkloadKind
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -61,13 +72,10 @@ __all__ = [
     "KV",
     "LAYOUT_OF",
     "MACHINES",
-    "MLX_LM_OPTIONS",
     "RESOLVERS",
-    "SCHEMA_VERSION",
     "YAML_WORDS",
     "Ablation",
     "Admission",
-    "Architecture",
     "Attention",
     "Blas",
     "Budget",
@@ -112,6 +120,5 @@ __all__ = [
     "is_class_path",
     "own_classes",
     "require",
-    "require_strategy",
     "to_plain",
 ]

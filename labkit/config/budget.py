@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from labkit.config.choices import BudgetPolicy, WiredCollector
-from labkit.config.rules import require
+from labkit.config.option import Group, ReadBy, option
 
 # What a policy that reads engine.budget.fraction takes where it is null, as vLLM does.
 DEFAULT_FRACTION = 0.9
@@ -27,52 +27,61 @@ MACHINES = (
 )
 
 
+class BudgetPolicy(Enum):
+    """How the size of the KV pool is found; each policy's formula is in its own file."""
+
+    fixed = "fixed"
+    fraction = "fraction"
+    vllm = "vllm"
+    mistralrs = "mistralrs"
+    llamacpp = "llamacpp"
+    tiered_reserve = "tiered_reserve"
+
+
+class WiredCollector(Enum):
+    """What macOS's wired collector must be, else the arm is refused; labkit never changes it."""
+
+    any = "any"
+    enabled = "enabled"
+    disabled = "disabled"
+
+
+POLICY = "engine.budget.policy"
+
+
 @dataclass
-class Budget:
-    """The KV pool's size: a policy and what it reads.
+class Budget(Group, place="engine.budget"):
+    """The KV pool's size: a policy and what it reads."""
 
-    ``blocks``: fixed, and llamacpp's token capacity. ``bytes``: fixed, where blocks is
-    null. ``fraction``: of RAM (fraction), of the working set (vllm, mistralrs); null: 0.9.
-    ``machine``: a simulated Mac's memory; null: this machine's. ``wired_collector``: what
-    the machine's must be, else the arm is refused; labkit never changes it.
-    """
-
-    policy: BudgetPolicy = BudgetPolicy.fixed
-    fraction: float | None = None
-    blocks: int | None = None
-    bytes: int = DEFAULT_POOL_BYTES
-    machine: str | None = None
-    wired_collector: WiredCollector = WiredCollector.any
-
-    def __post_init__(self) -> None:
-        """Check the ranges and that nothing is set that the policy does not read."""
-        require(
-            self.blocks is None or self.blocks >= 2,
-            f"engine.budget.blocks={self.blocks}: allowed are 2 or more, or null",
-        )
-        require(
-            self.bytes >= 1 << 16,
-            f"engine.budget.bytes={self.bytes}: allowed are 65536 or more",
-        )
-        require(
-            self.fraction is None or 0 < self.fraction <= 1,
-            f"engine.budget.fraction={self.fraction}: allowed are above 0, at most 1, or null",
-        )
-        require(
-            self.machine is None or self.machine in MACHINES,
-            f"engine.budget.machine={self.machine}: allowed are {', '.join(MACHINES)}, or null "
-            "for this machine",
-        )
-        shares = (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)
-        self._unread("fraction", self.fraction, None, shares)
-        self._unread("blocks", self.blocks, None, (BudgetPolicy.fixed, BudgetPolicy.llamacpp))
-        self._unread("bytes", self.bytes, DEFAULT_POOL_BYTES, (BudgetPolicy.fixed,))
-
-    def _unread(
-        self, name: str, value: object, default: object, readers: tuple[BudgetPolicy, ...]
-    ) -> None:
-        require(
-            value == default or self.policy in readers,
-            f"engine.budget.{name}={value}: engine.budget.policy={self.policy.value} does not "
-            f"read it; it is for {', '.join(policy.value for policy in readers)}",
-        )
+    policy: BudgetPolicy = option(BudgetPolicy.fixed)
+    fraction: float | None = option(
+        None,
+        "The share of RAM (fraction) or of the working set (vllm, mistralrs).",
+        above=0,
+        most=1,
+        null=f"{DEFAULT_FRACTION}",
+        read_by=ReadBy(POLICY, (BudgetPolicy.fraction, BudgetPolicy.vllm, BudgetPolicy.mistralrs)),
+    )
+    blocks: int | None = option(
+        None,
+        "The pool's blocks (fixed), or its capacity of tokens in blocks (llamacpp).",
+        least=2,
+        unit="KV blocks",
+        null="what the policy finds",
+        read_by=ReadBy(POLICY, (BudgetPolicy.fixed, BudgetPolicy.llamacpp)),
+    )
+    bytes: int = option(
+        DEFAULT_POOL_BYTES,
+        "The pool's bytes, where blocks is null.",
+        least=1 << 16,
+        unit="bytes",
+        read_by=ReadBy(POLICY, (BudgetPolicy.fixed,)),
+    )
+    machine: str | None = option(
+        None,
+        "A simulated Mac whose memory it is.",
+        words=MACHINES,
+        null="this machine",
+        mlx_lm=True,
+    )
+    wired_collector: WiredCollector = option(WiredCollector.any, mlx_lm=True)

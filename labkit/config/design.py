@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from labkit.config.rules import require
+from labkit.config.option import Group, option, require
 
 
 class Isolation(Enum):
     """Where a run happens.
 
-    ``process``: in a fresh process of its own. ``in_process``: one fresh process holds
-    every arm, and they take turns. ``auto``: in_process wherever the arms can share one.
+    process: in a fresh process of its own. in_process: one fresh process holds every arm, and
+    they take turns. auto: in_process wherever the arms can share one.
     """
 
     auto = "auto"
@@ -22,53 +22,62 @@ class Isolation(Enum):
 
 
 @dataclass
-class Look:
-    """A predeclared look at the results after ``blocks`` blocks; it may spend ``alpha``."""
+class Look(Group, place="design.looks"):
+    """A predeclared look at the results."""
 
-    blocks: int = 0
-    alpha: float = 0.0
+    blocks: int = option(0, "After so many blocks.")
+    alpha: float = option(0.0, "What it may spend of design.alpha.")
 
 
 @dataclass
-class Design:
-    """How many blocks of runs, and what is declared before them.
+class Design(Group, place="design"):
+    """How many blocks of runs, and what is declared before them."""
 
-    ``blocks`` may grow in a folder; once results were shown, only from look to look, or the
-    study is exploratory and claims nothing (docs/statistics.md).
-    ``margin_pct``: differences below it (percent) are called trivial or equivalent.
-    ``timeout_s``: a run that takes longer (seconds) is killed.
-    ``looks``: where the study stops if all is decided; what those before the last block
-    leave of ``alpha`` is spent after it. ``confirm``: where arms take turns, so
-    many blocks of separate processes follow, to see whether they agree.
-    """
-
-    name: str = "standard"
-    blocks: int = 4
-    runs_per_block: int = 2
-    control: bool = True
-    margin_pct: float = 2.0
-    alpha: float = 0.05
-    isolation: Isolation = Isolation.auto
-    timeout_s: float = 600.0
-    looks: list[Look] = field(default_factory=list)
-    confirm: int = 0
+    name: str = option("standard", "What reports call it.")
+    blocks: int = option(
+        4,
+        "Random permutations of runs that hold every arm equally often. May grow in a folder; "
+        "once results were shown, only from look to look, or the study is exploratory and claims "
+        "nothing (docs/statistics.md).",
+        least=1,
+        most=1000,
+        unit="blocks",
+    )
+    runs_per_block: int = option(2, "Runs of each arm in a block.", words=(1, 2))
+    control: bool = option(True, "The A/A arm: the baseline once more, under another name.")
+    margin_pct: float = option(
+        2.0,
+        "Differences below it are called trivial or equivalent.",
+        above=0,
+        most=50,
+        unit="percent",
+    )
+    alpha: float = option(
+        0.05,
+        "How often a study may say something wrong anywhere.",
+        above=0,
+        most=0.5,
+        unit="probability",
+    )
+    isolation: Isolation = option(Isolation.auto)
+    timeout_s: float = option(600.0, "A run that takes longer is killed.", above=0, unit="seconds")
+    looks: list[Look] = option(
+        factory=list,
+        meaning="Where the study stops if all is decided; what those before the last block leave "
+        "of alpha is spent after it.",
+    )
+    confirm: int = option(
+        0,
+        "Where arms take turns, so many blocks of separate processes follow, to see whether they "
+        "agree.",
+        least=0,
+        most=1000,
+        unit="blocks",
+    )
 
     def __post_init__(self) -> None:
-        """Check the ranges, and that the looks spend no more than alpha."""
-        require(1 <= self.blocks <= 1000, f"design.blocks={self.blocks}: allowed are 1 to 1000")
-        require(
-            self.runs_per_block in (1, 2),
-            f"design.runs_per_block={self.runs_per_block}: allowed are 1 and 2",
-        )
-        require(
-            0 < self.margin_pct <= 50,
-            f"design.margin_pct={self.margin_pct}: allowed are above 0, at most 50 (percent)",
-        )
-        require(0 < self.alpha <= 0.5, f"design.alpha={self.alpha}: allowed are above 0, to 0.5")
-        require(0 <= self.confirm <= 1000, f"design.confirm={self.confirm}: allowed are 0 to 1000")
-        require(
-            self.timeout_s > 0, f"design.timeout_s={self.timeout_s}: allowed are above 0 (seconds)"
-        )
+        """Check that the looks spend no more than alpha."""
+        super().__post_init__()
         if self.looks:
             self._check_looks()
 

@@ -2,61 +2,125 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
 
-from labkit.config.attention import KV, Attention
+from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
 from labkit.config.budget import Budget
-from labkit.config.choices import (
-    ENGINES,
-    Admission,
-    Blas,
-    ChunkPolicy,
-    Composition,
-    DecodeShape,
-    Device,
-    DType,
-    KVLayout,
-    Pipeline,
-    Precision,
-    PrefixAlign,
-    PrefixCache,
-    Speculation,
-)
-from labkit.config.drafts import Drafts
 from labkit.config.mlx import Mlx
-from labkit.config.plain import to_plain
-from labkit.config.rules import is_class_path, require, require_strategy
-from labkit.config.scheduler import Scheduler
+from labkit.config.option import Group, is_class_path, option, require
+from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
+from labkit.config.speculative import SPECULATION, Drafts, Speculation
+
+# Presets of labkit's own engine, and the real mlx_lm.
+ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm")
+
+
+class Blas(Enum):
+    """Which BLAS MLX's CPU build multiplies with (Linux)."""
+
+    openblas = "openblas"
+    stock = "stock"
+
+
+class DType(Enum):
+    """What weights and activations are computed in.
+
+    model: as the model is stored, where MLX computes on Metal; float32 on a CPU, which has no
+    arithmetic in less.
+    """
+
+    model = "model"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class DecodeShape(Enum):
+    """How many rows a step of decodes alone has.
+
+    exact: its tokens. bucketed: the next power of two. fixed: as many as there can be.
+    """
+
+    exact = "exact"
+    bucketed = "bucketed"
+    fixed = "fixed"
+
+
+class PrefixCache(Enum):
+    """How computed KV blocks are found for reuse between requests."""
+
+    none = "none"
+    hash = "hash"
+    radix = "radix"
+
+
+class PrefixAlign(Enum):
+    """Where reuse of a cached prefix may end: after any block, or where a chunk ends too.
+
+    With chunk, a prompt that is chunked by engine.scheduler.chunk alone is computed in the
+    same chunks with and without a cache.
+    """
+
+    block = "block"
+    chunk = "chunk"
+
+
+class Pipeline(Enum):
+    """When a step's results are processed: at once, or while the next step runs."""
+
+    sync = "sync"
+    overlap = "overlap"
 
 
 @dataclass
-class Engine:
-    """An inference engine: its name and every design choice as one switch.
+class Engine(Group, place="engine"):
+    """An inference engine: its name and every design choice as one switch."""
 
-    ``name``: a preset of labkit's own engine (naive, padded, contiguous, paged), mlx_lm (the
-    real BatchGenerator) or ``package.module:Class``; a user's own engine is given the rest.
-    ``dtype``: what weights and activations are computed in.
-    ``threads``: the CPU budget of the arm, in threads; null: all cores. ``memory_limit``:
-    bytes that the arm's process may take beyond what it holds when the engine begins to
-    load (a cgroup's, else of address space); null: none. ``mlx_cache_limit``: bytes of
-    freed buffers that MLX keeps; null: MLX's default.
-    """
-
-    name: str = "paged"
-    dtype: DType = DType.model
-    blas: Blas = Blas.openblas
-    threads: int | None = None
-    memory_limit: int | None = None
-    mlx_cache_limit: int | None = None
-    decode_shape: DecodeShape = DecodeShape.exact
-    prefix_cache: PrefixCache = PrefixCache.none
-    prefix_align: PrefixAlign = PrefixAlign.block
-    speculation: Speculation = Speculation.none
-    pipeline: Pipeline = Pipeline.sync
-    batch_invariant: bool = False
+    name: str = option(
+        "paged",
+        "A preset of labkit's own engine, the real mlx_lm (its BatchGenerator), or a user's own, "
+        "which is given all options.",
+        words=ENGINES,
+        own_class=True,
+        mlx_lm=True,
+    )
+    dtype: DType = option(DType.model, mlx_lm=True)
+    blas: Blas = option(Blas.openblas, mlx_lm=True)
+    threads: int | None = option(
+        None,
+        "The CPU budget of the arm.",
+        least=1,
+        most=1024,
+        unit="threads",
+        null="all cores",
+        mlx_lm=True,
+    )
+    memory_limit: int | None = option(
+        None,
+        "What the arm's process may take beyond what it holds when the engine begins to load "
+        "(a cgroup's limit, else of address space).",
+        least=1 << 20,
+        unit="bytes",
+        null="no limit",
+        mlx_lm=True,
+    )
+    mlx_cache_limit: int | None = option(
+        None,
+        "Freed buffers that MLX keeps.",
+        least=0,
+        unit="bytes",
+        null="MLX's default",
+        mlx_lm=True,
+    )
+    decode_shape: DecodeShape = option(DecodeShape.exact)
+    prefix_cache: PrefixCache = option(PrefixCache.none)
+    prefix_align: PrefixAlign = option(PrefixAlign.block)
+    speculation: Speculation = option(Speculation.none)
+    pipeline: Pipeline = option(Pipeline.sync)
+    batch_invariant: bool = option(
+        False, "Logits are checked not to depend on the batch, and what breaks that is refused."
+    )
     kv: KV = field(default_factory=KV)
     attention: Attention = field(default_factory=Attention)
     scheduler: Scheduler = field(default_factory=Scheduler)
@@ -65,22 +129,13 @@ class Engine:
     mlx: Mlx = field(default_factory=Mlx)
 
     def __post_init__(self) -> None:
-        """Check the ranges and the pairs."""
-        self._check_step()
-        require_strategy("engine.name", self.name, ENGINES)
+        """Check what spans options."""
+        super().__post_init__()
+        self.drafts.refuse_unread(SPECULATION, self.speculation)
         require(
-            self.threads is None or 1 <= self.threads <= 1024,
-            f"engine.threads={self.threads}: allowed are 1 to 1024, or null for all cores",
-        )
-        require(
-            self.memory_limit is None or self.memory_limit >= 1 << 20,
-            f"engine.memory_limit={self.memory_limit}: allowed are 1048576 (bytes) or more, "
-            "or null",
-        )
-        require(
-            self.mlx_cache_limit is None or self.mlx_cache_limit >= 0,
-            f"engine.mlx_cache_limit={self.mlx_cache_limit}: allowed are 0 (bytes) or more, "
-            "or null for MLX's default",
+            self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
+            f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
+            "tokens that the step in flight has not sampled yet; set one of them to its default",
         )
         if self.batch_invariant:
             self._check_invariance()
@@ -91,7 +146,7 @@ class Engine:
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
         if self.name == "mlx_lm":
-            _has_only(self, MLX_LM_OPTIONS)
+            self._check_mlx_lm()
 
     def _check_preset(self, layout: KVLayout) -> None:
         """Check that a preset of labkit's own is what its name says, and what its layout can."""
@@ -169,20 +224,11 @@ class Engine:
             "pipeline": (self.pipeline, "memory moves between two steps; leave sync"),
         }
         plain = ("none", "exact", "full", "sync")
-        for option, (choice, reason) in asked.items():
+        for key, (choice, reason) in asked.items():
             require(
                 choice.value in plain,
-                f"engine.{option}={choice.value}: engine.kv.layout={layout.value}: {reason}",
+                f"engine.{key}={choice.value}: engine.kv.layout={layout.value}: {reason}",
             )
-
-    def _check_step(self) -> None:
-        """Check what shapes a step and who looks ahead."""
-        self.drafts.check_read_by(self.speculation)
-        require(
-            self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
-            f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
-            "tokens that the step in flight has not sampled yet; set one of them to its default",
-        )
 
     def _check_invariance(self) -> None:
         where, attention = "engine.batch_invariant=true", self.attention
@@ -215,6 +261,13 @@ class Engine:
             "end in the same places every time; set static",
         )
 
+    def _check_mlx_lm(self) -> None:
+        """Refuse whatever is not left at its default and is of labkit's own engine."""
+        for group in self.groups():
+            for name, said, _ in group.options():
+                if not said.mlx_lm:
+                    group.require_default(name, "engine=mlx_lm does not have it")
+
 
 LAYOUT_OF = {
     "naive": KVLayout.padded,
@@ -226,53 +279,9 @@ LAYOUT_OF = {
 
 def own_classes(engine: Engine) -> dict[str, str]:
     """Map option to ``package.module:Class`` for every strategy of the user's own."""
-    strategies = {
-        "engine.name": engine.name,
-        "engine.attention.backend": engine.attention.backend,
-        "engine.attention.resolver": engine.attention.resolver,
+    return {
+        group.key(name): value
+        for group in engine.groups()
+        for name, said, value in group.options()
+        if said.own_class and is_class_path(value)
     }
-    return {key: value for key, value in strategies.items() if is_class_path(value)}
-
-
-# What engine=mlx_lm reads, or its worker does; every other option is of labkit's own engine.
-MLX_LM_OPTIONS = (
-    "name",
-    "dtype",
-    "blas",
-    "threads",
-    "memory_limit",
-    "mlx_cache_limit",
-    "scheduler.max_num_seqs",
-    "scheduler.chunk",
-    "budget.machine",
-    "budget.wired_collector",
-    *(f"mlx.{item.name}" for item in dataclasses.fields(Mlx)),
-)
-
-
-def _has_only(engine: Engine, options: tuple[str, ...]) -> None:
-    """Refuse what an engine does not have, wherever it is not left at its default."""
-    default = dict(_leaves(Engine(), ""))
-    for key, value in _leaves(engine, ""):
-        require(
-            key in options or value == default[key],
-            f"engine.{key}={_word(value)}: engine={engine.name} does not have it; "
-            f"leave it {_word(default[key])}",
-        )
-
-
-def _leaves(options: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for item in dataclasses.fields(options):
-        value = getattr(options, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}", value
-
-
-def _word(value: Any) -> str:
-    """Write an option's value as it is written in an override."""
-    plain = to_plain(value)
-    if plain is None or isinstance(plain, bool):
-        return {None: "null", True: "true", False: "false"}[plain]
-    return str(plain)

@@ -1,17 +1,92 @@
-"""One cell's question, whole."""
+"""One cell's question, whole: an ablation, asked of a workload on an engine and a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from labkit.config.ablation import Ablation
-from labkit.config.choices import Device, Precision
+from labkit.config.attention import Device, Precision
 from labkit.config.design import Design
 from labkit.config.engine import Engine
 from labkit.config.model import Model
-from labkit.config.rules import require
+from labkit.config.option import Group, option, require
 from labkit.config.workload import Workload, WorkloadKind
+
+CONTROL = "control"
+YAML_WORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
+
+
+class Identity(Enum):
+    """What is claimed about the outputs of the arms.
+
+    noise_floor: no further apart than the A/A control is.
+    """
+
+    bitwise = "bitwise"
+    tokens = "tokens"
+    noise_floor = "noise_floor"
+    none = "none"
+
+
+@dataclass
+class Claims(Group, place="ablation.claims"):
+    """What must be proven."""
+
+    identity: Identity = option(Identity.none)
+    engaged: dict[str, list[str]] = option(
+        factory=dict, meaning="Counters of each arm that must end above 0 (docs/counters.md)."
+    )
+
+
+@dataclass
+class Ablation(Group, place="ablation"):
+    """A question, the arms that answer it and what is claimed about them."""
+
+    name: str = option("none", "What reports call it.")
+    question: str = option("", "What is asked, in one sentence.")
+    baseline: str | None = option(
+        None, "The arm that the others are compared with.", null="the first arm"
+    )
+    arms: dict[str, Any] = option(factory=dict, meaning="Arm: {override: value}.")
+    claims: Claims = field(default_factory=Claims)
+    published: Any = option(
+        None,
+        "An article's own numbers, shown beside ours and never mixed in: {source, machine, "
+        "metric, unit, rows: [{case, arms: {arm: value}, delta_pct: {arm: value}}]}.",
+        null="none",
+    )
+
+    def __post_init__(self) -> None:
+        """Check the arms' names and that the baseline is one of them."""
+        super().__post_init__()
+        for arm, overrides in self.arms.items():
+            require(
+                bool(arm) and all(c.isalnum() or c in "_-." for c in arm) and arm[0] not in ".-",
+                f"ablation.arms: {arm!r} is not a name (letters, digits, '_', '-', '.')",
+            )
+            require(
+                arm.lower() not in YAML_WORDS,
+                f"ablation.arms.{arm}: YAML reads {arm!r} as a boolean or null, not as a name; "
+                "choose another",
+            )
+            require(
+                arm != CONTROL,
+                f"ablation.arms.{CONTROL}: the A/A arm is named so; choose another name",
+            )
+            require(
+                isinstance(overrides, dict),
+                f"ablation.arms.{arm}: must be a map of override to value, not {overrides!r}",
+            )
+        require(
+            self.baseline is None or self.baseline in self.arms,
+            f"ablation.baseline={self.baseline}: no such arm; the arms are {', '.join(self.arms)}",
+        )
+
+    @property
+    def baseline_arm(self) -> str:
+        """The arm that the others are compared with."""
+        return self.baseline if self.baseline is not None else next(iter(self.arms))
 
 
 class Redo(Enum):
@@ -22,7 +97,7 @@ class Redo(Enum):
 
 
 @dataclass
-class Experiment:
+class Experiment(Group):
     """One cell's question, whole."""
 
     engine: Engine = field(default_factory=Engine)
@@ -30,43 +105,48 @@ class Experiment:
     workload: Workload = field(default_factory=Workload)
     ablation: Ablation = field(default_factory=Ablation)
     design: Design = field(default_factory=Design)
-    seed: int = 0
-    out: str = "outputs"
-    plan: bool = False
-    redo: Redo = Redo.none
+    seed: int = option(
+        0, "The seed of inputs, of sampling and of the order of runs.", least=0, most=(1 << 32) - 1
+    )
+    out: str = option("outputs", "The study's folder; a name (outputs/NAME) is resumed.")
+    plan: bool = option(False, "Show the schedule and run nothing.")
+    redo: Redo = option(Redo.none)
 
     def __post_init__(self) -> None:
         """Check what spans groups, and what a group's defaults alone cannot satisfy."""
+        super().__post_init__()
         require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
         require(
             self.model.given,
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )
+        if self.workload.kind is WorkloadKind.kernel:
+            self._check_kernel()
+        else:
+            require(
+                self.engine.attention.resolver != "identity",
+                f"engine.attention.resolver=identity: it serves pure decode only, and workload="
+                f"{self.workload.name} serves requests, which begin with a prefill",
+            )
+
+    def _check_kernel(self) -> None:
+        workload, attention, kv_dtype = self.workload, self.engine.attention, self.engine.kv.dtype
         require(
-            self.engine.name == "paged" or self.workload.kind is not WorkloadKind.kernel,
-            f"engine.name={self.engine.name}: it serves requests, and workload="
-            f"{self.workload.name} times labkit's paged attention; set workload=chat",
+            self.engine.name == "paged",
+            f"engine.name={self.engine.name}: it serves requests, and workload={workload.name} "
+            "times labkit's paged attention; set workload=chat",
         )
-        attention, dtype = self.engine.attention, self.workload.dtype
         require(
-            dtype is Precision.float32
+            workload.dtype is Precision.float32
             or attention.device is not Device.cpu
             or attention.backend in ("gather", "reference"),
-            f"workload.dtype={dtype.value}: engine.attention.backend={attention.backend} on "
-            "engine.attention.device=cpu computes in float32; set device=metal or emulated, or "
+            f"workload.dtype={workload.dtype.value}: engine.attention.backend={attention.backend} "
+            "on engine.attention.device=cpu computes in float32; set device=metal or emulated, or "
             "backend=gather, or leave workload.dtype=float32",
         )
         require(
-            self.engine.kv.dtype is Precision.float32
-            or self.workload.kind is not WorkloadKind.kernel,
-            f"engine.kv.dtype={self.engine.kv.dtype.value}: workload={self.workload.name} brings "
-            "keys and values of its own; set workload=chat",
+            kv_dtype is Precision.float32,
+            f"engine.kv.dtype={kv_dtype.value}: workload={workload.name} brings keys and values of "
+            "its own; set workload=chat",
         )
-        require(
-            self.engine.attention.resolver != "identity"
-            or self.workload.kind is WorkloadKind.kernel,
-            f"engine.attention.resolver=identity: it serves pure decode only, and workload="
-            f"{self.workload.name} serves requests, which begin with a prefill",
-        )
-        require(0 <= self.seed < 1 << 32, f"seed={self.seed}: allowed are 0 to 4294967295")

@@ -2,68 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
-from enum import Enum
 
-from labkit.config.rules import require
-
-
-class Architecture(Enum):
-    """The mlx_lm model class that a built model uses."""
-
-    qwen3 = "qwen3"
+from labkit.config.option import Group, option, require
 
 
 @dataclass
-class ModelShape:
-    """The shape of a model that labkit builds from a seed."""
+class ModelShape(Group, place="model.shape"):
+    """The shape of a model (mlx_lm's qwen3) that labkit builds from a seed."""
 
-    architecture: Architecture = Architecture.qwen3
-    hidden_size: int = 256
-    num_layers: int = 4
-    num_heads: int = 8
-    num_kv_heads: int = 4
-    head_dim: int = 64
-    intermediate_size: int = 768
-    vocab_size: int = 4096
+    hidden_size: int = option(256, "The width of the model.", least=1)
+    num_layers: int = option(4, "Its layers.", least=1)
+    num_heads: int = option(8, "Query heads of a layer.", least=1)
+    num_kv_heads: int = option(4, "Key/value heads of a layer.", least=1)
+    head_dim: int = option(64, "The width of a head.", least=1)
+    intermediate_size: int = option(768, "The width of the feed-forward part.", least=1)
+    # 256 bytes, the special tokens and some merges.
+    vocab_size: int = option(4096, "Tokens of the vocabulary.", least=512, unit="tokens")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            require(
-                not isinstance(value, int) or value >= 1,
-                f"model.shape.{item.name}={value}: allowed are 1 or more",
-            )
+        """Check what spans options."""
+        super().__post_init__()
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"model.shape.num_heads={self.num_heads} is not a multiple of "
             f"model.shape.num_kv_heads={self.num_kv_heads}",
         )
-        require(
-            self.vocab_size >= 512,
-            f"model.shape.vocab_size={self.vocab_size}: allowed are 512 or more "
-            "(256 bytes, the special tokens and some merges)",
-        )
 
 
 @dataclass
-class PackagedFile:
-    """A GGUF file that a Python package ships.
+class PackagedFile(Group, place="model.packaged"):
+    """A GGUF file that a Python package ships."""
 
-    ``module``: the package as Python finds it. ``file``: a file's name in its folder.
-    ``sha256``: of the whole file (64 hex digits). ``install``: what ``pip install`` is told.
-    """
-
-    module: str = ""
-    file: str = ""
-    sha256: str = ""
-    install: str = ""
+    module: str = option("", "The package as Python finds it.")
+    file: str = option("", "The file's name in the package's folder.")
+    sha256: str = option("", "SHA-256 of the whole file (64 hex digits).")
+    install: str = option("", "What pip install is told.")
 
     def __post_init__(self) -> None:
         """Check that it names a module, a file in it, and the file's content."""
+        super().__post_init__()
         require(
             self.module.isidentifier(), f"model.packaged.module={self.module}: not a package's name"
         )
@@ -79,17 +58,22 @@ class PackagedFile:
 
 
 @dataclass
-class Model:
+class Model(Group, place="model"):
     """Which model: built from ``shape`` and ``seed``, at ``path``, or in a package's file."""
 
-    name: str = "tiny"
-    path: str | None = None
-    seed: int = 0
+    name: str = option("tiny", "What reports call it.")
+    path: str | None = option(
+        None,
+        "A directory that mlx_lm can load, or a GGUF file.",
+        null="one that is built or in a package",
+    )
+    seed: int = option(0, "The seed of the weights of a model that is built.")
     shape: ModelShape | None = None
     packaged: PackagedFile | None = None
 
     def __post_init__(self) -> None:
         """Check that there is at most one source of weights (``Experiment`` wants one)."""
+        super().__post_init__()
         source = "comes in a package" if self.packaged else "is built from a seed"
         require(
             self.path is None or (self.shape is None and self.packaged is None),

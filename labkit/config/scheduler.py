@@ -3,48 +3,100 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from labkit.config.choices import Admission, ChunkPolicy, Composition, Order, Queue, Reservation
-from labkit.config.rules import require
+from labkit.config.option import Group, ReadBy, option, require
 
 # What engine.scheduler.reservation=optimistic takes where watermark is null, as vLLM does.
 DEFAULT_WATERMARK = 0.01
 
 
+class Admission(Enum):
+    """When waiting requests may join: at any step, or only when none runs."""
+
+    continuous = "continuous"
+    static = "static"
+
+
+class Order(Enum):
+    """Whose tokens come first in a step's budget."""
+
+    decode_first = "decode_first"
+    prefill_first = "prefill_first"
+
+
+class Composition(Enum):
+    """Whether prefill and decode share a step."""
+
+    mixed = "mixed"
+    split = "split"
+
+
+class ChunkPolicy(Enum):
+    """Whether the cap on a request's chunk shrinks with the decode load."""
+
+    static = "static"
+    shrinking = "shrinking"
+
+
+class Reservation(Enum):
+    """How many KV blocks a request must find free to be admitted."""
+
+    full = "full"
+    optimistic = "optimistic"
+
+
+class Queue(Enum):
+    """Who is served before whom."""
+
+    fcfs = "fcfs"
+    priority = "priority"
+
+
 @dataclass
-class Scheduler:
-    """Who runs in a step: admission, queue, order, budget (tokens) and caps.
+class Scheduler(Group, place="engine.scheduler"):
+    """Who runs in a step: admission, queue, order, budget of tokens, and caps."""
 
-    ``chunk``: at most this many prompt tokens of one request per step; null: no cap
-    besides ``max_num_batched_tokens``. ``watermark``: the share of KV blocks that an
-    optimistic admission leaves free; null: 0.01.
-    """
-
-    admission: Admission = Admission.continuous
-    order: Order = Order.decode_first
-    composition: Composition = Composition.mixed
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    chunk: int | None = None
-    chunk_policy: ChunkPolicy = ChunkPolicy.static
-    reservation: Reservation = Reservation.full
-    watermark: float | None = None
-    queue: Queue = Queue.fcfs
+    admission: Admission = option(Admission.continuous)
+    order: Order = option(Order.decode_first)
+    composition: Composition = option(Composition.mixed)
+    max_num_seqs: int = option(
+        16, "Requests that run at a time, at most.", least=1, most=4096, mlx_lm=True
+    )
+    max_num_batched_tokens: int = option(
+        512, "Tokens of a step, at most.", least=1, most=1 << 20, unit="tokens"
+    )
+    chunk: int | None = option(
+        None,
+        "Prompt tokens of one request in a step, at most.",
+        least=1,
+        unit="tokens",
+        null="no cap besides max_num_batched_tokens",
+        mlx_lm=True,
+    )
+    chunk_policy: ChunkPolicy = option(ChunkPolicy.static)
+    reservation: Reservation = option(Reservation.full)
+    watermark: float | None = option(
+        None,
+        "The share of the KV blocks that an admission leaves free.",
+        least=0,
+        most=0.5,
+        unit="share of the blocks",
+        null=f"{DEFAULT_WATERMARK}",
+        read_by=ReadBy("engine.scheduler.reservation", (Reservation.optimistic,)),
+    )
+    queue: Queue = option(Queue.fcfs)
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check what spans options."""
+        super().__post_init__()
         require(
-            1 <= self.max_num_seqs <= 4096,
-            f"engine.scheduler.max_num_seqs={self.max_num_seqs}: allowed are 1 to 4096",
-        )
-        require(
-            self.max_num_seqs <= self.max_num_batched_tokens <= 1 << 20,
+            self.max_num_seqs <= self.max_num_batched_tokens,
             f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}: must be at "
-            f"least engine.scheduler.max_num_seqs={self.max_num_seqs} (one token each), "
-            "at most 1048576",
+            f"least engine.scheduler.max_num_seqs={self.max_num_seqs} (one token each)",
         )
         require(
-            self.chunk is None or 1 <= self.chunk <= self.max_num_batched_tokens,
+            self.chunk is None or self.chunk <= self.max_num_batched_tokens,
             f"engine.scheduler.chunk={self.chunk}: allowed are 1 to "
             f"engine.scheduler.max_num_batched_tokens={self.max_num_batched_tokens}, or null",
         )
@@ -53,12 +105,15 @@ class Scheduler:
             "engine.scheduler.admission=static: a batch begins with its prompts, so that "
             "engine.scheduler.order=decode_first has nothing to order; set prefill_first",
         )
-        self._check_shrinking()
-        self._check_reservation()
+        require(
+            self.reservation is Reservation.full or self.admission is Admission.continuous,
+            "engine.scheduler.reservation=optimistic: a static batch runs whole to its end and "
+            "may lose no request; set engine.scheduler.admission=continuous, or full",
+        )
+        if self.chunk_policy is ChunkPolicy.shrinking:
+            self._check_shrinking()
 
     def _check_shrinking(self) -> None:
-        if self.chunk_policy is ChunkPolicy.static:
-            return
         where = "engine.scheduler.chunk_policy=shrinking"
         require(
             self.chunk is not None and self.chunk >= self.max_num_seqs,
@@ -69,23 +124,4 @@ class Scheduler:
             self.composition is Composition.mixed,
             f"{where}: a prefill step of engine.scheduler.composition=split has no decodes to "
             "shrink for; set mixed, or static",
-        )
-
-    def _check_reservation(self) -> None:
-        if self.reservation is Reservation.full:
-            require(
-                self.watermark is None,
-                f"engine.scheduler.watermark={self.watermark}: engine.scheduler.reservation=full "
-                "never preempts and does not read it; set optimistic, or leave it null",
-            )
-            return
-        require(
-            self.watermark is None or 0 <= self.watermark <= 0.5,
-            f"engine.scheduler.watermark={self.watermark}: allowed are 0 to 0.5 (share of the "
-            "blocks), or null",
-        )
-        require(
-            self.admission is Admission.continuous,
-            "engine.scheduler.reservation=optimistic: a static batch runs whole to its end and "
-            "may lose no request; set engine.scheduler.admission=continuous, or full",
         )

@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import Any
 
-from labkit.config import (
-    ATTENTION_BACKENDS,
-    ENGINES,
-    RESOLVERS,
-    Engine,
-    Experiment,
-    own_classes,
-    require,
-)
+from labkit.config import Engine, own_classes, reference, require
 from labkit.records import counters
-
-# Strategies that may also be named by a class; their words are no enum.
-WORDS = {
-    "engine.name": ENGINES,
-    "engine.attention.backend": ATTENTION_BACKENDS,
-    "engine.attention.resolver": RESOLVERS,
-}
 
 
 def check(
@@ -74,11 +56,7 @@ def _may_claim(name: str, arm: Engine) -> bool:
 
 def choices(option: str) -> Sequence[str]:
     """Return the words that an option of the config may have."""
-    if option in WORDS:
-        return WORDS[option]
-    kind: Any = Experiment
-    for name in option.split("."):
-        kind = typing.get_type_hints(kind)[name]
-    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+    found = reference.find(option)
+    if found is None or not found.choices:
         raise ValueError(f"{option}: not an option with a list of words")
-    return [str(member.value) for member in kind]
+    return found.choices

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
-import typing
 from collections.abc import Sequence
-from types import NoneType
-from typing import Any
 
-from labkit.config import ConfigError, Experiment
+from labkit.config import ConfigError, reference
 
 
 def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str:
@@ -94,7 +90,7 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
     override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
-    names = _keys_at(path.split(".")[:-1])
+    names = reference.names_below(path.split(".")[:-1])
     allowed = f"; there are: {', '.join(names)}" if names else ""
     return f"{where}: no option {key!r}{_hint(key, names)}{allowed}"
 
@@ -102,18 +98,6 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
 def _hint(word: str, words: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, words, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-def _keys_at(path: Sequence[str]) -> list[str]:
-    """Return the option names below ``path`` of the schema."""
-    kind: Any = Experiment
-    for name in path:
-        hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-        choices = [k for k in typing.get_args(hints.get(name)) if k is not NoneType]
-        kind = choices[0] if choices else hints.get(name)
-    if not dataclasses.is_dataclass(kind):
-        return []
-    return [item.name for item in dataclasses.fields(kind)]
 
 
 def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
@@ -140,11 +124,18 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
         return None
     value, kind = match.groups()
     name = {"bool": "boolean (true or false)", "Integer": "integer", "Float": "float"}.get(kind)
-    return f"{_key(text, value, overrides)}={value}: must be of type {name or kind.lower()}"
+    key = _key(text, value, overrides)
+    return f"{key}={value}: must be of type {name or kind.lower()}{_range(key)}"
+
+
+def _range(key: str) -> str:
+    option = reference.find(key)
+    allowed = option.said.allowed if option is not None else ""
+    return f"; allowed are {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
-    names = _keys_at(key.split("."))
+    names = reference.names_below(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 
 

@@ -71,7 +71,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
     """Return config.json: the names that mlx_lm and transformers read for qwen3."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
-        "model_type": shape.architecture.value,
+        "model_type": "qwen3",
         "hidden_size": shape.hidden_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_heads,

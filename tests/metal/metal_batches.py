@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from labkit.config.choices import RESOLVERS
+from labkit.config import RESOLVERS
 from labkit.engine.attention import dispatch
 from labkit.engine.attention.metal import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMap

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from metal_batches import attend, batch
 
-from labkit.config.choices import RESOLVERS
+from labkit.config import RESOLVERS
 from labkit.engine.attention import dispatch, plan, resolvers
 from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.report import Rows

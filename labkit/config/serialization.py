@@ -8,7 +8,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast
 
-from labkit.config.rules import ConfigError, require
+from labkit.config.option import ConfigError, require
 
 T = TypeVar("T")
 

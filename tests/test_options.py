@@ -1,0 +1,138 @@
+"""What is said about an option: complete, true of the checks, and read by somebody."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from labkit import config
+from labkit.config import reference
+from labkit.config.option import Group, options
+
+ROOT = Path(__file__).parent.parent
+LEAVES = [leaf for section in reference.sections() for leaf in section.leaves]
+# Who reads what no module that knows the schema reads by its name.
+READERS = {
+    **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
+    "engine.attention.gqa_sharing": "labkit.engine.attention.spec.Switches",
+    "engine.attention.window_skip": "labkit.engine.attention.spec.Switches",
+}
+
+
+def test_the_page_is_the_schema():
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == reference.page(), "python -m labkit.config.reference > docs/options.md"
+
+
+def test_every_option_says_what_it_means_and_what_is_allowed():
+    assert len(LEAVES) > 90
+    assert [leaf.key for leaf in LEAVES if not leaf.meaning or not leaf.allowed] == []
+
+
+def test_every_group_knows_its_place():
+    def places(group, place):
+        yield type(group).place == place
+        for item in dataclasses.fields(group):
+            below = getattr(group, item.name)
+            if isinstance(below, Group):
+                yield from places(below, f"{place}.{item.name}".lstrip("."))
+
+    whole = config.Experiment(
+        ablation=config.Ablation(arms={"base": {}}),
+        model=config.Model(shape=config.ModelShape()),
+    )
+    known = list(places(whole, ""))
+    assert len(known) == 14 and all(known)
+
+
+def test_readers_are_choices_that_there_are():
+    for leaf in LEAVES:
+        if leaf.said.read_by is not None:
+            choices = reference.find(leaf.said.read_by.key).choices
+            assert {str(getattr(c, "value", c)) for c in leaf.said.read_by.choices} <= {
+                *choices,
+                "package.module:Class",
+            }, leaf.key
+
+
+def attributes():
+    """Return the names of attributes that modules which know the schema read."""
+    read = set()
+    for path in (ROOT / "labkit").rglob("*.py"):
+        if "config" in path.parts[-2:]:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        nodes = list(ast.walk(tree))
+        imports = [n for n in nodes if isinstance(n, ast.ImportFrom | ast.Import)]
+        if any("config" in ast.unparse(n) for n in imports):
+            read |= {n.attr for n in nodes if isinstance(n, ast.Attribute)}
+    return read
+
+
+def test_every_option_is_read_by_somebody():
+    read = attributes()
+    assert "block_size" in read and "peek" not in read
+    unread = {leaf.key for leaf in LEAVES if leaf.key.rpartition(".")[2] not in read}
+    assert unread == READERS.keys() - {"engine.mlx.compile"}
+
+
+@pytest.mark.parametrize("leaf", [x for x in LEAVES if x.said.range], ids=lambda x: x.key)
+def test_a_range_is_what_it_says(leaf):
+    said = leaf.said
+    inside = [n for n in (said.least, said.most) if n is not None]
+    outside = [said.least - 1] if said.least is not None else [said.above]
+    outside += [] if said.most is None else [said.most + 1]
+    assert all(map(said.holds, inside)) and not any(map(said.holds, outside))
+    assert said.holds(said.default) and not said.holds(float("nan"))
+
+
+def test_a_mistake_names_the_option_the_value_and_what_is_allowed():
+    for make, line in (
+        (
+            lambda: config.KV(block_size=24),
+            "engine.kv.block_size=24: allowed are 8, 16 and 32 (tokens)",
+        ),
+        (
+            lambda: config.Engine(threads=0),
+            "engine.threads=0: allowed are 1 to 1024 (threads), or null for all cores",
+        ),
+        (
+            lambda: config.Attention(split_kv="1"),
+            "engine.attention.split_kv=1: allowed are off, auto or 2 to 1024 (partitions)",
+        ),
+        (
+            lambda: config.Engine(name="nope"),
+            "engine.name=nope: allowed are naive, padded, contiguous, paged, mlx_lm or "
+            "package.module:Class",
+        ),
+        (
+            lambda: config.Workload(head_dim=24),
+            "workload.head_dim=24: allowed are multiples of 16 from 16 to 256",
+        ),
+        (
+            lambda: config.Budget(policy=config.BudgetPolicy.vllm, fraction=0.0),
+            "engine.budget.fraction=0.0: allowed are above 0, at most 1, or null for 0.9",
+        ),
+        (
+            lambda: config.Case("one", decode=-1),
+            "workload.cases: case 'one': decode=-1: allowed are 0 or more",
+        ),
+        (
+            lambda: config.Budget(fraction=0.5),
+            "engine.budget.fraction=0.5: engine.budget.policy=fixed does not read it; it is for "
+            "fraction, vllm, mistralrs; leave it null",
+        ),
+        (
+            lambda: config.Workload(cases=[config.Case("c", decode=1, context=1)]),
+            "workload.cases=[...]: workload.kind=chat does not read it; it is for kernel; "
+            "leave it []",
+        ),
+        (
+            lambda: config.Engine(name="mlx_lm", kv=config.KV(block_size=8)),
+            "engine.kv.block_size=8: engine=mlx_lm does not have it; leave it 16",
+        ),
+    ):
+        with pytest.raises(config.ConfigError) as caught:
+            make()
+        assert str(caught.value) == line
