@@ -8,7 +8,6 @@ the error lines say it (:mod:`labkit.config.reference`). What spans options is a
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -149,7 +148,6 @@ def option(default: Any = None, meaning: str = "", *, factory: Any = None, **sai
     return dataclasses.field(**made, metadata={"option": about})
 
 
-@functools.cache
 def options(group: Any) -> dict[str, Option]:
     """Return the options of a group's class, by their names."""
     fields = dataclasses.fields(group)
