@@ -19,7 +19,13 @@ OUTPUTS = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32", "r
 class Planted:
     """A launcher in this process: arm ``other`` is 5 % slower."""
 
-    def launch(self, run, cell, paths):
+    def prepare(self, cell) -> None:
+        """Nothing to build."""
+
+    def launch(self, runs, cell) -> list[Record]:
+        return [self.run(run, cell) for run in runs]
+
+    def run(self, run, cell):
         log = random.Random(f"{cell.name} {run.name}").gauss(0, 0.002)
         log += 0.05 if run.arm == "other" else 0.0
         metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
@@ -100,10 +106,10 @@ def test_other_runs_are_another_analysis(analysed, tmp_path):
 
 def test_a_cell_stops_and_the_study_goes_on(analysed, tmp_path, capsys):
     class Full(Planted):
-        def launch(self, run, cell, paths):
+        def run(self, run, cell):
             if cell.name == "a":
                 raise OSError(28, "No space left on device")
-            return super().launch(run, cell, paths)
+            return super().run(run, cell)
 
     cells = [composed("a"), composed("b")]
     study = Study(tmp_path / "study", cells, Full())

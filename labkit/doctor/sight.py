@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment.cell import Paths
 from labkit.experiment.cell_file import write_facts
 from labkit.experiment.doctor_noise import FEWEST, Sight
 from labkit.experiment.launcher import ProcessLauncher
@@ -72,7 +71,7 @@ class Trial:
         self.records: list[Record] = []
         self.walls: list[float] = []
         write_facts(self.cell, MOST)
-        self.launcher.prepare(self.cell, Paths(folder))
+        self.launcher.prepare(self.cell)
 
     @property
     def failed(self) -> str | None:
@@ -88,11 +87,11 @@ class Trial:
         """Run the next process: every arm once, in turns."""
         start, block = time.monotonic(), len(self.walls)
         runs = [run for run in self.cell.schedule() if run.block == block]
-        self.records += self.launcher.launch_together(runs, self.cell, Paths(self.cell.dir))
+        self.records += self.launcher.launch(runs, self.cell)
         self.walls.append(time.monotonic() - start)
 
     def sight(self) -> Sight | str:
-        """Give what was seen, or say why nothing was."""
+        """Return what was seen, or say why nothing was."""
         if self.failed is not None:
             return self.failed
         if len(self.walls) < FEWEST:
@@ -127,7 +126,7 @@ def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
 
 
 def _alone_s(records: Sequence[Record], walls: Sequence[float]) -> list[float]:
-    """Give each process's seconds without one arm's turns: the shorter, for it loaded nothing."""
+    """Return each process's seconds without one arm's turns: the shorter, for it loaded nothing."""
     return [
         wall - min(record.seconds["turns"] for record in records if record.block == block)
         for block, wall in enumerate(walls)
@@ -144,7 +143,7 @@ def _reason(kind: str, found: dict[str, Sight | str]) -> Iterator[None]:
 
 
 def look(on_step: Callable[[str], None], seconds: float = SECONDS) -> dict[str, Sight | str]:
-    """Try every kind, a process of each in turn; give its sight, or why there is none.
+    """Try every kind, a process of each in turn; return its sight, or why there is none.
 
     Parameters
     ----------

@@ -2,13 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, Look
 from labkit.experiment.blocks import Run, schedule
 from labkit.records import Arm
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where the files of the cell in folder ``dir`` lie.
+
+    A worker writes into ``runs/pending``; the runner checks what it finds there and
+    publishes it into ``runs``. What is set aside goes to ``runs/abandoned``.
+    """
+
+    dir: Path
+
+    @property
+    def arms(self) -> Path:
+        """The folder of the arms."""
+        return self.dir / "arms"
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the records and logs."""
+        return self.dir / "runs"
+
+    @property
+    def pending(self) -> Path:
+        """The folder of the records that are not published yet."""
+        return self.runs / "pending"
+
+    @property
+    def abandoned(self) -> Path:
+        """The folder of what was set aside."""
+        return self.runs / "abandoned"
+
+    def arm(self, name: str) -> Path:
+        """Return an arm's file."""
+        return self.arms / f"{name}.json"
+
+    def record(self, run: Run) -> Path:
+        """Return a run's record."""
+        return self.runs / f"{run.name}.json"
+
+    def unpublished(self, run: Run) -> Path:
+        """Return a run's record as the worker writes it."""
+        return self.pending / f"{run.name}.json"
+
+    def log(self, run: Run) -> Path:
+        """Return a run's log."""
+        return self.runs / f"{run.name}.log"
+
+    def set_aside(self, path: Path) -> Path:
+        """Move a file to ``runs/abandoned`` under a name that nothing there has."""
+        self.abandoned.mkdir(parents=True, exist_ok=True)
+        target, number = self.abandoned / path.name, 1
+        while target.exists():
+            target = self.abandoned / f"{path.stem}~{number}{path.suffix}"
+            number += 1
+        return path.rename(target)
 
 
 @dataclass(frozen=True)
@@ -37,6 +93,11 @@ class Cell:
         if len({arm.name for arm in self.arms}) != len(self.arms):
             raise ValueError(f"cell {self.name}: two arms have the same name")
         object.__setattr__(self, "design", by_process(self.design))
+
+    @property
+    def paths(self) -> Paths:
+        """Where its files lie."""
+        return Paths(self.dir)
 
     @property
     def identity(self) -> str:
@@ -71,41 +132,3 @@ def by_process(design: Design) -> Design:
         return design
     looks = [Look(look.blocks * runs, look.alpha) for look in design.looks]
     return replace(design, blocks=design.blocks * runs, runs_per_block=1, looks=looks)
-
-
-@dataclass(frozen=True)
-class Paths:
-    """Where a cell's files lie.
-
-    A worker writes into ``runs/pending``; the runner checks what it finds there and
-    publishes it into ``runs``. What is set aside goes to ``runs/abandoned``.
-    """
-
-    dir: Path
-    arms: Path = field(init=False)
-    runs: Path = field(init=False)
-    pending: Path = field(init=False)
-    abandoned: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Derive the folders."""
-        runs = self.dir / "runs"
-        for name, path in (
-            ("arms", self.dir / "arms"),
-            ("runs", runs),
-            ("pending", runs / "pending"),
-            ("abandoned", runs / "abandoned"),
-        ):
-            object.__setattr__(self, name, path)
-
-    def arm(self, name: str) -> Path:
-        """Return an arm's file."""
-        return self.arms / f"{name}.json"
-
-    def record(self, run: Run) -> Path:
-        """Return a run's record."""
-        return self.runs / f"{run.name}.json"
-
-    def log(self, run: Run) -> Path:
-        """Return a run's log."""
-        return self.runs / f"{run.name}.log"

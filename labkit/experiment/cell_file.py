@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import ConfigError, to_plain
-from labkit.experiment.cell import Cell, Paths
+from labkit.experiment.cell import Cell
 from labkit.records import (
     SCHEMA_VERSION,
     Record,
@@ -158,7 +158,7 @@ def write_facts(cell: Cell, blocks: int) -> None:
     OSError
         The folder can't be written.
     """
-    paths = Paths(cell.dir)
+    paths = cell.paths
     for folder in (paths.arms, paths.pending):
         folder.mkdir(parents=True, exist_ok=True)
     for arm in cell.arms:

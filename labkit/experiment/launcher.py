@@ -7,67 +7,40 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from labkit.config import Engine, from_plain, own_classes
 from labkit.experiment import StudyError, output_store, process
 from labkit.experiment.blocks import Run
-from labkit.experiment.cell import Cell, Paths
+from labkit.experiment.cell import Cell
 from labkit.experiment.progress import Progress
 from labkit.machine import cache, fingerprint, threads
 from labkit.machine.observer import Observer
 from labkit.records import Arm, Record, RecordError, read
 
 PREPARE_TIMEOUT_S = 1800.0
+NO_LOG = "nothing in its log"
 
 
 class Launcher(Protocol):
-    """Does one run and gives its record; the runner publishes it."""
+    """Carries out runs; the runner publishes their records."""
 
-    def launch(self, run: Run, cell: Cell, paths: Paths) -> Record:
-        """Do one run; a run that went wrong is a record too.
+    def prepare(self, cell: Cell) -> None:
+        """Build and compile what the cell's arms need, before its first run."""
+
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        """Do one run, or the runs that share a process; one that went wrong is a record too.
 
         Raises
         ------
         Interrupted
-            A signal came; nothing of the run is left.
+            A signal came; nothing of the runs is left.
         StudyError, OSError
             No further run can work either (full disk, ...).
         """
-
-
-@runtime_checkable
-class Preparing(Protocol):
-    """A launcher that has something to do before a cell's first run."""
-
-    def prepare(self, cell: Cell, paths: Paths) -> None:
-        """Build and compile what the cell's arms need."""
-
-
-@runtime_checkable
-class Together(Protocol):
-    """A launcher that can do several arms' runs in one process."""
-
-    def launch_together(self, runs: Sequence[Run], cell: Cell, paths: Paths) -> list[Record]:
-        """Do a block's runs side by side; see :meth:`Launcher.launch`."""
-
-
-def launch(launcher: Launcher, runs: Sequence[Run], cell: Cell, paths: Paths) -> list[Record]:
-    """Do one run, or several in one process.
-
-    Raises
-    ------
-    TypeError
-        Several, and the launcher cannot.
-    """
-    if len(runs) == 1:
-        return [launcher.launch(runs[0], cell, paths)]
-    if not isinstance(launcher, Together):
-        raise TypeError(f"{type(launcher).__name__} does one run per process")
-    return launcher.launch_together(runs, cell, paths)
 
 
 class ProcessLauncher:
@@ -82,7 +55,7 @@ class ProcessLauncher:
         self.progress = Progress() if progress is None else progress
         self._previous: tuple[str, float] | None = None  # the arm before, and when it ended
 
-    def prepare(self, cell: Cell, paths: Paths) -> None:
+    def prepare(self, cell: Cell) -> None:
         """Prepare every distinct arm in a process of its own, once per machine and code."""
         seen = set()
         for arm in cell.arms:
@@ -93,10 +66,10 @@ class ProcessLauncher:
             self.progress.note(
                 f"preparing arm {arm.name} (once: compiles and builds what it needs)"
             )
-            log = paths.runs / f"prepare-{arm.name}.log"
+            log = cell.paths.runs / f"prepare-{arm.name}.log"
             environ, _ = _environment(arm)
             ending = process.run(
-                [*self.command, "--prepare", str(paths.arm(arm.name))],
+                [*self.command, "--prepare", str(cell.paths.arm(arm.name))],
                 environment=environ,
                 log=log,
                 timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
@@ -108,18 +81,11 @@ class ProcessLauncher:
                 why = process.last_lines(log, 1) or [ending.signal_name or f"exit {ending.code}"]
                 self.progress.note(f"arm {arm.name} could not be prepared: {why[0]}")
 
-    def launch(self, run: Run, cell: Cell, paths: Paths) -> Record:
-        """Start the worker, watch it, and read or write its record."""
-        return self.launch_together([run], cell, paths)[0]
-
-    def launch_together(self, runs: Sequence[Run], cell: Cell, paths: Paths) -> list[Record]:
-        """Start one worker for ``runs``; its log is that of the first."""
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        """Start one worker for ``runs``, watch it, and take or make their records."""
         arms = [cell.arm(run.arm) for run in runs]
         environ, removed = _environment(arms[0])
-        pending = [paths.pending / f"{run.name}.json" for run in runs]
-        pairs = zip((paths.arm(arm.name) for arm in arms), pending, strict=True)
-        keep = ["--keep", str(cell.dir)] if runs[0].block == output_store.BLOCK else []
-        observer = Observer()
+        log, observer = cell.paths.log(runs[0]), Observer()
 
         def tick(pid: int) -> None:
             observer.sample(pid)
@@ -127,39 +93,32 @@ class ProcessLauncher:
 
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
         ending = process.run(
-            [*self.command, *(str(path) for pair in pairs for path in pair), *keep],
+            [*self.command, *_words(runs, cell)],
             environment=environ,
-            log=paths.log(runs[0]),
+            log=log,
             timeout_s=cell.design.timeout_s * len(runs),
             on_tick=tick,
         )
         after = fingerprint.surroundings()
+        seconds = round(ending.wall_s / len(runs), 6)
         notes = {
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
             "removed_environment": removed,
             **self._order(arms[-1].name, ending.wall_s),
         }
-        shared = {"process": round(ending.wall_s / len(runs), 6)}
-        log = paths.log(runs[0])
         records = []
-        for run, path in zip(runs, pending, strict=True):
-            extra: dict[str, Any] = {"config": config_digest(cell.arm(run.arm))}
-            found = _collect(path, log, ending, paths)
-            if isinstance(found, Record):
-                if ending.code != 0:
-                    extra["exit"] = ending.signal_name or ending.code
-            else:
-                extra["log_tail"] = process.last_lines(log)
-                found = _without(run, cell, found, started, ending.wall_s / len(runs))
-            found = replace(
-                found,
-                environment={**found.environment, **before},
-                environment_end={**found.environment_end, **after},
-                notes={**found.notes, **notes, **extra},
-                seconds={**found.seconds, **shared},
+        for run, arm in zip(runs, arms, strict=True):
+            found = _record(run, cell, ending, log, started, seconds)
+            records.append(
+                replace(
+                    found,
+                    environment={**found.environment, **before},
+                    environment_end={**found.environment_end, **after},
+                    notes={**found.notes, **notes, "config": config_digest(arm)},
+                    seconds={**found.seconds, "process": seconds},
+                )
             )
-            records.append(found)
         return records
 
     def _order(self, arm: str, wall_s: float) -> dict[str, Any]:
@@ -177,37 +136,51 @@ def config_digest(arm: Arm) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _without(run: Run, cell: Cell, ended: tuple[str, str], started: str, seconds: float) -> Record:
-    """Make the record of a run that left none: outcome and detail say how it ended."""
+def _words(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
+    """Yield the worker's arguments: each run's arm and record, and where to store outputs."""
+    for run in runs:
+        yield from (str(cell.paths.arm(run.arm)), str(cell.paths.unpublished(run)))
+    if runs[0].block == output_store.BLOCK:
+        yield from ("--keep", str(cell.dir))
+
+
+def _record(
+    run: Run, cell: Cell, ending: process.Ending, log: Path, started: str, seconds: float
+) -> Record:
+    """Take the worker's record, or make one that says how the run ended without."""
+    found = _collect(run, cell, ending, log)
+    if isinstance(found, Record):
+        status = {} if ending.code == 0 else {"exit": ending.signal_name or ending.code}
+        return replace(found, notes={**found.notes, **status})
+    outcome, detail = found
     return Record(
         run.arm,
         cell.arm(run.arm).role,
         run.block,
         run.position,
         cell.seed,
-        outcome=ended[0],
-        detail=ended[1],
+        outcome=outcome,
+        detail=detail,
         started=started,
         environment=fingerprint.take(),
-        seconds={"total": round(seconds, 6)},
+        seconds={"total": seconds},
+        notes={"log_tail": process.last_lines(log)},
     )
 
 
-def _collect(
-    pending: Path, log: Path, ending: process.Ending, paths: Paths
-) -> Record | tuple[str, str]:
+def _collect(run: Run, cell: Cell, ending: process.Ending, log: Path) -> Record | tuple[str, str]:
     """Take the worker's record, or say the outcome and detail of a run without one."""
     if ending.code == os.EX_IOERR:
         lines = process.last_lines(log, 1) or ["the worker cannot write its record"]
         raise StudyError(lines[0])
-    last = (process.last_lines(log, 1) or ["nothing in its log"])[0]
+    pending, last = cell.paths.unpublished(run), (process.last_lines(log, 1) or [NO_LOG])[0]
     if ending.timed_out:
         return "timeout", f"killed after {ending.wall_s:.0f} s: {last}"
     if pending.exists():
         try:
             record = read(pending)
         except RecordError as error:
-            set_aside(pending, paths)
+            cell.paths.set_aside(pending)
             return "invalid_output", str(error).replace(f"{pending.parent}{os.sep}", "")
         pending.unlink()
         return record
@@ -218,17 +191,6 @@ def _collect(
     if ending.code == 0:
         return "crashed", "the worker ended without a record"
     return "crashed", f"exit status {ending.code}: {last}"
-
-
-def set_aside(path: Path, paths: Paths) -> Path:
-    """Move a file to ``runs/abandoned`` under a name that nothing there has."""
-    paths.abandoned.mkdir(parents=True, exist_ok=True)
-    target = paths.abandoned / path.name
-    number = 1
-    while target.exists():
-        target = paths.abandoned / f"{path.stem}~{number}{path.suffix}"
-        number += 1
-    return path.rename(target)
 
 
 def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
@@ -249,13 +211,10 @@ def _marker(arm: Arm) -> Path:
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path).encode())
         digest.update(path.read_bytes())
-    facts = (fingerprint.versions(), sys.version, dict(arm.config), _cpu())
+    cpu = str(fingerprint.facts().get("cpu_model"))
+    facts = (fingerprint.versions(), sys.version, dict(arm.config), cpu)
     digest.update(repr(facts).encode())
     return cache.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
-
-
-def _cpu() -> str:
-    return str(fingerprint.facts().get("cpu_model"))
 
 
 def _mark(marker: Path, arm: Arm) -> None:

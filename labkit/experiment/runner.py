@@ -16,7 +16,7 @@ from itertools import groupby
 from labkit.config import Isolation
 from labkit.experiment import StudyError, output_store
 from labkit.experiment.blocks import Run
-from labkit.experiment.cell import Cell, Paths
+from labkit.experiment.cell import Cell
 from labkit.experiment.cell_file import (
     Decided,
     grown,
@@ -25,13 +25,7 @@ from labkit.experiment.cell_file import (
     refuse_changes,
     write_facts,
 )
-from labkit.experiment.launcher import (
-    Launcher,
-    Preparing,
-    ProcessLauncher,
-    launch,
-    set_aside,
-)
+from labkit.experiment.launcher import Launcher, ProcessLauncher
 from labkit.experiment.lock import timing_lock
 from labkit.experiment.progress import Progress
 from labkit.experiment.signals import Signals
@@ -91,8 +85,7 @@ def run_cell(
         if more is not None:
             progress.note(more)
         write_facts(cell, cell.stops[0])
-        paths = Paths(cell.dir)
-        todo, records = _tidy(cell, paths, progress, redo_failed)
+        todo, records = _tidy(cell, progress, redo_failed)
         found = len(records)
         output_store.settle(cell.dir, records)
         last_kept = [r.name for r in cell.schedule() if r.block == output_store.BLOCK][-1]
@@ -119,14 +112,13 @@ def _carry_out(
     runs: Sequence[Run], cell: Cell, launcher: Launcher, progress: Progress, signals: Signals
 ) -> Iterator[Record]:
     """Do ``runs`` in order, publish each record and yield it."""
-    paths = Paths(cell.dir)
-    if runs and isinstance(launcher, Preparing):
-        launcher.prepare(cell, paths)
+    if runs:
+        launcher.prepare(cell)
     for batch in _batches(runs, cell.design.isolation):
         signals.check()
         progress.run_started(batch[0])
-        for record in launch(launcher, batch, cell, paths):
-            write(paths.runs / f"{record.run}.json", record)
+        for record in launcher.launch(batch, cell):
+            write(cell.paths.runs / f"{record.run}.json", record)
             yield record
             compiled = record.notes.get("compiles", {}).get("measure", 0)
             if compiled:
@@ -145,8 +137,7 @@ def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
     """Return the runs that ``run_cell`` would do, without changing anything."""
     if look_ended(cell) and not redo_failed:
         return []
-    paths = Paths(cell.dir)
-    blocks = [(block, _look(block, paths, redo_failed)) for block in _blocks(cell)]
+    blocks = [(block, _look(block, cell, redo_failed)) for block in _blocks(cell)]
     return [run for block, look in blocks if look.again for run in block]
 
 
@@ -162,10 +153,10 @@ class _Look:
     again: str | None
 
 
-def _look(block: Sequence[Run], paths: Paths, redo_failed: bool) -> _Look:
+def _look(block: Sequence[Run], cell: Cell, redo_failed: bool) -> _Look:
     records: list[Record] = []
     for run in block:
-        path = paths.record(run)
+        path = cell.paths.record(run)
         if not path.exists():
             return _Look(records, "unfinished")
         try:
@@ -176,28 +167,27 @@ def _look(block: Sequence[Run], paths: Paths, redo_failed: bool) -> _Look:
     return _Look(records, "failed" if failed else None)
 
 
-def _tidy(
-    cell: Cell, paths: Paths, progress: Progress, redo_failed: bool
-) -> tuple[list[Run], list[Record]]:
+def _tidy(cell: Cell, progress: Progress, redo_failed: bool) -> tuple[list[Run], list[Record]]:
     """Set aside what unfinished blocks and dead workers left.
 
     Returns
     -------
     runs to do, records of the blocks that are done
     """
+    paths = cell.paths
     for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
-        set_aside(path, paths)  # written by a killed process, never published
+        paths.set_aside(path)  # written by a killed process, never published
     todo: list[Run] = []
     done: list[Record] = []
     for block in _blocks(cell):
-        look = _look(block, paths, redo_failed)
+        look = _look(block, cell, redo_failed)
         if look.again is None:
             done += look.records
             continue
         todo += block
         files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
         for path in files:
-            set_aside(path, paths)
+            paths.set_aside(path)
         if files:
             moved = f"{len(files)} files moved to {paths.abandoned}"
             progress.note(f"block {block[0].block + 1} is run again ({look.again}; {moved})")

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from labkit.config import ConfigError, Device, Experiment, WorkloadKind, from_plain
 from labkit.experiment import canary
 from labkit.machine import fingerprint
-from labkit.records import Arm, CaseRecord, Metric, Record
+from labkit.records import Arm, Record, RecordError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from labkit.workload.measurement import CaseResult, Measurement
+    from labkit.workload.measurement import Measurement
     from labkit.workload.turns import Setting, Turns
 
 
@@ -95,7 +95,7 @@ def uses_mlx(experiment: Experiment) -> bool:
 
 
 def begin(draft: Draft) -> Any:
-    """Take the fingerprint and the first probe; give the probe."""
+    """Take the fingerprint and the first probe; return the probe."""
     with draft.watch.time("fingerprint"):
         draft.record = replace(draft.record, environment=fingerprint.take())
     with draft.watch.time("numba"):
@@ -187,34 +187,17 @@ def use_threads(experiment: Experiment) -> None:
 
 def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
     """Put a measurement into the record; refuse what is not a number or did not happen."""
-    cases = []
-    for result in measurement.cases:
-        bad = [m for m in result.metrics if not all(map(math.isfinite, m.repeats))]
-        for metric in bad:
-            what = f"metric {metric.name} of case {result.case!r} is not a finite number"
-            draft.fail(Failure("invalid_output", what))
-        cases.append(_case(result, {metric.name for metric in bad}))
-        if result.values is not None and result.outputs is not None:
-            draft.values[result.outputs["digest"]] = result.values
     counters = {name: float(value) for name, value in measurement.counters.items()}
     broken = [name for name, value in counters.items() if not math.isfinite(value)]
     for name in broken:
         draft.fail(Failure("invalid_output", f"counter {name} is {counters.pop(name)}"))
-    draft.record = replace(draft.record, cases=tuple(cases), counters=counters)
+    draft.values |= measurement.values
+    draft.record = replace(draft.record, cases=measurement.cases, counters=counters)
     draft.note(**measurement.notes)
     for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
         if not counters.get(name, 0) > 0:
             said = "stayed 0" if name in counters else "is missing"
             draft.fail(Failure("vacuous", f"the claimed counter {name} {said}"))
-
-
-def _case(result: CaseResult, without: set[str]) -> CaseRecord:
-    metrics = tuple(
-        Metric(m.name, m.unit, m.better, m.primary, tuple(map(float, m.repeats)))
-        for m in result.metrics
-        if m.name not in without
-    )
-    return CaseRecord(result.case, result.skipped, metrics, result.outputs, result.notes)
 
 
 @contextmanager
@@ -241,7 +224,7 @@ def _failure(error: Exception, stage: str) -> Failure:
         return Failure("refused", one_line(error))
     if isinstance(error, canary.StaleResult) or kind == "StaleOutput":
         return Failure("stale", one_line(error))
-    if kind == "InvalidOutput":
+    if kind == "InvalidOutput" or isinstance(error, RecordError):  # a metric that is no number
         return Failure("invalid_output", one_line(error))
     return Failure("crashed", f"{stage}: {kind}: {one_line(error)}")
 

@@ -49,7 +49,7 @@ def perform(
     spawned_ns: int,
     keep: Path | None = None,
 ) -> list[Record]:
-    """Do one run, or a block's runs side by side; give their records, whatever the outcome.
+    """Do one run, or a block's runs side by side; return their records, whatever the outcome.
 
     ``keep``: the cell's folder, if the values of array outputs are to be kept there.
 

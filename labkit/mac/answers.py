@@ -93,7 +93,8 @@ def outputs(experiment: Experiment) -> Outputs:
         measured = workload.measure(experiment)
     except Exception as error:
         return dict.fromkeys(names, f"{type(error).__name__}: {' '.join(str(error).split())}")
-    return {case.case: case.values for case in measured.cases if case.values is not None}
+    digests = {case.case: case.outputs["digest"] for case in measured.cases if case.outputs}
+    return {case: measured.values[digest] for case, digest in digests.items()}
 
 
 def _compare(

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import State
+from labkit.records import CaseRecord, Metric
 from labkit.workload import cases
 from labkit.workload.launches import Batch, Launch
-from labkit.workload.measurement import CaseResult, InvalidOutput, Metric
+from labkit.workload.measurement import InvalidOutput
 
 if TYPE_CHECKING:
     from labkit.engine.attention.report import LaunchReport
@@ -106,7 +107,7 @@ def refuse_nan(out: NDArray[Any], where: str) -> None:
         raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
 
 
-def result(seat: Seat, row: Row) -> CaseResult:
+def record(seat: Seat, row: Row) -> CaseRecord:
     """Return what an arm gave and took in a row."""
     report, size = seat.report, seat.whole.size
     assert report is not None, "the row was measured"
@@ -114,12 +115,10 @@ def result(seat: Seat, row: Row) -> CaseResult:
     metrics = [Metric("dispatch_us", "us", "lower", True, _microseconds(seat.seconds))]
     if seat.alone:
         metrics.append(Metric("single_us", "us", "lower", False, _microseconds(seat.alone)))
-    agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
-    return CaseResult(
+    return CaseRecord(
         case=row.name,
         metrics=tuple(metrics),
         outputs=dict(seat.outputs),
-        values=None if agree else cases.in_float32(seat.expected),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,
@@ -140,6 +139,12 @@ def result(seat: Seat, row: Row) -> CaseResult:
             **(_queue_notes(seat, row) if seat.whole.queued else {}),
         },
     )
+
+
+def values(seat: Seat, row: Row) -> dict[str, NDArray[np.float32]]:
+    """Return an arm's output by its digest, unless all arms of the row agree."""
+    agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
+    return {} if agree else {seat.outputs["digest"]: cases.in_float32(seat.expected)}
 
 
 def _queue_notes(seat: Seat, row: Row) -> dict[str, object]:

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, State, Workload
+from labkit.records import CaseRecord
 from labkit.workload import cases, kernel_rows
 from labkit.workload.cases import Geometry, Memory
 from labkit.workload.digest import array_outputs
@@ -49,7 +50,7 @@ from labkit.workload.launches import (
     QueueBatch,
     empty_chain,
 )
-from labkit.workload.measurement import CaseResult, Measurement
+from labkit.workload.measurement import Measurement
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
@@ -307,22 +308,25 @@ class KernelTurns:
         return launch
 
     def _measurement(self, index: int) -> Measurement:
-        arm, results = self._arms[index], []
+        arm, found = self._arms[index], []
+        values: dict[str, NDArray[np.float32]] = {}
         for case in arm.workload.cases:
             size = cases.geometry(case, arm.workload, arm.block_size)
             reason = cases.skip_reason(size, arm.workload)
             if reason is not None:
-                results.append(CaseResult(case=case.name, skipped=reason))
+                found.append(CaseRecord(case=case.name, skipped=reason))
                 continue
             for row in self._rows:
                 for seat in row.seats:
                     if seat.arm == index and seat.whole.size.case.name == case.name:
-                        results.append(kernel_rows.result(seat, row))
+                        found.append(kernel_rows.record(seat, row))
+                        values |= kernel_rows.values(seat, row)
         counters = {name: float(n) for name, n in sorted(self._counters[index].items())}
         return Measurement(
-            cases=tuple(results),
+            cases=tuple(found),
             counters=counters,
             notes={"launch_s": round(self._launching[index], 6)},
+            values=values,
         )
 
     def close(self) -> None:

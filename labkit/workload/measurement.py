@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from labkit.records import CaseRecord
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-Better = Literal["higher", "lower"]
 
 
 class InvalidOutput(Exception):
@@ -22,40 +22,19 @@ class StaleOutput(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric of a case. ``repeats`` are kept raw; the run's number is their median."""
+class Measurement:
+    """What one run gave: its cases as the record holds them, and what the engine counted.
 
-    name: str
-    unit: str
-    better: Better
-    primary: bool
-    repeats: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """What one case gave, or why it was skipped.
-
-    ``outputs`` is ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}`` as
-    ``labkit.workload.digest`` and ``labkit.workload.serving`` build them. ``values`` is
-    the array whose digest they hold; the record has no room for it.
+    ``outputs`` of a case are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}`` as
+    ``labkit.workload.digest`` and ``labkit.workload.serving`` build them. ``values``: arrays
+    by the digest that stands for them in ``outputs``, where arms may differ; the record has
+    no room for them.
     """
 
-    case: str
-    skipped: str | None = None
-    metrics: tuple[Metric, ...] = ()
-    outputs: dict[str, Any] | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
-    values: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """All cases of one run, and what the engine counted while they were measured."""
-
-    cases: tuple[CaseResult, ...]
+    cases: tuple[CaseRecord, ...]
     counters: Mapping[str, float]
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from labkit.workload.measurement import Metric
+from labkit.records import Metric
 
 PERCENTILES = (50, 99)
 
@@ -124,7 +124,7 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
 
 
 def request_notes(served: Sequence[Served]) -> list[dict[str, Any]]:
-    """Give each request's times (ms, from the first submission), rounded to 1 us."""
+    """Return each request's times (ms, from the first submission), rounded to 1 us."""
     start = min(r.submitted for r in served)
     return [
         {

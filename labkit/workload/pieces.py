@@ -33,7 +33,7 @@ class Pieces:
         return tokenizer.load(self._model_dir)
 
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
-        """Give id -> text for the first ``MOST`` distinct ids, in the order they occur.
+        """Return id -> text for the first ``MOST`` distinct ids, in the order they occur.
 
         Ids that the tokenizer does not know (padding of the vocabulary) are left out.
         """

@@ -44,7 +44,7 @@ class RaggedSource:
         return tuple(first(experiment, draw(model.vocab_size)))
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Give the exact lengths."""
+        """Return the exact lengths."""
         return [(len(p.token_ids), p.max_tokens) for p in first(experiment, draw(2))]
 
 

@@ -38,5 +38,5 @@ class RandomIds:
         )
 
     def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Give the exact lengths."""
+        """Return the exact lengths."""
         return first(experiment, self._lengths)

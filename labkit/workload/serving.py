@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
+from labkit.records import CaseRecord
 from labkit.workload.digest import token_digest
 from labkit.workload.drive import Clients, Clock, Drive
-from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement
+from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.metrics import Served, request_metrics, request_notes, serving_metrics
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
@@ -134,7 +135,7 @@ class ServingSession:
                 "seconds": round(float(lost.sum()), 6),
             }
         counters = {name: float(value) for name, value in self._engine.counters().items()}
-        whole = CaseResult(
+        whole = CaseRecord(
             case="all",
             metrics=serving_metrics(
                 served, counters.get(PEAK_KV_BYTES), primary=not self._per_request
@@ -152,9 +153,9 @@ class ServingSession:
         cases = (whole, *(self._own(entry) for entry in served if self._per_request))
         return Measurement(cases=cases, counters=counters, notes=notes)
 
-    def _own(self, served: Served) -> CaseResult:
+    def _own(self, served: Served) -> CaseRecord:
         """Make a request a case of its own."""
-        return CaseResult(
+        return CaseRecord(
             case=served.request_id,
             metrics=request_metrics(served),
             outputs=token_outputs([served], self._pieces),
@@ -215,7 +216,7 @@ def _check_complete(request: Request, got: Served) -> None:
 
 
 def token_outputs(served: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:
-    """Give every request's tokens with their logit margins (5 significant digits).
+    """Return every request's tokens with their logit margins (5 significant digits).
 
     ``pieces`` adds the text of the ids, which the digest leaves out.
     """

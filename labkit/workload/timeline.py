@@ -31,7 +31,7 @@ class Timeline:
     engine
         KV bytes and admissions are noted where it is ``Observable``.
     read
-        Gives this process's memory, bytes by name.
+        Returns this process's memory, bytes by name.
     """
 
     def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:
@@ -93,7 +93,7 @@ class Timeline:
         self._due = now + self._period
 
     def report(self) -> dict[str, Any]:
-        """Give the samples by column, the period and what looking cost (seconds)."""
+        """Return the samples by column, the period and what looking cost (seconds)."""
         columns = list(dict.fromkeys(name for sample in self._samples for name in sample))
         return {
             "period_s": self._period,

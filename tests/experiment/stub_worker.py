@@ -20,12 +20,13 @@ import numpy as np
 
 from labkit import records as record
 from labkit.experiment import stages, worker
+from labkit.records import CaseRecord, Metric
 
 # These outlive their package, which is replaced below.
 from labkit.workload import cases as cases
 from labkit.workload import process_wide as process_wide
 from labkit.workload.digest import array_outputs
-from labkit.workload.measurement import CaseResult, InvalidOutput, Measurement, Metric, StaleOutput
+from labkit.workload.measurement import InvalidOutput, Measurement, StaleOutput
 
 
 class StubProbe:
@@ -112,8 +113,9 @@ class StubTurns:
         engaged = 0.0 if kind == "vacuous" else 3.0
         counters = {"engine.paged": 1.0, "resolver.seq_map": engaged}
         values = np.full((3, 2, 4), 1.5 if kind == "differ" else 1.0, np.float32)
-        case = CaseResult("one", None, (metric,), array_outputs(values), values=values)
-        return Measurement((case,), counters, {"workload": "stub"})
+        outputs = array_outputs(values)
+        case = CaseRecord("one", None, (metric,), outputs)
+        return Measurement((case,), counters, {"workload": "stub"}, {outputs["digest"]: values})
 
     def close(self) -> None:
         pass

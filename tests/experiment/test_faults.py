@@ -57,7 +57,7 @@ def workers(folder: Path) -> list[int]:
         ("measure:raise", "crashed", "measure: RuntimeError: planted"),
         ("measure:stale", "stale", "planted stamp"),
         ("measure:poison", "invalid_output", "planted NaN"),
-        ("measure:nan", "invalid_output", "dispatch_us of case 'one' is not a finite number"),
+        ("measure:nan", "invalid_output", "metric dispatch_us: nan is not a finite number"),
         ("measure:vacuous", "vacuous", "resolver.seq_map stayed 0"),
     ],
 )

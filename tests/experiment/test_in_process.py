@@ -16,8 +16,8 @@ from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.runner import run_cell
 from labkit.experiment.stages import Stopwatch
 from labkit.machine import cache
-from labkit.records import Record, read_cell, read_runs
-from labkit.workload.measurement import CaseResult, Measurement, Metric
+from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
+from labkit.workload.measurement import Measurement
 
 CASES = [
     config.Case(name="few", decode=2, context=16, factor=2),
@@ -82,7 +82,7 @@ class Turns:
                 self.world.events.append(("turn", arm, self.world.threads))
             value = self.setting.order.random()
             metric = Metric("dispatch_us", "us", "lower", True, (value,))
-            found.append(Measurement((CaseResult("few", None, (metric,), None),), counters))
+            found.append(Measurement((CaseRecord("few", None, (metric,), None),), counters))
         return found
 
     def close(self) -> None:

@@ -34,7 +34,13 @@ class Planted:
         self.effect, self.noise, self.outcome = effect, noise, outcome
         self.launched: list[str] = []
 
-    def launch(self, run, cell, paths) -> Record:
+    def prepare(self, cell) -> None:
+        """Nothing to build."""
+
+    def launch(self, runs, cell) -> list[Record]:
+        return [self.run(run, cell) for run in runs]
+
+    def run(self, run, cell) -> Record:
         self.launched.append(run.name)
         log = random.Random(run.name).gauss(0, self.noise)
         log += self.effect if run.arm == "seq_map" else 0.0
@@ -112,8 +118,8 @@ def test_without_looks_a_clear_effect_ends_nothing_early(make):
 class TwoRows(Planted):
     """The same with a second case in which the arm differs by nothing that can be told."""
 
-    def launch(self, run, cell, paths) -> Record:
-        record = super().launch(run, cell, paths)
+    def run(self, run, cell) -> Record:
+        record = super().run(run, cell)
         log = random.Random(f"two/{run.name}").gauss(0, 0.1)
         metric = Metric("dispatch_us", "us", "lower", True, (100 * math.exp(log),))
         (one,) = record.cases
@@ -152,10 +158,10 @@ def test_no_look_is_taken_on_other_blocks_than_its_own(make):
         return False
 
     class Dies(Planted):
-        def launch(self, run, cell, paths):
+        def run(self, run, cell):
             if run.block == 9:
                 raise KeyboardInterrupt
-            return super().launch(run, cell, paths)
+            return super().run(run, cell)
 
     with pytest.raises(KeyboardInterrupt):
         run_cell(make(), Dies(0.0, 0.1), decided=decided)
@@ -267,10 +273,10 @@ def test_a_study_from_before_it_was_noted_is_exploratory_too(make):
 
 def test_an_interrupted_study_was_not_shown_and_goes_on(make):
     class Dies(Planted):
-        def launch(self, run, cell, paths):
+        def run(self, run, cell):
             if run.block == 7:
                 raise KeyboardInterrupt
-            return super().launch(run, cell, paths)
+            return super().run(run, cell)
 
     cell = make(blocks=8, looks=[])
     with pytest.raises(KeyboardInterrupt):

@@ -103,7 +103,13 @@ class Simulated:
         self.random = random.Random(seed)
         self.place = 0
 
-    def launch(self, run, cell, paths) -> Record:
+    def prepare(self, cell) -> None:
+        """Nothing to build."""
+
+    def launch(self, runs, cell) -> list[Record]:
+        return [self.run(run, cell) for run in runs]
+
+    def run(self, run, cell) -> Record:
         log = self.machine.log_times[self.place] + (self.effect if run.arm == "seq_map" else 0.0)
         self.place += 1
         repeats = tuple(100 * math.exp(log + self.random.gauss(0, 0.002)) for _ in range(5))

@@ -79,13 +79,14 @@ def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype)
         by_itself(1),
     )
     turns.warm_up()
-    (result,) = turns.measure(lambda text: None)[0].cases
+    (measured,) = turns.measure(lambda text: None)
+    (result,), (values,) = measured.cases, measured.values.values()
     assert backend.types == {getattr(mx, dtype.value)}
     assert result.outputs["dtype"] == dtype.value
-    assert result.values.dtype == np.float32 and not np.isnan(result.values).any()
+    assert values.dtype == np.float32 and not np.isnan(values).any()
     # The template is repeated, and every memory begins with it.
-    expected = cases.allocate(1 << 10, result.values.size, 1, dtype).q
-    np.testing.assert_array_equal(rounded(result.values.reshape(-1), dtype.value), expected)
+    expected = cases.allocate(1 << 10, values.size, 1, dtype).q
+    np.testing.assert_array_equal(rounded(values.reshape(-1), dtype.value), expected)
 
 
 def experiment(dtype, **engine):
@@ -113,8 +114,9 @@ def test_the_emulated_kernels_compute_the_cases_in_half_precision(dtype):
         one = experiment(kind, attention={"device": "emulated"})
         turns = kind_of(one).load([one], by_itself(1))
         turns.warm_up()
-        (outputs[kind],) = turns.measure(lambda text: None)[0].cases
+        (measured,) = turns.measure(lambda text: None)
+        (outputs[kind],) = measured.values.values()
+        assert measured.cases[0].outputs["dtype"] == kind.value
         turns.close()
-    assert outputs[dtype].outputs["dtype"] == dtype.value
-    error = np.abs(outputs[dtype].values - outputs[Precision.float32].values).max()
+    error = np.abs(outputs[dtype] - outputs[Precision.float32]).max()
     assert 0 < error < (4e-3 if dtype is Precision.float16 else 3e-2)
