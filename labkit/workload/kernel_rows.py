@@ -144,7 +144,7 @@ def record(seat: Seat, row: Row) -> CaseRecord:
 def values(seat: Seat, row: Row) -> dict[str, NDArray[np.float32]]:
     """Return an arm's output by its digest, unless all arms of the row agree."""
     agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
-    return {} if agree else {seat.outputs["digest"]: cases.in_float32(seat.expected)}
+    return {} if agree else {str(seat.outputs["digest"]): cases.in_float32(seat.expected)}
 
 
 def _queue_notes(seat: Seat, row: Row) -> dict[str, object]:
