@@ -5,20 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from labkit import config
-from labkit.engine import pipeline
 from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
-from labkit.engine.decode_shape import DecodeShape, Exact, Padding
-from labkit.engine.input_builder import Batch, Cut, InputBuilder, window
 from labkit.engine.kv_layout.kv_cache import KVCache
-from labkit.engine.logits import Logits
-from labkit.engine.pipeline import Launch, Results, RunModel
 from labkit.engine.request import Request
-from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.base import NoSpeculation, Speculation
 from labkit.engine.stats import Counters
+from labkit.engine.step_loop import StepLoop
 
 # Counters that are shown even where nothing happened.
 COUNTED = (
@@ -36,32 +28,20 @@ COUNTED = (
 
 
 class PagedEngine:
-    """One step: schedule, build, run, sample, update.
+    """Requests in, token events out: what ``InferenceEngine`` asks, around a ``StepLoop``.
 
     Parameters
     ----------
-    scheduler, cache, run_model, counters
-        The parts; ``run_model`` returns logits for the batch's ``logit_rows``.
+    scheduler, cache, loop, counters
+        The parts.
     vocab_size
         Ids a prompt may hold are below it.
     notes
         What was decided at load, for the record.
-    dtype
-        The type that the model computes in, as seen at load; counted as ``dtype.<type>``.
-    policy
-        The budget policy that sized the pool; counted as ``budget.<policy>``.
-    batch_invariant
-        Whether the parts were checked to give the same logits whatever the batch; counted.
+    decided
+        The same as counters: the budget's policy, the type computed in, batch invariance.
     name
         The preset's; every step counts as ``engine.<name>``.
-    speculation, cut
-        Who drafts, and how drafts are laid out in the batch.
-    shape
-        How many rows a step of decodes alone has.
-    pipeline_name
-        When a step's results are processed.
-    launch
-        Starts a step, where the model runs on lazy arrays.
     """
 
     def __init__(
@@ -69,34 +49,21 @@ class PagedEngine:
         *,
         scheduler: Scheduler,
         cache: KVCache,
-        run_model: RunModel,
+        loop: StepLoop,
         counters: Counters,
         vocab_size: int,
         notes: Mapping[str, str | float | None],
-        dtype: str = "float32",
-        policy: str = "fixed",
-        batch_invariant: bool = False,
-        name: str = "paged",
-        speculation: Speculation | None = None,
-        cut: Cut = window,
-        shape: DecodeShape | None = None,
-        pipeline_name: config.Pipeline = config.Pipeline.sync,
-        launch: Launch | None = None,
+        decided: Mapping[str, float],
+        name: str,
     ) -> None:
         self.name = name
         self.notes = dict(notes)
+        self._decided = dict(decided)
         self._scheduler = scheduler
         self._cache = cache
+        self._loop = loop
         self._counters = counters
         self._vocab_size = vocab_size
-        self._dtype = dtype
-        self._policy = policy
-        self._batch_invariant = batch_invariant
-        self._builder = InputBuilder(cache, cut)
-        self._decode_shape = Padding(shape or Exact(), counters)
-        self._sampler = Sampler()
-        self._speculation: Speculation = speculation or NoSpeculation()
-        self._pipeline = pipeline.create(pipeline_name, run_model, self._sample, counters, launch)
         self._refused: list[TokenEvent] = []
 
     def submit(self, request: Request) -> None:
@@ -142,8 +109,8 @@ class PagedEngine:
         self._scheduler.abort(request_id)
         if not self._scheduler.has_work():
             start = time.perf_counter()
-            self._pipeline.discard()
-            # The end of the step in flight: a wait, as the pipeline counts it too.
+            self._loop.discard()
+            # The end of the step in flight: a wait, as the loop counts it too.
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         self._refused = [event for event in self._refused if event.request_id != request_id]
 
@@ -159,50 +126,15 @@ class PagedEngine:
         start = time.perf_counter()
         events, self._refused = self._refused, []
         try:
-            events += self._advance()
+            events += self._loop.step()
+            if not self._scheduler.has_work():
+                self._loop.discard()
         except BaseException:
             self._scheduler.close()
             raise
         finally:
             self._counters.add("step_ms", (time.perf_counter() - start) * 1e3)
         return events
-
-    def _advance(self) -> list[TokenEvent]:
-        events: list[TokenEvent] = []
-        scheduled = self._speculation.draft(self._scheduler.schedule())
-        if scheduled:
-            batch = self._decode_shape.pad(self._builder.build(scheduled))
-            done = self._pipeline.submit(scheduled, batch)
-            self._count(scheduled, batch)
-        else:
-            done = self._pipeline.drain()
-        if done is not None:
-            events += self._scheduler.update(done.scheduled, done.sampled)
-        if not self._scheduler.has_work():
-            self._pipeline.discard()
-        return events
-
-    def _sample(self, scheduled: SchedulerOutput, batch: Batch, logits: Logits) -> Results:
-        drawn = self._sampler(logits, batch.sampling)
-        return self._speculation.accept(scheduled, drawn)
-
-    def _count(self, scheduled: SchedulerOutput, batch: Batch) -> None:
-        decode_tokens = batch.num_tokens - batch.prefill_tokens
-        shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
-        self._counters.add_all(
-            {
-                f"engine.{self.name}": 1,
-                "steps.total": 1,
-                f"steps.{shape}": 1,
-                f"pipeline.{self._pipeline.name}": 1,
-                f"speculation.{self._speculation.name}": 1,
-                "tokens.prefill": batch.prefill_tokens,
-                "tokens.decode": decode_tokens,
-                "tokens.computed": batch.num_tokens,
-                "tokens.sampled": len(batch.sampling),
-                "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
-            }
-        )
 
     def is_running(self, request_id: str) -> bool:
         """Tell whether a request has been admitted and has not ended."""
@@ -228,13 +160,12 @@ class PagedEngine:
         forward, ``device_ms`` that of the forwards; the layout's own are in
         ``KVCache.counters``.
         """
-        values = dict.fromkeys((f"engine.{self.name}", *COUNTED), 0.0)
+        values = dict.fromkeys(COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()
         return values | {
+            f"engine.{self.name}": values["steps.total"],
             "host_ms": values["step_ms"] - values.get("pipeline.wait_ms", values["device_ms"]),
-            f"budget.{self._policy}": 1,
-            f"dtype.{self._dtype}": 1,
-            "batch_invariant": float(self._batch_invariant),
+            **self._decided,
             **self._cache.counters(),
         }
 
@@ -252,16 +183,8 @@ class PagedEngine:
         """End every request and drop the model and the KV memory."""
         self._scheduler.close()
         self._refused = []
-        self._speculation = NoSpeculation()
-        self._pipeline.close()
-        self._pipeline = pipeline.create(
-            config.Pipeline.sync, _closed, self._sample, self._counters
-        )
+        self._loop.close()
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless requests and blocks agree."""
         self._scheduler.check()
-
-
-def _closed(_batch: Batch) -> Logits:
-    raise EngineError("the engine is closed")

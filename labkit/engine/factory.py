@@ -15,15 +15,16 @@ from labkit.engine import (
     speculation,
 )
 from labkit.engine.base import EngineError, InferenceEngine
-from labkit.engine.budget.profiling import activation_bytes
-from labkit.engine.budget.sizing import refuse_early, size_pool
+from labkit.engine.budget.sizing import activation_bytes, refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
+from labkit.engine.input_builder import InputBuilder
 from labkit.engine.invariance import require_invariance
-from labkit.engine.model_runner import ModelRunner
+from labkit.engine.model_runner import ModelRunner, start_by
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import SharedModels
-from labkit.engine.speculation.draft_loader import load_draft
+from labkit.engine.speculation.draft_model import load_draft
 from labkit.engine.stats import Counters
+from labkit.engine.step_loop import StepLoop
 from labkit.machine import memory
 
 _METHODS = (
@@ -107,10 +108,19 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
     counters = Counters()
     run_model = ModelRunner(choice.forward, layout.memory, counters)
     run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
+    scheduler = Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids)
     return PagedEngine(
-        scheduler=Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids),
+        scheduler=scheduler,
         cache=layout.cache,
-        run_model=run_model,
+        loop=StepLoop(
+            options.pipeline,
+            scheduler,
+            InputBuilder(layout.cache, speculation.cut_of(options)),
+            decode_shape.Padding(shape, counters),
+            start_by(options.pipeline, run_model),
+            speculation.create(options, layout.cache, run_draft, counters),
+            counters,
+        ),
         counters=counters,
         vocab_size=expected.logits[0].shape[-1],
         notes={
@@ -123,15 +133,12 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
             "budget": str(pool),
             "draft": draft.source if draft else None,
         },
-        policy=pool.policy,
-        dtype=expected.dtype,
-        batch_invariant=options.batch_invariant,
+        decided={
+            f"budget.{pool.policy}": 1,
+            f"dtype.{expected.dtype}": 1,
+            "batch_invariant": float(options.batch_invariant),
+        },
         name=options.name,
-        speculation=speculation.create(options, layout.cache, run_draft, counters),
-        cut=speculation.cut_of(options),
-        shape=shape,
-        pipeline_name=options.pipeline,
-        launch=run_model.launch if run_model.lazy else None,
     )
 
 

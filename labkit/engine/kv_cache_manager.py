@@ -7,16 +7,13 @@ from math import ceil
 import numpy as np
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.accounting import UsedTokens
-from labkit.engine.kv_layout.kv_cache import BlockTable
-from labkit.engine.prefix_cache import NoPrefixCache, PrefixCache
+from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache
+from labkit.engine.prefix_cache import PrefixCache
 from labkit.engine.request import RequestState
 
 
-class KVCacheManager:
+class KVCacheManager(KVCache):
     """Reserves blocks for requests, lets them share computed prefixes, takes them back.
-
-    This is the ``KVCache`` of the paged layout.
 
     Parameters
     ----------
@@ -40,20 +37,14 @@ class KVCacheManager:
         reuse_blocks: int = 1,
         block_bytes: int = 0,
     ) -> None:
+        super().__init__(block_bytes // block_size)
         self.pool = pool
         self.block_size = block_size
         self.block_bytes = block_bytes
-        self._prefixes: PrefixCache = prefix_cache or NoPrefixCache()
+        self._prefixes = prefix_cache or PrefixCache()
         self._reuse_blocks = reuse_blocks
-        self._tables: dict[str, BlockTable] = {}
         self._published: dict[str, int] = {}
         self._reserved = self._hit_tokens = self._queried_tokens = 0
-        self._used = UsedTokens()
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
-        return self.block_bytes // self.block_size
 
     @property
     def held_bytes(self) -> int:
@@ -78,19 +69,7 @@ class KVCacheManager:
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
 
-        ``spare`` is the share of all blocks that must be left for others.
-
-        Returns
-        -------
-        int or None
-            How many of its tokens are computed already: whole blocks, and never the last
-            token known, which must be computed to sample the next. None, and nothing
-            changed, if too few blocks can be had.
-
-        Raises
-        ------
-        ValueError
-            The request holds blocks already.
+        What is found computed are whole blocks; see ``KVCache.reserve``.
         """
         request_id = state.request_id
         if request_id in self._tables:
@@ -122,10 +101,7 @@ class KVCacheManager:
         return self.pool.allocate(count)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Hold blocks for a request's first ``num_tokens`` tokens, those it has included.
-
-        False, and nothing changed, if too few blocks can be had.
-        """
+        """Hold as many more blocks as are missing; see ``KVCache.grow``."""
         blocks = self._tables[request_id].block_ids
         missing = self.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
@@ -137,11 +113,7 @@ class KVCacheManager:
         return True
 
     def publish(self, state: RequestState) -> None:
-        """Offer a running request's full, computed blocks for reuse.
-
-        To be called after ``num_computed_tokens`` has advanced over tokens that are final:
-        a drafted token that may yet be rejected must not be among them.
-        """
+        """Offer the full, computed blocks; see ``KVCache.publish``."""
         request_id = state.request_id
         self._used.note(request_id, state.num_computed_tokens, self._held_tokens)
         full = state.num_computed_tokens // self.block_size
@@ -158,22 +130,10 @@ class KVCacheManager:
             self.pool.free([int(blocks[index]) for index in remap])
             self._tables[request_id] = BlockTable(changed)
 
-    def table(self, request_id: str) -> BlockTable:
-        """Return the blocks that a request holds."""
-        return self._tables[request_id]
-
-    def release(self, request_id: str) -> None:
-        """Let go of what a request holds; one that holds nothing is ignored."""
-        table = self._tables.pop(request_id, None)
-        if table is not None:
-            del self._published[request_id]
-            self.pool.free(table.block_ids.tolist())
-            self._prefixes.unlock(request_id)
-            self._used.forget(request_id)
-
-    def staying(self) -> tuple[str, ...]:
-        """Nothing is computed for requests that ended."""
-        return ()
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        del self._published[request_id]
+        self.pool.free(table.block_ids.tolist())
+        self._prefixes.unlock(request_id)
 
     def clear(self) -> None:
         """Forget every cached prefix that no request holds."""
@@ -189,7 +149,7 @@ class KVCacheManager:
             "blocks.total": self.pool.capacity,
             "kv_block_bytes": self.block_bytes,
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
-            "kv_used_bytes": self._used.peak * self.block_bytes / self.block_size,
+            **super().counters(),
             f"prefix_cache.{self._prefixes.name}": self._reserved,
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
@@ -205,9 +165,8 @@ class KVCacheManager:
         self._reserved = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests own blocks."""
-        if set(self._tables) != running:
-            raise AssertionError(f"blocks are held by {set(self._tables)}, running are {running}")
+        """Check the pool and the prefix cache too; see ``KVCache.check``."""
+        super().check(running)
         tables = [table.block_ids.tolist() for table in self._tables.values()]
         self.pool.check(tables, self._prefixes.kept())
         self._prefixes.check()

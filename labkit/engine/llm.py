@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import itertools
 import operator
+import signal
+import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,7 +18,6 @@ from labkit import config
 from labkit.engine.base import EngineError
 from labkit.engine.detokenizer import Tokenizer
 from labkit.engine.factory import create
-from labkit.engine.interrupts import held_back
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import load as load_tokenizer
@@ -183,6 +184,26 @@ class LLM:
         """Release the model and the KV memory."""
         self._live.clear()
         self._engine.close()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let a step finish before ctrl-C is raised, so that nothing is left half done.
+
+    Only in the main thread, where Python raises it; elsewhere there is nothing to hold.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or handler is None:
+        yield
+        return
+    pending = []
+    signal.signal(signal.SIGINT, lambda *_: pending.append(True))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pending:
+            signal.raise_signal(signal.SIGINT)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,14 +1,26 @@
-"""Runs batches: the layout plans the step's attention, then one forward."""
+"""Runs batches: the layout plans the step's attention, then one forward; and how a step starts."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
 
-from labkit.engine.forward import Forward, Wait
+from labkit import config
+from labkit.engine.base import EngineError
 from labkit.engine.input_builder import Batch
-from labkit.engine.kv_layout.kv_cache import KVMemory
 from labkit.engine.logits import Logits
 from labkit.engine.stats import Counters
+
+if TYPE_CHECKING:
+    from labkit.engine.forward import Forward
+    from labkit.engine.kv_layout.kv_cache import KVMemory
+
+RunModel = Callable[[Batch], Logits]
+# Waits for a step that was launched, and returns its logits.
+Wait = Callable[[], Logits]
 
 
 class ModelRunner:
@@ -44,3 +56,65 @@ class ModelRunner:
             self._counters.add("tokens.padded", computed.total_q - batch.total_q)
         self._counters.add_all(step.counters)
         return wait
+
+
+class Runner:
+    """Starts steps, one at a time; as it is, a step runs when somebody waits for it."""
+
+    def __init__(self, run_model: RunModel) -> None:
+        self.run_model = run_model
+
+    def launch(self, batch: Batch) -> Wait:
+        """Start a step; what is returned waits for its logits."""
+        return partial(self.run_model, batch)
+
+    def close(self) -> None:
+        """Drop the model, after the step in flight."""
+        self.run_model = _closed
+
+
+class WorkerRunner(Runner):
+    """Runs the steps in a thread of their own, in the order of ``launch``, and nothing else."""
+
+    def __init__(self, run_model: RunModel) -> None:
+        super().__init__(run_model)
+        self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_same_threads())
+
+    def launch(self, batch: Batch) -> Wait:
+        """Hand a step to the worker."""
+        return self._worker.submit(self.run_model, batch).result
+
+    def close(self) -> None:
+        """End the worker after the step in flight."""
+        self._worker.shutdown()
+        super().close()
+
+
+class LazyRunner(Runner):
+    """Builds a step's graph at once, and MLX computes it meanwhile: there is no worker."""
+
+    run_model: ModelRunner
+
+    def launch(self, batch: Batch) -> Wait:
+        """Dispatch a step's graph."""
+        return self.run_model.launch(batch)
+
+
+def start_by(pipeline: config.Pipeline, run_model: RunModel) -> Runner:
+    """Return how a pipeline starts steps."""
+    if pipeline is config.Pipeline.sync:
+        return Runner(run_model)
+    lazy = isinstance(run_model, ModelRunner) and run_model.lazy
+    return LazyRunner(run_model) if lazy else WorkerRunner(run_model)
+
+
+def _closed(_batch: Batch) -> Logits:
+    raise EngineError("the engine is closed")
+
+
+def _same_threads() -> Callable[[], None]:
+    """Return what gives another thread this one's number of numba threads."""
+    import numba
+
+    count = numba.get_num_threads()
+    return lambda: numba.set_num_threads(count)

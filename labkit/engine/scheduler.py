@@ -14,27 +14,24 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from labkit import config
-from labkit.engine import policies
+from labkit.engine import scheduling
 from labkit.engine.base import EngineError, FinishReason, TokenEvent
 from labkit.engine.kv_layout.kv_cache import KVCache
-from labkit.engine.policies import Phase
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepPlan
 from labkit.engine.stats import Counters
-from labkit.engine.step_plan import StepPlan
 
 
 class Scheduler:
-    """Moves requests through their one state machine; what to prefer, strategies say.
+    """Moves requests through their one state machine; what to prefer, ``scheduling`` says.
 
     Parameters
     ----------
     options
-        The strategies, and caps: requests at once, tokens per step and per chunk.
+        What to prefer, and caps: requests at once, tokens per step and per chunk.
     cache
         Where KV memory is reserved and released.
     eos_token_ids
@@ -50,13 +47,15 @@ class Scheduler:
         self._live: dict[str, RequestState] = {}
         self._waiting: list[RequestState] = []
         self._running: list[RequestState] = []
-        self._admission = policies.admission(options)
-        self._order = policies.order(options)
-        self._composition = policies.composition(options)
-        self._chunking = policies.chunking(options)
-        self._reservation = policies.reservation(options)
-        self._queue = policies.queue(options)
+        self._phases = scheduling.TURNS[options.order, options.composition]
+        self._split = options.composition is config.Composition.split
         self._last: Phase | None = None
+        self._open = scheduling.ADMISSIONS[options.admission]
+        self._chunk_cap = scheduling.CHUNK_CAPS[options.chunk_policy]
+        self._reservation = scheduling.RESERVATIONS[options.reservation]
+        given = options.watermark
+        self._watermark = config.DEFAULT_WATERMARK if given is None else given
+        self._place = scheduling.QUEUES[options.queue]
         self._serial = 0
         self.counts = Counters()
 
@@ -108,7 +107,7 @@ class Scheduler:
             )
         self._live[request.request_id] = state
         self._serial += 1
-        insort(self._waiting, state, key=self._queue.key)
+        insort(self._waiting, state, key=self._place)
         self.counts.add("requests.submitted")
 
     def abort(self, request_id: str) -> None:
@@ -131,7 +130,7 @@ class Scheduler:
         state.num_once_computed = max(state.num_once_computed, state.num_scheduled_tokens)
         state.num_computed_tokens = state.num_in_flight_tokens = state.num_unknown_tokens = 0
         state.num_preemptions += 1
-        insort(self._waiting, state, key=self._queue.key)
+        insort(self._waiting, state, key=self._place)
         self.counts.add("preemptions")
 
     def _end(self, state: RequestState) -> None:
@@ -147,85 +146,77 @@ class Scheduler:
         self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose this step's chunks: phase by phase, as order and composition say."""
-        plan = StepPlan(self._options.max_num_batched_tokens, self._running)
-        self._composition.compose(self._order, self._last, partial(self._fill, plan))
-        self._last = plan.only_phase
-        if plan.contended:
-            self.counts.add(f"order.{self._order.name}")
-            self.counts.add(f"composition.{self._composition.name}")
-        if not plan.budget:
-            self.counts.add("steps.full")
-        return self._launch(plan.output())
-
-    def _launch(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Count a step's tokens as in flight until ``update`` records its results."""
-        for chunk in output.chunks:
+        """Choose this step's chunks: who goes first takes what it needs of the token budget."""
+        step = StepPlan(self._options.max_num_batched_tokens, self._running)
+        for phase in self._phases(self._last):
+            cap = self._chunk_cap(self._options.chunk, len(step.work[Phase.decode]))
+            for state in step.work[phase]:
+                self._take(step, phase, state, cap)
+            if phase is Phase.prefill:
+                while self._open(step.num_running, step.budget) and (new := self._admit()):
+                    step.work[phase].append(new)
+                    self._take(step, phase, new, cap)
+            if self._split and step.only_phase:
+                break
+        self._last = step.only_phase
+        self._count(step)
+        output = step.output()
+        for chunk in output.chunks:  # in flight until ``update`` records what came of it
             chunk.state.num_in_flight_tokens += chunk.num_tokens
             chunk.state.num_unknown_tokens += chunk.samples
         return output
 
-    def _fill(self, plan: StepPlan, phase: Phase) -> int:
-        """Schedule all of a phase that the step has room for; return the tokens."""
-        before, chunks = plan.budget, plan.chunks[phase]
-        cap = self._chunking.cap(len(plan.work[Phase.decode]))
-        for state in plan.work[phase]:
-            if state.status is RequestStatus.running:
-                self._take(plan, chunks, state, cap)
-        if phase is Phase.prefill:
-            while self._admission.open(plan.num_running, plan.budget) and self._admit():
-                plan.work[phase].append(self._running[-1])
-                self._take(plan, chunks, self._running[-1], cap)
-        return before - plan.budget
+    def _take(self, step: StepPlan, phase: Phase, state: RequestState, cap: int | None) -> None:
+        """Schedule as many of a request's tokens as budget, chunk cap and memory allow.
 
-    def _take(
-        self, plan: StepPlan, chunks: list[ScheduledChunk], state: RequestState, cap: int | None
-    ) -> None:
-        """Schedule as many of a request's tokens as budget, chunk cap and memory allow."""
-        pending = state.num_pending_tokens
-        if cap is not None and cap < min(pending, plan.budget):
-            pending = cap
-            self.counts.add(f"chunk.{self._chunking.name}")
-        start, count = state.num_scheduled_tokens, min(pending, plan.budget)
-        if count > 0 and self._hold(plan, state, start + count):
-            plan.add(chunks, ScheduledChunk(state, start, count))
-
-    def _hold(self, plan: StepPlan, state: RequestState, num_tokens: int) -> bool:
-        """Get memory for a running request, preempting the last in line until there is enough.
-
-        The first in line is never preempted, and fits the pool alone: it always advances,
-        so steps are bounded.
+        Memory that is missing is taken from the last in line. The first in line is never
+        preempted, and fits the memory alone: it always advances, so steps are bounded.
         """
-        if num_tokens <= state.num_held_tokens:
-            return True
-        while not self._cache.grow(state.request_id, num_tokens):
-            victim = max(self._running, key=self._queue.key)
-            self.preempt(victim.request_id)
-            plan.drop(victim)
-            if victim is state:
-                return False
-        state.num_held_tokens = num_tokens
-        return True
+        if state.status is not RequestStatus.running:  # preempted for another in this very step
+            return
+        count = min(state.num_pending_tokens, step.budget)
+        if cap is not None and cap < count:
+            count = cap
+            self.counts.add(f"chunk.{self._options.chunk_policy.value}")
+        if count <= 0:
+            return
+        start = state.num_scheduled_tokens
+        if start + count > state.num_held_tokens:
+            while not self._cache.grow(state.request_id, start + count):
+                victim = max(self._running, key=self._place)
+                self.preempt(victim.request_id)
+                step.drop(victim)
+                if victim is state:
+                    return
+            state.num_held_tokens = start + count
+        step.add(phase, ScheduledChunk(state, start, count))
 
-    def _admit(self) -> bool:
-        """Let the first waiting request run if a place and the blocks asked for are free."""
+    def _admit(self) -> RequestState | None:
+        """Let the first waiting request run, if a place and the memory asked for are free."""
         if not self._waiting or len(self._running) >= self._options.max_num_seqs:
-            return False
+            return None
         state = self._waiting[0]
-        spare, tokens = self._reservation.spare(len(self._running)), self._reservation.tokens(state)
+        tokens, spare = self._reservation(state, len(self._running), self._watermark)
         cached = self._cache.reserve(state, tokens, spare)
         if cached is None:
-            return False
+            return None
         del self._waiting[0]
         state.num_computed_tokens, state.num_held_tokens = cached, tokens
         state.status = RequestStatus.running
         self._running.append(state)
         self.counts.at_least("requests.most_running", len(self._running))
-        self.counts.add(f"admission.{self._admission.name}")
-        self.counts.add(f"reservation.{self._reservation.name}")
-        if self._queue.overtakes(state, self._waiting):
-            self.counts.add(f"queue.{self._queue.name}")
-        return True
+        self.counts.add(f"admission.{self._options.admission.value}")
+        self.counts.add(f"reservation.{self._options.reservation.value}")
+        if any(other.serial < state.serial for other in self._waiting):  # overtaken
+            self.counts.add(f"queue.{self._options.queue.value}")
+        return state
+
+    def _count(self, step: StepPlan) -> None:
+        if step.contended:
+            self.counts.add(f"order.{self._options.order.value}")
+            self.counts.add(f"composition.{self._options.composition.value}")
+        if not step.budget:
+            self.counts.add("steps.full")
 
     def update(
         self, output: SchedulerOutput, sampled: Mapping[str, Sequence[Sampled]]

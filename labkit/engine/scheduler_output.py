@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from labkit.engine.request import RequestState
+
+
+class Phase(Enum):
+    """What a part of a step does: one more token each, or tokens to catch up with."""
+
+    decode = "decode"
+    prefill = "prefill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +72,55 @@ class SchedulerOutput:
     def __bool__(self) -> bool:
         """Tell whether there is anything to compute."""
         return bool(self.chunks)
+
+
+class StepPlan:
+    """A step while it is being filled: what the running requests could compute, and what fits.
+
+    ``budget``: tokens that are left. ``work``: the requests with something to compute, in the
+    order in which they are served. ``num_running``: how many ran when the step began.
+    """
+
+    __slots__ = ("budget", "chunks", "num_running", "work")
+
+    def __init__(self, budget: int, running: Iterable[RequestState]) -> None:
+        self.budget = budget
+        decodes: list[RequestState] = []
+        prefills: list[RequestState] = []
+        self.num_running = 0
+        for state in running:
+            self.num_running += 1
+            if state.catching_up:
+                prefills.append(state)
+            elif state.num_pending_tokens:  # else its last token is in flight
+                decodes.append(state)
+        self.work = {Phase.decode: decodes, Phase.prefill: prefills}
+        self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
+
+    @property
+    def contended(self) -> bool:
+        """Whether both phases had something to compute, so that who goes first counts."""
+        return all(self.work.values())
+
+    @property
+    def only_phase(self) -> Phase | None:
+        """The phase that has the step to itself; None: both share it, or it is empty."""
+        filled = [phase for phase, chunks in self.chunks.items() if chunks]
+        return filled[0] if len(filled) == 1 else None
+
+    def add(self, phase: Phase, chunk: ScheduledChunk) -> None:
+        """Add a chunk to those of its phase."""
+        self.chunks[phase].append(chunk)
+        self.budget -= chunk.num_tokens
+
+    def drop(self, state: RequestState) -> None:
+        """Forget a preempted request: what it would have computed is free for others."""
+        for phase in Phase:
+            work, chunks = self.work[phase], self.chunks[phase]
+            self.work[phase] = [other for other in work if other is not state]
+            self.budget += sum(chunk.num_tokens for chunk in chunks if chunk.state is state)
+            chunks[:] = [chunk for chunk in chunks if chunk.state is not state]
+
+    def output(self) -> SchedulerOutput:
+        """Return the chunks, decodes first."""
+        return SchedulerOutput((*self.chunks[Phase.decode], *self.chunks[Phase.prefill]))

@@ -22,8 +22,6 @@ class ModelDir:
     """A directory that ``mlx_lm.load`` can load.
 
     ``digest`` names the content (hex): the small files whole, the weights by samples.
-    ``weight_bytes`` is the size of the weights on disk. ``kv_bytes_per_token`` counts
-    keys and values of all layers in float32, None where config.json does not tell.
     """
 
     path: Path
@@ -31,8 +29,6 @@ class ModelDir:
     name: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    weight_bytes: int
-    kv_bytes_per_token: int | None
 
 
 def find(asked: str) -> ModelDir:
@@ -99,8 +95,6 @@ def inspect(path: Path, *, name: str, asked: str) -> ModelDir:
         name=name,
         vocab_size=_vocab_size(path, text_config, asked),
         eos_token_ids=_eos_token_ids(path, text_config, asked),
-        weight_bytes=sum(file.stat().st_size for file in weights),
-        kv_bytes_per_token=_kv_bytes_per_token(text_config),
     )
 
 
@@ -137,17 +131,6 @@ def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int,
     if stop is None:
         return ()
     return tuple(stop) if isinstance(stop, list) else (int(stop),)
-
-
-def _kv_bytes_per_token(config: dict[str, Any]) -> int | None:
-    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads") or heads
-    head_dim = config.get("head_dim")
-    if head_dim is None and heads and config.get("hidden_size"):
-        head_dim = config["hidden_size"] // heads
-    if not (layers and kv_heads and head_dim):
-        return None
-    return int(layers) * 2 * int(kv_heads) * int(head_dim) * 4
 
 
 def _digest(path: Path, weights: list[Path]) -> str:

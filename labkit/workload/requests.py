@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget, dtype
-from labkit.engine.attention.spec import ITEM_BYTES
-from labkit.engine.budget.capacity import blocks_alone, slots_together
+from labkit.engine.budget import facts
+from labkit.engine.budget.capacity import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
 from labkit.workload import process_wide
 from labkit.workload.measurement import Estimate
@@ -101,16 +101,16 @@ class RequestKind:
         """Count floating-point operations and steps; attention is left out."""
         lengths = self._source.lengths(experiment)
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
-        weights, kv_per_token = _model_facts(experiment)
-        flops = 2 * weights * (prompt + output)
+        model = _facts(experiment)
+        flops = 2 * model.multiplied * (prompt + output)
         steps = output / min(experiment.workload.concurrency, len(lengths))
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         seconds = START_SECONDS + times * (flops / FLOPS + steps * STEP_SECONDS)
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         longest = in_flight[: experiment.workload.concurrency]
-        kv = kv_per_token * slots_together(experiment.engine.kv, longest)
-        held = dtype.width(experiment.engine, ITEM_BYTES["float32"]) * weights
-        return Estimate(seconds=seconds, bytes=PROCESS_BYTES + held + kv)
+        slots = slots_for(experiment.engine.kv, longest)
+        kv = slots * budget.cached_bytes(experiment.engine, model)
+        return Estimate(seconds=seconds, bytes=PROCESS_BYTES + model.weight_bytes + kv)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         identity = {"model": model.digest, **self._source.identity(experiment)}
@@ -126,7 +126,7 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     )
     largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
     tokens = len(largest.token_ids) + largest.max_tokens - 1
-    needed = blocks_alone(experiment.engine.kv, tokens)
+    needed = blocks_for(experiment.engine.kv, [tokens])
     planned = budget.check(experiment)
     if planned is None or needed <= planned.blocks:
         return
@@ -144,15 +144,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     )
 
 
-def _model_facts(experiment: Experiment) -> tuple[int, int]:
-    """Return the number of weights and the KV bytes of a token; nothing is built."""
-    shape = experiment.model.shape
-    kv_bytes = dtype.cache_width(experiment.engine, ITEM_BYTES["float32"])
-    if shape is None:
-        model = resolve(experiment.model)
-        return model.weight_bytes // 4, (model.kv_bytes_per_token or 0) // 4 * kv_bytes
-    kv_width = 2 * shape.num_kv_heads * shape.head_dim
-    attention = shape.hidden_size * (2 * shape.num_heads * shape.head_dim + kv_width)
-    mlp = 3 * shape.hidden_size * shape.intermediate_size
-    weights = shape.vocab_size * shape.hidden_size + shape.num_layers * (attention + mlp)
-    return weights, kv_bytes * shape.num_layers * kv_width
+def _facts(experiment: Experiment) -> facts.ModelFacts:
+    """Return the model's sizes; nothing is built."""
+    kind = dtype.asked(experiment.engine)
+    found = facts.of_model(experiment.model, kind)
+    return found or facts.of_weights(resolve(experiment.model).path, kind)

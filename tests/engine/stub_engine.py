@@ -11,14 +11,17 @@ from labkit import config
 from labkit.engine import decode_shape, prefix_cache
 from labkit.engine.base import NO_TOKEN
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.decode_shape import Padding
 from labkit.engine.engine import PagedEngine
-from labkit.engine.input_builder import staircase, window
+from labkit.engine.input_builder import InputBuilder, staircase, window
 from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.model_runner import start_by
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.ngram import Ngram
-from labkit.engine.speculation.speculative import Drafting
+from labkit.engine.speculation.speculative import DraftAndVerify, NoSpeculation
 from labkit.engine.stats import Counters
+from labkit.engine.step_loop import StepLoop
 
 VOCAB, EOS = 31, 30
 CUTS = {"window": window, "staircase": staircase}
@@ -118,23 +121,31 @@ def make_engine(
     cache = cache or make_cache(num_blocks, block_size, prefixes)
     counters = Counters()
     model = model or StubModel(num_blocks, block_size)
-    speculation = None
+    speculation = NoSpeculation()
     if proposer is not None:
         proposer = Ngram(1, 3) if proposer == "ngram" else proposer
         budget = scheduling.max_num_batched_tokens
-        speculation = Drafting(proposer, num_drafts, budget, cache, block_size, counters)
+        speculation = DraftAndVerify(proposer, num_drafts, budget, cache, block_size, counters)
     rows = scheduling.max_num_seqs * (1 + num_drafts * (proposer is not None))
+    scheduler = Scheduler(scheduling, cache, frozenset({EOS}))
+    how = config.Pipeline(pipeline)
     engine = PagedEngine(
-        scheduler=Scheduler(scheduling, cache, frozenset({EOS})),
+        scheduler=scheduler,
         cache=cache,
-        run_model=model,
+        loop=StepLoop(
+            how,
+            scheduler,
+            InputBuilder(cache, CUTS[cut]),
+            Padding(decode_shape.create(config.DecodeShape(shape), rows), counters),
+            start_by(how, model),
+            speculation,
+            counters,
+        ),
         counters=counters,
         vocab_size=VOCAB,
         notes={},
-        speculation=speculation,
-        cut=CUTS[cut],
-        shape=decode_shape.create(config.DecodeShape(shape), rows),
-        pipeline_name=config.Pipeline(pipeline),
+        decided={},
+        name="paged",
     )
     return engine, model
 

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from labkit.engine.interrupts import held_back
+from labkit.engine.llm import held_back
 
 pytestmark = pytest.mark.usefixtures("ctrl_c")
 

@@ -6,17 +6,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.budget.capacity import blocks_alone, rounded, slots_together
+from labkit.engine.budget.capacity import blocks_for, rounded, slots_for
 from labkit.engine.input_builder import InputBuilder
-from labkit.engine.kv_layout.accounting import UsedTokens
-from labkit.engine.kv_layout.contiguous import Contiguous
-from labkit.engine.kv_layout.kv_cache import LayerShape
-from labkit.engine.kv_layout.padded import Padded
+from labkit.engine.kv_layout import contiguous, padded
+from labkit.engine.kv_layout.kv_cache import LayerShape, LayoutKind, UsedTokens
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 SHAPES = (LayerShape(2, 4, 6), LayerShape(1, 2, 2))
 TOKEN_BYTES = 4 * (2 * 10 + 4)
+
+
+def kind_of(layout, create, **options):
+    return LayoutKind(
+        config.KV(layout=config.KVLayout(layout)),
+        lambda shapes, blocks: create(shapes, 16 * blocks, "float32", **options),
+    )
+
+
+PADDED = kind_of("padded", padded.create, static=False)
+STATIC = kind_of("padded", padded.create, static=True)
+CONTIGUOUS = kind_of("contiguous", contiguous.create)
 
 
 @pytest.mark.parametrize(("tokens", "memory"), [(1, 256), (256, 256), (257, 512)])
@@ -31,9 +41,9 @@ def test_memory_comes_in_steps(tokens, memory):
 def test_what_a_request_needs_alone(layout, tokens, blocks):
     """As planned before anything runs, and as the layouts themselves refuse."""
     kv = config.KV(layout=config.KVLayout(layout))
-    assert blocks_alone(kv, tokens) == blocks
+    assert blocks_for(kv, [tokens]) == blocks
     if layout != "paged":
-        kind = Padded(16, static=False) if layout == "padded" else Contiguous(16)
+        kind = PADDED if layout == "padded" else CONTIGUOUS
         assert kind.create(SHAPES, blocks).cache.refusal(tokens) is None
         assert kind.create(SHAPES, blocks - 1).cache.refusal(tokens) is not None
 
@@ -44,8 +54,8 @@ def test_what_a_request_needs_alone(layout, tokens, blocks):
 )
 def test_what_requests_take_together(layout, slots):
     kv = config.KV(layout=config.KVLayout(layout))
-    assert slots_together(kv, [30_000, 5_000, 10]) == slots
-    assert slots_together(kv, []) == 0
+    assert slots_for(kv, [30_000, 5_000, 10]) == slots
+    assert slots_for(kv, []) == 0
 
 
 def test_used_tokens_remember_their_peak():
@@ -126,12 +136,12 @@ class Harness:
             (row,) = (r for r in cache.rows if r.number == number)
             views = map(np.asarray, cache.rectangle.layer(layer))
             return [view[row.place, :, row.pad : row.pad + length] for view in views]
-        return [view[0, :, :length] for view in map(np.asarray, cache.row(number).layer(layer))]
+        return [view[0, :, :length] for view in map(np.asarray, cache.rows[number].layer(layer))]
 
 
 def test_the_case_study_is_reported_to_waste_61_percent():
     """30,000 + 5,000 + 10 tokens padded to 90,000, the article's figure, as a run counts it."""
-    harness = Harness(Padded(16, static=False), capacity=1 << 17)
+    harness = Harness(PADDED, capacity=1 << 17)
     lengths = {"0": 30_000, "1": 5_000, "2": 10}
     assert all(harness.join(name, length, 1) for name, length in lengths.items())
     harness.step(lengths)
@@ -151,9 +161,9 @@ def test_a_token_that_requests_share_is_not_used_twice():
 @given(data=st.data(), kind=st.sampled_from(["padded", "static", "contiguous"]))
 def test_tokens_survive_every_join_leave_and_growth(data, kind):
     kinds = {
-        "padded": Padded(16, static=False),
-        "static": Padded(16, static=True),
-        "contiguous": Contiguous(16),
+        "padded": PADDED,
+        "static": STATIC,
+        "contiguous": CONTIGUOUS,
     }
     harness, names = Harness(kinds[kind]), iter(range(1, 100))
     left = {}
@@ -181,7 +191,7 @@ def test_tokens_survive_every_join_leave_and_growth(data, kind):
 
 
 def test_rows_are_left_padded_to_the_longest_and_trimmed_when_it_leaves():
-    harness = Harness(Padded(16, static=False))
+    harness = Harness(PADDED)
     for name, prompt in (("1", 30), ("2", 5)):
         assert harness.join(name, prompt, 20)
     harness.step({"1": 30, "2": 5})
@@ -204,17 +214,17 @@ def test_rows_are_left_padded_to_the_longest_and_trimmed_when_it_leaves():
 
 
 def test_a_rectangle_is_promised_for_the_longest_prompt_and_the_longest_output():
-    harness = Harness(Padded(16, static=True), capacity=1024)
+    harness = Harness(STATIC, capacity=1024)
     assert harness.join("1", 250, 6)  # 256 columns
     assert not harness.join("2", 1, 300)  # 550 columns in two rows would be 1,536
     assert harness.join("3", 1, 200)  # 512 columns in two rows
     assert not harness.join("4", 1, 1)
-    contiguous = Harness(Contiguous(16), capacity=1024)
+    contiguous = Harness(CONTIGUOUS, capacity=1024)
     assert contiguous.join("1", 250, 6) and contiguous.join("2", 1, 300)
     assert contiguous.join("4", 1, 1) and not contiguous.join("5", 1, 1)
 
 
-@pytest.mark.parametrize("kind", [Padded(16, static=False), Contiguous(16)])
+@pytest.mark.parametrize("kind", [PADDED, CONTIGUOUS])
 def test_growth_keeps_what_was_there_and_counts_its_copy(kind):
     harness = Harness(kind)
     harness.join("1", 250, 300)

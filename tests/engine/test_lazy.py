@@ -226,9 +226,7 @@ def test_a_reader_that_is_still_pending_would_be_seen(model_dir):
 
 
 def engine_backend(engine):
-    launch = getattr(engine._pipeline, "_launch", None)
-    runner = launch.__self__ if launch is not None else engine._pipeline._run_model
-    return runner.memory.attention
+    return engine._loop._runner.run_model.memory.attention
 
 
 OURS = str(Path(labkit.__file__).parent)  # a clone may lie in a folder of that name, too

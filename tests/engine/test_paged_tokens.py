@@ -226,7 +226,7 @@ def test_blocks_that_are_used_again_do_not_leak_old_keys(model_dir, plain_greedy
     engine = create(tight, model_dir("qwen3"))
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
-    backend = engine._pipeline._run_model.memory.attention
+    backend = engine._loop._runner.run_model.memory.attention
     for pool in [*backend.keys, *backend.values]:
         pool[:] = np.nan
     tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])

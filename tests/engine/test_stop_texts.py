@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.engine.stop_texts import StopTexts
+from labkit.engine.output_processor import StopTexts
 
 
 def run(pieces, stops):

@@ -67,10 +67,7 @@ def test_the_facts_of_a_built_model(no_cache):
     assert found.name == "little"
     assert found.vocab_size == 512
     assert found.eos_token_ids == (511,)
-    assert found.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
     loaded = load_file(found.path / "model.safetensors")
-    parameters = sum(tensor.size for tensor in loaded.values())
-    assert 0 <= found.weight_bytes - parameters * 4 < 10_000
     assert {tensor.dtype for tensor in loaded.values()} == {np.dtype(np.float32)}
 
 

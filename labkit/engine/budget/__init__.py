@@ -8,34 +8,13 @@ from __future__ import annotations
 from labkit import config
 from labkit.engine import dtype
 from labkit.engine.budget import facts
-from labkit.engine.budget.base import Asked, Decision, Part, Policy, Refusal
+from labkit.engine.budget.decision import Asked, Decision, Part, Refusal, decide
 from labkit.engine.budget.facts import ModelFacts
-from labkit.engine.budget.policies import (
-    Fixed,
-    Fraction,
-    LlamaCpp,
-    MistralRs,
-    TieredReserve,
-    Vllm,
-)
+from labkit.engine.budget.policies import POLICIES
 from labkit.machine import memory
 from labkit.machine.memory import Machine
 
-__all__ = ["Decision", "ModelFacts", "Part", "Policy", "Refusal", "check", "plan", "policy_of"]
-
-POLICIES: dict[config.BudgetPolicy, type[Policy]] = {
-    config.BudgetPolicy.fixed: Fixed,
-    config.BudgetPolicy.fraction: Fraction,
-    config.BudgetPolicy.vllm: Vllm,
-    config.BudgetPolicy.mistralrs: MistralRs,
-    config.BudgetPolicy.llamacpp: LlamaCpp,
-    config.BudgetPolicy.tiered_reserve: TieredReserve,
-}
-
-
-def policy_of(engine: config.Engine) -> Policy:
-    """Return the policy that ``engine.budget.policy`` names."""
-    return POLICIES[engine.budget.policy]()
+__all__ = ["Decision", "ModelFacts", "Part", "Refusal", "cached_bytes", "check", "plan"]
 
 
 def plan(
@@ -65,11 +44,15 @@ def plan(
         )
     if machine is None:
         machine = memory.find(engine.budget.machine)
-    size = dtype.cache_width(engine, model.float_bytes)
-    cached = size * model.kv_bytes_per_token // facts.FLOAT
-    model = facts.with_cache(model, cached)
+    model = facts.with_cache(model, cached_bytes(engine, model))
     asked = Asked(engine.budget, engine.kv.block_size, model, machine, activations)
-    return policy_of(engine).decide(asked)
+    return decide(asked, POLICIES[engine.budget.policy](asked))
+
+
+def cached_bytes(engine: config.Engine, model: ModelFacts) -> int:
+    """Return the bytes of a token's keys and values, in the type that the engine keeps them in."""
+    width = dtype.cache_width(engine, model.float_bytes)
+    return width * model.kv_bytes_per_token // facts.FLOAT
 
 
 def check(experiment: config.Experiment) -> Decision | None:

@@ -1,4 +1,4 @@
-"""How much memory a request of so many tokens needs, by the layout of the KV cache."""
+"""How much memory requests of so many tokens need, by the layout of the KV cache."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ def rounded(tokens: int) -> int:
     return -(-tokens // STEP) * STEP
 
 
-def blocks_alone(kv: config.KV, tokens: int) -> int:
-    """Return the blocks of memory without which a request cannot be served even alone.
-
-    The paged pool's null block is one of them.
-    """
-    if kv.layout is config.KVLayout.paged:
-        return -(-tokens // kv.block_size) + 1
-    return -(-rounded(tokens) // kv.block_size)
-
-
-def slots_together(kv: config.KV, lengths: Sequence[int]) -> int:
+def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
     """Return the tokens of memory that requests of these lengths take together."""
     if kv.layout is config.KVLayout.padded:
         return len(lengths) * rounded(max(lengths, default=0))
     if kv.layout is config.KVLayout.contiguous:
         return sum(map(rounded, lengths))
     return sum(-(-n // kv.block_size) * kv.block_size for n in lengths)
+
+
+def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
+    """Return the same in blocks, of which one is the paged pool's null block."""
+    null_block = kv.layout is config.KVLayout.paged
+    return -(-slots_for(kv, lengths) // kv.block_size) + null_block

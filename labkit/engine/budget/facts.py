@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ FLOAT = 4  # bytes of a number in float32, in which sizes are counted first
 # Bytes of what a safetensors header calls a number; any other takes one.
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INTEGERS = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
+HEAD = "lm_head.weight"  # a matrix that turns the last hidden state into logits
 # The types that weights can be cast to; None keeps each as it is stored.
 Kind = str | None
 
@@ -40,6 +42,8 @@ class ModelFacts:
         Tokens it was trained for; None where config.json does not say.
     float_bytes
         Bytes of a number that it computes with.
+    looked_up
+        Numbers of an embedding that is no output's too: looked up, never multiplied by.
     """
 
     name: str
@@ -49,6 +53,12 @@ class ModelFacts:
     vocab_size: int
     max_context: int | None
     float_bytes: int = FLOAT
+    looked_up: int = 0
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that every token is multiplied by; twice as many operations."""
+        return self.weight_bytes // self.float_bytes - self.looked_up
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
         """Estimate the peak of a forward over ``tokens`` tokens and ``rows`` rows of logits.
@@ -86,8 +96,8 @@ def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> Mod
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
-    ends = 2 * shape.vocab_size * shape.hidden_size + shape.hidden_size
-    weights = ends + shape.num_layers * layer
+    vocabulary = shape.vocab_size * shape.hidden_size
+    weights = 2 * vocabulary + shape.hidden_size + shape.num_layers * layer
     return ModelFacts(
         name=name,
         weight_bytes=size * weights,
@@ -96,6 +106,7 @@ def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> Mod
         vocab_size=shape.vocab_size,
         max_context=40960,
         float_bytes=size,
+        looked_up=vocabulary,
     )
 
 
@@ -119,21 +130,33 @@ def _facts(settings: dict[str, Any], path: Path, kind: Kind) -> ModelFacts | Non
     head_dim = int(settings.get("head_dim") or hidden // heads)
     inner = int(settings["intermediate_size"])
     context = settings.get("max_position_embeddings")
-    weight_bytes, float_bytes = _weights(path, kind)
+    vocabulary = int(settings["vocab_size"])
+    tied = bool(settings.get("tie_word_embeddings"))
+    weight_bytes, float_bytes, own_head = _weights(path, kind, tied)
     return ModelFacts(
         name=path.name,
         weight_bytes=weight_bytes,
         kv_bytes_per_token=FLOAT * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
         live_floats=_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
-        vocab_size=int(settings["vocab_size"]),
+        vocab_size=vocabulary,
         max_context=context if isinstance(context, int) else None,
         float_bytes=float_bytes,
+        looked_up=vocabulary * hidden if own_head else 0,
     )
 
 
 def of_weights(path: Path, kind: Kind = "float32") -> ModelFacts:
-    """Count the weights in ``path`` where config.json tells no more."""
-    weight_bytes, float_bytes = _weights(path, kind)
+    """Count the weights in ``path`` where config.json tells no more.
+
+    Raises
+    ------
+    ConfigError
+        They are no safetensors.
+    """
+    try:
+        weight_bytes, float_bytes, _ = _weights(path, kind)
+    except (LookupError, TypeError, ValueError, struct.error):
+        raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
     return ModelFacts(path.name, weight_bytes, 0, 0, 0, None, float_bytes)
 
 
@@ -151,14 +174,24 @@ def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
     return 4 * hidden + max(3 * queries + 3 * keys, 3 * inner)
 
 
-def _weights(path: Path, kind: Kind) -> tuple[int, int]:
-    """Return the bytes of the weights as loaded, and of one of their floating point numbers."""
-    numbers = Counter[str]()
+def _weights(path: Path, kind: Kind, tied: bool = False) -> tuple[int, int, bool]:
+    """Return the bytes of the weights as loaded, and of one of their floating point numbers.
+
+    And whether there is an output matrix of its own; where the embedding is ``tied`` to the
+    output, mlx_lm drops one that is stored all the same.
+    """
+    numbers, own_head = Counter[str](), False
     for file in path.glob("model*.safetensors"):
-        numbers.update(_numbers(file))
+        for name, word, count in _tensors(file):
+            if name.endswith(HEAD):
+                if tied:
+                    continue
+                own_head = True
+            numbers[word] += count
     total = sum(count * _number_bytes(word, kind) for word, count in numbers.items())
     floats = {word: count for word, count in numbers.items() if word in FLOATS}
-    return total, _number_bytes(max(floats, key=lambda word: floats[word], default="F32"), kind)
+    largest = max(floats, key=lambda word: floats[word], default="F32")
+    return total, _number_bytes(largest, kind), own_head
 
 
 def _number_bytes(word: str, kind: Kind) -> int:
@@ -168,13 +201,11 @@ def _number_bytes(word: str, kind: Kind) -> int:
     return FLOATS[word] if kind is None else FLOAT if kind == "float32" else FLOAT // 2
 
 
-def _numbers(file: Path) -> dict[str, int]:
-    """Count the numbers of a safetensors file by type, from its header alone."""
+def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield name, type and size in numbers of what a safetensors file holds, by its header."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))
-    numbers = Counter[str]()
     for name, entry in header.items():
         if name != "__metadata__":
-            numbers[entry["dtype"]] += prod(entry["shape"])
-    return numbers
+            yield name, entry["dtype"], prod(entry["shape"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, LayoutKind
@@ -11,6 +10,8 @@ if TYPE_CHECKING:
     from labkit import config
 
 __all__ = ["KVLayout", "LayerShape", "LayoutKind", "choose"]
+
+Shapes = tuple[LayerShape, ...]
 
 
 def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
@@ -28,27 +29,26 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
     from labkit.config import KVLayout as Word
     from labkit.engine import attention, dtype
 
-    block_size, kept = options.kv.block_size, dtype.cached(options, computed)
-    if options.kv.layout is Word.contiguous:
-        from labkit.engine.kv_layout.contiguous import Contiguous
+    kv, kept = options.kv, dtype.cached(options, computed)
+    if kv.layout is Word.paged:
+        attention.configured(options.attention)  # refused now, if at all
 
-        return Contiguous(block_size, kept)
-    if options.kv.layout is Word.padded:
-        from labkit.engine.kv_layout.padded import Padded
+    def create(shapes: Shapes, num_blocks: int) -> KVLayout:
+        if kv.layout is Word.contiguous:
+            from labkit.engine.kv_layout import contiguous
 
-        static = options.scheduler.admission is Admission.static
-        return Padded(block_size, static=static, dtype=kept)
-    from labkit.engine.kv_layout.paged import Paged
+            return contiguous.create(shapes, num_blocks * kv.block_size, kept)
+        if kv.layout is Word.padded:
+            from labkit.engine.kv_layout import padded
 
-    make_backend = partial(attention.configured, options.attention)
-    make_backend()  # refused now, if at all
-    return Paged(
-        make_backend,
-        block_size,
-        options.prefix_cache.value,
-        _reuse_blocks(options),
-        kept,
-    )
+            static = options.scheduler.admission is Admission.static
+            return padded.create(shapes, num_blocks * kv.block_size, kept, static=static)
+        from labkit.engine.kv_layout import paged
+
+        backend, prefixes = attention.configured(options.attention), options.prefix_cache.value
+        return paged.create(backend, shapes, num_blocks, kv, kept, prefixes, _reuse_blocks(options))
+
+    return LayoutKind(kv, create)
 
 
 def _reuse_blocks(options: config.Engine) -> int:

@@ -14,47 +14,29 @@ from labkit.engine.attention import sdpa
 from labkit.engine.attention.report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.capacity import rounded
-from labkit.engine.kv_layout.accounting import Pieces
-from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.rectangle import Rectangle, Span
+from labkit.engine.kv_layout.kv_cache import BlockTable, KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.rectangle import OwnPieces, Rectangle, Span
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch
     from labkit.engine.request import RequestState
 
 
-class Contiguous:
-    """Makes contiguous layouts of ``dtype``; see ``LayoutKind``."""
-
-    def __init__(self, block_size: int, dtype: str = "float32") -> None:
-        self._block_size = block_size
-        self._dtype = dtype
-
-    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
-        """Make a layout that may hold the bytes of so many blocks."""
-        return self._layout(shapes, num_blocks * self._block_size)
-
-    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
-        """Make a layout for so many requests of so many tokens each."""
-        return self._layout(shapes, requests * rounded(tokens))
-
-    def _layout(self, shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
-        cache = ContiguousCache(shapes, capacity, self._dtype)
-        return KVLayout(cache, ContiguousMemory(cache))
+def create(shapes: tuple[LayerShape, ...], capacity: int, dtype: str) -> KVLayout:
+    """Make a layout of which all requests together may be promised ``capacity`` tokens."""
+    cache = ContiguousCache(shapes, capacity, dtype)
+    return KVLayout(cache, ContiguousMemory(cache))
 
 
-class ContiguousCache(Pieces):
-    """Who holds which cache; a request is promised what it may need, in whole steps.
-
-    ``capacity``: tokens that all requests together may be promised.
-    """
+class ContiguousCache(OwnPieces):
+    """Who holds which cache; a request is promised what it may need, in whole steps."""
 
     def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str) -> None:
         super().__init__(shapes, capacity, "a KV cache", dtype)
         self._shapes = shapes
         self._dtype = dtype
         self._promised: dict[str, int] = {}
-        self._rows: dict[int, Rectangle] = {}
+        self.rows: dict[int, Rectangle] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Promise memory for ``num_tokens`` tokens; see ``KVCache.reserve``."""
@@ -64,34 +46,21 @@ class ContiguousCache(Pieces):
         if sum(self._promised.values()) + rounded(num_tokens) > (1 - spare) * self._capacity:
             return None
         self._promised[request_id] = rounded(num_tokens)
-        self._rows[self._number(request_id)] = Rectangle(self._shapes, self.ledger, self._dtype)
+        self.rows[self._number(request_id)] = Rectangle(self._shapes, self.accounts, self._dtype)
         return 0
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._promised[request_id]
 
-    def row(self, number: int) -> Rectangle:
-        """Return a cache by its number."""
-        return self._rows[number]
-
-    def release(self, request_id: str) -> None:
-        """Let go of a request's cache; one that has none is ignored."""
-        table = self._tables.pop(request_id, None)
-        if table is not None:
-            del self._promised[request_id]
-            self._rows.pop(int(table.block_ids[0])).drop()
-            self._used.forget(request_id)
-
-    def staying(self) -> tuple[str, ...]:
-        """Nothing is computed for requests that ended."""
-        return ()
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        del self._promised[request_id]
+        self.rows.pop(int(table.block_ids[0])).drop()
 
     def check(self, running: set[str]) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
-        if set(self._tables) != running:
-            raise AssertionError(f"caches are held by {set(self._tables)}, running are {running}")
-        if self.ledger.held != sum(row.nbytes for row in self._rows.values()):
+        """Check the record of bytes held too; see ``KVCache.check``."""
+        super().check(running)
+        if self.held_bytes != sum(row.nbytes for row in self.rows.values()):
             raise AssertionError("the record of bytes held disagrees with the caches")
 
 
@@ -107,7 +76,7 @@ class ContiguousMemory:
         spans = []
         starts = batch.cu_seqlens_q.tolist()
         for s, context in enumerate(batch.seq_lens.tolist()):
-            row = self._cache.row(int(batch.block_tables[s, 0]))
+            row = self._cache.rows[int(batch.block_tables[s, 0])]
             start, stop = starts[s], starts[s + 1]
             done = context - (stop - start)
             if context > row.capacity:

@@ -7,7 +7,8 @@ and the model's layers through its ``Attention``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention.spec import ITEM_BYTES
+from labkit.engine.budget.capacity import blocks_for
 
 if TYPE_CHECKING:
+    from labkit import config
     from labkit.engine.attention.paged_backend import Attention
     from labkit.engine.input_builder import Batch
     from labkit.engine.request import RequestState
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +53,56 @@ class BlockTable:
         return len(self.block_ids)
 
 
-class KVCache(Protocol):
-    """Who holds which KV memory."""
+class UsedTokens:
+    """How many computed tokens are held, now and at most.
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all layers."""
+    A token shared by several requests counts for each of them, at most up to what is held.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, int] = {}
+        self._total = 0
+        self.peak: float = 0
+
+    def note(self, request_id: str, tokens: int, held: float = math.inf) -> None:
+        """Say that a request has so many computed tokens now; memory for ``held`` is held."""
+        self._total += tokens - self._tokens.get(request_id, 0)
+        self._tokens[request_id] = tokens
+        self.peak = max(self.peak, min(self._total, held))
+
+    def forget(self, request_id: str) -> None:
+        """Say that a request holds none any more."""
+        self._total -= self._tokens.pop(request_id, 0)
+
+    def reset(self, held: float = math.inf) -> None:
+        """Start the peak anew, from what is used now; memory for ``held`` tokens is held."""
+        self.peak = min(self._total, held)
+
+
+class KVCache:
+    """Who holds which KV memory; as it is, nothing is shared, and nothing kept of who ended.
+
+    ``token_bytes``: bytes of one token's keys and values over all layers.
+    """
+
+    def __init__(self, token_bytes: int) -> None:
+        self.token_bytes = token_bytes
+        self._tables: dict[str, BlockTable] = {}
+        self._used = UsedTokens()
 
     @property
     def held_bytes(self) -> int:
         """Bytes held for requests now, whether or not anything is computed in them."""
+        raise NotImplementedError
 
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
+        raise NotImplementedError
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Hold memory for a request's first ``num_tokens`` tokens.
 
-        Parameters
-        ----------
-        state
-            The request.
-        num_tokens
-            Tokens to hold memory for.
-        spare
-            Share of all the memory that must be left free.
+        ``spare`` is the share of all the memory that must be left for others.
 
         Returns
         -------
@@ -90,6 +116,7 @@ class KVCache(Protocol):
         ValueError
             The request holds memory already.
         """
+        raise NotImplementedError
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Hold memory for a running request's first ``num_tokens`` tokens, old ones included.
@@ -97,27 +124,41 @@ class KVCache(Protocol):
         False, and nothing changed, if too little is free. Always true where as much was
         reserved.
         """
+        raise NotImplementedError
 
     def publish(self, state: RequestState) -> None:
         """Offer a running request's computed tokens for reuse, where the layout can share.
 
-        To be called after ``num_computed_tokens`` has advanced over tokens that are final.
+        To be called after ``num_computed_tokens`` has advanced over tokens that are final: a
+        drafted token that may yet be rejected must not be among them.
         """
+        self._used.note(state.request_id, state.num_computed_tokens)
 
     def table(self, request_id: str) -> BlockTable:
         """Return where the request's tokens lie."""
+        return self._tables[request_id]
 
     def release(self, request_id: str) -> None:
         """Give back what a request holds; one that holds nothing is ignored."""
+        table = self._tables.pop(request_id, None)
+        if table is not None:
+            self._used.forget(request_id)
+            self._free(request_id, table)
+
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        raise NotImplementedError
 
     def staying(self) -> Collection[str]:
         """Return the requests that released their memory but whose rows are still computed."""
+        return ()
 
     def clear(self) -> None:
         """Forget what is kept of requests that ended, where the layout can share."""
 
     def check(self, running: set[str]) -> None:
         """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
+        if set(self._tables) != running:
+            raise AssertionError(f"memory is held by {set(self._tables)}, running are {running}")
 
     def counters(self) -> dict[str, float]:
         """Return what was counted since the last reset.
@@ -125,23 +166,19 @@ class KVCache(Protocol):
         Every layout counts ``peak_kv_bytes``, the most bytes that were held at once, and
         ``kv_used_bytes``, the most that held a computed key or value.
         """
+        return {"kv_used_bytes": self._used.peak * self.token_bytes}
 
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held now."""
+        self._used.reset()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step's way to the keys and values, for all layers.
 
-    Parameters
-    ----------
-    attention
-        What the layers call.
-    plan
-        What it shares between them in this step.
-    counters
-        The step as counters; ``layout.<name>`` is one of them.
+    ``attention`` is what the layers call, ``plan`` what it shares between them in this step,
+    ``counters`` the step as counters; ``layout.<name>`` is one of them.
     """
 
     attention: Attention
@@ -175,20 +212,17 @@ class KVLayout:
     memory: KVMemory
 
 
-class LayoutKind(Protocol):
-    """Makes layouts of one kind: for the engine, for the self-test, for profiling."""
+@dataclass(frozen=True)
+class LayoutKind:
+    """Makes layouts of one kind: for the engine, for the self-test, for profiling.
 
-    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
-        """Make a layout of so much memory.
+    ``create`` takes what each layer caches per token, and the memory in blocks of ``kv``; one
+    of them is the paged pool's null block.
+    """
 
-        Parameters
-        ----------
-        shapes
-            What each layer caches per token.
-        num_blocks
-            The memory, in blocks of ``engine.kv.block_size`` tokens; one of them is the
-            paged pool's null block.
-        """
+    kv: config.KV
+    create: Callable[[tuple[LayerShape, ...], int], KVLayout]
 
     def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
         """Make a layout just large enough for so many requests of so many tokens each."""
+        return self.create(shapes, blocks_for(self.kv, [tokens] * requests))

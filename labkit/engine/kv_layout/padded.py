@@ -17,45 +17,22 @@ from typing import TYPE_CHECKING
 
 from labkit.engine.attention.sdpa import SdpaAttention
 from labkit.engine.budget.capacity import rounded
-from labkit.engine.kv_layout.accounting import Pieces
-from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.kv_cache import BlockTable, KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.padded_step import pad_batch
-from labkit.engine.kv_layout.rectangle import Rectangle, Span
+from labkit.engine.kv_layout.rectangle import OwnPieces, Rectangle, Span
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch
     from labkit.engine.request import RequestState
 
 
-class Padded:
-    """Makes padded layouts; see ``LayoutKind``.
+def create(shapes: tuple[LayerShape, ...], capacity: int, dtype: str, *, static: bool) -> KVLayout:
+    """Make a layout whose largest rectangle has ``capacity`` rows times columns.
 
-    Parameters
-    ----------
-    block_size
-        Tokens of a block of the budget.
-    static
-        Whether rows of finished requests stay until all are finished.
-    dtype
-        What is cached: float32, float16 or bfloat16.
+    ``static``: rows of finished requests stay until all are finished.
     """
-
-    def __init__(self, block_size: int, *, static: bool, dtype: str = "float32") -> None:
-        self._block_size = block_size
-        self._static = static
-        self._dtype = dtype
-
-    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
-        """Make a layout that may hold the bytes of so many blocks."""
-        return self._layout(shapes, num_blocks * self._block_size)
-
-    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
-        """Make a layout for so many requests of so many tokens each."""
-        return self._layout(shapes, requests * rounded(tokens))
-
-    def _layout(self, shapes: tuple[LayerShape, ...], capacity: int) -> KVLayout:
-        cache = PaddedCache(shapes, capacity, self._dtype, static=self._static)
-        return KVLayout(cache, PaddedMemory(cache))
+    cache = PaddedCache(shapes, capacity, dtype, static=static)
+    return KVLayout(cache, PaddedMemory(cache))
 
 
 @dataclass(slots=True)
@@ -81,18 +58,14 @@ class Row:
         return self.pad + max(self.length, self.prompt)
 
 
-class PaddedCache(Pieces):
-    """Who has which row. A rectangle is promised for the longest prompt and output.
-
-    ``capacity``: rows times columns of the largest rectangle that may be promised;
-    ``static``: whether rows of finished requests stay until all are finished.
-    """
+class PaddedCache(OwnPieces):
+    """Who has which row. A rectangle is promised for the longest prompt and output."""
 
     def __init__(
         self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str, *, static: bool
     ) -> None:
         super().__init__(shapes, capacity, "a row", dtype)
-        self.rectangle = Rectangle(shapes, self.ledger, dtype)
+        self.rectangle = Rectangle(shapes, self.accounts, dtype)
         self.rows: list[Row] = []
         self.columns = self.empty_columns = 0
         self._static = static
@@ -117,13 +90,8 @@ class PaddedCache(Pieces):
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._held[request_id].prompt + self._held[request_id].output
 
-    def release(self, request_id: str) -> None:
-        """Let go of a request's row; one that has none is ignored."""
-        row = self._held.pop(request_id, None)
-        if row is None:
-            return
-        del self._tables[request_id]
-        self._used.forget(request_id)
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        row = self._held.pop(request_id)
         row.live = False
         if not self._static or row.place is None:
             self.rows.remove(row)
@@ -162,15 +130,14 @@ class PaddedCache(Pieces):
         return [row.request_id for row in self.rows if not row.live]
 
     def check(self, running: set[str]) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests hold live rows."""
-        if set(self._held) != running:
-            raise AssertionError(f"rows are held by {set(self._held)}, running are {running}")
+        """Check the rows and the record of bytes held too; see ``KVCache.check``."""
+        super().check(running)
         live = [row.number for row in self.rows if row.live]
         if sorted(live) != sorted(row.number for row in self._held.values()):
             raise AssertionError("a live row belongs to no request")
         if len(live) < len(self.rows) and not (self._static and live):
             raise AssertionError("a row is kept although its request has ended")
-        if self.ledger.held != self.rectangle.nbytes:
+        if self.accounts.held != self.rectangle.nbytes:
             raise AssertionError("the record of bytes held disagrees with the rectangle")
 
     def counters(self) -> dict[str, float]:

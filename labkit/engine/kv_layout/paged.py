@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from labkit.engine import prefix_cache
@@ -12,68 +11,53 @@ from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
 
 if TYPE_CHECKING:
+    from labkit import config
     from labkit.engine.attention.paged_backend import PagedBackend
     from labkit.engine.input_builder import Batch
 
 
-class Paged:
-    """Makes paged layouts; see ``LayoutKind``.
+def create(
+    backend: PagedBackend,
+    shapes: tuple[LayerShape, ...],
+    num_blocks: int,
+    kv: config.KV,
+    dtype: str,
+    prefixes: str = "none",
+    reuse_blocks: int = 1,
+) -> KVLayout:
+    """Make a pool of so many blocks, the null block included.
 
     Parameters
     ----------
-    make_backend
-        Returns a backend that will own the pools of one layout.
-    block_size
-        Tokens in a block.
-    prefixes
-        The prefix cache: none, hash or radix.
-    reuse_blocks
-        Prefixes are reused in multiples of this many blocks.
+    backend
+        Will own the pools.
+    shapes
+        What each layer caches per token.
+    num_blocks, kv
+        How many blocks, of how many tokens.
     dtype
         What the pools hold: float32, float16 or bfloat16.
+    prefixes, reuse_blocks
+        The prefix cache, and of how many blocks a reused prefix is a multiple.
+
+    Raises
+    ------
+    EngineError
+        The backend cannot hold what the layers cache; one line.
     """
-
-    def __init__(
-        self,
-        make_backend: Callable[[], PagedBackend],
-        block_size: int,
-        prefixes: str = "none",
-        reuse_blocks: int = 1,
-        dtype: str = "float32",
-    ) -> None:
-        self._make_backend = make_backend
-        self._block_size = block_size
-        self._prefixes = prefixes
-        self._reuse_blocks = reuse_blocks
-        self._dtype = dtype
-
-    def create(self, shapes: tuple[LayerShape, ...], num_blocks: int) -> KVLayout:
-        """Make a pool of so many blocks, the null block included.
-
-        Raises
-        ------
-        EngineError
-            The backend cannot hold what the layers cache; one line.
-        """
-        backend = self._make_backend()
-        try:
-            backend.allocate(shapes, num_blocks, self._block_size, self._dtype)
-        except ValueError as error:
-            raise EngineError(f"engine.kv.layout=paged: {error}") from error
-        blocks = BlockPool(num_blocks)
-        token_bytes = sum(shape.token_bytes(self._dtype) for shape in shapes)
-        cache = KVCacheManager(
-            blocks,
-            self._block_size,
-            prefix_cache.create(self._prefixes, blocks, self._block_size),
-            self._reuse_blocks,
-            block_bytes=self._block_size * token_bytes,
-        )
-        return KVLayout(cache, PagedMemory(backend))
-
-    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
-        """Make a pool for so many requests of so many tokens each."""
-        return self.create(shapes, requests * -(-tokens // self._block_size) + 1)
+    try:
+        backend.allocate(shapes, num_blocks, kv.block_size, dtype)
+    except ValueError as error:
+        raise EngineError(f"engine.kv.layout=paged: {error}") from error
+    blocks = BlockPool(num_blocks)
+    cache = KVCacheManager(
+        blocks,
+        kv.block_size,
+        prefix_cache.create(prefixes, blocks, kv.block_size),
+        reuse_blocks,
+        block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
+    )
+    return KVLayout(cache, PagedMemory(backend))
 
 
 class PagedMemory:

@@ -1,4 +1,6 @@
-"""A rectangle of keys and values per layer, [rows, kv_heads, capacity, head_dim].
+"""What layouts without blocks share: rectangles of keys and values, and who has which.
+
+A rectangle is one array of keys and one of values per layer, [rows, kv_heads, capacity, head_dim].
 
 The arrays are MLX's, so that its attention reads them where they lie, and are written
 through NumPy views: MLX holds no reader between two steps, for every step is evaluated.
@@ -14,8 +16,23 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.kv_layout.accounting import Ledger
-from labkit.engine.kv_layout.kv_cache import LayerShape
+from labkit.engine.budget.capacity import rounded
+from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache, LayerShape
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Bytes of KV memory: allocated now and at most, and copied from one place to another."""
+
+    held: int = 0
+    peak: int = 0
+    copied: int = 0
+    moves: int = 0
+
+    def allocate(self, size: int) -> None:
+        """Count memory that was allocated; negative: let go."""
+        self.held += size
+        self.peak = max(self.peak, self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +53,13 @@ class Rectangle:
     float16 or bfloat16.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], ledger: Ledger, dtype: str) -> None:
+    def __init__(self, shapes: tuple[LayerShape, ...], accounts: Accounts, dtype: str) -> None:
         self.shapes = shapes
         self.rows = self.capacity = 0
         self._dtype = dtype
         self._layer_bytes = [shape.token_bytes(dtype) for shape in shapes]
         self.token_bytes = sum(self._layer_bytes)
-        self._ledger = ledger
+        self._accounts = accounts
         self._pairs: list[tuple[mx.array, mx.array]] = []
 
     @property
@@ -65,18 +82,18 @@ class Rectangle:
         self._pairs = []
         for shape, token_bytes in zip(self.shapes, self._layer_bytes, strict=True):
             pair = _zeros(shape, rows, capacity, self._dtype)
-            self._ledger.allocate(rows * capacity * token_bytes)
+            self._accounts.allocate(rows * capacity * token_bytes)
             if old:
                 _copy(old.pop(0), pair, spans)
-                self._ledger.free(old_tokens * token_bytes)
+                self._accounts.allocate(-old_tokens * token_bytes)
             self._pairs.append(pair)
         self.rows, self.capacity = rows, capacity
-        self._ledger.copied += sum(span.length for span in spans) * self.token_bytes
-        self._ledger.moves += bool(spans)
+        self._accounts.copied += sum(span.length for span in spans) * self.token_bytes
+        self._accounts.moves += bool(spans)
 
     def drop(self) -> None:
         """Let go of the memory."""
-        self._ledger.free(self.nbytes)
+        self._accounts.allocate(-self.nbytes)
         self._pairs, self.rows, self.capacity = [], 0, 0
 
 
@@ -100,3 +117,63 @@ def _copy(
 def _words(array: mx.array) -> NDArray[Any]:
     """Return a writable view; NumPy has no bfloat16, so that is seen as its 16 bits."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+class OwnPieces(KVCache):
+    """The cache of a layout whose requests have a piece of memory each, numbered.
+
+    Parameters
+    ----------
+    shapes
+        What each layer caches per token.
+    capacity
+        Tokens of memory that may be promised to all requests together.
+    piece
+        What a request has, in words.
+    dtype
+        What is cached: float32, float16 or bfloat16.
+    """
+
+    def __init__(
+        self, shapes: tuple[LayerShape, ...], capacity: int, piece: str, dtype: str
+    ) -> None:
+        super().__init__(sum(shape.token_bytes(dtype) for shape in shapes))
+        self.accounts = Accounts()
+        self._capacity = capacity
+        self._piece = piece
+        self._next = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes allocated now."""
+        return self.accounts.held
+
+    def refusal(self, num_tokens: int) -> str | None:
+        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
+        if rounded(num_tokens) <= self._capacity:
+            return None
+        return (
+            f"need {self._piece} of {rounded(num_tokens)} tokens, there is room for "
+            f"{self._capacity}"
+        )
+
+    def _number(self, request_id: str) -> int:
+        """Name a new request's piece by a number, which is its table and never changes."""
+        number, self._next = self._next, self._next + 1
+        self._tables[request_id] = BlockTable(np.array([number], np.int32))
+        return number
+
+    def counters(self) -> dict[str, float]:
+        """Return bytes held, used and copied since the last reset."""
+        return {
+            "peak_kv_bytes": self.accounts.peak,
+            "kv.bytes_copied": self.accounts.copied,
+            "kv.moves": self.accounts.moves,
+            **super().counters(),
+        }
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held."""
+        super().reset_counters()
+        held = self.accounts.held
+        self.accounts.peak, self.accounts.copied, self.accounts.moves = held, 0, 0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.base import NOTHING, Remap
+from labkit.engine.prefix_cache import NOTHING, PrefixCache, Remap
 
 Tokens = tuple[int, ...]
 ROOT = 0
@@ -33,7 +33,7 @@ class Entry:
     copies: list[int] = field(default_factory=list)
 
 
-class HashPrefixCache:
+class HashPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a hash table.
 
     Every request keeps a *chain*: the entries of its own prefix, found or published, and

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.prefix_cache.base import Remap
+from labkit.engine.prefix_cache import PrefixCache, Remap
 
 Tokens = tuple[int, ...]
 
@@ -41,7 +41,7 @@ class Node:
         )
 
 
-class RadixPrefixCache:
+class RadixPrefixCache(PrefixCache):
     """A ``PrefixCache`` over a radix tree.
 
     Every request's prefix ends with the last block of a node, its *end*. Nodes without

@@ -5,11 +5,15 @@ from __future__ import annotations
 from labkit import config
 from labkit.engine.input_builder import Cut, staircase, window
 from labkit.engine.kv_layout.kv_cache import KVCache
-from labkit.engine.pipeline import RunModel
-from labkit.engine.speculation.base import NoSpeculation, Proposer, Speculation
+from labkit.engine.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModel
 from labkit.engine.speculation.ngram import Ngram
-from labkit.engine.speculation.speculative import Drafting
+from labkit.engine.speculation.speculative import (
+    DraftAndVerify,
+    NoSpeculation,
+    Proposer,
+    Speculation,
+)
 from labkit.engine.stats import Counters
 
 
@@ -26,7 +30,7 @@ def create(
         proposer = DraftModel(run_draft, cache, budget)
     else:
         proposer = Ngram(drafts.ngram_min, drafts.ngram_max)
-    return Drafting(
+    return DraftAndVerify(
         proposer, drafts.num_draft_tokens, budget, cache, options.kv.block_size, counters
     )
 

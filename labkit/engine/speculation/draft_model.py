@@ -10,15 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from labkit import config
+from labkit.engine import dtype, self_test
+from labkit.engine.base import EngineError
+from labkit.engine.forward import Forward
 from labkit.engine.input_builder import Batch, Ints, pack, stack
-from labkit.engine.kv_layout.kv_cache import KVCache
-from labkit.engine.pipeline import RunModel
+from labkit.engine.kv_layout.kv_cache import KVCache, LayerShape, LayoutKind
+from labkit.engine.model_runner import RunModel
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.sampler import Sampler
-from labkit.engine.speculation.base import Wanted
+from labkit.engine.shared_models import SharedModels
+from labkit.engine.speculation.speculative import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +140,52 @@ class DraftModel:
         self._computed[state.request_id] = _Computed(
             state, state.num_tokens, tuple(drafts[:-1]), blocks
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """A draft model over the layers after the target's; ``shapes`` are its own layers'."""
+
+    forward: Forward
+    shapes: tuple[LayerShape, ...]
+    source: str
+
+
+def load_draft(
+    options: config.Engine,
+    model_dir: Path,
+    kind: LayoutKind,
+    target: self_test.Expected,
+    models: SharedModels,
+) -> LoadedDraft | None:
+    """Load the draft that ``options`` name; None where nobody drafts with a model.
+
+    Raises
+    ------
+    EngineError
+        The draft cannot be served, or has another vocabulary; one line with the reason.
+    """
+    if options.speculation is not config.Speculation.draft:
+        return None
+    drafts = options.drafts
+    directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
+    try:
+        ready = models.ready(
+            directory,
+            options.kv.block_size,
+            options.attention.device,
+            kind=dtype.asked(options),
+            layers=drafts.draft_layers,
+            first_layer=len(target.shapes),
+        )
+        loaded, choice, expected = ready.loaded, ready.choice, ready.expected
+        sizes = [asked.logits[0].shape[-1] for asked in (target, expected)]
+        if sizes[0] != sizes[1]:
+            raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
+        shapes = target.shapes + expected.shapes
+        small = kind.holding(shapes, len(expected.sequences), expected.longest)
+        self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
+    except EngineError as error:
+        raise EngineError(f"engine.speculation=draft: {error}") from error
+    layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""
+    return LoadedDraft(choice.forward, expected.shapes, f"{directory.name}{layers}")

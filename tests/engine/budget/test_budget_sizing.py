@@ -13,7 +13,7 @@ from budget_questions import GIB, MIB
 from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.budget import facts, profiling, sizing
+from labkit.engine.budget import facts, sizing
 from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.kv_cache import LayerShape
 from labkit.machine import memory
@@ -41,6 +41,62 @@ def test_the_facts_of_a_shape_are_those_of_the_directory_built_from_it(tiny_dir)
     assert found == dataclasses.replace(planned, name=tiny_dir.name)
     assert facts.of_model(config.Model(shape=TINY)) == planned
     assert facts.of_model(config.Model(path=str(tiny_dir))) == found
+
+
+def loaded_bytes(path):
+    """The bytes of the weights that mlx_lm's class holds, and those of its embedding alone."""
+    from mlx.utils import tree_flatten
+
+    from labkit.engine.model_loader import load
+
+    held = {name: value.nbytes for name, value in tree_flatten(load(path).model.parameters())}
+    (embedding,) = (size for name, size in held.items() if "embed_tokens" in name)
+    return sum(held.values()), embedding
+
+
+@pytest.mark.parametrize(("name", "tied"), [("qwen3", True), ("llama", False)])
+def test_weights_are_counted_as_the_built_model_holds_them(name, tied, model_dir):
+    held, embedding = loaded_bytes(model_dir(name))
+    found = facts.of_directory(model_dir(name))
+    assert found.weight_bytes == held
+    assert found.looked_up == (0 if tied else embedding // 4)
+    assert found.multiplied == held // 4 - found.looked_up
+
+
+def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp_path):
+    """Tied, mlx_lm drops what some directories store all the same."""
+    import mlx.core as mx
+
+    weights = mx.load(str(model_dir("qwen3") / "model.safetensors"))
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
+    (tmp_path / "config.json").write_text((model_dir("qwen3") / "config.json").read_text())
+    found = facts.of_directory(tmp_path)
+    assert found.weight_bytes == loaded_bytes(tmp_path)[0] == loaded_bytes(model_dir("qwen3"))[0]
+    assert found.looked_up == 0
+
+
+def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
+    """The estimate's weights are the built model's, both of its vocabulary's matrices included."""
+    from labkit import workload
+    from labkit.workload.requests import PROCESS_BYTES
+
+    asked = config.Workload(kind=config.WorkloadKind.ragged, concurrency=1, num_requests=1)
+    experiment = config.Experiment(
+        model=config.Model(shape=TINY),
+        workload=asked,
+        ablation=config.Ablation(arms={"base": {}}),
+    )
+    ((prompt, output),) = workload.kind_of(experiment)._source.lengths(experiment)
+    per_token = facts.of_shape(TINY, "tiny").kv_bytes_per_token
+    rest = PROCESS_BYTES + -(-(prompt + output) // 16) * 16 * per_token
+    assert workload.estimate(experiment).bytes == rest + loaded_bytes(tiny_dir)[0]
+
+
+def test_weights_that_are_none_are_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(config.ConfigError, match=r"cannot be read$"):
+        facts.of_weights(tmp_path)
 
 
 def test_half_precision_weights_are_counted_as_loaded(tmp_path):
@@ -83,7 +139,7 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.choose(config.Engine())
-    measured = profiling.activation_bytes(forward, kind, shapes, scheduler)
+    measured = sizing.activation_bytes(forward, kind, shapes, scheduler)
     estimated = facts.of_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
     assert estimated - MIB // 4 < measured < 1.1 * estimated + MIB
@@ -92,10 +148,10 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
 def test_the_largest_step_is_the_largest(tokens, rows):
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
-    lengths = profiling.prompt_lengths(scheduler)
+    lengths = sizing.prompt_lengths(scheduler)
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
     cache = KVCacheManager(BlockPool(num_blocks), 16)
-    batch = profiling.largest_step(lengths, cache)
+    batch = sizing.largest_step(lengths, cache)
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
     assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
     assert batch.block_tables.max() == num_blocks - 1

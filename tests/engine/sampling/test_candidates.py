@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from labkit.engine.request import SamplingParams
-from labkit.engine.sampling import candidates, draw, largest
+from labkit.engine.sampler import candidates, draw, largest
 
 
 def kept(logits, **params):

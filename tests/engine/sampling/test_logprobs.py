@@ -1,6 +1,6 @@
 import numpy as np
 
-from labkit.engine.sampling import logprobs
+from labkit.engine.sampler import logprobs
 
 
 def test_they_are_the_logs_of_the_softmax_likeliest_first():

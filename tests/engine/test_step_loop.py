@@ -9,7 +9,7 @@ from stub_engine import StubModel, make_engine, request, run, solo
 from labkit import config
 from labkit.engine import SamplingParams, create
 from labkit.engine.base import EngineError
-from labkit.engine.pipeline import fill_in
+from labkit.engine.step_loop import fill_in
 
 
 class Held(StubModel):

@@ -1,18 +1,19 @@
-"""What every budget policy shares: the question, the two answers and the Protocol."""
+"""The question put to a budget policy, its ceiling, and the two answers: a pool, or why not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from labkit import config
-from labkit.engine.budget.amounts import size
 from labkit.engine.budget.facts import ModelFacts
 from labkit.machine.memory import Machine
 
 Setting = tuple[str, int | float | str]
+LEAST = 2  # the null block and one that a token can lie in
 # vllm-metal starts no engine with fewer blocks; the null block is one of them.
 LEAST_BLOCKS = 16
+UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,22 @@ class Asked:
         return config.DEFAULT_FRACTION if given is None else given
 
     @property
-    def weights(self) -> Part:
-        """The model's weights."""
-        return Part("weights", self.model.weight_bytes)
+    def policy(self) -> str:
+        """The policy's word."""
+        return self.budget.policy.value
 
-    @property
-    def step(self) -> Part:
-        """The largest step's activations."""
-        return Part("activations", self.activations)
+    def used(self, *, step: bool = True) -> tuple[Part, ...]:
+        """Return what a pool comes beside: the weights, and the largest step's activations."""
+        weights = Part("weights", self.model.weight_bytes)
+        return (weights, Part("activations", self.activations)) if step else (weights,)
+
+    def used_bytes(self, *, step: bool = True) -> int:
+        """Return the bytes of ``used``."""
+        return sum(part.bytes for part in self.used(step=step))
+
+    def blocks_in(self, ceiling: int, *, step: bool = True) -> int:
+        """Return how many blocks ``ceiling`` bytes leave room for."""
+        return (ceiling - self.used_bytes(step=step)) // self.block_bytes
 
     def pool(self, num_blocks: int) -> Part:
         """So many KV blocks, as a part."""
@@ -137,34 +146,89 @@ class Refusal:
         return "; ".join([f"{self.option}: {self.asked}", self.free, *map(str, self.parts), advice])
 
 
-class Policy(Protocol):
-    """How a KV pool's size is found. Pure: the same question has the same answer."""
+@dataclass(frozen=True)
+class Ceiling:
+    """What a policy lets weights, activations and pool take together.
 
-    name: str
-    profiles: bool
-    """Whether the formula subtracts the activations, so that measuring them is worth it."""
+    Parameters
+    ----------
+    bytes
+        All of it.
+    refuse
+        Says why so many blocks are none, and what to set instead.
+    blocks
+        The pool asked for; None: as many blocks as fit.
+    free
+        What may be claimed now (bytes); None: the policy does not look.
+    step
+        Whether it counts the activations.
+    """
 
-    def decide(self, asked: Asked) -> Decision | Refusal:
-        """Size the pool, or say why not."""
+    bytes: int
+    refuse: Callable[[int], Refusal]
+    blocks: int | None = None
+    free: int | None = None
+    step: bool = True
 
 
-def decision(asked: Asked, *, policy: str, ceiling: int, blocks: int, step: bool) -> Decision:
-    """Build a ``Decision``; ``step``: whether the policy counts the activations."""
-    used = (asked.weights, asked.step) if step else (asked.weights,)
+def decide(asked: Asked, ceiling: Ceiling | Refusal) -> Decision | Refusal:
+    """Size the pool under a ceiling, or say why not."""
+    if isinstance(ceiling, Refusal):
+        return ceiling
+    fits = asked.blocks_in(ceiling.bytes, step=ceiling.step)
+    least = LEAST_BLOCKS if ceiling.blocks is None else LEAST
+    blocks = fits if ceiling.blocks is None else ceiling.blocks
+    claimed = ceiling.free is None or ceiling.bytes <= ceiling.free
+    if not (claimed and least <= blocks <= fits):
+        return ceiling.refuse(blocks)
     return Decision(
-        policy=policy,
+        policy=asked.policy,
         machine=asked.machine.name,
-        ceiling=ceiling,
+        ceiling=ceiling.bytes,
         blocks=blocks,
         block_bytes=asked.block_bytes,
-        parts=(*used, asked.pool(blocks)),
+        parts=(*asked.used(step=ceiling.step), asked.pool(blocks)),
     )
 
 
-def nothing_fits(missing: int, machine: Machine) -> str:
-    """Say what helps where no setting does."""
+def refuse(
+    asked: Asked,
+    says: str,
+    pool: Part | None,
+    *,
+    settings: Sequence[Setting] = (),
+    direction: str = "",
+    missing: int,
+    option: str = "",
+    free: str = "",
+    step: bool = True,
+) -> Refusal:
+    """Build a refusal; ``missing``: bytes, to be said where no setting fits.
+
+    ``option`` is the policy unless said, ``free`` what the machine has now, ``step`` whether the
+    activations are among the parts; no ``pool``: the weights alone are too much.
+    """
+    machine = asked.machine
     larger = "choose another engine.budget.machine" if machine.simulated else "free memory"
-    return f"no setting fits, {size(missing)} are missing: {larger} or take a smaller model"
+    return Refusal(
+        option=option or f"engine.budget.policy={asked.policy}",
+        asked=says,
+        free=f"free are {free or size(machine.available)} on {machine.name}",
+        parts=(*asked.used(step=step), *([] if pool is None else [pool])),
+        settings=tuple(settings),
+        direction=direction,
+        otherwise=""
+        if settings
+        else f"no setting fits, {size(missing)} are missing: {larger} or take a smaller model",
+    )
+
+
+def size(count: int) -> str:
+    """Write bytes in the largest unit that they reach."""
+    for unit, scale, decimals in UNITS:
+        if abs(count) >= scale:
+            return f"{count / scale:.{decimals}f} {unit}"
+    return f"{count} bytes"
 
 
 def _write(value: int | float | str) -> str:

@@ -1,0 +1,166 @@
+"""The step loop: schedule, build, forward, sample, update; ``sync`` and ``overlap`` side by side.
+
+``overlap`` keeps one step in flight. While step N runs, the host schedules and builds step N+1;
+once N's tokens are sampled, the rows of N+1 that wait for them are filled in and N+1 is launched;
+then N's results are processed (append, stop, free, detokenise) while N+1 runs. Requests, blocks
+and sampling stay with the thread that calls.
+
+Invariants, each pinned by a test:
+
+- The tokens are those of ``sync``: a row is launched only when its token is known.
+- A request that ends while a step is in flight has one row too many in it, whose result is
+  dropped. Its blocks may be handed out again at once: whoever gets them is launched after
+  the step in flight has ended, and writes a slot before reading it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from labkit import config
+from labkit.engine.base import TokenEvent
+from labkit.engine.decode_shape import Padding
+from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.logits import Logits
+from labkit.engine.model_runner import Runner, Wait
+from labkit.engine.sampler import Sampled, Sampler
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.scheduler_output import SchedulerOutput
+from labkit.engine.speculation.speculative import NoSpeculation, Speculation
+from labkit.engine.stats import Counters
+
+Results = dict[str, Sequence[Sampled]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched; ``logits`` waits for its end."""
+
+    scheduled: SchedulerOutput
+    batch: Batch
+    logits: Wait
+
+
+class StepLoop:
+    """The parts of a step, and the two orders in which they run.
+
+    Parameters
+    ----------
+    pipeline
+        Whose results a step processes: its own, or those of the step before.
+    scheduler, builder, padding, runner, speculation
+        The parts; ``speculation`` says who drafts, and which drafts are kept.
+    counters
+        ``pipeline.overlapped``: steps launched before the results of the one before were
+        processed; ``pipeline.wait_ms``: how long an overlapping host could only wait.
+    """
+
+    def __init__(
+        self,
+        pipeline: config.Pipeline,
+        scheduler: Scheduler,
+        builder: InputBuilder,
+        padding: Padding,
+        runner: Runner,
+        speculation: Speculation,
+        counters: Counters,
+    ) -> None:
+        self._pipeline = pipeline
+        self._scheduler = scheduler
+        self._builder = builder
+        self._padding = padding
+        self._runner = runner
+        self._sampler = Sampler()
+        self._speculation = speculation
+        self._counters = counters
+        self._in_flight: Flight | None = None
+
+    def step(self) -> list[TokenEvent]:
+        """Run one step as ``engine.pipeline`` says; return its events."""
+        return self.overlap() if self._pipeline is config.Pipeline.overlap else self.sync()
+
+    def sync(self) -> list[TokenEvent]:
+        """Launch a step and process its results: nothing is ever in flight."""
+        scheduled = self._schedule()
+        if not scheduled:
+            return []
+        step = self._launch(scheduled, self._build(scheduled))
+        return self._scheduler.update(scheduled, self._sample(step, step.logits()))
+
+    def overlap(self) -> list[TokenEvent]:
+        """Launch a step and process the results of the one before, while it runs."""
+        scheduled, last = self._schedule(), self._in_flight
+        batch = self._build(scheduled) if scheduled else None
+        self._in_flight = None
+        sampled = self._sample(last, self._wait(last)) if last else {}
+        if batch:
+            fill_in(batch, sampled)
+            self._in_flight = self._launch(scheduled, batch)
+            if last:
+                self._counters.add("pipeline.overlapped")
+        return self._scheduler.update(last.scheduled, sampled) if last else []
+
+    def _schedule(self) -> SchedulerOutput:
+        return self._speculation.draft(self._scheduler.schedule())
+
+    def _build(self, scheduled: SchedulerOutput) -> Batch:
+        return self._padding.pad(self._builder.build(scheduled))
+
+    def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> Flight:
+        step = Flight(scheduled, batch, self._runner.launch(batch))
+        decodes = batch.num_tokens - batch.prefill_tokens
+        shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
+        self._counters.add_all(
+            {
+                "steps.total": 1,
+                f"steps.{shape}": 1,
+                f"pipeline.{self._pipeline.value}": 1,
+                f"speculation.{self._speculation.name}": 1,
+                "tokens.prefill": batch.prefill_tokens,
+                "tokens.decode": decodes,
+                "tokens.computed": batch.num_tokens,
+                "tokens.sampled": len(batch.sampling),
+                "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
+            }
+        )
+        return step
+
+    def _wait(self, step: Flight) -> Logits:
+        start = time.perf_counter()
+        try:
+            return step.logits()
+        finally:
+            self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
+
+    def _sample(self, step: Flight, logits: Logits) -> Results:
+        drawn = self._sampler(logits, step.batch.sampling)
+        return self._speculation.accept(step.scheduled, drawn)
+
+    def discard(self) -> None:
+        """Wait for the step in flight and drop its results: every request in it has ended."""
+        last, self._in_flight = self._in_flight, None
+        if last:
+            self._wait(last)
+
+    def close(self) -> None:
+        """Drop the step in flight, the model and who drafts."""
+        self._in_flight = None
+        self._runner.close()
+        self._speculation = NoSpeculation()
+
+
+def fill_in(batch: Batch, sampled: Results) -> None:
+    """Put the tokens that a step had to wait for in their places.
+
+    Raises
+    ------
+    RuntimeError
+        A token is still unknown: the step would compute on nothing.
+    """
+    for row, request_id in batch.unknown:
+        if request_id in sampled:
+            batch.tokens[row] = sampled[request_id][-1].token
+    if batch.tokens.size and batch.tokens.min() < 0:
+        raise RuntimeError("a step was launched before the tokens it computes were known")
