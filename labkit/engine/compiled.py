@@ -2,9 +2,8 @@
 
 Attention has operands of its own shape in every step (block tables, maps) and writes pools that
 nothing else may hold, so a whole step is not compiled; what lies between two attentions is.
-MLX keeps a graph for every shape and never
-forgets one (mlx #4464), so only steps of few shapes use them: decodes alone, where the
-``DecodeShape`` is bounded.
+MLX keeps a graph for every shape and never forgets one (mlx #4464), so only steps of few shapes
+use them: decodes alone, where ``engine.decode_shape`` is not exact.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from labkit import config
 from labkit.engine import (
-    decode_shape,
     dtype,
     kv_layout,
     plugins,
@@ -17,7 +16,7 @@ from labkit.engine import (
 from labkit.engine.base import EngineError, InferenceEngine
 from labkit.engine.budget.sizing import activation_bytes, refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
-from labkit.engine.input_builder import InputBuilder
+from labkit.engine.input_builder import InputBuilder, Padding
 from labkit.engine.invariance import require_invariance
 from labkit.engine.model_runner import ModelRunner, start_by
 from labkit.engine.scheduler import Scheduler
@@ -79,13 +78,13 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
     kind = kv_layout.choose(options)
     machine = memory.find(options.budget.machine)
     refuse_early(options, model_dir, machine)
-    shape = decode_shape.create(options.decode_shape, speculation.rows_of(options))
     ready = models.ready(
         model_dir,
         options.kv.block_size,
         options.attention.device,
         kind=dtype.asked(options),
-        compiled=shape.bounded,
+        # Few shapes, so that each may keep a graph.
+        compiled=options.decode_shape is not config.DecodeShape.exact,
     )
     loaded, choice, expected = ready.loaded, ready.choice, ready.expected
     kind = kv_layout.choose(options, expected.dtype)
@@ -116,7 +115,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
             options.pipeline,
             scheduler,
             InputBuilder(layout.cache, speculation.cut_of(options)),
-            decode_shape.Padding(shape, counters),
+            Padding(options.decode_shape, speculation.rows_of(options), counters),
             start_by(options.pipeline, run_model),
             speculation.create(options, layout.cache, run_draft, counters),
             counters,

@@ -1,16 +1,18 @@
-"""A step's chunks as packed arrays, built once on the host."""
+"""A step's chunks as packed arrays, built once on the host, and padded to a shape."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.config import DecodeShape
 from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.engine.stats import Counters
 
 Ints = NDArray[np.int32]
 # In the place of a token that the step in flight will sample.
@@ -166,3 +168,84 @@ class InputBuilder:
         if tables != self._stacked_for:
             self._stacked_for, self._stacked = tables, stack(tables)
         return self._stacked
+
+
+# How many rows a step of decodes alone is given that needs ``needed``, of the ``capacity`` there
+# can be. A padding row is a sequence of its own, for nobody: token 0 at position 0, its one slot in
+# the null block, which no request reads. Its logits are computed, as in a graph of fixed shape, and
+# not looked at.
+
+
+def exact(needed: int, capacity: int) -> int:
+    """As many rows as tokens."""
+    return needed
+
+
+def bucketed(needed: int, capacity: int) -> int:
+    """The next power of two, at most ``capacity``."""
+    return max(needed, min(1 << (needed - 1).bit_length(), capacity))
+
+
+def fixed(needed: int, capacity: int) -> int:
+    """Always ``capacity``.
+
+    Tested and rejected in llama.cpp's serving loop (seed 003): rows for nobody cost in
+    proportion to how many they are.
+    """
+    return max(needed, capacity)
+
+
+SHAPES: dict[DecodeShape, Callable[[int, int], int]] = {
+    DecodeShape.exact: exact,
+    DecodeShape.bucketed: bucketed,
+    DecodeShape.fixed: fixed,
+}
+
+
+class Padding:
+    """Pads steps of decodes alone, and counts how often a shape comes again.
+
+    ``shape.new``: steps of a shape not seen before; ``shape.reused``: of one seen before, as
+    a cache of graphs sees it; ``shape.repeated``: of the shape of the step before, as an
+    engine that keeps one graph sees it.
+    """
+
+    def __init__(self, shape: DecodeShape, capacity: int, counters: Counters) -> None:
+        self._rows = SHAPES[shape]
+        self._capacity = capacity
+        self._counted = f"decode_shape.{shape.value}"
+        self._counters = counters
+        self._seen: set[tuple[int, int]] = set()
+        self._last: tuple[int, int] | None = None
+
+    def pad(self, batch: Batch) -> Batch:
+        """Return the batch with as many rows as its shape has."""
+        if not batch.prefill_tokens:
+            rows = self._rows(batch.total_q, self._capacity)
+            batch = with_padding(batch, rows - batch.total_q)
+            self._counters.add(self._counted)
+        key = (batch.total_q, len(batch.logit_rows))
+        self._counters.add("shape.reused" if key in self._seen else "shape.new")
+        self._counters.add("shape.repeated", key == self._last)
+        self._counters.add("tokens.padded", batch.padding)
+        self._seen.add(key)
+        self._last = key
+        return batch
+
+
+def with_padding(batch: Batch, count: int) -> Batch:
+    """Return the batch with ``count`` rows more that stand for no request."""
+    if count == 0:
+        return batch
+    nothing, more = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
+    tables = np.zeros((count, batch.block_tables.shape[1]), np.int32)
+    return replace(
+        batch,
+        tokens=np.concatenate([batch.tokens, nothing]),
+        positions=np.concatenate([batch.positions, nothing]),
+        cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, batch.cu_seqlens_q[-1] + more]),
+        seq_lens=np.concatenate([batch.seq_lens, nothing + np.int32(1)]),
+        block_tables=np.concatenate([batch.block_tables, tables]),
+        logit_rows=np.concatenate([batch.logit_rows, np.int32(batch.total_q - 1) + more]),
+        padding=count,
+    )

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 
 from labkit import config
 from labkit.engine.base import TokenEvent
-from labkit.engine.decode_shape import Padding
-from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.input_builder import Batch, InputBuilder, Padding
 from labkit.engine.logits import Logits
 from labkit.engine.model_runner import Runner, Wait
 from labkit.engine.sampler import Sampled, Sampler

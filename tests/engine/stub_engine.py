@@ -8,13 +8,12 @@ returns is a function of that context, so a wrong slot, position or block shows.
 import numpy as np
 
 from labkit import config
-from labkit.engine import decode_shape, prefix_cache
+from labkit.engine import prefix_cache
 from labkit.engine.base import NO_TOKEN
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.decode_shape import Padding
 from labkit.engine.engine import PagedEngine
-from labkit.engine.input_builder import InputBuilder, staircase, window
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.model_runner import start_by
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
@@ -136,7 +135,7 @@ def make_engine(
             how,
             scheduler,
             InputBuilder(cache, CUTS[cut]),
-            Padding(decode_shape.create(config.DecodeShape(shape), rows), counters),
+            Padding(config.DecodeShape(shape), rows, counters),
             start_by(how, model),
             speculation,
             counters,

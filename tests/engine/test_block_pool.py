@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.request import Request, RequestState
 
 

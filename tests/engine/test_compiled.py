@@ -12,7 +12,7 @@ from test_decode_shape import serve
 from test_paged_tokens import create_mlx
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create, decode_shape
+from labkit.engine import Request, SamplingParams, create, input_builder
 from labkit.engine.base import EngineError
 from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.stats import Counters
@@ -84,7 +84,7 @@ def test_nothing_is_compiled_where_shapes_have_no_bound_or_numpy_computes(make, 
 
 def test_padding_rows_change_no_bit_of_a_compiled_step(model_dir, monkeypatch):
     """Whatever token they hold, and though the null block they read and write holds NaN."""
-    real, results = decode_shape.with_padding, []
+    real, results = input_builder.with_padding, []
     for token in (0, 123):
 
         def other(batch, count, token=token):
@@ -92,7 +92,7 @@ def test_padding_rows_change_no_bit_of_a_compiled_step(model_dir, monkeypatch):
             padded.tokens[padded.total_q - count :] = token
             return padded
 
-        monkeypatch.setattr(decode_shape, "with_padding", other)
+        monkeypatch.setattr(input_builder, "with_padding", other)
         engine = create_mlx(options("fixed"), model_dir("llama"))
         results.append(serve(engine, prompts((3, 17, 8))))
         counters = engine.counters()

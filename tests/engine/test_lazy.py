@@ -14,7 +14,8 @@ from test_paged_tokens import create_mlx, prompts, serve
 import labkit
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.attention.spec import STAMP_MASK, launch_stamp
+from labkit.engine.attention.report import launch_stamp
+from labkit.engine.attention.spec import STAMP_MASK
 from labkit.engine.base import StaleLaunchError
 
 LAYERS = 3

@@ -5,7 +5,7 @@ import pytest
 from labkit import config
 from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler

@@ -4,7 +4,7 @@ import pytest
 
 from labkit import config
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler

@@ -9,7 +9,7 @@ from stub_engine import VOCAB, make_engine, solo
 from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.request import Request, SamplingParams
 
 CACHES = [kind.value for kind in config.PrefixCache]

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from labkit.engine.attention import dispatch, validate
 from labkit.engine.attention.dispatch import Dispatch
 from labkit.engine.attention.elements import STORED_AS, name_of
-from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.paged_backend import PagedBackend
-from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.plan import Layer, Plan
 from labkit.engine.attention.report import Launch, Reports, of_step
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
 from labkit.engine.cpu import arguments, decode_attention, launches, tiled_attention

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from labkit.engine.attention.layer import Layer
-from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.plan import Layer, Plan
 from labkit.engine.attention.spec import BQ, Switches
 
 SPLIT_TOKENS = 512  # keys per partition of split_kv=auto

@@ -12,9 +12,8 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.layer import Layer
 from labkit.engine.attention.lazy import LazyBackend
-from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.plan import Layer, Plan
 from labkit.engine.attention.report import LaunchReport
 
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention import plan as plans
 from labkit.engine.attention import report, resolvers, validate
-from labkit.engine.attention.layer import Layer
-from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.plan import Layer, Plan
 from labkit.engine.attention.report import LaunchReport, Reports
 
 if TYPE_CHECKING:

@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from labkit.engine.attention.spec import (
     BLOCKS,
     ITERATIONS,
+    KERNEL_IDS,
+    RESOLVER_IDS,
     STAMP,
+    STAMP_FACTORS,
     STAMP_MASK,
     SURPLUS,
-    launch_stamp,
 )
 
 if TYPE_CHECKING:
     from labkit.engine.attention.dispatch import Dispatch
-    from labkit.engine.attention.layer import Layer
-    from labkit.engine.attention.plan import Plan
+    from labkit.engine.attention.plan import Layer, Plan
 
 # What is added up over launches that are alike.
 SUMS = (
@@ -182,6 +183,20 @@ def _sum(group: Sequence[LaunchReport]) -> LaunchReport:
     shown = next((report for report in group if report.stale), group[0])
     sums: dict[str, Any] = {name: sum(getattr(r, name) for r in group) for name in SUMS}
     return replace(shown, **sums)
+
+
+def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
+    """Return the uint32 that a kernel writes to show that it was this one, in this launch.
+
+    Parameters
+    ----------
+    nonce
+        uint32, different for every launch.
+    kernel, resolver
+        Keys of ``KERNEL_IDS`` and ``RESOLVER_IDS``, as compiled into the kernel.
+    """
+    parts = zip((nonce, KERNEL_IDS[kernel], RESOLVER_IDS[resolver]), STAMP_FACTORS, strict=True)
+    return sum(value * factor for value, factor in parts) & STAMP_MASK
 
 
 @dataclass(frozen=True, slots=True)

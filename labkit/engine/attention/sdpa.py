@@ -13,7 +13,7 @@ from labkit.engine.attention.report import LaunchReport, Reports, summed
 
 @dataclass(frozen=True, slots=True)
 class SdpaLayer:
-    """What does not change of a layer; see ``layer.Layer``. ``sinks``: MLX's, or None."""
+    """What does not change of a layer; see ``plan.Layer``. ``sinks``: MLX's, or None."""
 
     index: int
     scale: float

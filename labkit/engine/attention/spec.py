@@ -19,20 +19,6 @@ STAMP_MASK = 0xFFFFFFFF
 STAMP, ITERATIONS, BLOCKS, SURPLUS = range(4)
 
 
-def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
-    """Return the uint32 that a kernel writes to show that it was this one, in this launch.
-
-    Parameters
-    ----------
-    nonce
-        uint32, different for every launch.
-    kernel, resolver
-        Keys of ``KERNEL_IDS`` and ``RESOLVER_IDS``, as compiled into the kernel.
-    """
-    parts = zip((nonce, KERNEL_IDS[kernel], RESOLVER_IDS[resolver]), STAMP_FACTORS, strict=True)
-    return sum(value * factor for value, factor in parts) & STAMP_MASK
-
-
 @dataclass(frozen=True, slots=True)
 class Switches:
     """How a fused backend indexes and walks; none of it changes what is computed.

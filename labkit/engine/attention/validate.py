@@ -1,4 +1,4 @@
-"""The checks of the attention operation: one text for one mistake, in every backend."""
+"""The checks of layers and their arrays: one text for one mistake, in every backend."""
 
 from __future__ import annotations
 
@@ -6,100 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.layer import Layer
+    from labkit.engine.attention.plan import Layer
 
 MAX_HEAD_DIM = 256
-
-
-def batch(
-    *,
-    block_tables: NDArray[np.int32],
-    seq_lens: NDArray[np.int32],
-    cu_seqlens_q: NDArray[np.int32],
-    num_blocks: int,
-    block_size: int,
-    total_q: int | None,
-) -> NDArray[np.int32]:
-    """Check a step's batch against the pools and return its query lengths.
-
-    Only the blocks of sequences with query tokens are looked at: the rest is padding.
-
-    Raises
-    ------
-    ValueError
-        One line that says what is wrong.
-    """
-    _int32("block_tables", block_tables, ndim=2)
-    _int32("seq_lens", seq_lens, ndim=1)
-    _int32("cu_seqlens_q", cu_seqlens_q, ndim=1)
-    num_seqs = len(seq_lens)
-    if len(cu_seqlens_q) != num_seqs + 1:
-        raise ValueError(
-            f"cu_seqlens_q has {len(cu_seqlens_q)} entries; {num_seqs} sequences need "
-            f"{num_seqs + 1}"
-        )
-    if len(block_tables) != num_seqs:
-        raise ValueError(f"block_tables has {len(block_tables)} rows for {num_seqs} sequences")
-    _prefix_sums(cu_seqlens_q, total_q)
-    query_lens = np.diff(cu_seqlens_q)
-    short = np.flatnonzero(seq_lens < query_lens)
-    if len(short):
-        s = short[0]
-        raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]}: less than the {query_lens[s]} query tokens "
-            f"of sequence {s}"
-        )
-    largest = _used_blocks(block_tables, seq_lens, query_lens, block_size)
-    if largest >= num_blocks:
-        raise ValueError(f"block_tables has block id {largest}: the pools have {num_blocks} blocks")
-    return query_lens
-
-
-def _prefix_sums(cu: NDArray[np.int32], total_q: int | None) -> None:
-    if cu[0] != 0:
-        raise ValueError(f"cu_seqlens_q[0] is {cu[0]}: must be 0")
-    # Compared, not subtracted: a difference of two int32 may wrap round.
-    falls = np.flatnonzero(cu[1:] < cu[:-1])
-    if len(falls):
-        i = falls[0] + 1
-        raise ValueError(f"cu_seqlens_q falls from {cu[i - 1]} to {cu[i]} at index {i}")
-    if total_q is not None and cu[-1] != total_q:
-        raise ValueError(f"cu_seqlens_q ends at {cu[-1]}, not at total_q={total_q}")
-
-
-def _used_blocks(
-    block_tables: NDArray[np.int32],
-    seq_lens: NDArray[np.int32],
-    query_lens: NDArray[np.int32],
-    block_size: int,
-) -> int:
-    """Check the block ids that a query can read and return the largest (or -1)."""
-    counts = np.where(query_lens > 0, -(-seq_lens // block_size), 0)
-    width = block_tables.shape[1]
-    long = np.flatnonzero(counts > width)
-    if len(long):
-        s = long[0]
-        raise ValueError(
-            f"seq_lens[{s}] is {seq_lens[s]}: needs {counts[s]} blocks of {block_size}, "
-            f"block_tables has {width} columns"
-        )
-    used = np.where(np.arange(width) < counts[:, None], block_tables, 0)
-    if used.size and used.min() < 0:
-        s, b = np.argwhere(used < 0)[0]
-        raise ValueError(f"block_tables[{s}, {b}] is {block_tables[s, b]}: negative block id")
-    return int(used.max(initial=0)) if counts.any() else -1
-
-
-def _int32(name: str, array: Any, *, ndim: int) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != np.int32:
-        kind = getattr(array, "dtype", type(array).__name__)
-        raise ValueError(f"{name} must be an array of int32, not {kind}")
-    if array.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} dimensions, not {array.ndim}")
 
 
 def pools(keys: Sequence[Any], values: Sequence[Any]) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention.elements import STORED_AS
-from labkit.engine.attention.layer import Layer
-from labkit.engine.attention.plan import Plan
+from labkit.engine.attention.plan import Layer, Plan
 from labkit.engine.cpu.rows import LAYERS
 
 _NO_WINDOW = 1 << 40  # keys: more than any context

@@ -57,7 +57,7 @@ _FLOAT32, _FLOAT16, _BFLOAT16 = range(len(ELEMENTS))
 
 @inner
 def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
-    """Mix the stamp of this launch; the host's twin is ``spec.launch_stamp``."""
+    """Mix the stamp of this launch; the host's twin is ``report.launch_stamp``."""
     mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + lookup * _RESOLVER_FACTOR
     return mixed & _MASK
 

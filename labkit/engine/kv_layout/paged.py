@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from labkit.engine import prefix_cache
 from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
-from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache, KVLayout, LayerShape, Step
+from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.paged_backend import PagedBackend
     from labkit.engine.input_builder import Batch
+    from labkit.engine.request import RequestState
 
 
 def create(
@@ -58,6 +62,166 @@ def create(
         block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
     )
     return KVLayout(cache, PagedMemory(backend))
+
+
+class KVCacheManager(KVCache):
+    """Reserves blocks for requests, lets them share computed prefixes, takes them back.
+
+    Parameters
+    ----------
+    pool
+        The blocks.
+    block_size
+        Tokens in a block.
+    prefix_cache
+        Over the same pool; None: nothing is reused.
+    reuse_blocks
+        Prefixes are reused in multiples of this many blocks.
+    block_bytes
+        Bytes of a block over all layers.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        prefix_cache: PrefixCache | None = None,
+        reuse_blocks: int = 1,
+        block_bytes: int = 0,
+    ) -> None:
+        super().__init__(block_bytes // block_size)
+        self.pool = pool
+        self.block_size = block_size
+        self.block_bytes = block_bytes
+        self._prefixes = prefix_cache or PrefixCache()
+        self._reuse_blocks = reuse_blocks
+        self._published: dict[str, int] = {}
+        self._reserved = self._hit_tokens = self._queried_tokens = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the blocks that requests hold now."""
+        return self.pool.num_used * self.block_bytes
+
+    @property
+    def _held_tokens(self) -> int:
+        return self.pool.num_used * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks hold ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def refusal(self, num_tokens: int) -> str | None:
+        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
+        needed = self.blocks_for(num_tokens)
+        if needed <= self.pool.capacity:
+            return None
+        return f"need {needed} KV blocks, the pool has {self.pool.capacity}"
+
+    def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
+        """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
+
+        What is found computed are whole blocks; see ``KVCache.reserve``.
+        """
+        request_id = state.request_id
+        if request_id in self._tables:
+            raise ValueError(f"request {request_id} holds blocks already")
+        shared = self._match(state)
+        missing = self.blocks_for(num_tokens) - len(shared)
+        available = self.pool.num_free + self.pool.num_idle - self.pool.idle_among(shared)
+        if missing + ceil(spare * self.pool.capacity) > available:
+            return None
+        self.pool.share(shared)
+        self._prefixes.lock(request_id, state.token_ids, len(shared))
+        blocks = [*shared, *self._allocate(missing)]
+        self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
+        self._published[request_id] = len(shared)
+        self._reserved += 1
+        self._queried_tokens += state.num_tokens
+        self._hit_tokens += len(shared) * self.block_size
+        return len(shared) * self.block_size
+
+    def _match(self, state: RequestState) -> list[int]:
+        most = (state.num_tokens - 1) // self.block_size
+        found = self._prefixes.match(state.token_ids, most)
+        return found[: len(found) - len(found) % self._reuse_blocks]
+
+    def _allocate(self, count: int) -> list[int]:
+        """Take ``count`` blocks that can be had, evicting only what is needed."""
+        if count > self.pool.num_free:
+            self._prefixes.evict(count - self.pool.num_free)
+        return self.pool.allocate(count)
+
+    def grow(self, request_id: str, num_tokens: int) -> bool:
+        """Hold as many more blocks as are missing; see ``KVCache.grow``."""
+        blocks = self._tables[request_id].block_ids
+        missing = self.blocks_for(num_tokens) - len(blocks)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free + self.pool.num_idle:
+            return False
+        more = np.asarray(self._allocate(missing), np.int32)
+        self._tables[request_id] = BlockTable(np.concatenate([blocks, more]))
+        return True
+
+    def publish(self, state: RequestState) -> None:
+        """Offer the full, computed blocks; see ``KVCache.publish``."""
+        request_id = state.request_id
+        self._used.note(request_id, state.num_computed_tokens, self._held_tokens)
+        full = state.num_computed_tokens // self.block_size
+        if full <= self._published[request_id]:
+            return
+        self._published[request_id] = full
+        blocks = self._tables[request_id].block_ids
+        remap = self._prefixes.publish(request_id, state.token_ids, blocks[:full].tolist())
+        if remap:
+            changed = blocks.copy()
+            for index, block in remap.items():
+                changed[index] = block
+            self.pool.share(remap.values())
+            self.pool.free([int(blocks[index]) for index in remap])
+            self._tables[request_id] = BlockTable(changed)
+
+    def _free(self, request_id: str, table: BlockTable) -> None:
+        del self._published[request_id]
+        self.pool.free(table.block_ids.tolist())
+        self._prefixes.unlock(request_id)
+
+    def clear(self) -> None:
+        """Forget every cached prefix that no request holds."""
+        self._prefixes.clear()
+
+    def counters(self) -> dict[str, float]:
+        """Return what blocks and prefixes did since the last reset."""
+        return {
+            "blocks.allocated": self.pool.allocated,
+            "blocks.freed": self.pool.freed,
+            "blocks.peak": self.pool.peak_used,
+            "blocks.headroom": self.pool.capacity - self.pool.peak_used,
+            "blocks.total": self.pool.capacity,
+            "kv_block_bytes": self.block_bytes,
+            "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
+            **super().counters(),
+            f"prefix_cache.{self._prefixes.name}": self._reserved,
+            "prefix.queried_tokens": self._queried_tokens,
+            "prefix.hit_tokens": self._hit_tokens,
+            "prefix.evicted_blocks": self._prefixes.evicted,
+            "prefix.cached_blocks": self.pool.num_kept,
+        }
+
+    def reset_counters(self) -> None:
+        """Start counting anew; peaks restart from what is held."""
+        self.pool.reset_counters()
+        self._used.reset(self._held_tokens)
+        self._prefixes.evicted = 0
+        self._reserved = self._hit_tokens = self._queried_tokens = 0
+
+    def check(self, running: set[str]) -> None:
+        """Check the pool and the prefix cache too; see ``KVCache.check``."""
+        super().check(running)
+        tables = [table.block_ids.tolist() for table in self._tables.values()]
+        self.pool.check(tables, self._prefixes.kept())
+        self._prefixes.check()
 
 
 class PagedMemory:

@@ -14,8 +14,8 @@ from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import facts, sizing
-from labkit.engine.kv_cache_manager import KVCacheManager
 from labkit.engine.kv_layout.kv_cache import LayerShape
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.machine import memory
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token

@@ -4,7 +4,7 @@ import pytest
 
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_cache_manager import KVCacheManager
+from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.prefix_cache.hash import HashPrefixCache
 from labkit.engine.request import Request, RequestState
 
