@@ -263,6 +263,34 @@ def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
     assert set(deepest) == {4 if backend == "gather" else 3}
 
 
+def test_a_default_decode_step_runs_through_few_of_our_files():
+    """What somebody reads who follows one step from the engine to the kernels."""
+    from labkit.models import resolve
+
+    model = resolve(config.Model(shape=config.ModelShape()))
+    engine = create(config.Engine(), model.path)
+    for i in range(3):
+        engine.submit(Request(str(i), (1, 2, 3 + i), SamplingParams(max_tokens=9)))
+    engine.step()
+    engine.step()
+    files = set()
+
+    def note(frame, event, argument):
+        path = frame.f_code.co_filename
+        if path.startswith(OURS):
+            files.add(path.removeprefix(OURS))
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        events = engine.step()
+    finally:
+        sys.settrace(before)
+    assert len(events) == 3 and engine.counters()["steps.decode"] == 2
+    assert {"/engine/engine.py", "/engine/scheduler.py", "/engine/attention/cpu.py"} <= files
+    assert len(files) <= 30, sorted(files)
+
+
 def test_rows_with_a_nan_are_refused(model_dir):
     from labkit.engine.base import InvalidLogitsError
 

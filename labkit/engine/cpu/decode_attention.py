@@ -60,6 +60,7 @@ class Unit(NamedTuple):
     high: int
 
 
+@cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for units of so many rows."""
     return row_bytes(rows, head_dim) + rows * LANES * BYTES

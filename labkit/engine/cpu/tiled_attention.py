@@ -65,6 +65,7 @@ class Unit(NamedTuple):
     high: int
 
 
+@cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for units of so many rows."""
     return row_bytes(-(-rows // ROWS) * ROWS, head_dim) + KEYS * (8 * head_dim + 8) + WAITING
