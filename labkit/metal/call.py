@@ -12,34 +12,16 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel, its operands and its grid.
+    """A kernel, its operands and its grid."""
 
-    Parameters
-    ----------
-    name
-        Names the kernel in Metal's tools.
-    header, body
-        Metal source before the kernel, and of the kernel's own body.
-    inputs
-        Operands by name, in order: arrays, or 0-d arrays for scalars.
-    outputs
-        Shape and dtype of each output by name, in order.
-    template
-        The kernel's template constants (dtype, int or bool) in order.
-    groups
-        Threadgroups along each axis.
-    threads
-        Threads of a threadgroup (one-dimensional).
-    """
-
-    name: str
-    header: str
-    body: str
-    inputs: tuple[tuple[str, mx.array], ...]
-    outputs: tuple[tuple[str, tuple[int, ...], mx.Dtype], ...]
-    template: tuple[tuple[str, Any], ...]
-    groups: tuple[int, int, int]
-    threads: int
+    name: str  # in Metal's tools
+    header: str  # Metal source before the kernel
+    body: str  # Metal source of the kernel's own body
+    inputs: tuple[tuple[str, mx.array], ...]  # by name, in order; scalars are 0-d arrays
+    outputs: tuple[tuple[str, tuple[int, ...], mx.Dtype], ...]  # name, shape, type
+    template: tuple[tuple[str, Any], ...]  # constants (type, int or bool), in order
+    groups: tuple[int, int, int]  # threadgroups along each axis
+    threads: int  # of a threadgroup (one-dimensional)
 
     def on(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
         """Return the call with these operands."""

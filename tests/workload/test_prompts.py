@@ -124,7 +124,7 @@ def workload_cache(tmp_path, monkeypatch):
 def test_prompts_are_made_once_and_named_by_what_decides_them(workload_cache):
     source = CountingSource()
     kind = RequestKind(source)
-    model = ModelDir(Path("nowhere"), "a digest", "test", 64, (), 0, None)
+    model = ModelDir(Path("nowhere"), "a digest", "test", 64, ())
     first = kind._prompts(experiment(), model)
     assert kind._prompts(experiment(), model) == first and source.made == 1
     kind._prompts(experiment(concurrency=3), model)

@@ -15,28 +15,16 @@ MOST_PARTITIONS = 16
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the rule must know of where the kernels run.
+    """What the rule must know of where the kernels run."""
 
-    Parameters
-    ----------
-    busy
-        With so many units none of its cores is idle.
-    most_sharing
-        Query heads that may share one load of a key or value in the decode kernel.
-    tiles_share
-        Whether the tiled kernel's unit is a KV head (else a query head).
-    stream_bytes
-        Bytes of a key's heads, side by side, that one decode unit reads where there are
-        units enough; 0: one head.
-    tile_bytes
-        Bytes of a query row up to which the tiled kernel takes a type and head size, whose
-        matrices must fit the registers.
-    """
-
-    busy: int
-    most_sharing: int
-    tiles_share: bool
+    busy: int  # with so many units none of its cores is idle
+    most_sharing: int  # query heads that may share one load of a key or value in decode
+    tiles_share: bool  # whether the tiled kernel's unit is a KV head (else a query head)
+    # Bytes of a key's heads, side by side, that one decode unit reads where there are units
+    # enough; 0: one head.
     stream_bytes: int
+    # Bytes of a query row up to which the tiled kernel takes a type and head size, whose matrices
+    # must fit the registers.
     tile_bytes: int
 
 
@@ -55,29 +43,15 @@ METAL = Device(112, 8, False, 0, 512)
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """A kernel and its grid.
-
-    Parameters
-    ----------
-    kernel, grid, reason
-        As in ``LaunchReport``.
-    rows
-        Query tokens of a unit.
-    sharing
-        Query heads of a KV head that share one load of a key or value.
-    heads
-        KV heads that one unit serves.
-    partitions
-        Units among which the keys of a query are divided; above 1 ``reduce`` follows.
-    """
+    """A kernel and its grid; ``kernel``, ``grid`` and ``reason`` as in ``LaunchReport``."""
 
     kernel: Literal["decode", "tiled"]
     grid: tuple[int, ...]
     reason: str
-    rows: int
-    sharing: int
-    heads: int = 1
-    partitions: int = 1
+    rows: int  # query tokens of a unit
+    sharing: int  # query heads of a KV head that share one load of a key or value
+    heads: int = 1  # KV heads that one unit serves
+    partitions: int = 1  # units that divide a query's keys; above 1 ``reduce`` follows
 
     @property
     def groups(self) -> tuple[int, int, int]:

@@ -16,42 +16,21 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A bound layer; layers of one ``kind`` are launched alike.
+    """A bound layer; layers of one ``kind`` are launched alike."""
 
-    Parameters
-    ----------
-    index
-        Which layer's pools.
-    kind
-        Number of what the layers have in common: all but ``index`` and ``sinks``.
-    num_heads, num_kv_heads, head_dim, block_size
-        Query heads, KV heads, their size, and tokens in a KV block.
-    dtype
-        Of the pools: ``float32``, ``float16``, ``bfloat16`` (the reference: ``float64``).
-    query_dtype
-        Of queries, new keys and values; None: any, converted to the pools'.
-    scale
-        Factor of the logits.
-    window
-        Only the last so many keys, the query's own included; None: all.
-    softcap
-        ``c``: logits become ``c * tanh(logit * scale / c)``; None: off.
-    sinks
-        [num_heads], one more logit per head in the softmax denominator, unscaled; in the
-        backend's kind of array. None: off.
-    """
-
-    index: int
-    kind: int
+    index: int  # which layer's pools
+    kind: int  # number of what the layers have in common: all but ``index`` and ``sinks``
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
-    dtype: str
-    query_dtype: str | None
-    scale: float
-    window: int | None
-    softcap: float | None
+    dtype: str  # of the pools: float32, float16, bfloat16 (the reference: float64)
+    query_dtype: str | None  # of queries, new keys and values; None: any, converted
+    scale: float  # of the logits
+    window: int | None  # only the last so many keys, the query's own included; None: all
+    softcap: float | None  # c: logits become c * tanh(logit * scale / c); None: off
+    # [num_heads], one more logit per head in the softmax denominator, unscaled; in the backend's
+    # kind of array. None: off.
     sinks: Any
 
     @property
@@ -72,47 +51,23 @@ class Layer:
 
 @dataclass(slots=True)
 class Plan:
-    """A batch of ragged sequences over a paged KV cache, and what is launched on it.
+    """A batch of ragged sequences over a paged KV cache, and what is launched on it."""
 
-    Parameters
-    ----------
-    cu_seqlens_q
-        int32 [num_seqs + 1], prefix sums of the query lengths.
-    seq_lens
-        int32 [num_seqs], context including the new tokens.
-    block_tables
-        int32 [num_seqs, max_blocks], padded with 0.
-    slot_mapping
-        int64 [total_q], ``block * block_size + offset`` of every new token.
-    total_q, num_seqs
-        Packed query tokens; sequences, empty ones included.
-    max_query_len, max_seq_len
-        The largest of each over the batch; 0 where there is none.
-    block_size
-        Tokens in a KV block.
-    resolver, lookup
-        How a kernel finds a unit's sequence, and its operand.
-    map_us
-        Host time (us) of building the resolver's maps; 0 without maps.
-    prepared
-        What a backend derived for each kind of layer (``Layer.kind``), at its first launch.
-    launches
-        What the launches since the last report left, for the backend's ``report``.
-    """
-
-    cu_seqlens_q: Ints
-    seq_lens: Ints
-    block_tables: Ints
-    slot_mapping: NDArray[np.int64]
-    total_q: int
-    num_seqs: int
-    max_query_len: int
+    cu_seqlens_q: Ints  # [num_seqs + 1], prefix sums of the query lengths
+    seq_lens: Ints  # [num_seqs], context including the new tokens
+    block_tables: Ints  # [num_seqs, max_blocks], padded with 0
+    slot_mapping: NDArray[np.int64]  # [total_q], block * block_size + offset of new tokens
+    total_q: int  # packed query tokens
+    num_seqs: int  # empty ones included
+    max_query_len: int  # over the batch; 0 where there is none
     max_seq_len: int
-    block_size: int
-    resolver: Resolver
-    lookup: Any
-    map_us: float
+    block_size: int  # tokens in a KV block
+    resolver: Resolver  # how a kernel finds a unit's sequence
+    lookup: Any  # its operand
+    map_us: float  # the host's time of building the resolver's maps; 0 without maps
+    # What a backend derived for each kind of layer (``Layer.kind``), at its first launch.
     prepared: dict[int | str, Any] = field(default_factory=dict)
+    # What the launches since the last report left, for the backend's ``report``.
     launches: list[Any] = field(default_factory=list)
 
     def taken(self) -> list[Any]:

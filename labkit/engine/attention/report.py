@@ -43,84 +43,45 @@ SUMS = (
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """One launch of an attention kernel, or several that are alike, added up.
+    """One launch of an attention kernel, or several that are alike, added up."""
 
-    Parameters
-    ----------
-    kernel
-        ``decode`` (one query token per unit), ``tiled`` (``BQ`` query rows per unit),
-        ``reference``, ``gather`` or ``sdpa`` (MLX's attention where the keys lie).
-    grid
-        Units launched along each axis: (heads or groups of heads, query tokens) for
-        ``decode``, (heads, Q-blocks) for ``tiled``, (query tokens,) for ``reference``; a
-        padded grid adds the sequences, split-KV the partitions.
-    reason
-        Why this kernel was chosen, in one line.
-    resolver
-        Name of the resolver; a user's own resolver has its own name.
-    stamp, expected_stamp
-        The uint32 that the kernel wrote, and the one that this launch must leave; None and
-        None where attention is MLX's own, which leaves none. Of several launches, those of
-        the first that is stale, else of the first.
-    layer
-        Whose launch it was; of several, as ``stamp``.
-    launches
-        How many are added up here.
-    search_iterations
-        Binary-search iterations, counted by the kernel, over all units.
-    dependent_loads
-        Loads that units waited for, one after the other, to learn their sequence.
-    surplus_threadgroups
-        Units that found no work and exited, counted by the kernel.
-    kv_blocks_visited
-        KV blocks walked, counted by the kernel, over all units.
-    bytes
-        Bytes of K and V in the visited blocks, plus queries and output.
-    map_us
-        Host time (us) of building the resolver's maps, once per step; 0 without maps.
-    device
-        Where a fused kernel ran: ``cpu``, ``metal`` or ``emulated``; None: not one of these.
-    partitions
-        Units among which the keys of a query were divided; above 1 a reduce kernel ran.
-    sharing_heads
-        Query heads that shared one load of a key or value in the decode kernel; 1: none.
-    block_size
-        Tokens in a KV block; None: not said.
-    skipped_blocks, masked_blocks
-        KV blocks outside a sliding window that were left out, or were walked for nothing:
-        what the kernel visited against what it had to, over all units.
-    kv_dtype
-        What the KV pools hold; None: not said.
-    keys, padded_keys
-        ``sdpa`` only: keys that were read, padding included, and those that hold no token.
-    evaluations
-        Evaluations of MLX's graph for these launches alone: by an emulated kernel, which is
-        eager, or for a layer of a model on NumPy.
-    """
-
+    # decode (one query token per unit), tiled (``BQ`` query rows per unit), reference, gather or
+    # sdpa (MLX's attention where the keys lie).
     kernel: str
+    # Units launched along each axis: (heads or groups of heads, query tokens) for decode, (heads,
+    # Q-blocks) for tiled, (query tokens,) for reference; a padded grid adds the sequences,
+    # split-KV the partitions.
     grid: tuple[int, ...]
-    reason: str
-    resolver: str
+    reason: str  # why this kernel was chosen, in one line
+    resolver: str  # a user's own has its own name
+    # The uint32 that the kernel wrote, and the one that this launch must leave; None and None
+    # where attention is MLX's own, which leaves none. Of several launches, those of the first
+    # that is stale, else of the first.
     stamp: int | None = None
     expected_stamp: int | None = None
-    layer: int = 0
-    launches: int = 1
+    layer: int = 0  # whose launch it was; of several, as ``stamp``
+    launches: int = 1  # how many are added up here
+    # Binary-search iterations, and units that found no work and exited, counted by the kernel.
     search_iterations: int = 0
     surplus_threadgroups: int = 0
-    kv_blocks_visited: int = 0
-    bytes: int = 0
-    map_us: float = 0.0
-    device: str | None = None
-    partitions: int = 1
-    sharing_heads: int = 1
-    block_size: int | None = None
-    dependent_loads: int = 0
+    kv_blocks_visited: int = 0  # over all units, counted by the kernel
+    bytes: int = 0  # of keys and values in the visited blocks, of queries and output
+    map_us: float = 0.0  # the host's time of building the resolver's maps, once per step
+    device: str | None = None  # cpu, metal or emulated; None: no fused kernel
+    partitions: int = 1  # among which a query's keys were divided; above 1 reduce followed
+    sharing_heads: int = 1  # query heads that shared one load of a key or value in decode
+    block_size: int | None = None  # tokens in a KV block; None: not said
+    dependent_loads: int = 0  # that units waited for, in turn, to learn their sequence
+    # KV blocks outside a sliding window that were left out, or were walked for nothing: what the
+    # kernel visited against what it had to, over all units.
     skipped_blocks: int = 0
     masked_blocks: int = 0
-    kv_dtype: str | None = None
+    kv_dtype: str | None = None  # what the KV pools hold; None: not said
+    # sdpa only: keys that were read, padding included, and those that hold no token.
     keys: int = 0
     padded_keys: int = 0
+    # Evaluations of MLX's graph for these launches alone: by an emulated kernel, which is eager,
+    # or for a layer of a model on NumPy.
     evaluations: int = 0
 
     @property

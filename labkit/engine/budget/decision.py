@@ -104,33 +104,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why there is no pool, in one line whose last part is what to set.
+    """Why there is no pool, in one line whose last part is what to set."""
 
-    Parameters
-    ----------
-    option
-        What was set, as ``engine.budget.fraction=0.9``.
-    asked
-        What that asks for.
-    free
-        What there is, in words.
-    parts
-        What takes memory.
-    settings
-        The options that would fit; empty where none of this policy's would.
-    direction
-        ``or more``, ``or less`` or nothing.
-    otherwise
-        What to do where no setting fits.
-    """
-
-    option: str
-    asked: str
-    free: str
-    parts: tuple[Part, ...]
-    settings: tuple[Setting, ...] = ()
-    direction: str = ""
-    otherwise: str = ""
+    option: str  # what was set, as ``engine.budget.fraction=0.9``
+    asked: str  # what that asks for
+    free: str  # what there is, in words
+    parts: tuple[Part, ...]  # what takes memory
+    settings: tuple[Setting, ...] = ()  # what would fit; empty where nothing would
+    direction: str = ""  # ``or more``, ``or less`` or nothing
+    otherwise: str = ""  # what to do where no setting fits
 
     def __post_init__(self) -> None:
         """Refuse a refusal that leaves its reader alone."""
@@ -148,27 +130,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a policy lets weights, activations and pool take together.
-
-    Parameters
-    ----------
-    bytes
-        All of it.
-    refuse
-        Says why so many blocks are none, and what to set instead.
-    blocks
-        The pool asked for; None: as many blocks as fit.
-    free
-        What may be claimed now (bytes); None: the policy does not look.
-    step
-        Whether it counts the activations.
-    """
+    """What a policy lets weights, activations and pool take together (bytes)."""
 
     bytes: int
-    refuse: Callable[[int], Refusal]
-    blocks: int | None = None
-    free: int | None = None
-    step: bool = True
+    refuse: Callable[[int], Refusal]  # says why so many blocks are none, and what to set
+    blocks: int | None = None  # the pool asked for; None: as many blocks as fit
+    free: int | None = None  # what may be claimed now; None: the policy does not look
+    step: bool = True  # whether it counts the activations
 
 
 def decide(asked: Asked, ceiling: Ceiling | Refusal) -> Decision | Refusal:

@@ -24,36 +24,16 @@ Kind = str | None
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's sizes.
+    """A model's sizes."""
 
-    Parameters
-    ----------
-    name
-        What messages call it.
-    weight_bytes
-        Its weights, as loaded.
-    kv_bytes_per_token
-        Keys and values of one token in all layers, float32.
-    live_floats
-        Floats that one token keeps alive at a forward's widest point.
-    vocab_size
-        Logits in a row.
-    max_context
-        Tokens it was trained for; None where config.json does not say.
-    float_bytes
-        Bytes of a number that it computes with.
-    looked_up
-        Numbers of an embedding that is no output's too: looked up, never multiplied by.
-    """
-
-    name: str
-    weight_bytes: int
-    kv_bytes_per_token: int
-    live_floats: int
-    vocab_size: int
-    max_context: int | None
-    float_bytes: int = FLOAT
-    looked_up: int = 0
+    name: str  # what messages call it
+    weight_bytes: int  # as loaded
+    kv_bytes_per_token: int  # keys and values of one token in all layers, float32
+    live_floats: int  # that one token keeps alive at a forward's widest point
+    vocab_size: int  # logits in a row
+    max_context: int | None  # tokens it was trained for; None: config.json does not say
+    float_bytes: int = FLOAT  # of a number that it computes with
+    looked_up: int = 0  # numbers of an embedding that is no output's too: never multiplied by
 
     @property
     def multiplied(self) -> int:
