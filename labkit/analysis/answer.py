@@ -49,8 +49,7 @@ class _Result:
 
 def answer(analysis: CellAnalysis) -> str:
     """Answer a cell's question in one sentence, from its verdicts on the primary rows."""
-    arms = [arm.name for arm in analysis.data.arms if arm.role == "arm"]
-    baseline = analysis.data.baseline
+    arms, baseline = analysis.data.asked, analysis.data.baseline
     if not arms:
         return _without_arms(analysis)
     found = {arm: _results(analysis, arm) for arm in arms}
@@ -63,7 +62,7 @@ def answer(analysis: CellAnalysis) -> str:
         return f"No answer: {_invalid(found)}."
     if words.isdisjoint((*MOVED, *FLAT)):
         return f"Not decided: {_undecided(found, baseline)}{missing}."
-    where = "In the emulator" if _emulated(analysis) else "On this machine"
+    where = "In the emulator" if analysis.data.emulated else "On this machine"
     if len(arms) == 1:
         return f"{where} {_clause(arms[0], every, baseline)}{missing}."
     clauses = [_clause(arm, results, None) for arm, results in found.items()]
@@ -85,14 +84,6 @@ def _name(row: Row, several: bool) -> str:
     if row.case == "all":
         return str(row.metric)
     return f"{row.case}: {row.metric}" if several else row.case
-
-
-def _emulated(analysis: CellAnalysis) -> bool:
-    devices = (
-        arm.config.get("engine", {}).get("attention", {}).get("device")
-        for arm in analysis.data.arms
-    )
-    return "emulated" in devices
 
 
 def _missing(analysis: CellAnalysis) -> str:
@@ -222,7 +213,7 @@ def _cause(results: Sequence[_Result]) -> str:
 
 def _without_arms(analysis: CellAnalysis) -> str:
     """Say what there is where nothing was asked: the noise between two equal arms."""
-    control = next((a.name for a in analysis.data.arms if a.role == "control"), None)
+    control = analysis.data.control
     results = _results(analysis, control) if control is not None else []
     known = [r for r in results if r.found.effect_pct is not None]
     if not known:

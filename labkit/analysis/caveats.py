@@ -71,7 +71,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
             "disturb another, and what differs from process to process is paired away; "
             "design=strict adds separate processes that must agree"
         )
-    if not any(arm.role == "control" for arm in data.arms):
+    if data.control is None:
         yield "no A/A control: the noise of this machine is not known"
 
 
@@ -87,7 +87,7 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
-    control = next((a.name for a in analysis.data.arms if a.role == "control"), None)
+    control = analysis.data.control
     rows = [
         (p, one.row.case)
         for one in analysis.judged
@@ -104,12 +104,7 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _emulated(analysis: CellAnalysis) -> Iterator[str]:
-    names = [
-        arm.name
-        for arm in analysis.data.arms
-        if arm.role != "control"
-        and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
-    ]
+    names = analysis.data.emulated
     if names:
         yield (
             f"{', '.join(names)}: the Metal kernels were emulated on a CPU; "

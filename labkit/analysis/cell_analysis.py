@@ -51,6 +51,26 @@ class CellData:
         """The arm that the others are compared with."""
         return self.arms[0].name
 
+    @property
+    def control(self) -> str | None:
+        """The A/A arm, or None."""
+        return next((arm.name for arm in self.arms if arm.role == "control"), None)
+
+    @property
+    def asked(self) -> list[str]:
+        """The arms that the question is about: neither the baseline nor the control."""
+        return [arm.name for arm in self.arms if arm.role == "arm"]
+
+    @property
+    def emulated(self) -> list[str]:
+        """The arms, but for the control, whose Metal kernels ran in the emulator."""
+        return [
+            arm.name
+            for arm in self.arms
+            if arm.role != "control"
+            and arm.config.get("engine", {}).get("attention", {}).get("device") == "emulated"
+        ]
+
     @cached_property
     def looks(self) -> tuple[Look, ...]:
         """The predeclared looks; empty where there are none."""
@@ -193,7 +213,7 @@ class CellAnalysis:
     def comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
         """Per row, each arm against the baseline; nothing in a skipped row."""
         data = self.data
-        tested = sum(arm.role == "arm" for arm in data.arms)
+        tested = len(data.asked)
         per_arm = {
             arm.name: compare_arm(
                 self.rows, arm.name, data.baseline, data.levels, tested if arm.role == "arm" else 1
@@ -208,7 +228,7 @@ class CellAnalysis:
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
         """Every arm in every row that was measured, with its verdict: rows first."""
-        control = next((arm.name for arm in self.data.arms if arm.role == "control"), "")
+        control = self.data.control or ""
         return tuple(
             Judged(index, self.rows[index], found, self._judge(index, found, row.get(control)))
             for index, row in enumerate(self.comparisons)
@@ -280,7 +300,7 @@ def analyse(
 
 
 def analyse_cell(cell_dir: Path) -> dict[str, Any]:
-    """Analyse one cell and give its ``cell.json`` (design.md section 8).
+    """Analyse one cell and return its ``cell.json`` (design.md section 8).
 
     Raises
     ------

@@ -45,12 +45,11 @@ def agreements(turns: CellAnalysis, processes: CellAnalysis) -> list[Agreement]:
     """Compare every arm's effect in every primary row that both cells have."""
     found = []
     theirs = {row.case: i for i, row in enumerate(processes.rows) if row.primary}
-    arms = [arm.name for arm in turns.data.arms if arm.role == "arm"]
     for index, row in enumerate(turns.rows):
         if not row.primary or row.skipped is not None or row.case not in theirs:
             continue
         other = processes.comparisons[theirs[row.case]]
-        for arm in arms:
+        for arm in turns.data.asked:
             pair = turns.comparisons[index].get(arm), other.get(arm)
             agreement = _agreement(row.case, arm, *pair)
             if agreement is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,11 @@ class Analyst:
     def decided(self, cell_dir: Path) -> bool:
         """Tell whether every arm has a verdict in every primary row."""
         analysis = self.cell(cell_dir)
-        arms = {arm.name for arm in analysis.data.arms if arm.role == "arm"}
+        asked = analysis.data.asked
         words = {
-            one.verdict.word for one in analysis.judged if one.row.primary and one.found.arm in arms
+            one.verdict.word
+            for one in analysis.judged
+            if one.row.primary and one.found.arm in asked
         }
         return bool(words) and words <= DECIDED
 
@@ -115,7 +117,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
     words: dict[str, int] = {}
     for row in cell["rows"]:
         for found in row["comparisons"]:
-            if row["primary"] and _role(cell, found["arm"]) == "arm":
+            if row["primary"] and found["arm"] in analysis.data.asked:
                 words[found["verdict"]] = words.get(found["verdict"], 0) + 1
     return {
         "cell": cell["cell"],
@@ -132,22 +134,17 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
     }
 
 
-def _role(cell: Mapping[str, Any], arm: str) -> str:
-    return str(next(a["role"] for a in cell["arms"] if a["name"] == arm))
-
-
 def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     """Adjust the primary rows of all cells as one family, arm by arm."""
     places, families = [], []
-    widest = max(sum(a.role == "arm" for a in x.data.arms) for x in analyses)
+    widest = max(len(analysis.data.asked) for analysis in analyses)
     for analysis in analyses:
         data = analysis.data
-        for arm in data.arms:
-            if arm.role == "arm" and data.withheld is None:
-                tests = row_tests(analysis.rows, arm.name, data.baseline, data.levels.runs, True)
-                if tests:
-                    places.append((analysis, arm.name, list(tests)))
-                    families.append(list(tests.values()))
+        for arm in data.asked if data.withheld is None else ():
+            tests = row_tests(analysis.rows, arm, data.baseline, data.levels.runs, True)
+            if tests:
+                places.append((analysis, arm, list(tests)))
+                families.append(list(tests.values()))
     adjusted = joint_p(families) if families else []
     return [
         {

@@ -25,13 +25,11 @@ from labkit.analysis.statistics.effect import Equivalence, breakpoints, equivale
 from labkit.analysis.statistics.multiplicity import holm
 from labkit.analysis.statistics.permutation import Floats
 from labkit.analysis.statistics.two_sample import Change, Effect, change, study_effect
-from labkit.analysis.verdict import NOISE, Verdict, judge
+from labkit.analysis.verdict import DECIDED, NOISE, Verdict, judge
+from labkit.records import machine_difference
 
-MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
-MEMORY_STEP = 1 << 28  # kernels reserve a little
 NAMES = ("old", "new")
 NOT_COMPARABLE = "not_comparable"
-DECIDED = ("faster", "slower", "equivalent", "trivial")
 
 
 class Refused(ValueError):
@@ -311,15 +309,10 @@ def _cells(
 
 
 def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
-    machines = [analysis.environment for analysis in (one, other)]
-    for field in MACHINE_FIELDS:
-        values = [m.get(field) for m in machines]
-        if field == "memory_bytes":
-            same = len({round(v / MEMORY_STEP) if v else None for v in values}) == 1
-        else:
-            same = values[0] == values[1]
-        if not same:
-            raise Refused(f"other machines: {field} is {values[0]} and {values[1]}")
+    old, new = one.environment, other.environment
+    field = machine_difference(old, new)
+    if field is not None:
+        raise Refused(f"other machines: {field} is {old.get(field)} and {new.get(field)}")
 
 
 def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:

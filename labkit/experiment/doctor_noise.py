@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.machine import cache, fingerprint
-from labkit.records import SCHEMA_VERSION, RecordError, read_json
+from labkit.records import (
+    MACHINE_FIELDS,
+    SCHEMA_VERSION,
+    RecordError,
+    machine_difference,
+    read_json,
+)
 
 NAME = "doctor.json"
 SIGHTS_VERSION = 1  # of the key ``sights``, which a labkit that does not know it ignores
@@ -76,7 +82,7 @@ def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[s
     """
     data = {
         "schema_version": SCHEMA_VERSION,
-        "machine": {name: machine.get(name) for name in fingerprint.MACHINE_FIELDS},
+        "machine": {name: machine.get(name) for name in MACHINE_FIELDS},
         "cv_pct": max(float(noise["matmul_cv_pct"]), float(noise["bandwidth_cv_pct"])),
         "sights": {
             "version": SIGHTS_VERSION,
@@ -110,7 +116,7 @@ def _kept() -> Mapping[str, Any]:
     """Read what is kept for this machine; empty where there is nothing that can be read."""
     try:
         data = read_json(cache.root() / NAME)
-        same = fingerprint.same_machine(data["machine"], fingerprint.take())
-        return data if same else {}
+        other = machine_difference(data["machine"], fingerprint.take())
+        return data if other is None else {}
     except (OSError, RecordError, LookupError, TypeError, ValueError, AttributeError):
         return {}

@@ -12,7 +12,7 @@ from labkit.analysis.statistics.power import freedom
 from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
 from labkit.experiment.arms import ComposedCell
 from labkit.machine import fingerprint
-from labkit.records import Arm, RecordError, read_arms, read_cell, read_runs
+from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
 
 LOOKED_THROUGH = 40  # cells, newest first
 FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
@@ -35,7 +35,7 @@ def studies(
             data, arms = read_cell(path.parent), read_arms(path.parent)
         except RecordError:
             continue
-        same = fingerprint.same_machine(data.get("environment", {}), here)
+        same = machine_difference(data.get("environment", {}), here) is None
         where = data["design"].get("isolation", "process")
         baseline = next((arm for arm in arms if arm.role == "baseline"), None)
         if same and where == isolation.value and baseline and _same_work(baseline, ours):

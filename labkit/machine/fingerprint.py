@@ -26,7 +26,6 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -36,9 +35,6 @@ from labkit.machine.reading import Readers, collect
 from labkit.machine.system import system
 
 PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
-# What "the same machine" means: never the host's name.
-MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
-MEMORY_STEP = 1 << 28  # kernels reserve a little: compare in steps of 256 MiB
 
 
 def take() -> dict[str, Any]:
@@ -106,26 +102,3 @@ def utc_now() -> str:
     """Return the wall clock's time as ``2026-11-20T20:00:00.000Z``."""
     now = datetime.datetime.now(datetime.UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Say how two fingerprints' machines differ, one line per field; empty if they don't."""
-    return [
-        f"{name}: {a.get(name)} and {b.get(name)}"
-        for name in MACHINE_FIELDS
-        if _comparable(name, a.get(name)) != _comparable(name, b.get(name))
-    ]
-
-
-def same_machine(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Tell whether two fingerprints are of one kind of machine.
-
-    That is CPU model, cores, memory, OS and accelerator, never the host's name.
-    """
-    return not differences(a, b)
-
-
-def _comparable(name: str, value: Any) -> Any:
-    if name == "memory_bytes" and isinstance(value, int):
-        return round(value / MEMORY_STEP)
-    return value

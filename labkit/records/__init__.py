@@ -7,6 +7,7 @@ Standard library only.
 from labkit.records.codec import read_json, write_json
 from labkit.records.schema import (
     BETTER,
+    MACHINE_FIELDS,
     OUTCOMES,
     PROCESSES,
     ROLES,
@@ -16,6 +17,7 @@ from labkit.records.schema import (
     Metric,
     Record,
     RecordError,
+    machine_difference,
     parse_run_name,
     run_name,
 )
@@ -31,6 +33,7 @@ from labkit.records.store import (
 
 __all__ = [
     "BETTER",
+    "MACHINE_FIELDS",
     "OUTCOMES",
     "PROCESSES",
     "ROLES",
@@ -40,6 +43,7 @@ __all__ = [
     "Metric",
     "Record",
     "RecordError",
+    "machine_difference",
     "parse_run_name",
     "read",
     "read_arm",

@@ -189,3 +189,18 @@ class Arm:
             "claims": {"identity": self.identity, "engaged": list(self.engaged)},
             **self.extra,
         }
+
+
+# What "the same machine" means in a record's environment: never the host's name.
+MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
+MEMORY_STEP = 1 << 28  # kernels reserve a little: compare in steps of 256 MiB
+
+
+def machine_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    """Return the first field in which two environments are of different kinds of machine."""
+    return next((n for n in MACHINE_FIELDS if _compared(n, a) != _compared(n, b)), None)
+
+
+def _compared(name: str, environment: Mapping[str, Any]) -> Any:
+    value = environment.get(name)
+    return round(value / MEMORY_STEP) if value and name == "memory_bytes" else value

@@ -1,11 +1,12 @@
 """The first sentence: right for every mix of verdicts, and the same in every form."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from labkit.analysis.answer import answer
-from labkit.analysis.cell_analysis import Judged, analyse
+from labkit.analysis.cell_analysis import CellData, Judged, analyse
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.rows import Row
 from labkit.analysis.verdict import Verdict
@@ -34,7 +35,7 @@ def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu"
         built.append(Row(name, "dispatch_us", unit, "lower", True, "too large"))
     everyone = (arm("search", "baseline", device), *(arm(a, device=device) for a in arms),
                 arm("control", "control", device))  # fmt: skip
-    data = SimpleNamespace(arms=everyone, baseline="search")
+    data = CellData(Path("cell"), {}, everyone, ())
     return SimpleNamespace(data=data, rows=built, judged=judged)
 
 

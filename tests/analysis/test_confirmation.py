@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.cell_analysis import CellData, analyse
 from labkit.analysis.comparison import Levels, compare_arm
 from labkit.analysis.confirmation import agreements, sentence
 from labkit.analysis.rows import Row, Value
@@ -26,7 +27,9 @@ def simulated(rng, effect, noise, blocks, runs):
     (comparison,) = compare_arm([row], "arm", "base", levels)
     arms = [SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")]
     return SimpleNamespace(
-        rows=[row], comparisons=[{"arm": comparison}], data=SimpleNamespace(arms=arms)
+        rows=[row],
+        comparisons=[{"arm": comparison}],
+        data=CellData(Path("cell"), {}, tuple(arms), ()),
     )
 
 

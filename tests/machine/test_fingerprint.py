@@ -52,23 +52,6 @@ def test_no_process_is_started(monkeypatch):
     assert fingerprint.take()["cores"] >= 1
 
 
-def test_the_same_machine_is_told_without_the_host_s_name():
-    mine = fingerprint.facts()
-    assert fingerprint.same_machine(mine, {**mine, "host": "another", "os_release": "newer"})
-    nearly = {**mine, "memory_bytes": mine["memory_bytes"] + 4096}
-    assert fingerprint.same_machine(mine, nearly)
-    for field, value in (
-        ("cpu_model", "other"),
-        ("cores", 999),
-        ("memory_bytes", mine["memory_bytes"] * 2),
-        ("os", "Plan 9"),
-        ("accelerator", "a big one"),
-    ):
-        changed = {**mine, field: value}
-        assert not fingerprint.same_machine(mine, changed)
-        assert fingerprint.differences(mine, changed) == [f"{field}: {mine.get(field)} and {value}"]
-
-
 def test_the_environment_s_digest_sees_every_variable(monkeypatch):
     before = fingerprint.environ()
     monkeypatch.setenv("LABKIT_TEST_X", "1")

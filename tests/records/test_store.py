@@ -16,6 +16,7 @@ from labkit.records import (
     Metric,
     Record,
     RecordError,
+    machine_difference,
     parse_run_name,
     read,
     read_arm,
@@ -232,3 +233,19 @@ def test_other_names_are_refused(name):
 )
 def test_an_arm_claims_its_engine_by_word_or_class(config, counter):
     assert Arm("base", "baseline", {}, config).engine_counter == counter
+
+
+def test_the_same_machine_is_told_without_the_host_s_name():
+    mine = {"cpu_model": "one", "cores": 2, "memory_bytes": 24 << 30, "os": "Linux", "host": "a"}
+    assert machine_difference(mine, {**mine, "host": "another", "os_release": "newer"}) is None
+    nearly = {**mine, "memory_bytes": mine["memory_bytes"] + 4096}
+    assert machine_difference(mine, nearly) is None
+    for field, value in (
+        ("cpu_model", "other"),
+        ("cores", 999),
+        ("memory_bytes", mine["memory_bytes"] * 2),
+        ("os", "Plan 9"),
+        ("accelerator", "a big one"),
+    ):
+        changed = {**mine, field: value}
+        assert machine_difference(mine, changed) == field

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.rendering import svg
+from labkit.analysis.sentences import control_name, real_arms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,12 +38,11 @@ STYLE: Mapping[str, Any] = {
 
 def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
     """Return every arm's colour and mark; the control is grey."""
-    real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
+    real, control = real_arms(cell), control_name(cell)
     styles = {
         name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
     }
-    control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
-    return {**styles, **{name: (CONTROL_COLOUR, "x") for name in control}}
+    return styles if control is None else {**styles, control: (CONTROL_COLOUR, "x")}
 
 
 def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
@@ -50,13 +50,12 @@ def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
 
     There are six colours that everybody can tell apart; the lines of further arms are dashed.
     """
-    real = [arm["name"] for arm in cell["arms"] if arm["role"] != "control"]
+    real, control = real_arms(cell), control_name(cell)
     styles = {
         name: (f"arm{i % 6}{' dashed' if i >= 6 else ''}", svg.MARKS[i % len(svg.MARKS)])
         for i, name in enumerate(real)
     }
-    control = [arm["name"] for arm in cell["arms"] if arm["role"] == "control"]
-    return {**styles, **{name: ("control", "cross") for name in control}}
+    return styles if control is None else {**styles, control: ("control", "cross")}
 
 
 @contextmanager
