@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit import config
 from labkit.engine.attention.spec import ITEM_BYTES
-from labkit.machine.targets import has_metal
+from labkit.machine.macos import has_metal
 
 # What MLX's attention is part of: the model runs on MLX's default device then.
 MLX_BACKENDS = ("gather", "sdpa")

@@ -14,13 +14,13 @@ from pathlib import Path
 from labkit.cli import say
 from labkit.mac import bundle
 from labkit.mac.steps import INTERRUPTED, PASSED, Step, all_steps, run_all
-from labkit.machine import memory, targets
+from labkit.machine import macos, memory
 
 PROG = "python -m labkit.mac"
 
 
 def main(
-    has_metal: Callable[[], bool] = targets.has_metal,
+    has_metal: Callable[[], bool] = macos.has_metal,
     make_steps: Callable[[Path, int], Sequence[Step]] = all_steps,
 ) -> int:
     """Run the steps below ``outputs/`` and return the exit code."""

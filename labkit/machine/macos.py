@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 import struct
 import sys
@@ -26,6 +27,11 @@ FACT_NUMBERS = {
     "page_bytes": "hw.pagesize",
 }
 THERMAL_STATES = ("nominal", "fair", "serious", "critical")
+
+
+def has_metal() -> bool:
+    """Tell whether this is Apple silicon under macOS."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def facts() -> dict[str, Any]:

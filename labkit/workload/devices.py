@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from labkit.config import Attention, Device, Experiment, require
-from labkit.machine.targets import compiler, has_metal, missing_compiler
+from labkit.config import Attention, ConfigError, Device, Experiment, require
+from labkit.machine.macos import has_metal
 
 
 def queued(attention: Attention) -> bool:
@@ -28,4 +28,10 @@ def check(experiment: Experiment) -> None:
         "machine; leave it null",
     )
     if device is Device.emulated:
-        require(compiler() is not None, f"engine.attention.{missing_compiler()}")
+        from labkit.metal.emulator.build import compiler_path
+        from labkit.metal.emulator.errors import EmulatorUnavailable
+
+        try:
+            compiler_path()
+        except EmulatorUnavailable as error:
+            raise ConfigError(f"engine.attention.{error}") from None

@@ -36,6 +36,7 @@ PACKAGES = {  # and the folders whose tests are asked
     "labkit/records": ("tests/records", "tests/experiment", "tests/analysis"),
     "labkit/workload": ("tests/workload", "tests/experiment"),
     "labkit/experiment": ("tests/experiment", "tests/workload", "tests"),
+    "labkit/machine": ("tests/machine", "tests/experiment"),
 }
 SAMPLE = 100
 TESTS_S = 30.0  # of tests that a mutant meets, by what they take unbroken

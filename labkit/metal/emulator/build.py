@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from importlib.resources import files
 from pathlib import Path
 
 from labkit.machine import cache as user_cache
-from labkit.machine import targets
 from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.translate import Translation
 
@@ -64,18 +64,27 @@ class Compiler:
     version: str
 
 
+def compiler_path() -> str:
+    """Return where g++ is; raises :class:`EmulatorUnavailable`."""
+    found = shutil.which("g++")
+    if found is None:
+        raise EmulatorUnavailable(
+            "device=emulated: no g++ on PATH; install a C++17 compiler (g++ 12 or later) "
+            "or set device=cpu"
+        )
+    return found
+
+
 @cache
-def find_compiler(path: str | None = None) -> Compiler:
-    """Return g++ (or ``path``), with its version.
+def find_compiler() -> Compiler:
+    """Return g++ with its version.
 
     Raises
     ------
     EmulatorUnavailable
         There is none; the message says what to install.
     """
-    found = targets.compiler(path)
-    if found is None:
-        raise EmulatorUnavailable(targets.missing_compiler(path))
+    found = compiler_path()
     version = subprocess.run(
         [found, "--version"], capture_output=True, text=True, check=False
     ).stdout.split("\n")[0]
