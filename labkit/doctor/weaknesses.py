@@ -1,12 +1,11 @@
 """What would weaken a study on this machine, and how to fix each.
 
-``Facts`` is what was read and measured; every rule is a function from it to at most one
-``Weakness``.
+``Facts`` is what was read and measured; every rule yields the weaknesses that it sees in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,153 +59,96 @@ class Weakness:
 
 
 def find(facts: Facts) -> list[Weakness]:
-    """Apply every rule, the gravest first."""
-    found = (rule(facts) for rule in RULES)
-    return [weakness for weakness in found if weakness is not None]
+    """Return what there is, the gravest first."""
+    rules = (_noise, _memory, _blas, _power, _clock, _container, _metal)
+    return [weakness for rule in rules for weakness in rule(facts)]
 
 
-def _noise(facts: Facts) -> Weakness | None:
+def _noise(facts: Facts) -> Iterator[Weakness]:
+    """Judge what was measured."""
     noise = facts.measured["noise"]
     worst = max(noise["matmul_cv_pct"], noise["bandwidth_cv_pct"])
-    if worst <= NOISY_PCT:
-        return None
-    return Weakness(
-        f"equal work varies by {worst:.1f} %, more than the {NOISY_PCT:g} % margin",
-        "fix the causes below, or design=strict (8 blocks)",
-    )
+    if worst > NOISY_PCT:
+        yield Weakness(
+            f"equal work varies by {worst:.1f} %, more than the {NOISY_PCT:g} % margin",
+            "fix the causes below, or design=strict (8 blocks)",
+        )
+    others, steal = facts.measured["others_pct"], facts.measured["steal_pct"]
+    if others > OTHERS_PCT:
+        yield Weakness(
+            f"other programs took {others:.0f} % of the cores meanwhile",
+            "end them (top shows which), or wait",
+        )
+    if steal is not None and steal > STEAL_PCT:
+        yield Weakness(
+            f"other virtual machines took {steal:.0f} % of the cores",
+            "use a dedicated host, or more blocks: design=strict",
+        )
 
 
-def _others(facts: Facts) -> Weakness | None:
-    share = facts.measured["others_pct"]
-    if share <= OTHERS_PCT:
-        return None
-    return Weakness(
-        f"other programs took {share:.0f} % of the cores meanwhile",
-        "end them (top shows which), or wait",
-    )
+def _memory(facts: Facts) -> Iterator[Weakness]:
+    free = facts.machine.available
+    if free < LITTLE:
+        yield Weakness(f"only {free / GIB:.1f} GiB of memory are free", "close programs")
+    used = (facts.environment.get("swap") or {}).get("used_bytes", 0)
+    if used >= GIB // 4:
+        yield Weakness(f"{used / GIB:.1f} GiB are swapped out", "close programs, or reboot")
 
 
-def _steal(facts: Facts) -> Weakness | None:
-    share = facts.measured["steal_pct"]
-    if share is None or share <= STEAL_PCT:
-        return None
-    return Weakness(
-        f"other virtual machines took {share:.0f} % of the cores",
-        "use a dedicated host, or more blocks: design=strict",
-    )
-
-
-def _no_metal(facts: Facts) -> Weakness | None:
-    if facts.measured["mlx"]["metal"]:
-        return None
-    return Weakness(
-        "no Metal here: timings are of CPU kernels and say nothing about a Mac's GPU",
-        "run the same command on a Mac to publish Metal numbers",
-    )
-
-
-def _blas(facts: Facts) -> Weakness | None:
+def _blas(facts: Facts) -> Iterator[Weakness]:
     reason = facts.measured["mlx"]["blas_reason"]
-    if reason is None:
-        return None
-    return Weakness("MLX multiplies with the reference BLAS, 30 to 60 times slower", str(reason))
+    if reason is not None:
+        what = "MLX multiplies with the reference BLAS, 30 to 60 times slower"
+        yield Weakness(what, str(reason))
 
 
-def _battery(facts: Facts) -> Weakness | None:
-    if not facts.on_battery:
-        return None
-    return Weakness("the machine runs on its battery", "plug it in")
-
-
-def _low_power(facts: Facts) -> Weakness | None:
-    if not facts.environment.get("low_power_mode"):
-        return None
-    return Weakness("low power mode is on", "System Settings, Battery: Low Power Mode: Never")
-
-
-def _thermal(facts: Facts) -> Weakness | None:
+def _power(facts: Facts) -> Iterator[Weakness]:
+    if facts.on_battery:
+        yield Weakness("the machine runs on its battery", "plug it in")
+    if facts.environment.get("low_power_mode"):
+        yield Weakness("low power mode is on", "System Settings, Battery: Low Power Mode: Never")
     thermal = facts.environment.get("thermal")
     if isinstance(thermal, str) and thermal != "nominal":
-        return Weakness(f"the thermal state is {thermal}", "let it cool down for some minutes")
-    return None
+        yield Weakness(f"the thermal state is {thermal}", "let it cool down for some minutes")
 
 
-def _governor(facts: Facts) -> Weakness | None:
+def _clock(facts: Facts) -> Iterator[Weakness]:
     governor = facts.settings.get("governor")
-    if governor in (None, "performance"):
-        return None
-    return Weakness(
-        f"the clock's governor is {governor}", "sudo cpupower frequency-set -g performance"
-    )
-
-
-def _boost(facts: Facts) -> Weakness | None:
+    if governor not in (None, "performance"):
+        yield Weakness(
+            f"the clock's governor is {governor}", "sudo cpupower frequency-set -g performance"
+        )
+    turbo = "turbo is on: the clock follows temperature and load"
     if facts.settings.get("boost") == "1":
-        command = "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost"
+        yield Weakness(turbo, "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost")
     elif facts.settings.get("no_turbo") == "0":
-        command = "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
-    else:
-        return None
-    return Weakness("turbo is on: the clock follows temperature and load", command)
+        yield Weakness(turbo, "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo")
 
 
-def _hidden_clock(facts: Facts) -> Weakness | None:
-    if facts.environment.get("os") != "Linux" or "governor" in facts.settings:
-        return None
-    return Weakness(
-        "the clock's governor cannot be read (a virtual machine or container)",
-        "nothing to set: the A/A control shows what it does",
-    )
-
-
-def _quota(facts: Facts) -> Weakness | None:
+def _container(facts: Facts) -> Iterator[Weakness]:
+    """Judge what a container or a virtual machine is given, and hides."""
     cores = (facts.environment.get("cgroup") or {}).get("cores")
-    if cores is None:
-        return None
-    return Weakness(
-        f"a CPU quota of {cores:g} cores stops the process when it is spent",
-        "ask for whole cores (a cpuset) instead of a quota",
-    )
+    if cores is not None:
+        yield Weakness(
+            f"a CPU quota of {cores:g} cores stops the process when it is spent",
+            "ask for whole cores (a cpuset) instead of a quota",
+        )
+    nodes = str(facts.settings.get("numa_nodes", "0")).strip()
+    if nodes != "0":
+        yield Weakness(
+            f"memory is spread over NUMA nodes {nodes}",
+            "numactl --cpunodebind=0 --membind=0 python -m labkit ...",
+        )
+    if facts.environment.get("os") == "Linux" and "governor" not in facts.settings:
+        yield Weakness(
+            "the clock's governor cannot be read (a virtual machine or container)",
+            "nothing to set: the A/A control shows what it does",
+        )
 
 
-def _numa(facts: Facts) -> Weakness | None:
-    nodes = str(facts.settings.get("numa_nodes", "0"))
-    if nodes.strip() == "0":
-        return None
-    return Weakness(
-        f"memory is spread over NUMA nodes {nodes}",
-        "numactl --cpunodebind=0 --membind=0 python -m labkit ...",
-    )
-
-
-def _swap(facts: Facts) -> Weakness | None:
-    used = (facts.environment.get("swap") or {}).get("used_bytes", 0)
-    if used < GIB // 4:
-        return None
-    return Weakness(f"{used / GIB:.1f} GiB are swapped out", "close programs, or reboot")
-
-
-def _memory(facts: Facts) -> Weakness | None:
-    free = facts.machine.available
-    if free >= LITTLE:
-        return None
-    return Weakness(f"only {free / GIB:.1f} GiB of memory are free", "close programs")
-
-
-RULES: tuple[Callable[[Facts], Weakness | None], ...] = (
-    _noise,
-    _others,
-    _steal,
-    _memory,
-    _swap,
-    _blas,
-    _battery,
-    _low_power,
-    _thermal,
-    _governor,
-    _boost,
-    _quota,
-    _numa,
-    _hidden_clock,
-    _no_metal,
-)
+def _metal(facts: Facts) -> Iterator[Weakness]:
+    if not facts.measured["mlx"]["metal"]:
+        yield Weakness(
+            "no Metal here: timings are of CPU kernels and say nothing about a Mac's GPU",
+            "run the same command on a Mac to publish Metal numbers",
+        )

@@ -134,20 +134,9 @@ def active() -> str:
     return "openblas" if _loaded() else "stock"
 
 
-def _provenance(
-    name: str,
-    version: str | None = None,
-    core: str | None = None,
-    path_digest: str | None = None,
-    threads: int | None = None,
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "version": version,
-        "core": core,
-        "path_digest": path_digest,
-        "threads": threads,
-    }
+def _provenance(name: str, **known: Any) -> dict[str, Any]:
+    unknown = {"version": None, "core": None, "path_digest": None, "threads": None}
+    return {"name": name, **unknown, **known}
 
 
 def _loaded() -> bool:
