@@ -131,8 +131,10 @@ def measure_mlx(rounds: int) -> Iterator[dict]:
     from labkit.machine import blas
     from labkit.machine.threads import core_count
 
-    built = blas.prepare()
-    blas.activate("openblas" if built.path else "stock", core_count())
+    try:
+        blas.activate("openblas", core_count())
+    except blas.BlasUnavailable:
+        blas.activate("stock", core_count())
     import mlx.core as mx
 
     cases = [("decode", s, 1, c, *rest) for s, c, *rest in DECODE]

