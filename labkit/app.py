@@ -149,7 +149,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     """
     from hydra import compose
 
-    from labkit.experiment.arms import compose_cell, expand
+    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.composer import Composer, expand
     from labkit.experiment.config_errors import one_line
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
@@ -171,7 +172,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         # Without -m Hydra keeps the overrides as typed, and names the folder by them.
         if not command.multirun:
             cells = [task]
-        composed = [compose_cell(hydra, cell) for cell in cells]
+        composer = Composer()
+        composed = [compose_cell(hydra, cell, composer) for cell in cells]
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
         raise ConfigError(f"two cells are the same: {max(names, key=names.count)}")

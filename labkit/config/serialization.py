@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from enum import Enum
 from types import NoneType, UnionType
@@ -37,6 +38,9 @@ def from_plain(cls: type[T], data: Any) -> T:
     return cast(T, _build(cls, data, ""))
 
 
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _build(kind: Any, data: Any, where: str) -> Any:
     origin = typing.get_origin(kind)
     if origin in (typing.Union, UnionType):
@@ -58,7 +62,7 @@ def _build(kind: Any, data: Any, where: str) -> Any:
             raise ConfigError(f"{where}={data}: allowed are {choices}") from None
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         prefix = f"{where}." if where else ""
         unknown = [key for key in data if key not in hints]
         require(not unknown, f"{prefix}{''.join(unknown[:1])}: no such option")

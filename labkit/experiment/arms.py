@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,14 +21,13 @@ from labkit.config import (
     Design,
     Experiment,
     Isolation,
-    from_plain,
     own_classes,
     require,
     to_plain,
 )
 from labkit.experiment import claims
 from labkit.experiment.cell import Cell
-from labkit.experiment.config_errors import one_line
+from labkit.experiment.composer import Composer, quote
 from labkit.records import PROCESSES, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config
@@ -62,47 +60,14 @@ def cell_name(task_overrides: Iterable[str]) -> str:
     return name
 
 
-def expand(overrides: Sequence[str], params: Mapping[str, Any] | None = None) -> list[list[str]]:
-    """Expand comma overrides into one list of overrides per cell, in the sweeper's order.
-
-    ``params``: ``hydra.sweeper.params`` of the composed config.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parser = OverridesParser.create()
-    lists: list[list[str]] = []
-    swept = [f"{key}={value}" for key, value in (params or {}).items()]
-    for override in parser.parse_overrides([*swept, *overrides]):
-        key = override.get_key_element()
-        if override.is_sweep_override():
-            require(override.is_discrete_sweep(), f"{override.input_line}: not a list of values")
-            lists.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            lists.append([f"{key}={override.get_value_element_as_str()}"])
-    return [list(cell) for cell in itertools.product(*lists)]
-
-
-def quote(value: Any) -> str:
-    """Write ``value`` in Hydra's override grammar, so that it is read back as it is."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{quote(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(quote(item) for item in value) + "]"
-    text = str(value)
-    if re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in ("null", "true", "false"):
-        return text
-    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) -> ComposedCell:
+def compose_cell(
+    hydra_overrides: Sequence[str],
+    task_overrides: Sequence[str],
+    composer: Composer | None = None,
+) -> ComposedCell:
     """Compose and validate one cell with all its arms. Needs Hydra to be initialized.
+
+    ``composer``: what cells share; None: nothing.
 
     Raises
     ------
@@ -110,14 +75,15 @@ def compose_cell(hydra_overrides: Sequence[str], task_overrides: Sequence[str]) 
         In one line: the arm, the key and what is allowed.
     """
     cell = [*hydra_overrides, *task_overrides]
-    whole = _compose(cell, "")
+    composer = composer or Composer()
+    whole = composer.compose(cell)
     ablation = whole.ablation
     baseline = ablation.baseline_arm
     names = [baseline, *(name for name in ablation.arms if name != baseline)]
     experiments: dict[str, Experiment] = {}
     for name in names:
         overrides = ablation.arms[name]
-        experiments[name] = _compose(_with_arm(cell, overrides), f"arm {name}: ")
+        experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
         _check_arm(name, experiments[name], overrides)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
     claims.check(ablation.claims.engaged, engines, _dropped(cell))
@@ -212,22 +178,6 @@ def _dropped(overrides: Sequence[str]) -> list[str]:
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     kept = [o for o in cell if o.split("=", 1)[0] not in overrides]
     return [*kept, *(f"{key}={quote(value)}" for key, value in overrides.items())]
-
-
-def _compose(overrides: list[str], where: str) -> Experiment:
-    from hydra import compose
-    from omegaconf import OmegaConf
-
-    try:
-        config = compose("config", overrides=overrides)
-        plain = OmegaConf.to_container(
-            config, resolve=True, throw_on_missing=True, enum_to_str=True
-        )
-        return from_plain(Experiment, plain)
-    except ConfigError as error:
-        raise ConfigError(f"{where}{error}") from None
-    except Exception as error:
-        raise ConfigError(f"{where}{one_line(error, overrides)}") from None
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError, DType
-from labkit.experiment.arms import cell_name, compose_cell, expand, quote
+from labkit.experiment.arms import cell_name, compose_cell
 
 
 @pytest.mark.parametrize(
@@ -29,55 +29,6 @@ def test_long_names_end_in_a_hash_and_stay_distinct():
     names = {cell_name([f"model.path={'x' * 200}{i}"]) for i in range(3)}
     assert len(names) == 3
     assert all(len(name) <= 120 for name in names)
-
-
-def test_sweeps_expand_in_the_sweepers_order():
-    cells = expand(["workload=chat,ragged", "seed=1,2"])
-    assert cells == [
-        ["workload=chat", "seed=1"],
-        ["workload=chat", "seed=2"],
-        ["workload=ragged", "seed=1"],
-        ["workload=ragged", "seed=2"],
-    ]
-    assert expand(["seed=1"], {"workload": "chat,ragged"}) == [
-        ["workload=chat", "seed=1"],
-        ["workload=ragged", "seed=1"],
-    ]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        True,
-        False,
-        3,
-        -1,
-        0.5,
-        1e-9,
-        "fused",
-        "null",
-        "true",
-        "a b",
-        "it's",
-        "a,b",
-        "x=y",
-        "pkg.mod:Class",
-        "[1]",
-        "{a:1}",
-        "back\\slash",
-        "ends\\",
-        "",
-        [1, "a b", None],
-        {"a": 1, "b": "x y"},
-        "${x}"[1:],
-    ],
-)
-def test_values_survive_hydras_grammar(value):
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed = OverridesParser.create().parse_override(f"key={quote(value)}").value()
-    assert parsed == value
 
 
 def composed(*overrides):

@@ -1,0 +1,132 @@
+"""Composing: overrides in Hydra's grammar to a checked config, each choice of files read once.
+
+What a composition costs is its files. A value behind them (``engine.threads=2``) changes the
+composed tree in one place, so that arms and cells which differ in values alone share the tree.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from labkit.config import ConfigError, Experiment, from_plain, require
+from labkit.config.option import options
+from labkit.experiment.config_errors import one_line
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
+
+
+class Composer:
+    """Composes the arms of one command's cells; needs Hydra to be initialized."""
+
+    def __init__(self) -> None:
+        self._trees: dict[tuple[str, ...], DictConfig] = {}
+        self._parsed: dict[str, Override] = {}
+
+    def compose(self, overrides: Sequence[str], where: str = "") -> Experiment:
+        """Compose and check a config.
+
+        Raises
+        ------
+        ConfigError
+            One line that begins with ``where``.
+        """
+        from omegaconf import OmegaConf
+
+        try:
+            plain = OmegaConf.to_container(
+                self._tree(overrides), resolve=True, throw_on_missing=True, enum_to_str=True
+            )
+            return from_plain(Experiment, plain)
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from None
+        except Exception as error:
+            raise ConfigError(f"{where}{one_line(error, overrides)}") from None
+
+    def _tree(self, overrides: Sequence[str]) -> DictConfig:
+        from hydra import compose
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        files, values = self._split(overrides)
+        if files not in self._trees:
+            self._trees[files] = compose("config", overrides=list(files))
+        tree = copy.deepcopy(self._trees[files])
+        try:
+            for value in values:
+                OmegaConf.update(tree, value.key_or_group, value.value(), merge=True)
+        except OmegaConfBaseException:
+            return compose("config", overrides=list(overrides))  # whose error names the place
+        return tree
+
+    def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
+        """Split off the values that stand behind whatever adds to the tree or takes from it."""
+        parsed = [self._parse(override) for override in overrides]
+        last = max((i for i, made in enumerate(parsed) if _reshapes(made)), default=-1)
+        values = [i for i, made in enumerate(parsed) if i > last and _is_value(made)]
+        files = tuple(text for i, text in enumerate(overrides) if i not in values)
+        return files, [parsed[i] for i in values]
+
+    def _parse(self, override: str) -> Override:
+        from hydra.core.override_parser.overrides_parser import OverridesParser
+
+        if override not in self._parsed:
+            (self._parsed[override],) = OverridesParser.create().parse_overrides([override])
+        return self._parsed[override]
+
+
+def _reshapes(override: Override) -> bool:
+    """Tell whether an override adds or deletes, so that those before it must go first."""
+    return override.is_add() or override.is_force_add() or override.is_delete()
+
+
+def _is_value(override: Override) -> bool:
+    """Tell whether an override sets one value of the schema: not a file, not Hydra's own."""
+    key = override.key_or_group
+    plain = not _reshapes(override) and override.package is None and "/" not in key
+    own = plain and not override.is_hydra_override() and not override.is_sweep_override()
+    return own and ("." in key or key in options(Experiment))
+
+
+def expand(overrides: Sequence[str], params: Mapping[str, Any] | None = None) -> list[list[str]]:
+    """Expand comma overrides into one list of overrides per cell, in the sweeper's order.
+
+    ``params``: ``hydra.sweeper.params`` of the composed config.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create()
+    lists: list[list[str]] = []
+    swept = [f"{key}={value}" for key, value in (params or {}).items()]
+    for override in parser.parse_overrides([*swept, *overrides]):
+        key = override.get_key_element()
+        if override.is_sweep_override():
+            require(override.is_discrete_sweep(), f"{override.input_line}: not a list of values")
+            lists.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            lists.append([f"{key}={override.get_value_element_as_str()}"])
+    return [list(cell) for cell in itertools.product(*lists)]
+
+
+def quote(value: Any) -> str:
+    """Write ``value`` in Hydra's override grammar, so that it is read back as it is."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{quote(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(quote(item) for item in value) + "]"
+    text = str(value)
+    if re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in ("null", "true", "false"):
+        return text
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")
+    return f"'{escaped}'"

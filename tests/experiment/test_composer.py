@@ -1,0 +1,125 @@
+"""Composing: Hydra's own configs, with every choice of files read once."""
+
+import pytest
+
+from labkit import app
+from labkit.config import ConfigError
+from labkit.experiment.composer import Composer, expand, quote
+
+
+def test_sweeps_expand_in_the_sweepers_order():
+    cells = expand(["workload=chat,ragged", "seed=1,2"])
+    assert cells == [
+        ["workload=chat", "seed=1"],
+        ["workload=chat", "seed=2"],
+        ["workload=ragged", "seed=1"],
+        ["workload=ragged", "seed=2"],
+    ]
+    assert expand(["seed=1"], {"workload": "chat,ragged"}) == [
+        ["workload=chat", "seed=1"],
+        ["workload=ragged", "seed=1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        False,
+        3,
+        -1,
+        0.5,
+        1e-9,
+        "fused",
+        "null",
+        "true",
+        "a b",
+        "it's",
+        "a,b",
+        "x=y",
+        "pkg.mod:Class",
+        "[1]",
+        "{a:1}",
+        "back\\slash",
+        "ends\\",
+        "",
+        [1, "a b", None],
+        {"a": 1, "b": "x y"},
+        "${x}"[1:],
+    ],
+)
+def test_values_survive_hydras_grammar(value):
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_override(f"key={quote(value)}").value()
+    assert parsed == value
+
+
+@pytest.fixture
+def composer():
+    app.register()
+    with app.initialized():
+        yield Composer()
+
+
+BASE = ["ablation=seq_map", "workload=chat"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["engine=mlx_lm", "engine.threads=2", "seed=3"],
+        ["engine.threads=2", "engine=paged", "engine.threads=3"],
+        ["engine.scheduler.chunk=null", "engine.kv={block_size:8}", "model.name='a b'"],
+        ["engine.threads=2", "++engine.threads=4", "engine.kv.block_size=32"],
+        ["engine.threads=2", "~ablation.arms.seq_map", "engine.threads=8"],
+        ["+ablation.arms.own={engine.threads:3}", "ablation.baseline=own"],
+        ["design.looks=[{blocks:2,alpha:0.01},{blocks:4,alpha:0.02}]", "design.alpha=0.05"],
+        ["workload=kernel_seq_map", "workload.cases=[{name:one,decode:2,context:8}]"],
+        ["model.seed=${seed}", "seed=7", "experiment=seq_map_serving"],
+    ],
+)
+def test_a_shared_tree_composes_what_hydra_composes(overrides, composer):
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    composer.compose(BASE)  # the tree is there
+    ours = OmegaConf.to_container(composer._tree([*BASE, *overrides]), resolve=True)
+    theirs = OmegaConf.to_container(compose("config", [*BASE, *overrides]), resolve=True)
+    assert {**ours, "out": ""} == {**theirs, "out": ""}
+    again = OmegaConf.to_container(composer._tree(BASE), resolve=True)
+    assert (
+        again["engine"] == OmegaConf.to_container(compose("config", BASE), resolve=True)["engine"]
+    )
+
+
+def test_files_are_read_once_for_cells_that_differ_in_values(composer, monkeypatch):
+    import hydra
+
+    asked = []
+    compose = hydra.compose
+    monkeypatch.setattr(hydra, "compose", lambda *a, **k: asked.append(k) or compose(*a, **k))
+    threads = [composer.compose([*BASE, f"engine.threads={n}"]).engine.threads for n in (1, 2, 3)]
+    assert threads == [1, 2, 3] and len(asked) == 1
+    composer.compose([*BASE, "engine=mlx_lm"])
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("engine.thread=2", "engine.thread=2: no option 'thread' (did you mean 'threads'?)"),
+        (
+            "engine.threads=two",
+            "engine.threads=two: must be of type integer; allowed are 1 to 1024",
+        ),
+        ("sed=2", "sed=2: no option 'sed'"),
+        ("engine.threads=1,2", "engine.threads=1,2"),
+    ],
+)
+def test_a_mistake_in_a_value_is_told_as_hydra_s(override, says, composer):
+    with pytest.raises(ConfigError) as caught:
+        composer.compose([*BASE, override], "arm one: ")
+    assert str(caught.value).startswith("arm one: ") and says in str(caught.value)
