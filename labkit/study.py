@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import analysis, workload
-from labkit.config import Experiment, Redo, WorkloadKind
+from labkit.config import Experiment, Redo
 from labkit.experiment import StudyError, progress, runner
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell_file import refuse_changes
@@ -97,7 +97,7 @@ def _prepare(asked: Iterable[Experiment], show: progress.Progress) -> None:
     for experiment in asked:
         if experiment in ready:
             continue
-        if experiment.workload.kind is not WorkloadKind.kernel:
+        if not experiment.workload.times_kernels:
             show.note(f"preparing model={experiment.model.name} and its prompts")
         workload.prepare(experiment)
         ready.append(experiment)

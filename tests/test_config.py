@@ -36,7 +36,6 @@ from labkit.config import (
     Speculation,
     Verification,
     Workload,
-    WorkloadKind,
     from_plain,
     to_plain,
 )
@@ -48,16 +47,14 @@ def experiment(**changes):
 
 
 def kernel(**changes):
-    return Workload(
-        name="k", kind=WorkloadKind.kernel, cases=[Case("d", decode=1, context=1)], **changes
-    )
+    return Workload(name="k", kind="kernel", cases=[Case("d", decode=1, context=1)], **changes)
 
 
 def test_plain_round_trip_keeps_everything():
     whole = experiment(
         workload=Workload(
             name="k",
-            kind=WorkloadKind.kernel,
+            kind="kernel",
             cases=[Case("decode", decode=4, context=16)],
         ),
         engine=Engine(threads=2, kv=KV(block_size=32), mlx=Mlx(tf32=False, sdpa_blocks=32)),
@@ -101,7 +98,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Mlx(bfs_max_width=0), "engine.mlx.bfs_max_width=0"),
         (
             lambda: Workload(dtype=Precision.float16),
-            "workload.dtype=float16: workload.kind=chat does not read it; it is for kernel",
+            "workload.dtype=float16: workload.kind=requests does not read it; it is for kernel",
         ),
         (
             lambda: experiment(workload=kernel(dtype=Precision.bfloat16)),
@@ -128,7 +125,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (
             lambda: experiment(
                 engine=Engine(kv=KV(dtype=Precision.float16)),
-                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+                workload=Workload(kind="kernel", cases=[Case("c", decode=1, context=1)]),
             ),
             "engine.kv.dtype=float16: workload=",
         ),
@@ -182,7 +179,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         ),
         (
             lambda: Workload(
-                kind=WorkloadKind.kernel,
+                kind="kernel",
                 cache_state=CacheState.warm,
                 cases=[Case("c", decode=1, context=1)],
             ),
@@ -205,11 +202,9 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
             lambda: Attention("reference", resolver="seq_map"),
             "resolver=seq_map: engine.attention.backend=reference does not",
         ),
-        (lambda: Workload(window=4), "workload.window=4: workload.kind=chat does not read it"),
+        (lambda: Workload(window=4), "workload.window=4: workload.kind=requests does not read it"),
         (
-            lambda: Workload(
-                kind=WorkloadKind.kernel, window=0, cases=[Case("c", decode=1, context=1)]
-            ),
+            lambda: Workload(kind="kernel", window=0, cases=[Case("c", decode=1, context=1)]),
             "workload.window=0",
         ),
         (lambda: Scheduler(max_num_seqs=0), "engine.scheduler.max_num_seqs=0"),
@@ -250,11 +245,9 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (lambda: Workload(concurrency=0), "workload.concurrency=0"),
         (lambda: Workload(stagger_ms=-1), "workload.stagger_ms=-1"),
         (lambda: Workload(cases=[Case("c", decode=1, context=1)]), "workload.cases"),
-        (lambda: Workload(kind=WorkloadKind.kernel), "workload.cases is empty"),
+        (lambda: Workload(kind="kernel"), "workload.cases is empty"),
         (
-            lambda: Workload(
-                kind=WorkloadKind.kernel, concurrency=3, cases=[Case("c", decode=1, context=1)]
-            ),
+            lambda: Workload(kind="kernel", concurrency=3, cases=[Case("c", decode=1, context=1)]),
             "workload.concurrency=3",
         ),
         (lambda: Case("c", decode=1), "decode goes with context"),
@@ -273,7 +266,7 @@ def test_unknown_and_mistyped_keys_are_refused_by_their_path():
         (
             lambda: experiment(
                 engine=Engine(name="a.b:C"),
-                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+                workload=Workload(kind="kernel", cases=[Case("c", decode=1, context=1)]),
             ),
             "engine.name=a.b:C",
         ),
@@ -379,7 +372,7 @@ def test_every_preset_of_a_layout_can_be_built():
         (
             lambda: experiment(
                 engine=preset("padded"),
-                workload=Workload(kind=WorkloadKind.kernel, cases=[Case("c", decode=1, context=1)]),
+                workload=Workload(kind="kernel", cases=[Case("c", decode=1, context=1)]),
             ),
             "engine.name=padded: it serves requests",
         ),

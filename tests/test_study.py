@@ -42,7 +42,7 @@ def composed(name, **design):
     case = config.Case(name="one", decode=1, context=16)
     one = config.Experiment(
         model=config.Model(shape=config.ModelShape()),
-        workload=config.Workload(name="k", kind=config.WorkloadKind.kernel, cases=[case]),
+        workload=config.Workload(name="k", kind="kernel", cases=[case]),
         ablation=config.Ablation(arms={"base": {}, "other": {}}, question="Is it?"),
         design=config.Design(**{"blocks": 8, "runs_per_block": 1, **design}),
     )

@@ -60,7 +60,17 @@ from labkit.config.scheduler import (
 )
 from labkit.config.serialization import from_plain, to_plain
 from labkit.config.speculative import Drafts, Speculation, Verification
-from labkit.config.workload import CacheState, Case, State, Workload, WorkloadKind
+from labkit.config.traffic import (
+    ArrivalKind,
+    Arrivals,
+    Asked,
+    LengthKind,
+    Lengths,
+    Limits,
+    Message,
+    Prompts,
+)
+from labkit.config.workload import CacheState, Case, State, Workload
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -76,6 +86,9 @@ __all__ = [
     "YAML_WORDS",
     "Ablation",
     "Admission",
+    "ArrivalKind",
+    "Arrivals",
+    "Asked",
     "Attention",
     "Blas",
     "Budget",
@@ -96,7 +109,11 @@ __all__ = [
     "Identity",
     "Isolation",
     "KVLayout",
+    "LengthKind",
+    "Lengths",
+    "Limits",
     "Look",
+    "Message",
     "Mlx",
     "Model",
     "ModelShape",
@@ -106,6 +123,7 @@ __all__ = [
     "Precision",
     "PrefixAlign",
     "PrefixCache",
+    "Prompts",
     "Queue",
     "Redo",
     "Reservation",
@@ -115,7 +133,6 @@ __all__ = [
     "Verification",
     "WiredCollector",
     "Workload",
-    "WorkloadKind",
     "from_plain",
     "is_class_path",
     "own_classes",

@@ -11,7 +11,7 @@ from labkit.config.design import Design
 from labkit.config.engine import Engine
 from labkit.config.model import Model
 from labkit.config.option import Group, option, require
-from labkit.config.workload import Workload, WorkloadKind
+from labkit.config.workload import Workload
 
 CONTROL = "control"
 YAML_WORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
@@ -121,7 +121,7 @@ class Experiment(Group):
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )
-        if self.workload.kind is WorkloadKind.kernel:
+        if self.workload.times_kernels:
             self._check_kernel()
         else:
             require(

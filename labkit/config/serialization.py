@@ -9,7 +9,7 @@ from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, TypeVar, cast
 
-from labkit.config.option import ConfigError, require
+from labkit.config.option import ConfigError, Group, require
 
 T = TypeVar("T")
 
@@ -50,9 +50,11 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         return _build(kind, data, where)
     if origin is list:
         (item_kind,) = typing.get_args(kind)
+        require(isinstance(data, list | tuple), f"{where}: must be a list, not {data!r}")
         return [_build(item_kind, item, f"{where}[{i}]") for i, item in enumerate(data)]
     if origin is dict:
         item_kind = typing.get_args(kind)[1]
+        require(isinstance(data, dict), f"{where}: must be a map, not {data!r}")
         return {key: _build(item_kind, item, f"{where}.{key}") for key, item in data.items()}
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
@@ -66,13 +68,17 @@ def _build(kind: Any, data: Any, where: str) -> Any:
         prefix = f"{where}." if where else ""
         unknown = [key for key in data if key not in hints]
         require(not unknown, f"{prefix}{''.join(unknown[:1])}: no such option")
-        return kind(
-            **{key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
-        )
+        built = {key: _build(hints[key], item, f"{prefix}{key}") for key, item in data.items()}
+        try:
+            return kind(**built)
+        except ConfigError as error:  # a group that stands in several places does not know where
+            several = issubclass(kind, Group) and not kind.place
+            raise ConfigError(f"{prefix if several else ''}{error}") from None
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
+    wrong = isinstance(data, bool) and kind in (int, float)
     require(
-        kind is Any or isinstance(data, kind),
+        kind is Any or (isinstance(data, kind) and not wrong),
         f"{where}={data!r}: must be of type {getattr(kind, '__name__', kind)}",
     )
     return data

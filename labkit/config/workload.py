@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.attention import Precision
-from labkit.config.option import Group, ReadBy, option, require
-
-
-class WorkloadKind(Enum):
-    """What the engine is given: attention cases, or requests."""
-
-    kernel = "kernel"
-    ragged = "ragged"
-    uniform = "uniform"
-    case_study = "case_study"
-    waste = "waste"
-    chat = "chat"
-    agent = "agent"
+from labkit.config.option import OWN_CLASS, Group, ReadBy, option, require
+from labkit.config.traffic import TIMED, ArrivalKind, Arrivals, Limits, Prompts
 
 
 class State(Enum):
@@ -73,8 +62,8 @@ class Case(Group, place="workload.cases"):
 
 
 KIND = "workload.kind"
-KERNEL = ReadBy(KIND, (WorkloadKind.kernel,))
-REQUESTS = ReadBy(KIND, tuple(kind for kind in WorkloadKind if kind not in KERNEL))
+KERNEL = ReadBy(KIND, ("kernel",))
+REQUESTS = ReadBy(KIND, ("requests", OWN_CLASS))
 
 
 @dataclass
@@ -82,7 +71,12 @@ class Workload(Group, place="workload"):
     """What is asked of the engine."""
 
     name: str = option("chat", "What reports call it.")
-    kind: WorkloadKind = option(WorkloadKind.chat)
+    kind: str = option(
+        "requests",
+        "What the engine is given: attention cases, or requests.",
+        words=("kernel", "requests"),
+        own_class=True,
+    )
     warmup: int = option(
         2,
         "Unmeasured beforehand: launches of each case at least, or requests.",
@@ -91,12 +85,15 @@ class Workload(Group, place="workload"):
     repeats: int = option(
         1, "Launches of each case that count.", least=1, most=100_000, read_by=KERNEL
     )
+    prompts: Prompts = field(default_factory=Prompts)
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    limits: Limits = field(default_factory=Limits)
     num_requests: int | None = option(
         None, "Requests, from the first.", least=1, null="all", read_by=REQUESTS
     )
-    concurrency: int = option(
+    concurrency: int | None = option(
         16,
-        "Requests in flight: a closed loop of so many clients.",
+        "Requests in flight at most; in a closed loop so many clients; null: any.",
         least=1,
         most=4096,
         read_by=REQUESTS,
@@ -108,6 +105,9 @@ class Workload(Group, place="workload"):
         most=60_000,
         unit="milliseconds",
         read_by=REQUESTS,
+    )
+    per_request: bool = option(
+        False, "Every request is a case of its own too, named by its text.", read_by=REQUESTS
     )
     ignore_eos: bool = option(
         True, "Outputs have their full length, whatever is sampled.", read_by=REQUESTS
@@ -144,8 +144,23 @@ class Workload(Group, place="workload"):
     def __post_init__(self) -> None:
         """Check what spans options."""
         super().__post_init__()
-        if self.kind is not WorkloadKind.kernel:
-            return
+        if self.times_kernels:
+            self._check_kernel()
+        else:
+            self._check_arrivals()
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether attention alone is timed, and nothing served."""
+        return self.kind in KERNEL
+
+    def _check_kernel(self) -> None:
+        for name in ("prompts", "arrivals", "limits"):
+            group = getattr(self, name)
+            require(
+                group == type(group)(),
+                f"workload.{name}: {KIND}={self.kind} does not read it; it is for {REQUESTS}",
+            )
         require(bool(self.cases), f"workload={self.name}: workload.cases is empty")
         names = [case.name for case in self.cases]
         require(len(set(names)) == len(names), "workload.cases: two cases have the same name")
@@ -153,4 +168,22 @@ class Workload(Group, place="workload"):
             self.num_heads % self.num_kv_heads == 0,
             f"workload.num_heads={self.num_heads} is not a multiple of "
             f"workload.num_kv_heads={self.num_kv_heads}",
+        )
+
+    def _check_arrivals(self) -> None:
+        arrivals = self.arrivals.kind
+        closed = arrivals is ArrivalKind.closed
+        require(
+            self.concurrency is not None or not closed,
+            "workload.concurrency=null: workload.arrivals.kind=closed needs a number of clients",
+        )
+        require(
+            self.stagger_ms == 0 or closed,
+            f"workload.stagger_ms={self.stagger_ms}: workload.arrivals.kind={arrivals.value} does "
+            "not read it; only the clients of a closed loop join one after the other",
+        )
+        require(
+            arrivals is not ArrivalKind.trace or self.prompts.source in TIMED,
+            f"workload.arrivals.kind=trace: workload.prompts.source={self.prompts.source} has no "
+            f"timestamps; {', '.join(TIMED)} may have",
         )

@@ -198,11 +198,13 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         from labkit.models import resolve
 
         resolve(arm.model)
+    from labkit import workload
     from labkit.engine import budget
     from labkit.workload import devices
 
     try:
         devices.check(arm)
+        workload.check(arm)
         budget.check(arm)
     except ConfigError as error:
         raise ConfigError(f"arm {name}: {error}") from None

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from labkit.analysis.statistics.power import freedom
-from labkit.config import Experiment, Isolation, WorkloadKind, to_plain
+from labkit.config import Experiment, Isolation, to_plain
 from labkit.experiment.arms import ComposedCell
 from labkit.machine import fingerprint
 from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
@@ -46,7 +46,7 @@ def _same_work(kept: Arm, ours: Experiment) -> bool:
     """Compare what is asked; an option that a record is too old to know is not compared."""
     asked = to_plain(ours.workload)
     same = all(asked.get(key) == value for key, value in kept.config["workload"].items())
-    kernel = ours.workload.kind is WorkloadKind.kernel
+    kernel = ours.workload.times_kernels
     return same and (kernel or kept.config["model"]["name"] == ours.model.name)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from labkit import workload
 from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, minute_pct, seen_pct
-from labkit.config import Device, Isolation, WorkloadKind
+from labkit.config import Device, Isolation
 from labkit.experiment import doctor_noise, history
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.cell import Cell
@@ -128,5 +128,5 @@ def _on_cpu(composed: ComposedCell) -> bool:
 
 
 def _kind(composed: ComposedCell) -> str:
-    kernel = composed.experiment.workload.kind is WorkloadKind.kernel
+    kernel = composed.experiment.workload.times_kernels
     return "kernels" if kernel else "requests"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import ConfigError, Device, Experiment, WorkloadKind, from_plain
+from labkit.config import ConfigError, Device, Experiment, from_plain
 from labkit.experiment import canary
 from labkit.machine import fingerprint
 from labkit.records import Arm, Record, RecordError
@@ -90,7 +90,7 @@ def experiment_of(arm: Arm) -> Experiment:
 
 def uses_mlx(experiment: Experiment) -> bool:
     """Tell whether MLX multiplies for the arm; labkit's own kernels are NumPy and numba."""
-    kernel = experiment.workload.kind is WorkloadKind.kernel
+    kernel = experiment.workload.times_kernels
     return not kernel or experiment.engine.attention.backend not in ("fused", "reference")
 
 
@@ -117,7 +117,7 @@ def note_limits(draft: Draft, experiment: Experiment) -> None:
 
     engine = experiment.engine
     on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None
-    if experiment.workload.kind is WorkloadKind.kernel and on_cpu:
+    if experiment.workload.times_kernels and on_cpu:
         use_threads(experiment)
         with draft.watch.time("limits"):
             draft.note(limits=limits.measure(budget_threads(experiment)))

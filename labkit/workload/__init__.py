@@ -1,7 +1,7 @@
 """What is asked of an engine: kernel cases or requests.
 
-A new workload of a known kind is one file in ``conf/workload``. A new kind is one module
-here that ends in ``KIND = ...``, named as its member of ``labkit.config.WorkloadKind``.
+A new workload of a known kind is one file in ``conf/workload``. A new kind is a class of the
+user's own, named as ``workload.kind=package.module:Class`` and made without arguments.
 """
 
 from __future__ import annotations
@@ -10,15 +10,34 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
-from labkit.config import Experiment
+from labkit.config import ConfigError, Experiment, is_class_path
+from labkit.engine.plugins import make
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.turns import Kind, Setting, Turns, by_itself
 
+METHODS = ("check", "prepare", "apart", "load", "estimate")
+
 
 def kind_of(experiment: Experiment) -> Kind:
-    """Return the kind of the experiment's workload."""
-    module = import_module(f"labkit.workload.{experiment.workload.kind.value}")
-    return cast(Kind, module.KIND)
+    """Return the kind of the experiment's workload.
+
+    Raises
+    ------
+    ConfigError
+        A class of the user's own cannot be loaded or made.
+    """
+    name = experiment.workload.kind
+    if is_class_path(name):
+        try:
+            return cast(Kind, make("workload.kind", name, METHODS))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    return cast(Kind, import_module(f"labkit.workload.{name}").KIND)
+
+
+def check(experiment: Experiment) -> None:
+    """Check what can be known before anything is written; see ``Kind.check``."""
+    kind_of(experiment).check(experiment)
 
 
 def prepare(experiment: Experiment) -> None:

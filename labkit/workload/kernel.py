@@ -23,8 +23,8 @@ PROCESS_BYTES = 150 << 20
 class KernelKind:
     """Kernel cases; see ``Kind``."""
 
-    def prepare(self, experiment: Experiment) -> None:
-        """Check that at least one case fits; there is nothing to cache."""
+    def check(self, experiment: Experiment) -> None:
+        """Check that at least one case fits, and that the resolver serves every case."""
         w = experiment.workload
         sizes = [cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases]
         smallest = min(size.pool_bytes for size in sizes)
@@ -39,6 +39,10 @@ class KernelKind:
             f"engine.attention.resolver=identity: it serves pure decode only, and "
             f"workload={w.name} has prefill (case {prefill!r})",
         )
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Check again; there is nothing to cache."""
+        self.check(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """Refuse what a process has one of, and arms whose rounds would not be the same."""

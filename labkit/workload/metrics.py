@@ -3,7 +3,9 @@
 TTFT is submission to first token, E2E submission to last token, TPOT is
 ``(E2E - TTFT) / (tokens - 1)`` and so leaves the first token out, and ITL is the gap
 between two chunks of one request, pooled over all requests. A chunk is what one engine
-step gave a request: one token, or several where the engine speculates.
+step gave a request: one token, or several where the engine speculates. Goodput counts the
+requests that met every limit; TPOT is 0 there for a single token. All are of requests that
+were served: a refused or failed one counts as itself, and is never good.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+from labkit.config import Limits
 from labkit.records import Metric
 
 PERCENTILES = (50, 99)
+Outcome = Literal["served", "refused", "failed"]
 
 
 @dataclass(slots=True)
@@ -25,7 +29,9 @@ class Served:
     """What one request got and when; times are seconds on the driver's clock.
 
     ``admitted``: the beginning of its first step; None where the engine does not tell.
-    ``stayed_steps``: steps that computed its row after it had ended.
+    ``stayed_steps``: steps that computed its row after it had ended. ``due``: when it should
+    have been sent; None in a closed loop. ``late``: seconds by which the sender itself was
+    late. ``error``: why it was refused or failed.
     """
 
     request_id: str
@@ -37,6 +43,21 @@ class Served:
     finish: str | None = None
     admitted: float | None = None
     stayed_steps: int = 0
+    due: float | None = None
+    late: float = 0.0
+    error: str | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether it was served, refused (it ended before its first token) or failed."""
+        if self.finish in ("stop", "length"):
+            return "served"
+        return "failed" if self.tokens else "refused"
+
+    @property
+    def queued(self) -> float:
+        """Seconds that it waited at the client because no more might be in flight."""
+        return 0.0 if self.due is None else self.submitted - self.due
 
     @property
     def row_steps(self) -> int:
@@ -68,18 +89,24 @@ class Served:
 
 
 def serving_metrics(
-    served: Sequence[Served], peak_kv_bytes: float | None, *, primary: bool = True
+    served: Sequence[Served],
+    peak_kv_bytes: float | None,
+    *,
+    primary: bool = True,
+    limits: Limits | None = None,
 ) -> tuple[Metric, ...]:
     """Compute one run's metrics.
 
     Parameters
     ----------
     served
-        Finished requests, each with at least one token.
+        Requests that were served, each with at least one token.
     peak_kv_bytes
         The most KV memory that was in use at once, where the engine counts it.
     primary
         Whether the throughput of all tokens is the metric that decides.
+    limits
+        What goodput is counted under; without a limit there is none.
 
     Returns
     -------
@@ -99,9 +126,21 @@ def serving_metrics(
         *_percentiles("itl_chunk", (gap for r in served for gap in r.itl)),
         *_percentiles("e2e", (r.e2e for r in served)),
     ]
+    if limits is not None and limits.any:
+        good = sum(meets(r, limits) for r in served)
+        metrics.insert(3, Metric("goodput_req_s", "req/s", "higher", False, (good / wall,)))
     if peak_kv_bytes is not None:
         metrics.append(Metric("peak_kv_bytes", "bytes", "lower", False, (float(peak_kv_bytes),)))
     return tuple(metrics)
+
+
+def meets(served: Served, limits: Limits) -> bool:
+    """Tell whether a served request met every limit that there is."""
+    found = (served.ttft, served.tpot or 0.0, served.e2e)
+    allowed = (limits.ttft_ms, limits.tpot_ms, limits.e2e_ms)
+    return all(
+        most is None or seconds * 1e3 <= most for seconds, most in zip(found, allowed, strict=True)
+    )
 
 
 def request_metrics(served: Served) -> tuple[Metric, ...]:
@@ -132,6 +171,7 @@ def request_notes(served: Sequence[Served]) -> list[dict[str, Any]]:
             "prompt_tokens": r.prompt_tokens,
             "output_tokens": len(r.tokens),
             "submitted_ms": _ms(r.submitted - start),
+            **({} if r.due is None else {"queued_ms": _ms(r.queued), "late_ms": _ms(r.late)}),
             **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),
             "ttft_ms": _ms(r.ttft),
             "e2e_ms": _ms(r.e2e),

@@ -5,23 +5,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from labkit.config import Experiment, require
 from labkit.machine import cache
 
 T = TypeVar("T")
-FORMAT = 2  # of the cached file, and how it is made; part of its name
+FORMAT = 3  # of the cached file, and how it is made; part of its name
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request as the workload states it: token ids in, at most so many out."""
+    """One request as the workload states it: token ids in, at most so many out.
+
+    ``session``: whose requests wait for the answer to the one before; None: it waits for none.
+    ``timestamp_ms``: when it was recorded to arrive, where it was.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     max_tokens: int
+    session: str | None = None
+    timestamp_ms: float | None = None
 
     def __post_init__(self) -> None:
         """Check that there is something to compute."""
@@ -37,10 +43,10 @@ def first(experiment: Experiment, items: Sequence[T], what: str = "requests") ->
     ConfigError
         It has fewer than ``workload.num_requests``.
     """
-    asked, kind = experiment.workload.num_requests, experiment.workload.kind.value
+    asked, name = experiment.workload.num_requests, experiment.workload.name
     require(
         asked is None or asked <= len(items),
-        f"workload.num_requests={asked}: {kind} has {len(items)} {what}",
+        f"workload.num_requests={asked}: {name} has {len(items)} {what}",
     )
     return items[:asked]
 
@@ -72,15 +78,13 @@ def stored(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ..
 
 
 def _encode(prompts: tuple[Prompt, ...]) -> bytes:
-    requests = [
-        {"id": p.request_id, "max_tokens": p.max_tokens, "token_ids": list(p.token_ids)}
-        for p in prompts
-    ]
+    names = [item.name for item in fields(Prompt)]
+    requests = [{name: getattr(prompt, name) for name in names} for prompt in prompts]
     return json.dumps({"requests": requests}, separators=(",", ":")).encode()
 
 
 def _decode(data: bytes) -> tuple[Prompt, ...]:
     return tuple(
-        Prompt(item["id"], tuple(item["token_ids"]), item["max_tokens"])
+        Prompt(**{**item, "token_ids": tuple(item["token_ids"])})
         for item in json.loads(data)["requests"]
     )

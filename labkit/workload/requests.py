@@ -1,9 +1,10 @@
-"""The kinds that serve requests: prompts from a source, through an engine."""
+"""The kind that serves requests: prompts from a source, through an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from labkit.config import BudgetPolicy, CacheState, Experiment, require
 from labkit.engine import budget, dtype
@@ -13,6 +14,7 @@ from labkit.models import ModelDir, resolve
 from labkit.workload import process_wide
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompts import Prompt, prompt_key, stored
+from labkit.workload.sources import PromptSource, source_of
 from labkit.workload.turns import START_SECONDS, Setting, Turns
 
 if TYPE_CHECKING:
@@ -24,27 +26,30 @@ if TYPE_CHECKING:
 FLOPS = 60e9
 STEP_SECONDS = 1.5e-3
 PROCESS_BYTES = 250 << 20
-
-
-class PromptSource(Protocol):
-    """Where a workload's prompts come from."""
-
-    def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Everything besides the model that decides the prompts, as JSON types."""
-
-    def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Tokenise the prompts, in the order of submission."""
-
-    def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Guess every request's prompt and output tokens without a tokenizer."""
+MOST_PROMPT_TOKENS = 20_000_000  # they are kept as text in the cache
 
 
 class RequestKind:
-    """Serves what a source gives; ``per_request``: every request is a case of its own too."""
+    """Serves what a source gives: by default the one that ``workload.prompts.source`` names.
 
-    def __init__(self, source: PromptSource, *, per_request: bool = False) -> None:
-        self._source = source
-        self._per_request = per_request
+    A kind of one's own may derive from it, and give it a source of its own.
+    """
+
+    def __init__(self, source: PromptSource | None = None) -> None:
+        self._own_source = source
+
+    def source(self, experiment: Experiment) -> PromptSource:
+        """Return where the prompts come from."""
+        return self._own_source or source_of(experiment)
+
+    def check(self, experiment: Experiment) -> None:
+        """Read what the user wrote; see ``Kind.check``."""
+        tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
+        require(
+            tokens <= MOST_PROMPT_TOKENS,
+            f"workload={experiment.workload.name}: about {tokens:,} prompt tokens; allowed are "
+            f"{MOST_PROMPT_TOKENS:,}; set workload.num_requests",
+        )
 
     def prepare(self, experiment: Experiment) -> None:
         """Build the model, tokenise the prompts into the cache, check that each can be served."""
@@ -92,29 +97,43 @@ class RequestKind:
             seed=seed,
             vocab_size=model.vocab_size,
             pieces=Pieces(model.path),
-            per_request=self._per_request,
             model_digest=model.digest,
             clock=clock,
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Count floating-point operations and steps; attention is left out."""
-        lengths = self._source.lengths(experiment)
+        lengths = self.source(experiment).lengths(experiment)
+        together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
         model = _facts(experiment)
         flops = 2 * model.multiplied * (prompt + output)
-        steps = output / min(experiment.workload.concurrency, len(lengths))
+        steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         seconds = START_SECONDS + times * (flops / FLOPS + steps * STEP_SECONDS)
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
-        longest = in_flight[: experiment.workload.concurrency]
-        slots = slots_for(experiment.engine.kv, longest)
+        slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * budget.cached_bytes(experiment.engine, model)
         return Estimate(seconds=seconds, bytes=PROCESS_BYTES + model.weight_bytes + kv)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        identity = {"model": model.digest, **self._source.identity(experiment)}
-        return stored(prompt_key(identity), lambda: self._source.make(experiment, model))
+        source = self.source(experiment)
+        identity = {"model": model.digest, **source.identity(experiment)}
+        made = stored(prompt_key(identity), lambda: source.make(experiment, model))
+        return unshared(made, model) if experiment.workload.prompts.unshared else made
+
+
+def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
+    """Give every prompt a first token of its own: none begins like another."""
+    require(
+        len(prompts) <= model.vocab_size,
+        f"workload.prompts.unshared=true: {len(prompts):,} requests, and model={model.name} has "
+        f"{model.vocab_size:,} token ids to tell them apart by",
+    )
+    return tuple(
+        replace(prompt, token_ids=(index, *prompt.token_ids[1:]))
+        for index, prompt in enumerate(prompts)
+    )
 
 
 def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
 from labkit.records import CaseRecord
+from labkit.workload import arrivals
+from labkit.workload.clients import Plan
 from labkit.workload.digest import token_digest
-from labkit.workload.drive import Clients, Clock, Drive
+from labkit.workload.drive import Clock, Drive, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.metrics import Served, request_metrics, request_notes, serving_metrics
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
 from labkit.workload.timeline import Timeline
+from labkit.workload.traffic import traffic_notes
 
 if TYPE_CHECKING:
     from labkit.engine.base import InferenceEngine
@@ -36,19 +39,17 @@ class ServingSession:
     prompts
         In the order of submission.
     workload
-        Concurrency, sampling parameters and the number of warm-up requests.
+        Arrivals, concurrency, sampling parameters and the number of warm-up requests.
     seed
-        Of the warm-up's token ids and of every request's own random stream.
+        Of the warm-up's token ids, of arrivals and of every request's own random stream.
     vocab_size
         Warm-up token ids are below it.
     pieces
         Spells the tokens for the record; None: the record has ids only.
-    per_request
-        Whether every request is a case of its own too, whose latency is the primary metric.
     model_digest
         Names the model's weights and tokenizer in the record.
-    clock
-        Seconds; a parameter so that tests can know the answers.
+    clock, wait
+        Seconds, and what lets some pass; parameters so that tests can know the answers.
     """
 
     def __init__(
@@ -60,9 +61,9 @@ class ServingSession:
         seed: int,
         vocab_size: int,
         pieces: Pieces | None = None,
-        per_request: bool = False,
         model_digest: str | None = None,
         clock: Clock = time.perf_counter,
+        wait: Wait = time.sleep,
     ) -> None:
         self._engine = engine
         self._prompts = tuple(prompts)
@@ -70,9 +71,9 @@ class ServingSession:
         self._seed = seed
         self._vocab_size = vocab_size
         self._pieces = pieces
-        self._per_request = per_request
+        self._per_request = workload.per_request
         self._model_digest = model_digest
-        self._clock = clock
+        self._clock, self._wait = clock, wait
 
     def warm_up(self) -> None:
         """Serve the shapes of the first requests, with other token ids, and forget all of it.
@@ -103,7 +104,8 @@ class ServingSession:
 
     def begin(self, beat: Callable[[str], None]) -> Drive:
         """Return what serves all requests once, a step at a time; nothing is submitted yet."""
-        return self._drive(self._prompts, beat)
+        due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
+        return self._drive(self._prompts, beat, due)
 
     def computed_tokens(self) -> float:
         """Return the tokens computed so far, by the engine's count; 0 where it has none."""
@@ -124,24 +126,34 @@ class ServingSession:
         Raises
         ------
         InvalidOutput
-            A request has not as many tokens as it asked for.
+            A request has not as many tokens as it asked for, or none was served.
         """
-        served = _complete(drive)
+        _check_complete(drive)
+        entries = drive.entries
         notes: dict[str, Any] = {}
         if lost is not None:
-            served = drive.served_without(lost)
+            entries = drive.entries_without(lost)
             notes["stalls"] = {
                 "steps": int((lost > 0).sum()),
                 "seconds": round(float(lost.sum()), 6),
             }
+        served = [entry for entry in entries if entry.outcome == "served"]
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         whole = CaseRecord(
             case="all",
             metrics=serving_metrics(
-                served, counters.get(PEAK_KV_BYTES), primary=not self._per_request
+                served,
+                counters.get(PEAK_KV_BYTES),
+                primary=not self._per_request,
+                limits=self._workload.limits,
             ),
-            outputs=token_outputs(served, self._pieces),
-            notes={"requests": request_notes(served)},
+            outputs=token_outputs(entries, self._pieces),
+            notes={
+                "requests": request_notes(served),
+                "traffic": traffic_notes(
+                    entries, self._workload, cpu_s=drive.cpu_s, seconds=_span(served)
+                ),
+            },
         )
         notes |= {
             "cache_state": self._workload.cache_state.value,
@@ -168,14 +180,26 @@ class ServingSession:
     def _serve(self, prompts: Sequence[Prompt]) -> None:
         drive = self._drive(prompts, lambda text: None)
         drive.run()
-        _complete(drive)
+        _check_complete(drive)
 
-    def _drive(self, prompts: Sequence[Prompt], beat: Callable[[str], None]) -> Drive:
+    def _drive(
+        self,
+        prompts: Sequence[Prompt],
+        beat: Callable[[str], None],
+        due: Sequence[float] | None = None,
+    ) -> Drive:
+        """Return what serves prompts; without ``due``, as they can be: in a closed loop."""
         return Drive(
             self._engine,
             [self._request(index, prompt) for index, prompt in enumerate(prompts)],
-            clients=Clients(self._workload.concurrency, self._workload.stagger_ms / 1e3),
+            plan=Plan(
+                [prompt.session for prompt in prompts],
+                due,
+                self._workload.concurrency,
+                self._workload.stagger_ms / 1e3,
+            ),
             clock=self._clock,
+            wait=self._wait,
             beat=beat,
             timeline=Timeline(self._engine),
         )
@@ -195,14 +219,24 @@ class ServingSession:
         return Request(prompt.request_id, prompt.token_ids, params)
 
 
-def _complete(drive: Drive) -> list[Served]:
-    """Return what a drive has served, if every request has got all that it asked for."""
-    for request, got in zip(drive.requests, drive.served, strict=True):
-        _check_complete(request, got)
-    return drive.served
+def _check_complete(drive: Drive) -> None:
+    """Check that every request that was served got all that it asked for, and that some were."""
+    for request, got in zip(drive.requests, drive.entries, strict=True):
+        if got.outcome == "served":
+            _check_length(request, got)
+    unserved = [entry for entry in drive.entries if entry.outcome != "served"]
+    if drive.requests and len(unserved) == len(drive.requests):
+        first = unserved[0]
+        raise InvalidOutput(
+            f"request {first.request_id} {_was(first)}: {first.error}; none was served"
+        )
 
 
-def _check_complete(request: Request, got: Served) -> None:
+def _was(entry: Served) -> str:
+    return "was refused" if entry.outcome == "refused" else "failed"
+
+
+def _check_length(request: Request, got: Served) -> None:
     wanted = request.params.max_tokens
     if got.finish == "length" and len(got.tokens) != wanted:
         raise InvalidOutput(
@@ -213,6 +247,11 @@ def _check_complete(request: Request, got: Served) -> None:
             f"request {got.request_id} ended with finish reason {got.finish}, although its length "
             "is fixed (workload.ignore_eos=true)"
         )
+
+
+def _span(served: Sequence[Served]) -> float:
+    """Return the seconds from the first submission to the last token."""
+    return max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
 
 
 def token_outputs(served: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:

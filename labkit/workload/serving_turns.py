@@ -94,8 +94,9 @@ class ServingTurns:
         end = clock() + SLICE_S
         while not arm.drive.done and clock() < end:
             with clock.running():
-                arm.drive.step()
-            arm.tokens.append(seat.session.computed_tokens())
+                stepped = arm.drive.step()
+            if stepped:
+                arm.tokens.append(seat.session.computed_tokens())
         with clock.running():
             seat.session.drain()
 

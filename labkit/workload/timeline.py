@@ -75,7 +75,7 @@ class Timeline:
         for entry in self._waiting:
             if entry.chunk_times or self._engine.is_running(entry.request_id):
                 entry.admitted = start
-            else:
+            elif entry.finish is None:
                 still.append(entry)
         self._waiting = still
 

@@ -93,6 +93,15 @@ class Turns(Protocol):
 class Kind(Protocol):
     """One kind of workload. Only ``load`` imports an engine."""
 
+    def check(self, experiment: Experiment) -> None:
+        """Check what the user wrote, files included, before anything is written.
+
+        Raises
+        ------
+        ConfigError
+            One line with the file, the key and what is allowed.
+        """
+
     def prepare(self, experiment: Experiment) -> None:
         """Check that the workload can be asked of this engine, and cache what workers need.
 

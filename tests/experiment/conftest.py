@@ -19,7 +19,7 @@ STUB = Path(__file__).with_name("stub_worker.py")
 
 def make_arm(name: str, role: str = "arm", resolver: str = "binary_search", engaged=()) -> Arm:
     case = config.Case(name="one", decode=1, context=16)
-    workload = config.Workload(name="stub", kind=config.WorkloadKind.kernel, cases=[case])
+    workload = config.Workload(name="stub", kind="kernel", cases=[case])
     engine = config.Engine(attention=config.Attention(resolver=resolver))
     parts = {
         "engine": engine,

@@ -18,7 +18,7 @@ from labkit.records import Record, read_runs
 def asked(isolation=config.Isolation.process, model="tiny", **workload):
     """What the stub cells ask, or nearly."""
     case = config.Case(name="one", decode=1, context=16)
-    plain = {"name": "stub", "kind": config.WorkloadKind.kernel, "cases": [case], **workload}
+    plain = {"name": "stub", "kind": "kernel", "cases": [case], **workload}
     model = config.Model(name=model, shape=config.ModelShape())
     experiment = SimpleNamespace(workload=config.Workload(**plain), model=model)
     arms, experiments = [SimpleNamespace(name="base")], {"base": experiment}

@@ -42,7 +42,7 @@ def make(make_cell, replace):
             plain = json.loads(json.dumps(arm.config))
             small = config.Workload(
                 name="small",
-                kind=config.WorkloadKind.kernel,
+                kind="kernel",
                 repeats=5,
                 warmup=1,
                 num_heads=2,

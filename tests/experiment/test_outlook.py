@@ -25,7 +25,7 @@ SIGHTS = {
 def composed(kernel=True, **engine):
     """A cell of two arms; ``engine`` is how the second one differs."""
     case = config.Case(name="one", decode=1, context=16)
-    kernels = config.Workload(name="k", kind=config.WorkloadKind.kernel, cases=[case])
+    kernels = config.Workload(name="k", kind="kernel", cases=[case])
     parts = {
         "model": config.Model(shape=config.ModelShape()),
         "ablation": config.Ablation(arms={"base": {}}),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
-from labkit.config import Case, Design, Engine, Isolation, Look, WorkloadKind
+from labkit.config import Case, Design, Engine, Isolation, Look
 from labkit.experiment import doctor_noise, history, outlook
 from labkit.experiment.doctor_noise import Sight
 
@@ -25,9 +25,9 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
 
 def sees(design, tmp_path, arms=1, cases=10):
     cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
-    kind = WorkloadKind.kernel if cases else WorkloadKind.chat
     experiment = SimpleNamespace(
-        workload=SimpleNamespace(kind=kind, cases=cases), engine=Engine(name="paged")
+        workload=SimpleNamespace(times_kernels=bool(cases), cases=cases),
+        engine=Engine(name="paged"),
     )
     roles = ("baseline", *("arm",) * arms, "control")
     composed = SimpleNamespace(

@@ -10,7 +10,7 @@ import numba
 import pytest
 
 from labkit import workload
-from labkit.config import Device, Experiment, WorkloadKind, from_plain
+from labkit.config import Device, Experiment, from_plain
 from labkit.experiment import stages
 from labkit.machine import blas, limits, pool, threads
 from labkit.records import Record
@@ -112,11 +112,11 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
         stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
         return draft.record.notes.get("limits") == {"threads": 3}
 
-    assert noted(WorkloadKind.kernel, Device.cpu)
+    assert noted("kernel", Device.cpu)
     assert used == [3]
-    assert not noted(WorkloadKind.kernel, Device.emulated)
-    assert not noted(WorkloadKind.chat, Device.cpu)
-    assert not noted(WorkloadKind.kernel, Device.cpu, memory_limit=1 << 30)
+    assert not noted("kernel", Device.emulated)
+    assert not noted("requests", Device.cpu)
+    assert not noted("kernel", Device.cpu, memory_limit=1 << 30)
 
 
 def test_compilations_are_counted_by_stage():

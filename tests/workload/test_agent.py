@@ -4,7 +4,7 @@ import pytest
 
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import resolve, tokenizer
-from labkit.workload import agent
+from labkit.workload.sources import agent
 
 
 def experiment(seed=0, **workload):
@@ -12,7 +12,7 @@ def experiment(seed=0, **workload):
         Experiment,
         {
             "model": {"shape": {}},
-            "workload": {"name": "agent", "kind": "agent", **workload},
+            "workload": {"name": "agent", "prompts": {"source": "agent"}, **workload},
             "ablation": {"arms": {"base": {}}},
             "seed": seed,
         },
@@ -21,7 +21,7 @@ def experiment(seed=0, **workload):
 
 def prompts(**options):
     asked = experiment(**options)
-    return agent.AgentSource().make(asked, resolve(asked.model))
+    return agent.SOURCE.make(asked, resolve(asked.model))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -54,7 +54,7 @@ def test_the_seed_decides_and_a_smaller_count_is_a_beginning():
 
 
 def test_the_estimate_is_near_and_output_lengths_are_ragged():
-    guessed = agent.AgentSource().lengths(experiment())
+    guessed = agent.SOURCE.lengths(experiment())
     made = prompts()
     assert sum(p for p, _ in guessed) == pytest.approx(sum(len(p.token_ids) for p in made), rel=0.2)
     assert [o for _, o in guessed] == [p.max_tokens for p in made]

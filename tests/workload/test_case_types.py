@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.config import Case, Experiment, Precision, Workload, WorkloadKind, from_plain, to_plain
+from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
 from labkit.engine.attention.elements import rounded, widened
 from labkit.engine.attention.lazy import LazyBackend
 from labkit.engine.attention.report import LaunchReport
@@ -20,7 +20,7 @@ CASE = Case(name="mixed", decode=2, context=21, prefill=1, chunk=5)
 
 def make(dtype, **changes):
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "warmup": 1}
-    return Workload("t", WorkloadKind.kernel, cases=[CASE], dtype=dtype, **shape, **changes)
+    return Workload("t", "kernel", cases=[CASE], dtype=dtype, **shape, **changes)
 
 
 @pytest.mark.parametrize("dtype", list(Precision))

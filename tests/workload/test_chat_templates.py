@@ -8,7 +8,7 @@ import pytest
 
 from labkit.config import Experiment, Model, from_plain
 from labkit.models import resolve, tokenizer
-from labkit.workload import agent, chat, kind_of
+from labkit.workload.sources import agent, chat, source_of
 
 TEMPLATE = (
     "{% for message in messages %}<|bos|>{{ message.role }}\n{{ message.content }}<|eos|>\n"
@@ -19,7 +19,7 @@ TEMPLATE = (
 def experiment(kind, path):
     asked = {
         "model": {"name": "local", "path": str(path)},
-        "workload": {"name": kind, "kind": kind},
+        "workload": {"name": kind, "prompts": {"source": kind}},
         "ablation": {"arms": {"base": {}}},
     }
     return from_plain(Experiment, asked)
@@ -40,7 +40,7 @@ def chat_dir(plain_dir, tmp_path):
 
 def made(kind, path):
     asked = experiment(kind, path)
-    return kind_of(asked)._source.make(asked, resolve(asked.model))  # not what is cached
+    return source_of(asked).make(asked, resolve(asked.model))  # not what is cached
 
 
 def test_a_question_is_one_message_of_a_person(plain_dir, chat_dir):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit import workload as workloads
-from labkit.config import Case, ConfigError, Workload, WorkloadKind, from_plain, to_plain
+from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
 from labkit.workload import cases, devices
 from labkit.workload.digest import array_outputs
 from labkit.workload.kernel_turns import KernelArm, KernelTurns
@@ -29,9 +29,7 @@ def make(*asked, **changes):
         "head_dim": 16,
         "max_pool_bytes": 1 << 20,
     }
-    return Workload(
-        name="test", kind=WorkloadKind.kernel, cases=list(asked), **{**options, **changes}
-    )
+    return Workload(name="test", kind="kernel", cases=list(asked), **{**options, **changes})
 
 
 class StubBackend:

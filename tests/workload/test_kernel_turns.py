@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.config import Case, Experiment, State, Workload, WorkloadKind, from_plain, to_plain
+from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
 from labkit.workload import cases, kernel, kernel_turns
 from labkit.workload.kernel_turns import KernelArm, KernelTurns, spread
 from labkit.workload.measurement import InvalidOutput, StaleOutput
@@ -105,7 +105,7 @@ def asked(*wanted, **changes):
         "head_dim": 16,
         "max_pool_bytes": 1 << 30,
     }
-    return Workload("test", WorkloadKind.kernel, cases=list(wanted), **{**options, **changes})
+    return Workload("test", "kernel", cases=list(wanted), **{**options, **changes})
 
 
 def turns(world, backends, *wanted, seed=0, **changes):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.config import Attention, Case, Device, Precision, State, Workload, WorkloadKind
+from labkit.config import Attention, Case, Device, Precision, State, Workload
 from labkit.engine import attention
 from labkit.workload import cases, devices, launches
 from labkit.workload.kernel_turns import KernelArm, KernelTurns
@@ -165,7 +165,7 @@ def chains_of_four(monkeypatch):
 
 def asked(*wanted, **changes):
     options = {"warmup": 1, "repeats": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 16}
-    return Workload("test", WorkloadKind.kernel, cases=list(wanted), **{**options, **changes})
+    return Workload("test", "kernel", cases=list(wanted), **{**options, **changes})
 
 
 def turns(world, *backends, queued=True, **changes):

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import subprocess
 import sys
@@ -5,24 +6,24 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.workload import chat, prompts, ragged
+from labkit.workload import prompts
 from labkit.workload.prompts import Prompt
 from labkit.workload.requests import RequestKind
+from labkit.workload.sources import chat, source_of
 
 
-def experiment(kind="chat", seed=0, engine=None, **workload):
+def experiment(seed=0, engine=None, **workload):
     return from_plain(
         Experiment,
         {
             "engine": engine or {},
             "model": {"shape": {}},
-            "workload": {"name": kind, "kind": kind, **workload},
+            "workload": {"name": "chat", "prompts": {"source": "chat"}, **workload},
             "ablation": {"arms": {"base": {}}},
             "seed": seed,
         },
@@ -31,45 +32,65 @@ def experiment(kind="chat", seed=0, engine=None, **workload):
 
 def chat_prompts(**options):
     asked = experiment(**options)
-    return chat.ChatSource().make(asked, resolve(asked.model))
+    return chat.SOURCE.make(asked, resolve(asked.model))
 
 
-def test_ragged_is_the_synthetic_chat_of_the_notes():
-    drawn = ragged.draw(4096)
+def made(experiment):
+    return source_of(experiment).make(experiment, resolve(experiment.model))
+
+
+# SHA-256 over ids, token ids and output lengths, as they were when each workload was a module.
+FORMER = {
+    ("ragged", None, 0): "d30e3ad80d545e65bbc8c5039d293dbe",
+    ("ragged", None, 7): "d30e3ad80d545e65bbc8c5039d293dbe",
+    ("ragged", 2, 0): "3a582609a9cd985b26bf536cb56c9fa1",
+    ("uniform", None, 0): "010bc1010736d08c778a10caf417bee6",
+    ("uniform", 2, 7): "09eb78d66ae56e59f15da8559facbd4d",
+    ("case_study", None, 0): "e830b0c3759c8dcd86697ed024d90686",
+    ("case_study", 2, 7): "dac98c951584dcca5607863152fbcf7e",
+    ("waste", None, 0): "99285f87081ae7fad90a6262c362a943",
+    ("waste", 2, 7): "cdb0716fe9fadc06a88072c3a496eabc",
+    ("chat", None, 0): "202d9e37f2cba7905eab4e1c9cbb0fcd",
+    ("chat", 2, 7): "546cbaec42d0de6a5adca9092c20ca2c",
+    ("agent", None, 0): "86969a57d7e8872b2a923c07b733b2f1",
+    ("agent", 2, 7): "99eef853aaaad9e14e2c76def16eb8fc",
+}
+
+
+@pytest.mark.parametrize(("name", "count", "seed"), FORMER)
+def test_a_packaged_workload_asks_what_it_always_asked(asked, name, count, seed):
+    more = [] if count is None else [f"workload.num_requests={count}"]
+    found = made(asked(f"workload={name}", f"seed={seed}", *more))
+    text = json.dumps([[p.request_id, list(p.token_ids), p.max_tokens] for p in found])
+    assert hashlib.sha256(text.encode()).hexdigest()[:32] == FORMER[name, count, seed]
+
+
+def test_files_that_build_on_another_change_only_what_they_say(asked):
+    whole = made(asked("workload=ragged"))
+    assert made(asked("workload=ragged_8")) == whole[:8]
+    assert made(asked("workload=burst")) == whole
+    assert made(asked("workload=uniform_4")) == made(asked("workload=uniform"))[:4]
+    assert asked("workload=burst").workload.concurrency == 32
+    assert asked("workload=ragged_8").workload.name == "ragged_8"
+
+
+def test_ragged_is_the_synthetic_chat_of_the_notes(asked):
+    drawn = made(asked("workload=ragged"))
     assert sum(len(p.token_ids) for p in drawn) == 10_326
     assert sum(p.max_tokens for p in drawn) == 2_899
-    rng = np.random.default_rng(0)
-    rng.lognormal(np.log(300), 0.8, 32)
-    rng.lognormal(np.log(60), 0.7, 32)
-    assert [t for p in drawn for t in p.token_ids] == rng.integers(0, 4096, 10_326).tolist()
-    assert ragged.draw(4096) == drawn
 
 
-def test_ragged_takes_the_first_so_many_and_never_more_than_there_are():
-    source = ragged.RaggedSource()
-    model = resolve(experiment("ragged").model)
-    assert source.make(experiment("ragged", num_requests=5), model) == ragged.draw(4096)[:5]
-    with pytest.raises(ConfigError, match=r"workload\.num_requests=33: ragged has 32"):
-        source.make(experiment("ragged", num_requests=33), model)
-
-
-@pytest.mark.parametrize(
-    ("kind", "lengths"),
-    [("uniform", [(128, 128)] * 16), ("case_study", [(3000, 64), (500, 64), (10, 64)])],
-)
-def test_requests_of_stated_lengths_have_them_and_ids_of_their_own(kind, lengths):
-    asked = experiment(kind, seed=7)
-    model = resolve(asked.model)
-    source = workloads.kind_of(asked)._source
-    made = source.make(asked, model)
-    assert [(len(p.token_ids), p.max_tokens) for p in made] == lengths == [*source.lengths(asked)]
-    assert len({p.token_ids for p in made}) == len({p.request_id for p in made}) == len(made)
-    assert all(0 <= token < 4096 for p in made for token in p.token_ids)
-    assert source.make(experiment(kind), model) == made
-    assert source.make(experiment(kind, num_requests=2), model) == made[:2]
-    assert source.identity(experiment(kind, num_requests=2)) != source.identity(asked)
-    with pytest.raises(ConfigError, match=rf"workload\.num_requests=17: {kind} has {len(made)}"):
-        source.make(experiment(kind, num_requests=17), model)
+@pytest.mark.parametrize("name", ["ragged", "uniform", "case_study", "waste", "agent"])
+def test_a_workload_takes_the_first_so_many_and_never_more_than_there_are(asked, name):
+    experiment = asked(f"workload={name}")
+    whole = made(experiment)
+    source = source_of(experiment)
+    few = replace(experiment, workload=replace(experiment.workload, num_requests=2))
+    assert made(few) == whole[:2] and source.lengths(few) == source.lengths(experiment)[:2]
+    assert source.identity(few) != source.identity(experiment)
+    over = f"workload.num_requests={len(whole) + 1}"
+    with pytest.raises(ConfigError, match=rf"{over}: {name} has {len(whole)}"):
+        asked(f"workload={name}", over)
 
 
 def test_chat_prompts_run_from_ten_to_fifteen_hundred_tokens():
@@ -154,26 +175,37 @@ def test_a_prompt_needs_tokens():
         Prompt("r0", (), 3)
 
 
+RAGGED = {
+    "name": "ragged",
+    "prompts": {
+        "source": "synthetic",
+        "requests": 32,
+        "input": {"kind": "lognormal", "median": 300, "sigma": 0.8, "low": 16, "high": 1500},
+        "output": {"kind": "lognormal", "median": 60, "sigma": 0.7, "low": 8, "high": 256},
+        "seed": 0,
+    },
+}
+
+
 def test_prepare_refuses_a_pool_in_which_a_request_could_never_be_served():
-    largest = max(ragged.draw(4096), key=lambda p: len(p.token_ids) + p.max_tokens)
-    tokens = len(largest.token_ids) + largest.max_tokens - 1
+    tokens = max(map(sum, source_of(experiment(**RAGGED)).lengths(experiment(**RAGGED)))) - 1
     needed = -(-tokens // 16) + 1
-    workloads.prepare(experiment("ragged", engine={"budget": {"blocks": needed}}))
+    workloads.prepare(experiment(**RAGGED, engine={"budget": {"blocks": needed}}))
     with pytest.raises(ConfigError, match=f"budget.blocks={needed - 1}: .* needs {needed} blocks"):
-        workloads.prepare(experiment("ragged", engine={"budget": {"blocks": needed - 1}}))
+        workloads.prepare(experiment(**RAGGED, engine={"budget": {"blocks": needed - 1}}))
     with pytest.raises(ConfigError, match=r"budget.bytes=1048576 \(\d+ KV blocks\)"):
-        workloads.prepare(experiment("ragged", engine={"budget": {"bytes": 1 << 20}}))
+        workloads.prepare(experiment(**RAGGED, engine={"budget": {"bytes": 1 << 20}}))
     with pytest.raises(ConfigError, match="resolver=identity"):
-        workloads.prepare(experiment("ragged", engine={"attention": {"resolver": "identity"}}))
+        workloads.prepare(experiment(**RAGGED, engine={"attention": {"resolver": "identity"}}))
 
 
 def test_the_estimate_counts_tokens_and_needs_no_model(workload_cache):
     a, b, c = (
-        workloads.estimate(experiment("ragged", num_requests=n, concurrency=m))
+        workloads.estimate(experiment(**RAGGED, num_requests=n, concurrency=m))
         for n, m in ((32, 16), (8, 16), (32, 1))
     )
     assert a.seconds > b.seconds and c.seconds > a.seconds and a.bytes > c.bytes
-    guessed = [prompt for prompt, _ in chat.ChatSource().lengths(experiment())]
+    guessed = [prompt for prompt, _ in chat.SOURCE.lengths(experiment())]
     assert sum(guessed) == pytest.approx(sum(len(p.token_ids) for p in chat_prompts()), rel=0.2)
     assert not workload_cache.exists()
 
@@ -191,8 +223,9 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_what_its_memory_needs()
     source = (
         "from labkit.config import Experiment, from_plain\n"
         "made = [from_plain(Experiment, {'model': {'shape': {}}, 'workload': w, "
-        "'ablation': {'arms': {'base': {}}}}) for w in ({'kind': 'chat'}, {'kind': 'ragged'}, "
-        "{'kind': 'uniform'}, {'kind': 'agent'}, "
+        "'ablation': {'arms': {'base': {}}}}) for w in ({}, {'prompts': {'source': 'synthetic'}}, "
+        "{'prompts': {'source': 'listed', 'listed': [{'prompt': 'Hello'}]}}, "
+        "{'prompts': {'source': 'agent'}}, "
         "{'kind': 'kernel', 'cases': [{'name': 'd', 'decode': 1, 'context': 1}]})]\n"
     )
     code = code.replace("from tests_experiment import made; ", f"exec({source!r}); ")

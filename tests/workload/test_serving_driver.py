@@ -2,7 +2,7 @@ from collections import deque
 
 import pytest
 
-from labkit.config import CacheState, Workload, WorkloadKind
+from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
 from labkit.engine.base import InvalidLogitsError, StaleLaunchError, TokenEvent
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.pieces import Pieces
@@ -82,7 +82,7 @@ PROMPTS = [Prompt(f"r{i}", tuple(range(1, 4 + i)), 2 + i % 3) for i in range(6)]
 
 
 def session(engine, clock, prompts=PROMPTS, **changes):
-    workload = Workload(name="test", kind=WorkloadKind.chat, **{"concurrency": 2, **changes})
+    workload = Workload(name="test", kind="requests", **{"concurrency": 2, **changes})
     return ServingSession(engine, prompts, workload, seed=5, vocab_size=50, clock=clock)
 
 
@@ -177,7 +177,7 @@ def test_outputs_spell_their_tokens_where_a_tokenizer_is_given(tmp_path):
     clock = Clock()
     spelling = ServingSession(
         StubEngine(clock), PROMPTS,
-        Workload(name="test", kind=WorkloadKind.chat, concurrency=2),
+        Workload(name="test", kind="requests", concurrency=2),
         seed=5, vocab_size=50, pieces=Pieces(tmp_path), clock=clock,
     )  # fmt: skip
     outputs = spelling.measure(lambda what: None).cases[0].outputs
@@ -224,10 +224,20 @@ def test_sampling_parameters_reach_the_engine_and_every_request_has_its_own_stre
     assert len({p.seed for p in params}) == len(PROMPTS)
 
 
-def fail(engine, events):
-    if engine.steps < 2:
-        return events
-    return [TokenEvent(events[0].request_id, -1, "error", error="no room for it"), *events[1:]]
+def fail(*names, after=0):
+    """Let requests end with an error, when they have got so many tokens."""
+
+    def fault(engine, events):
+        found = []
+        for event in events:
+            state = engine.live.get(event.request_id)
+            if event.request_id in names and (state is None or state[1] > after):
+                engine.live.pop(event.request_id, None)
+                event = TokenEvent(event.request_id, -1, "error", error="no room for it")
+            found.append(event)
+        return found
+
+    return fault
 
 
 def lose(engine, events):
@@ -256,7 +266,8 @@ def not_a_number(engine, events):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (fail, "request r0 failed: no room for it"),
+        (fail(*(p.request_id for p in PROMPTS)), "r0 was refused: no room for it; none was served"),
+        (fail(*(p.request_id for p in PROMPTS), after=1), "r0 failed: no room for it; none was"),
         (lose, r"no work left, but \['r0', 'r1'\] are unfinished"),
         (shorten, "request r0 ended with 1 of 2 tokens"),
         (stop, "request r0 ended with finish reason stop"),
@@ -293,3 +304,93 @@ def test_close_closes_the_engine():
     engine = StubEngine(clock)
     session(engine, clock).close()
     assert engine.closed
+
+
+def test_one_request_that_fails_does_not_void_the_others():
+    result, _, beats = measure(fault=fail("r1"))
+    (whole,) = result.cases
+    traffic = whole.notes["traffic"]
+    assert (traffic["served"], traffic["refused"], traffic["failed"]) == (5, 1, 0)
+    assert traffic["unserved"] == [{"id": "r1", "outcome": "refused", "error": "no room for it"}]
+    assert [r["id"] for r in whole.notes["requests"]] == ["r0", "r2", "r3", "r4", "r5"]
+    outputs = {r["id"]: r for r in whole.outputs["requests"]}
+    assert outputs["r1"]["tokens"] == [] and outputs["r1"]["finish"] == "error"
+    assert beats[-1] == "6 of 6 requests"
+    later, _, _ = measure(fault=fail("r2", after=2))
+    assert later.cases[0].notes["traffic"]["failed"] == 1
+    assert later.cases[0].outputs["digest"] != measure()[0].cases[0].outputs["digest"]
+
+
+def arriving(kind, *, prompts=PROMPTS, capacity=100, **options):
+    """Measure requests that arrive by themselves: steps of 1 s, waits by the same clock."""
+    clock = Clock()
+    engine = StubEngine(clock, capacity=capacity)
+    naps = []
+
+    def wait(seconds):
+        naps.append(seconds)
+        clock.now += seconds
+
+    given = {"concurrency": None, **options.pop("workload", {})}
+    workload = Workload(name="test", arrivals=Arrivals(ArrivalKind(kind), **options), **given)
+    run = ServingSession(engine, prompts, workload, seed=5, vocab_size=50, clock=clock, wait=wait)
+    result = run.measure(lambda text: None)
+    notes = result.cases[0].notes
+    return {n["id"]: n for n in notes["requests"]}, notes["traffic"], engine, naps
+
+
+def test_requests_arrive_at_their_time_whatever_the_engine_does():
+    """One every 2.5 s and steps of 1 s: the second is due in the middle of a step."""
+    requests, traffic, engine, _ = arriving("constant", rate=0.4)
+    assert [n["submitted_ms"] for n in requests.values()] == [0, 2500, 5000, 7500, 10000, 12500]
+    # r0 has two tokens and ends at 2; r1 of three tokens begins at once at 2.5.
+    assert engine.joined[:3] == pytest.approx([0, 2.5, 5.5])
+    assert requests["r2"]["ttft_ms"] == 1500  # half a second of it another's step
+    assert all(n["queued_ms"] == n["late_ms"] == 0 for n in requests.values())
+    assert traffic["due_per_s"] == traffic["sent_per_s"] == pytest.approx(0.4)
+
+
+def test_all_at_once_is_all_in_flight():
+    requests, traffic, engine, naps = arriving("at_once")
+    assert engine.most_in_flight == len(PROMPTS) and naps == []
+    assert traffic["due_per_s"] is None
+    assert {n["submitted_ms"] for n in requests.values()} == {0}
+
+
+def test_where_no_more_may_be_in_flight_requests_wait_at_the_client():
+    requests, traffic, engine, _ = arriving("at_once", workload={"concurrency": 2})
+    assert engine.most_in_flight == 2
+    waits = [n["queued_ms"] for n in requests.values()]
+    assert waits == [0, 0, 2000, 3000, 5000, 6000]
+    assert requests["r2"]["ttft_ms"] == 1000  # from when it is sent
+    assert traffic["queue_ms"]["max"] == 6000
+
+
+def test_a_turn_waits_for_the_answer_before_it():
+    prompts = [Prompt(f"r{i}", (1, 2), 4, "ab"[i // 3]) for i in range(6)]
+    requests, _, engine, _ = arriving("constant", prompts=prompts, rate=0.5)
+    assert [n["submitted_ms"] for n in requests.values()] == [
+        0, 4000, 8000, 2000, 6000, 10000,
+    ]  # fmt: skip
+    assert [n["queued_ms"] for n in requests.values()] == [0] * 6
+    assert engine.most_in_flight == 2
+
+
+def test_a_wait_is_short_and_no_part_of_a_step():
+    clock = Clock()
+    engine = StubEngine(clock)
+
+    def wait(seconds):
+        clock.now += seconds + 0.004  # a sleep is longer than asked
+
+    arrivals = Arrivals(ArrivalKind.constant, 0.2)
+    workload = Workload(name="test", arrivals=arrivals, concurrency=None)
+    run = ServingSession(
+        engine, PROMPTS[:2], workload, seed=5, vocab_size=50, clock=clock, wait=wait
+    )
+    drive = run.begin(lambda text: None)
+    drive.run()
+    assert drive.step_seconds().tolist() == pytest.approx([1.0] * len(drive.steps))
+    second = drive.entries[1]
+    assert second.due == second.submitted == 5.0
+    assert 0 < second.late <= 0.024 and drive.cpu_s > 0

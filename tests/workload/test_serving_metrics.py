@@ -1,6 +1,8 @@
 import pytest
 
-from labkit.workload.metrics import Served, request_notes, serving_metrics
+from labkit.config import ArrivalKind, Arrivals, Limits, Workload
+from labkit.workload.metrics import Served, meets, request_notes, serving_metrics
+from labkit.workload.traffic import traffic_notes
 
 
 def served(name, prompt, submitted, times, tokens=None):
@@ -75,3 +77,66 @@ def test_notes_carry_each_request_s_own_times():
         "itl_ms": [],
     }
     assert notes[0]["itl_ms"] == [500.0]
+
+
+TIMELINE = [
+    # Sent, chunks, tokens: TTFT 0.5, 1.0, 2.0; TPOT 0.25, 1.0, none; E2E 1.5, 2.0, 2.0.
+    served("a", 4, 0.0, [0.5, 1.0, 1.5], tokens=[1] * 5),
+    served("b", 4, 1.0, [2.0, 3.0]),
+    served("c", 4, 2.0, [4.0]),
+]
+
+
+def test_a_hand_made_timeline_has_the_numbers_of_vllm_s_definitions():
+    """TTFT and E2E from sending, TPOT (E2E - TTFT) / (n - 1), ITL the gaps of chunks, pooled."""
+    assert [r.ttft for r in TIMELINE] == [0.5, 1.0, 2.0]
+    assert [r.e2e for r in TIMELINE] == [1.5, 2.0, 2.0]
+    assert [r.tpot for r in TIMELINE] == [0.25, 1.0, None]
+    assert [gap for r in TIMELINE for gap in r.itl] == [0.5, 0.5, 1.0]
+    got = values(serving_metrics(TIMELINE, None))
+    assert got["request_s"] == 3 / 4.0 and got["output_tok_s"] == 8 / 4.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        ({"ttft_ms": 1000}, "ab"),
+        ({"ttft_ms": 999}, "a"),
+        ({"tpot_ms": 250}, "ac"),  # a single token counts as 0 ms per token
+        ({"e2e_ms": 1500}, "a"),
+        ({"e2e_ms": 2000, "ttft_ms": 1000, "tpot_ms": 900}, "a"),
+        ({"ttft_ms": 1}, ""),
+    ],
+)
+def test_goodput_counts_the_requests_that_met_every_limit(limits, good):
+    limits = Limits(**limits)
+    assert "".join(r.request_id for r in TIMELINE if meets(r, limits)) == good
+    got = values(serving_metrics(TIMELINE, None, limits=limits))
+    assert got["goodput_req_s"] == len(good) / 4.0
+    assert "goodput_req_s" not in values(serving_metrics(TIMELINE, None, limits=Limits()))
+
+
+def test_a_request_that_was_not_served_is_counted_and_never_good():
+    refused = Served("x", 4, 0.0, finish="error", error="no room")
+    failed = Served("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
+    workload = Workload(limits=Limits(ttft_ms=1000))
+    notes = traffic_notes([*TIMELINE, refused, failed], workload, cpu_s=0.04, seconds=4.0)
+    assert (notes["requests"], notes["served"], notes["refused"], notes["failed"]) == (5, 3, 1, 1)
+    assert notes["good"] == 2 and notes["sender_cpu_share"] == 0.01
+    assert notes["unserved"] == [
+        {"id": "x", "outcome": "refused", "error": "no room"},
+        {"id": "y", "outcome": "failed", "error": "gone"},
+    ]
+    assert "late_ms" not in notes  # a closed loop is never late
+
+
+def test_rates_and_waits_of_what_arrives_by_itself():
+    entries = [served(str(i), 1, sent, [9.0]) for i, sent in enumerate([0.0, 1.0, 4.0])]
+    for entry, due in zip(entries, [0.0, 1.0, 2.0], strict=True):
+        entry.due = due
+    entries[1].late = 0.003
+    asked = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8))
+    notes = traffic_notes(entries, asked, cpu_s=0.0, seconds=9.0)
+    assert (notes["asked_per_s"], notes["due_per_s"], notes["sent_per_s"]) == (0.8, 1.0, 0.5)
+    assert notes["queue_ms"] == {"p50": 0.0, "p99": 1960.0, "max": 2000.0}
+    assert notes["late_ms"]["max"] == 3.0

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from labkit.config import Workload, WorkloadKind
+from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.base import TokenEvent
 from labkit.workload import stalls
 from labkit.workload.measurement import InvalidOutput
@@ -80,7 +80,7 @@ def plain(step, live):
 
 def chat(**options):
     given = {"concurrency": 4, "warmup": 1, **options}
-    return Workload(name="test", kind=WorkloadKind.chat, **given)
+    return Workload(name="test", kind="requests", **given)
 
 
 def alone(seconds, **options):
@@ -102,9 +102,14 @@ class Together:
         workloads = workloads or [chat(**options)] * len(kinds)
         for engine, workload in zip(self.engines, workloads, strict=True):
             clock = TurnClock(self.base)
-            session = ServingSession(engine, PROMPTS, workload, seed=5, vocab_size=50, clock=clock)
+            session = ServingSession(
+                engine, PROMPTS, workload, seed=5, vocab_size=50, clock=clock, wait=self.wait
+            )
             seats.append(Seat(session, clock))
         self.turns = ServingTurns(seats, random.Random(seed), self.turn)
+
+    def wait(self, seconds):
+        self.base.now += seconds
 
     @contextmanager
     def turn(self, arm):
@@ -165,6 +170,24 @@ def test_clients_join_by_the_arm_s_own_clock():
     joined = [request["submitted_ms"] for request in first.cases[0].notes["requests"]]
     assert joined == pytest.approx([request["submitted_ms"] for request in expected])
     assert joined[:2] == [0, pytest.approx(63)]
+
+
+def test_requests_arrive_in_the_arm_s_own_time():
+    options = {"arrivals": Arrivals(ArrivalKind.constant, 5.0), "warmup": 0, "concurrency": None}
+    first, second = Together(plain, lambda step, live: 0.05, between=0.7, **options).measure()
+    for measured in (first, second):
+        requests = measured.cases[0].notes["requests"]
+        assert [r["submitted_ms"] for r in requests] == [200.0 * i for i in range(len(PROMPTS))]
+        assert measured.cases[0].notes["traffic"]["late_ms"]["max"] == pytest.approx(0, abs=0.01)
+    assert speed(first) != pytest.approx(speed(second), rel=0.01)
+
+
+def test_a_stall_while_a_request_arrives_leaves_no_negative_time():
+    options = {"arrivals": Arrivals(ArrivalKind.constant, 5.0), "warmup": 0, "concurrency": None}
+    stalled, calm = Together(noisy(0, stall=60), noisy(1), **options).measure()
+    assert stalled.notes["stalls"]["seconds"] > 2.5
+    for measured in (stalled, calm):
+        assert min(r["ttft_ms"] for r in measured.cases[0].notes["requests"]) > 0
 
 
 def test_outputs_are_those_of_the_arm_alone():

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from labkit.workload import chat
+from labkit.workload.sources import chat
 
 TEXTS = sorted((chat.HERE / "texts").glob("*.md"))
 

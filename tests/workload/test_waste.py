@@ -1,12 +1,12 @@
-"""The workload waste: each question is a case, with its latency and what its row cost."""
+"""Workloads in which each request is a case, with its latency and what its row cost."""
 
 import pytest
 
-from labkit.config import ConfigError, Experiment, Workload, WorkloadKind
+from labkit.config import ConfigError, Workload
 from labkit.engine.base import TokenEvent
 from labkit.workload.prompts import Prompt
 from labkit.workload.serving import ServingSession
-from labkit.workload.waste import QUESTIONS, WasteSource
+from labkit.workload.sources import source_of
 
 
 class StaticEngine:
@@ -54,14 +54,13 @@ class StaticEngine:
 def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
     engine = StaticEngine()
     asked = [Prompt("short", (1, 2), 2), Prompt("long", (1, 2), 6)]
-    workload = Workload(name="test", kind=WorkloadKind.waste, concurrency=2, warmup=0)
+    workload = Workload(name="test", per_request=per_request, concurrency=2, warmup=0)
     session = ServingSession(
         engine,
         asked,
         workload,
         seed=0,
         vocab_size=9,
-        per_request=per_request,
         clock=lambda: engine.now,
     )
     session.warm_up()
@@ -82,8 +81,10 @@ def test_each_request_is_a_case_with_its_latency_and_its_row(per_request):
         assert len(output["tokens"]) == {"short": 2, "long": 6}[case.case]
 
 
-def test_the_questions_are_tokenised_in_the_articles_order(monkeypatch):
+def test_the_questions_name_their_requests_in_the_articles_order(asked, monkeypatch):
     class Words:
+        template = None
+
         def encode(self, text):
             return list(range(len(text.split())))
 
@@ -92,13 +93,17 @@ def test_the_questions_are_tokenised_in_the_articles_order(monkeypatch):
     class Model:
         path = None
 
-    experiment = Experiment.__new__(Experiment)
-    experiment.workload = Workload(name="waste", kind=WorkloadKind.waste, num_requests=3)
-    made = WasteSource().make(experiment, Model())
-    assert [p.request_id for p in made] == [text for text, _ in QUESTIONS[:3]]
+    experiment = asked("workload=waste", "workload.num_requests=3")
+    made = source_of(experiment).make(experiment, Model())
+    questions = [one.prompt for one in experiment.workload.prompts.listed]
+    assert [p.request_id for p in made] == questions[:3]
     assert [len(p.token_ids) for p in made] == [6, 11, 9]
     assert [p.max_tokens for p in made] == [2, 159, 3]
-    assert len(WasteSource().lengths(experiment)) == 3
-    experiment.workload = Workload(name="waste", kind=WorkloadKind.waste, num_requests=9)
-    with pytest.raises(ConfigError, match=r"num_requests=9: waste has 8 questions"):
-        WasteSource().lengths(experiment)
+
+
+def test_two_requests_of_one_text_cannot_both_be_cases(asked):
+    twice = "workload.prompts.listed=[{prompt:Hello},{prompt:Hello,max_tokens:3}]"
+    words = ["workload.prompts.source=listed", twice]
+    assert len(source_of(asked(*words)).lengths(asked(*words))) == 2
+    with pytest.raises(ConfigError, match=r"per_request=true: two requests are the same text"):
+        asked(*words, "workload.per_request=true")

@@ -66,7 +66,7 @@ def check(experiment: config.Experiment) -> Decision | None:
     ConfigError
         The budget is refused: one line that ends in what to set.
     """
-    if experiment.workload.kind is config.WorkloadKind.kernel:
+    if experiment.workload.times_kernels:
         return None
     if experiment.engine.name == "mlx_lm":
         return None

@@ -163,7 +163,7 @@ def test_check_leaves_kernel_workloads_alone():
     with pytest.raises(config.ConfigError):
         budget.check(alone)
     alone.workload = config.Workload(
-        kind=config.WorkloadKind.kernel,
+        kind="kernel",
         concurrency=16,
         cases=[config.Case(name="a", decode=1, context=16)],
     )

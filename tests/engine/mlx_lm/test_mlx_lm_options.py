@@ -59,7 +59,7 @@ def test_a_kernel_workload_is_refused():
             model=config.Model(shape=config.ModelShape()),
             workload=config.Workload(
                 name="k",
-                kind=config.WorkloadKind.kernel,
+                kind="kernel",
                 cases=[config.Case("d", decode=1, context=1)],
             ),
             ablation=config.Ablation(arms={"base": {}}),

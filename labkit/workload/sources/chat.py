@@ -7,7 +7,6 @@ from the seed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,12 +18,9 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.models import ModelDir
-from labkit.workload.prompts import Prompt, first
-from labkit.workload.requests import RequestKind
+from labkit.workload.sources.texts import Text, Texts
 
-HERE = Path(__file__).parent
-BYTES_PER_TOKEN = 4  # of a tokenizer trained on these texts; for estimates only
+HERE = Path(__file__).parents[1]
 OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 40, 0.6, (8, 128)
 
 
@@ -77,42 +73,13 @@ def plan(seed: int, count: int) -> list[tuple[int, int]]:
     return [(int(order[i]), int(output[i])) for i in range(count)]
 
 
-class ChatSource:
-    """The first ``workload.num_requests`` questions in the seed's order."""
-
-    def identity(self, experiment: Experiment) -> dict[str, Any]:
-        """Name what decides the prompts; the texts by their digest."""
-        texts = hashlib.sha256("\0".join(q.prompt for q in questions()).encode()).hexdigest()
-        return {"kind": "chat", "texts": texts, "plan": [list(p) for p in _planned(experiment)]}
-
-    def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
-        """Tokenise with the model's own tokenizer and chat template."""
-        from labkit.models import tokenizer
-
-        reader = tokenizer.load(model.path)
-        asked = questions()
-
-        def encode(text: str) -> list[int]:
-            if reader.template is None:
-                return reader.encode(text)
-            return reader.encode_chat([{"role": "user", "content": text}])
-
-        return tuple(
-            Prompt(f"r{index:03d}", tuple(encode(asked[question].prompt)), output)
-            for index, (question, output) in enumerate(_planned(experiment))
-        )
-
-    def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
-        """Guess prompt tokens from the bytes."""
-        asked = questions()
-        return [
-            (1 + len(asked[question].prompt.encode()) // BYTES_PER_TOKEN, output)
-            for question, output in _planned(experiment)
-        ]
+def _texts(experiment: Experiment) -> Sequence[Text]:
+    asked = questions()
+    return [
+        Text((prompt,), output, ({"role": "user", "content": prompt},))
+        for question, output in plan(experiment.seed, len(asked))
+        for prompt in [asked[question].prompt]
+    ]
 
 
-def _planned(experiment: Experiment) -> list[tuple[int, int]]:
-    return plan(experiment.seed, len(first(experiment, questions(), "questions")))
-
-
-KIND = RequestKind(ChatSource())
+SOURCE = Texts(_texts, "questions")

@@ -1,0 +1,107 @@
+"""Requests of a recorded trace: lengths, arrivals and which 512-token blocks are shared.
+
+Source of the format: Mooncake's published traces (Qin et al., FAST 2025). A trace has no
+texts. A block's tokens are drawn from the seed and its hash, so that prompts share exactly the
+beginnings that they shared when they were recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.config import Experiment, require
+from labkit.config.option import Group, option
+from labkit.config.traffic import MOST_MS, MOST_TOKENS
+from labkit.models import ModelDir
+from labkit.workload.prompts import Prompt, first
+from labkit.workload.sources import json_lines
+
+BLOCK = 512  # tokens of a hash
+STREAM = 8  # of the seed
+
+
+@dataclass
+class Line(Group):
+    """One line; ``hash_ids``: one per 512 prompt tokens, or none."""
+
+    timestamp: float | None = option(None, least=0, most=MOST_MS, unit="milliseconds")
+    input_length: int | None = option(None, least=1, most=MOST_TOKENS, unit="tokens")
+    output_length: int | None = option(None, least=1, most=MOST_TOKENS, unit="tokens")
+    hash_ids: list[int] = option(factory=list)
+
+    def __post_init__(self) -> None:
+        """Check that all is there and fits together."""
+        super().__post_init__()
+        for name in ("timestamp", "input_length", "output_length"):
+            require(getattr(self, name) is not None, f"{name} is missing")
+        blocks = -(-(self.input_length or 0) // BLOCK)
+        require(
+            len(self.hash_ids) in (0, blocks),
+            f"hash_ids: {len(self.hash_ids)} for input_length={self.input_length}; allowed are "
+            f"{blocks} (one per {BLOCK} tokens) or none",
+        )
+        require(
+            all(0 <= hash_id < 1 << 63 for hash_id in self.hash_ids),
+            "hash_ids: allowed are 0 to 2**63 - 1",
+        )
+
+
+class Trace:
+    """The first ``workload.num_requests`` lines, their lengths scaled."""
+
+    def _lines(self, experiment: Experiment) -> Sequence[Line]:
+        prompts = experiment.workload.prompts
+        return first(experiment, json_lines.read(prompts.path or "", Line))
+
+    def identity(self, experiment: Experiment) -> dict[str, Any]:
+        """Name what decides the prompts; the lines by their digest."""
+        lines = hashlib.sha256(repr(self._lines(experiment)).encode()).hexdigest()
+        scale = experiment.workload.prompts.length_scale
+        return {"source": "trace", "lines": lines, "scale": scale, "seed": _seed(experiment)}
+
+    def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        """Draw every block's tokens below the model's vocabulary size."""
+        lines, lengths = self._lines(experiment), self.lengths(experiment)
+        scale = experiment.workload.prompts.length_scale
+        made = []
+        for index, (line, (prompt, output)) in enumerate(zip(lines, lengths, strict=True)):
+            # A line without hashes shares nothing: its blocks are its own.
+            keys = [[0, h] for h in line.hash_ids] or [[1, index]]
+            ids: list[int] = []
+            for place, key in enumerate(keys):
+                end = round((place + 1) * BLOCK * scale) if line.hash_ids else prompt
+                count = max(0, min(end, prompt) - len(ids))
+                rng = np.random.default_rng([_seed(experiment), STREAM, *key])
+                ids += rng.integers(0, model.vocab_size, count).tolist()
+            made.append(Prompt(f"r{index:03d}", tuple(ids), output, None, line.timestamp))
+        return tuple(made)
+
+    def lengths(self, experiment: Experiment) -> Sequence[tuple[int, int]]:
+        """Return the exact lengths."""
+        scale = experiment.workload.prompts.length_scale
+
+        def scaled(tokens: int | None) -> int:
+            return max(1, round((tokens or 0) * scale))
+
+        lines = self._lines(experiment)
+        found = [(scaled(line.input_length), scaled(line.output_length)) for line in lines]
+        most = max(map(sum, found))
+        require(
+            most <= MOST_TOKENS,
+            f"workload.prompts.length_scale={scale}: a request would have {most:,} tokens; "
+            f"allowed are {MOST_TOKENS:,}",
+        )
+        return found
+
+
+def _seed(experiment: Experiment) -> int:
+    own = experiment.workload.prompts.seed
+    return experiment.seed if own is None else own
+
+
+SOURCE = Trace()

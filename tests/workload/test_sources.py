@@ -1,0 +1,253 @@
+"""Where prompts come from: a list, a file, a trace, chance; and files that are wrong."""
+
+import json
+
+import numpy as np
+import pytest
+
+from labkit.config import ConfigError
+from labkit.models import resolve, tokenizer
+from labkit.workload.requests import KIND
+from labkit.workload.sources import source_of
+
+
+def made(experiment):
+    return source_of(experiment).make(experiment, resolve(experiment.model))
+
+
+@pytest.fixture
+def file(tmp_path, asked):
+    """Return what composes a workload from a file of such lines."""
+
+    def compose(lines, *more, source="file"):
+        path = tmp_path / "asked.jsonl"
+        text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        path.write_text("\n".join(text))
+        words = ["workload.prompts.source=" + source, f"workload.prompts.path='{path}'"]
+        return asked("workload.name=mine", *words, *more)
+
+    return compose
+
+
+LINES = [
+    {"prompt": "Hello there", "max_tokens": 3, "timestamp": 0, "session": "a"},
+    "",
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]},
+]
+
+
+def test_lines_of_a_file_are_requests(file):
+    experiment = file(LINES, "workload.prompts.output={kind:fixed,tokens:9}")
+    first, second = made(experiment)
+    decode = tokenizer.load(resolve(experiment.model).path).decode
+    assert decode(first.token_ids) == "Hello there" and first.max_tokens == 3
+    assert (first.session, first.timestamp_ms) == ("a", 0)
+    assert decode(second.token_ids) == "Be brief.\n\nWhy?\n\nAssistant:" and second.max_tokens == 9
+    assert [n for _, n in source_of(experiment).lengths(experiment)] == [3, 9]
+
+
+def test_another_text_is_another_set_of_prompts(file):
+    experiment = file([{"prompt": "Hello"}])
+    before = source_of(experiment).identity(experiment)
+    after = file([{"prompt": "Good day"}])
+    assert before != source_of(after).identity(after)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ({"prompt": "Hi", "max_token": 3}, "'max_token': allowed are prompt, messages, max_tokens"),
+        ({"prompt": "Hi", "max_tokens": 0}, r"max_tokens=0: allowed are 1 to 1048576 \(tokens\)"),
+        ({"prompt": "Hi", "max_tokens": "9"}, "max_tokens='9': must be of type int"),
+        ({"prompt": "Hi", "max_tokens": True}, "max_tokens=True: must be of type int"),
+        (
+            {"prompt": "Hi", "timestamp": -1},
+            r"timestamp=-1\.0: allowed are 0 to 2592000000 \(milliseconds\)",
+        ),
+        ({"x" * 100_000: 3}, "'x{200}...': allowed are"),
+        ({"prompt": 5}, "prompt=5: must be of type str"),
+        ({"prompt": ""}, "prompt: 0 characters; allowed are 1 to"),
+        ({"prompt": "x" * ((4 << 20) + 1)}, "prompt: 4194305 characters; allowed are"),
+        ({}, "give prompt or messages"),
+        ({"messages": "Hi"}, "messages: must be a list, not 'Hi'"),
+        ({"messages": [{"role": "me", "content": "x"}]}, r"messages\[0\].role=me: allowed are sys"),
+        ("[1, 2]", "not an object of keys and values"),
+        ('{"prompt": "Hi"', "not JSON: Expecting"),
+        ('{"timestamp": NaN, "prompt": "x"}', "not JSON: NaN is not a number"),
+        ('{"prompt": "\\ud800"}', "prompt: not Unicode text"),
+        ("[" * 100_000, "not JSON: maximum recursion"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line_with_file_line_and_what_is_allowed(file, line, said):
+    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 2: " + said) as error:
+        file([{"prompt": "Fine"}, line])
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+def test_a_file_that_is_none_or_empty_or_no_text_is_refused(file, asked, tmp_path):
+    with pytest.raises(ConfigError, match=r"asked\.jsonl: no request in it"):
+        file(["", "  "])
+    (tmp_path / "bytes").write_bytes(b'{"prompt": "\xff"}')
+    for path, said in (
+        (tmp_path / "none.jsonl", "No such file"),
+        (tmp_path, "not a file"),
+        (tmp_path / "bytes", "not UTF-8 at byte 12"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            asked("workload.prompts.source=file", f"workload.prompts.path='{path}'")
+
+
+def test_a_request_of_the_workload_s_own_list_is_checked_alike(asked):
+    words = ["workload.prompts.source=listed"]
+    with pytest.raises(ConfigError, match=r"workload\.prompts\.listed\[1\]\.max_tokens=0: allowed"):
+        asked(*words, "workload.prompts.listed=[{prompt:A},{prompt:B,max_tokens:0}]")
+    with pytest.raises(ConfigError, match=r"source=listed: workload\.prompts\.listed=\[\]"):
+        asked(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["prompts.source=fil"], r"workload\.prompts\.source=fil: allowed are chat, agent, listed"),
+        (["prompts.source=file"], r"prompts\.source=file: set workload\.prompts\.path"),
+        (["prompts.path=x"], r"workload\.prompts\.path=x: .*source=chat does not read it"),
+        (
+            ["prompts.prefix_tokens=5"],
+            r"workload\.prompts\.prefix_tokens=5: .*source=chat does not",
+        ),
+        (["prompts.input.tokens=5"], r"workload\.prompts\.input: .*source=chat does not read it"),
+        (["prompts.output.kind=uniform"], r"workload\.prompts\.output\.low=null: kind=uniform nee"),
+        (["prompts.output.sigma=1"], r"workload\.prompts\.output\.sigma=1\.0: kind=fixed does not"),
+        (["arrivals.kind=poisson"], r"arrivals\.kind=poisson: set workload\.arrivals\.rate"),
+        (["arrivals.rate=2"], r"workload\.arrivals\.rate=2\.0: .*kind=closed does not read it"),
+        (["arrivals.kind=trace"], r"arrivals\.kind=trace: workload\.prompts\.source=chat has no"),
+        (["concurrency=null"], r"workload\.concurrency=null: .*closed needs a number of clients"),
+        (["limits.ttft_ms=0"], r"workload\.limits\.ttft_ms=0\.0: allowed are above 0"),
+        (["kind=chat"], r"workload\.kind=chat: allowed are kernel, requests or package"),
+        (["kind=nowhere:Kind"], r"workload\.kind=nowhere:Kind: ModuleNotFoundError"),
+    ],
+)
+def test_a_mistake_in_a_workload_names_its_key(asked, words, said):
+    with pytest.raises(ConfigError, match=said):
+        asked(*(f"workload.{word}" for word in words))
+
+
+TRACE = [
+    {"timestamp": 0, "input_length": 1300, "output_length": 5, "hash_ids": [7, 8, 9]},
+    {"timestamp": 100, "input_length": 1024, "output_length": 6, "hash_ids": [7, 8]},
+    {"timestamp": 200, "input_length": 600, "output_length": 1, "hash_ids": [7, 3]},
+    {"timestamp": 300, "input_length": 600, "output_length": 1},
+]
+
+
+def common(a, b):
+    """Count the tokens with which both begin."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(map(len, (a, b)))
+    )
+
+
+def test_prompts_of_a_trace_share_the_blocks_that_their_hashes_share(file):
+    experiment = file(TRACE, source="trace")
+    found = made(experiment)
+    ids = [prompt.token_ids for prompt in found]
+    assert list(map(len, ids)) == [1300, 1024, 600, 600]
+    assert [p.max_tokens for p in found] == [5, 6, 1, 1]
+    assert [p.timestamp_ms for p in found] == [0, 100, 200, 300]
+    assert (common(ids[0], ids[1]), common(ids[0], ids[2]), common(ids[0], ids[3])) == (
+        1024,
+        512,
+        0,
+    )
+    assert made(experiment) == found
+    assert made(file(TRACE, "workload.prompts.seed=4", source="trace")) != found
+
+
+@pytest.mark.parametrize("scale", [0.1, 0.37])
+def test_a_scaled_trace_shares_as_much_of_itself(file, scale):
+    experiment = file(TRACE, f"workload.prompts.length_scale={scale}", source="trace")
+    found = made(experiment)
+    ids = [prompt.token_ids for prompt in found]
+    lengths = source_of(experiment).lengths(experiment)
+    assert [(len(p.token_ids), p.max_tokens) for p in found] == lengths
+    assert lengths[0] == (round(1300 * scale), max(1, round(5 * scale)))
+    assert common(ids[0], ids[1]) == round(1024 * scale)
+    assert common(ids[0], ids[2]) == round(512 * scale)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"input_length": 0}, "input_length=0: allowed are 1 to"),
+        ({"timestamp": None}, "timestamp is missing"),
+        ({"hash_ids": [1, 2]}, r"hash_ids: 2 for input_length=1300; allowed are 3 \(one per 512"),
+        ({"hash_ids": [1, 2, -3]}, "hash_ids: allowed are 0 to"),
+        ({"hash_ids": 4}, "hash_ids: must be a list, not 4"),
+        ({"text": "x"}, "'text': allowed are timestamp, input_length, output_length, hash_ids"),
+    ],
+)
+def test_a_mistake_in_a_trace_is_one_line(file, changes, said):
+    with pytest.raises(ConfigError, match=r"asked\.jsonl, line 1: " + said):
+        file([TRACE[0] | changes], source="trace")
+
+
+def test_more_prompt_tokens_than_anyone_wants_to_keep_are_refused(file):
+    long = {"timestamp": 0, "input_length": 1_000_000, "output_length": 1}
+    with pytest.raises(ConfigError, match="about 21,000,000 prompt tokens; allowed are 20,000,000"):
+        file([long] * 21, source="trace")
+    file([long] * 21, "workload.num_requests=3", source="trace")
+
+
+SESSIONS = [
+    "workload=shared_prefixes",
+    "workload.prompts.requests=12",
+    "workload.prompts.turns=3",
+    "workload.prompts.prefix_groups=2",
+]
+
+
+def test_synthetic_sessions_share_their_group_s_beginning_and_build_on_themselves(asked):
+    experiment = asked(*SESSIONS)
+    found = made(experiment)
+    assert [(len(p.token_ids), p.max_tokens) for p in found] == [
+        *KIND.source(experiment).lengths(experiment)
+    ]
+    assert [p.session for p in found] == [f"s{i:03d}" for i in range(4) for _ in range(3)]
+    ids = [p.token_ids for p in found]
+    for turn in (1, 2, 4, 5):
+        before = found[turn - 1]
+        assert ids[turn][: len(before.token_ids)] == before.token_ids
+        assert len(ids[turn]) >= len(before.token_ids) + before.max_tokens + 32
+    assert common(ids[0], ids[6]) == 256 and common(ids[0], ids[3]) < 8
+    assert made(asked(*SESSIONS, "seed=5")) != found
+
+
+def test_unshared_prompts_share_nothing_and_are_as_long(asked):
+    experiment = asked(*SESSIONS)
+    model = resolve(experiment.model)
+    shared = KIND._prompts(experiment, model)
+    alone = KIND._prompts(asked(*SESSIONS, "workload.prompts.unshared=true"), model)
+    assert [len(p.token_ids) for p in alone] == [len(p.token_ids) for p in shared]
+    assert len({p.token_ids[0] for p in alone}) == len(alone)
+    assert all(a.token_ids[1:] == s.token_ids[1:] for a, s in zip(alone, shared, strict=True))
+
+
+def test_a_kind_of_one_s_own_has_a_source_of_its_own(asked, tmp_path, monkeypatch):
+    (tmp_path / "my_kind.py").write_text(
+        "from labkit.workload.prompts import Prompt\n"
+        "from labkit.workload.requests import RequestKind\n"
+        "class Source:\n"
+        "    def identity(self, experiment): return {'mine': 1}\n"
+        "    def make(self, experiment, model): return (Prompt('a', (1, 2), 3),)\n"
+        "    def lengths(self, experiment): return [(2, 3)]\n"
+        "class Kind(RequestKind):\n"
+        "    name = 'mine'\n"
+        "    def __init__(self): super().__init__(Source())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from labkit import workload
+
+    experiment = asked("workload.kind=my_kind:Kind")
+    kind = workload.kind_of(experiment)
+    assert kind.source(experiment).lengths(experiment) == [(2, 3)]
+    assert np.isfinite(workload.estimate(experiment).seconds)
