@@ -168,3 +168,6 @@ def _facts(experiment: Experiment) -> facts.ModelFacts:
     kind = dtype.asked(experiment.engine)
     found = facts.of_model(experiment.model, kind)
     return found or facts.of_weights(resolve(experiment.model).path, kind)
+
+
+KIND = RequestKind()
