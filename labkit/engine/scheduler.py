@@ -150,12 +150,13 @@ class Scheduler:
         step = StepPlan(self._options.max_num_batched_tokens, self._running)
         for phase in self._phases(self._last):
             cap = self._chunk_cap(self._options.chunk, len(step.work[Phase.decode]))
+            chunks = step.chunks[phase]
             for state in step.work[phase]:
-                self._take(step, phase, state, cap)
+                self._take(step, chunks, state, cap)
             if phase is Phase.prefill:
                 while self._open(step.num_running, step.budget) and (new := self._admit()):
                     step.work[phase].append(new)
-                    self._take(step, phase, new, cap)
+                    self._take(step, chunks, new, cap)
             if self._split and step.only_phase:
                 break
         self._last = step.only_phase
@@ -166,7 +167,9 @@ class Scheduler:
             chunk.state.num_unknown_tokens += chunk.samples
         return output
 
-    def _take(self, step: StepPlan, phase: Phase, state: RequestState, cap: int | None) -> None:
+    def _take(
+        self, step: StepPlan, chunks: list[ScheduledChunk], state: RequestState, cap: int | None
+    ) -> None:
         """Schedule as many of a request's tokens as budget, chunk cap and memory allow.
 
         Memory that is missing is taken from the last in line. The first in line is never
@@ -189,7 +192,8 @@ class Scheduler:
                 if victim is state:
                     return
             state.num_held_tokens = start + count
-        step.add(phase, ScheduledChunk(state, start, count))
+        chunks.append(ScheduledChunk(state, start, count))
+        step.budget -= count
 
     def _admit(self) -> RequestState | None:
         """Let the first waiting request run, if a place and the memory asked for are free."""

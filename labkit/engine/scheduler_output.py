@@ -108,11 +108,6 @@ class StepPlan:
         filled = [phase for phase, chunks in self.chunks.items() if chunks]
         return filled[0] if len(filled) == 1 else None
 
-    def add(self, phase: Phase, chunk: ScheduledChunk) -> None:
-        """Add a chunk to those of its phase."""
-        self.chunks[phase].append(chunk)
-        self.budget -= chunk.num_tokens
-
     def drop(self, state: RequestState) -> None:
         """Forget a preempted request: what it would have computed is free for others."""
         for phase in Phase:
