@@ -17,12 +17,8 @@ class BlockPool:
 
     The last block freed is the first handed out again, so that a pool larger than the
     work touches little memory. ``peak_used`` is the most blocks held at once; idle ones
-    do not count, for they can be had back at any time.
-
-    Parameters
-    ----------
-    num_blocks
-        Blocks in the pool, the null block included; at least 2.
+    do not count, for they can be had back at any time. ``num_blocks``: the null block included,
+    at least 2.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -158,12 +154,8 @@ class BlockPool:
     def check(self, owned: Iterable[Iterable[int]], kept: Iterable[int] = ()) -> None:
         """Raise ``AssertionError`` unless every block is free, idle or held as recorded.
 
-        Parameters
-        ----------
-        owned
-            What each owner holds; a block that two hold is in both.
-        kept
-            The blocks whose contents are kept.
+        ``owned``: what each owner holds; a block that two hold is in both. ``kept``: the blocks
+        whose contents are kept.
         """
         owners = Counter(block for blocks in owned for block in blocks)
         remembered = set(kept)

@@ -23,13 +23,8 @@ NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
 class CompiledBlocks:
     """The feed-forward blocks of one model, each replaced by one that can run compiled.
 
-    Layers without such a block stay as they are. ``on``: whether the blocks run compiled
-    now; ``number``: how many there are.
-
-    Parameters
-    ----------
-    model
-        An mlx_lm model on MLX arrays.
+    The model is mlx_lm's, on MLX arrays; layers without such a block stay as they are. ``on``:
+    whether the blocks run compiled now; ``number``: how many there are.
     """
 
     def __init__(self, model: Any) -> None:

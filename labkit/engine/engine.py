@@ -30,18 +30,9 @@ COUNTED = (
 class PagedEngine:
     """Requests in, token events out: what ``InferenceEngine`` asks, around a ``StepLoop``.
 
-    Parameters
-    ----------
-    scheduler, cache, loop, counters
-        The parts.
-    vocab_size
-        Ids a prompt may hold are below it.
-    notes
-        What was decided at load, for the record.
-    decided
-        The same as counters: the budget's policy, the type computed in, batch invariance.
-    name
-        The preset's; every step counts as ``engine.<name>``.
+    Ids that a prompt may hold are below ``vocab_size``. ``notes`` is what was decided at load,
+    for the record, ``decided`` the same as counters: the budget's policy, the type computed in,
+    batch invariance. ``name`` is the preset's; every step counts as ``engine.<name>``.
     """
 
     def __init__(

@@ -14,14 +14,16 @@ from labkit.engine import (
     speculation,
 )
 from labkit.engine.base import EngineError, InferenceEngine
+from labkit.engine.budget.decision import Decision
 from labkit.engine.budget.sizing import activation_bytes, refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import InputBuilder, Padding
 from labkit.engine.invariance import require_invariance
+from labkit.engine.kv_layout import KVLayout
 from labkit.engine.model_runner import ModelRunner, start_by
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.shared_models import SharedModels
-from labkit.engine.speculation.draft_model import load_draft
+from labkit.engine.shared_models import Ready, SharedModels
+from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.stats import Counters
 from labkit.engine.step_loop import StepLoop
 from labkit.machine import memory
@@ -70,12 +72,13 @@ def create(
 
 
 def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
+    """Load, test, size the pool, put the parts together."""
     if options.attention.resolver == "identity":
         raise EngineError(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
             "requests need a prefill; set another resolver"
         )
-    kind = kv_layout.choose(options)
+    kv_layout.choose(options)  # refused now, if at all
     machine = memory.find(options.budget.machine)
     refuse_early(options, model_dir, machine)
     ready = models.ready(
@@ -86,11 +89,11 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         # Few shapes, so that each may keep a graph.
         compiled=options.decode_shape is not config.DecodeShape.exact,
     )
-    loaded, choice, expected = ready.loaded, ready.choice, ready.expected
+    choice, expected = ready.choice, ready.expected
     kind = kv_layout.choose(options, expected.dtype)
     small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
     kv_dtype = options.kv.dtype.value
-    difference = self_test.verify(loaded, choice.forward, small, expected, kv_dtype)
+    difference = self_test.verify(ready.loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
         require_invariance(options, choice.forward, kind, expected)
 
@@ -104,26 +107,38 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         lambda: activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
     )
     layout = kind.create(shapes, pool.blocks)
-    counters = Counters()
+    return _assemble(options, ready, layout, draft, pool, difference)
+
+
+def _assemble(
+    options: config.Engine,
+    ready: Ready,
+    layout: KVLayout,
+    draft: LoadedDraft | None,
+    pool: Decision,
+    difference: float,
+) -> PagedEngine:
+    choice, expected, counters = ready.choice, ready.expected, Counters()
     run_model = ModelRunner(choice.forward, layout.memory, counters)
     run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
-    scheduler = Scheduler(options.scheduler, layout.cache, loaded.eos_token_ids)
+    scheduler = Scheduler(options.scheduler, layout.cache, ready.loaded.eos_token_ids)
+    loop = StepLoop(
+        options.pipeline,
+        scheduler,
+        InputBuilder(layout.cache, speculation.cut_of(options)),
+        Padding(options.decode_shape, speculation.rows_of(options), counters),
+        start_by(options.pipeline, run_model),
+        speculation.create(options, layout.cache, run_draft, counters),
+        counters,
+    )
     return PagedEngine(
         scheduler=scheduler,
         cache=layout.cache,
-        loop=StepLoop(
-            options.pipeline,
-            scheduler,
-            InputBuilder(layout.cache, speculation.cut_of(options)),
-            Padding(options.decode_shape, speculation.rows_of(options), counters),
-            start_by(options.pipeline, run_model),
-            speculation.create(options, layout.cache, run_draft, counters),
-            counters,
-        ),
+        loop=loop,
         counters=counters,
         vocab_size=expected.logits[0].shape[-1],
         notes={
-            "model_type": loaded.model_type,
+            "model_type": ready.loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
             "dtype": expected.dtype,

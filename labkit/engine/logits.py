@@ -13,10 +13,7 @@ Rows = NDArray[np.float32]
 class DeviceLogits:
     """Logits of an MLX model: the greedy choice is made where they lie, and comes back.
 
-    Parameters
-    ----------
-    logits
-        MLX, [rows, vocabulary], of any floating type; lazy.
+    ``logits``: MLX's [rows, vocabulary], of any floating type; lazy.
     """
 
     def __init__(self, logits: Any) -> None:

@@ -36,14 +36,7 @@ class OutputProcessor:
     The output that completes a stop text is the request's last, whatever its event says:
     its ``finish_reason`` is "stop", and whoever drives the engine ends the request there.
 
-    Parameters
-    ----------
-    request
-        What was asked.
-    prompt
-        Its prompt as text, None where it came as ids.
-    tokenizer
-        Decodes ids.
+    ``prompt``: as text, None where it came as ids.
     """
 
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:

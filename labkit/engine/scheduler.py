@@ -28,14 +28,8 @@ from labkit.engine.stats import Counters
 class Scheduler:
     """Moves requests through their one state machine; what to prefer, ``scheduling`` says.
 
-    Parameters
-    ----------
-    options
-        What to prefer, and caps: requests at once, tokens per step and per chunk.
-    cache
-        Where KV memory is reserved and released.
-    eos_token_ids
-        Ids that end a request which does not ignore them.
+    ``cache`` is where KV memory is reserved and released; ``eos_token_ids`` end a request that
+    does not ignore them.
     """
 
     def __init__(
@@ -58,16 +52,6 @@ class Scheduler:
         self._place = scheduling.QUEUES[options.queue]
         self._serial = 0
         self.counts = Counters()
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests not yet admitted."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold blocks."""
-        return len(self._running)
 
     @property
     def num_computed_tokens(self) -> int:
@@ -227,13 +211,8 @@ class Scheduler:
     ) -> list[TokenEvent]:
         """Record a step's results: advance, publish, append, stop, free.
 
-        Parameters
-        ----------
-        output
-            What ``schedule`` returned for the step, drafts added.
-        sampled
-            The tokens of every request whose chunk samples, by request id: one, and one
-            more for each draft that was right.
+        ``output`` is what ``schedule`` returned, drafts added; ``sampled`` has the tokens of
+        every request whose chunk samples: one, and one more for each draft that was right.
         """
         events = []
         for chunk in output.chunks:

@@ -45,15 +45,9 @@ class Flight:
 class StepLoop:
     """The parts of a step, and the two orders in which they run.
 
-    Parameters
-    ----------
-    pipeline
-        Whose results a step processes: its own, or those of the step before.
-    scheduler, builder, padding, runner, speculation
-        The parts; ``speculation`` says who drafts, and which drafts are kept.
-    counters
-        ``pipeline.overlapped``: steps launched before the results of the one before were
-        processed; ``pipeline.wait_ms``: how long an overlapping host could only wait.
+    ``pipeline`` says whose results a step processes: its own, or those of the step before.
+    Counted are ``pipeline.overlapped``, steps launched before the results of the one before were
+    processed, and ``pipeline.wait_ms``, how long an overlapping host could only wait.
     """
 
     def __init__(

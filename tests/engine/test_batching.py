@@ -49,7 +49,7 @@ def test_a_static_batch_is_admitted_whole_and_runs_until_all_end():
         bench.add(name, 6, outputs)
     # The token budget holds 8 of the batch's 12 tokens: b joins nevertheless.
     assert bench.step() == {"a": 6, "b": 2}
-    assert bench.scheduler.num_running == 2
+    assert len(bench.scheduler._running) == 2
     assert bench.steps(2) == [{"b": 4, "a": 1}, {"a": 1}]
     assert bench.step() == {"c": 6}
     assert bench.counts()["admission.static"] == 3
@@ -67,7 +67,7 @@ def test_continuous_admission_holds_no_blocks_before_there_are_tokens_for_them()
     bench.add("a", 20, 1)
     bench.add("b", 4, 1)
     bench.step()
-    assert bench.scheduler.num_running == 1
+    assert len(bench.scheduler._running) == 1
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_soak_two_thousand_requests_in_a_pool_far_too_small(name):
     trunk = rng.integers(0, VOCAB, 24).tolist()
     while len(asked) < 2000 or engine.has_work():
         # The queue stays short, for every step's check looks through it.
-        room = len(asked) < 2000 and engine._scheduler.num_waiting < 40
+        room = len(asked) < 2000 and len(engine._scheduler._waiting) < 40
         for _ in range(int(rng.integers(0, 4)) if room else 0):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 30)).tolist()
             if rng.random() < 0.5:

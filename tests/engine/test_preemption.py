@@ -73,7 +73,7 @@ def test_more_requests_run_than_full_reservation_would_admit():
         for name in "abcd":
             bench.add(name, 3, 6)  # 8 slots to the end: 2 blocks
         bench.step()
-        running[reservation.value] = bench.scheduler.num_running
+        running[reservation.value] = len(bench.scheduler._running)
     assert running == {"full": 2, "optimistic": 4}
 
 
@@ -103,7 +103,7 @@ def test_as_many_are_preempted_as_it_takes():
     for name in "abc":
         bench.add(name, 4, 5)
     bench.step()
-    assert bench.scheduler.num_running == 3
+    assert len(bench.scheduler._running) == 3
     # Each wants a second block: c gives its own to a, and b must give way itself.
     assert bench.step() == {"a": 1}
     assert bench.counts()["preemptions"] == 2
@@ -116,7 +116,7 @@ def test_the_watermark_keeps_blocks_for_those_who_run():
     for name in "abc":
         bench.add(name, 8, 5)
     bench.step()
-    assert bench.scheduler.num_running == 2  # 4 blocks held, 4 kept
+    assert len(bench.scheduler._running) == 2  # 4 blocks held, 4 kept
     bench.drain()
     assert "preemptions" not in bench.counts()
 
@@ -198,7 +198,7 @@ def test_waiting_and_unknown_requests_cannot_be_preempted():
     bench.step()
     bench.scheduler.preempt("b")
     bench.scheduler.preempt("unknown")
-    assert "preemptions" not in bench.counts() and bench.scheduler.num_waiting == 1
+    assert "preemptions" not in bench.counts() and len(bench.scheduler._waiting) == 1
 
 
 def test_priority_decides_who_is_admitted():

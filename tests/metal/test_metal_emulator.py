@@ -5,11 +5,12 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+from metal_probes import prover
 
 from labkit.metal.call import KernelCall
 from labkit.metal.device import executor
 from labkit.metal.emulator import build
-from labkit.metal.emulator.emulate import Emulator, prover
+from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
 from labkit.metal.emulator.run import THREE, Order, Schedule
 from labkit.metal.emulator.trace import _checked, trace
@@ -102,7 +103,9 @@ def test_simd_operations(compiler):
     out[4 * thread_position_in_grid.x + 3] = next + simd_broadcast(x, 7);
     """
     a = np.random.default_rng(0).integers(-9, 9, 64).astype(np.float32)
-    (out,) = prover()(call(body, {"a": a}, {"out": floats(64, 4)}, threads=64))
+    (out,) = Emulator(THREE, build.Build.proof, 60.0)(
+        call(body, {"a": a}, {"out": floats(64, 4)}, threads=64)
+    )
     lanes = np.arange(32)
     for group, got in zip(a.reshape(2, 32), np.array(out).reshape(2, 32, 4), strict=True):
         assert (got[:, 0] == group.sum()).all()
@@ -183,7 +186,9 @@ def faulty(body, inputs=A64, outputs=None, threads=64, **how):
 
 def test_missing_threadgroup_barrier(compiler):
     good = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
-    (out,) = prover()(call(good, A64, {"out": floats(64)}, threads=64))
+    (out,) = Emulator(THREE, build.Build.proof, 60.0)(
+        call(good, A64, {"out": floats(64)}, threads=64)
+    )
     np.testing.assert_array_equal(np.array(out), np.arange(64)[::-1])
     assert faulty(SHARE.replace("BARRIER", "")).kind == "disagree"
     weak = SHARE.replace("BARRIER", "simdgroup_barrier(mem_flags::mem_threadgroup);")

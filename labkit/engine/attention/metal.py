@@ -32,16 +32,9 @@ _INPUTS = (
 
 
 class MetalBackend(LazyBackend):
-    """Paged attention by the Metal kernels, on a Mac or on the emulator.
+    """Paged attention by the Metal kernels, on a Mac (``metal``) or ``emulated``.
 
-    Parameters
-    ----------
-    switches
-        See ``Switches``.
-    name
-        ``metal`` or ``emulated``.
-    executor
-        What runs the kernels; None: the device's own.
+    ``executor`` runs the kernels; None: the device's own.
 
     Raises
     ------

@@ -18,13 +18,7 @@ from labkit.engine.attention.report import LaunchReport, launch_stamp
 
 
 class ReferenceBackend(PagedBackend):
-    """Float64 attention over the same arguments as every other backend, of any float type.
-
-    Parameters
-    ----------
-    resolver
-        Which lookup names the sequence of each token.
-    """
+    """Float64 attention over the same arguments as every other backend, of any float type."""
 
     name = "reference"
 

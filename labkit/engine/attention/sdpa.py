@@ -85,14 +85,8 @@ class SdpaAttention:
 def report(layer: int, launches: int, keys: int, padded_keys: int, nbytes: int) -> LaunchReport:
     """Report a layer's calls of MLX's attention, which leaves no stamp.
 
-    Parameters
-    ----------
-    launches
-        Calls: one for a padded batch, one per request otherwise.
-    keys, padded_keys
-        Keys that the calls read, padding included, and those that hold no token.
-    nbytes
-        Bytes of the keys and values read, plus queries and output.
+    ``keys``: read, padding included; ``padded_keys``: those that hold no token; ``nbytes``: of
+    the keys and values read, of queries and output.
     """
     return LaunchReport(
         kernel="sdpa",

@@ -26,16 +26,8 @@ def plan(
 ) -> Decision | Refusal:
     """Size the KV pool, or say why there can be none. Pure, but for reading the machine.
 
-    Parameters
-    ----------
-    engine
-        The engine's part of the config.
-    model
-        What the model needs.
-    machine
-        By default the one that ``engine.budget.machine`` names, else this one, now.
-    activations
-        Bytes of the largest step, where measured; by default estimated.
+    ``machine``: by default the one that ``engine.budget.machine`` names, else this one, now.
+    ``activations``: bytes of the largest step, where measured; by default estimated.
     """
     if activations is None:
         scheduler = engine.scheduler

@@ -52,19 +52,9 @@ def size_pool(
 ) -> Decision:
     """Size the KV pool of a loaded model.
 
-    Parameters
-    ----------
-    options
-        The engine's part of the config.
-    model_dir
-        The model's directory.
-    machine
-        The machine's memory before the model was loaded.
-    shapes
-        What each layer caches per token.
-    measure
-        Runs the largest step and returns the bytes of its activations; called where the
-        policy subtracts them, or nothing else is known, and the step is cheap.
+    ``machine`` is its memory before the model was loaded; ``shapes`` what each layer caches per
+    token. ``measure`` runs the largest step and returns the bytes of its activations; it is
+    called where the policy subtracts them, or nothing else is known, and the step is cheap.
 
     Raises
     ------

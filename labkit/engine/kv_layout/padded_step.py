@@ -25,24 +25,11 @@ Ints = NDArray[np.int64]
 def pad_batch(
     batch: Batch, taking: Sequence[Row], staying: Sequence[Row], rectangle: Rectangle
 ) -> tuple[Batch, PaddedStep]:
-    """Make a packed, ragged batch a rectangle of tokens.
+    """Make a packed, ragged batch a rectangle of tokens; return that and its attention.
 
-    Parameters
-    ----------
-    batch
-        The step's chunks.
-    taking
-        The row of each chunk, in the batch's order.
-    staying
-        Rows that only keep their place: all their tokens are padding.
-    rectangle
-        Where the rows' keys and values lie.
-
-    Returns
-    -------
-    tuple
-        A batch of ``width`` tokens for each row, in the order of the rectangle, chunks
-        right-aligned, and its attention.
+    ``taking``: the row of each chunk, in the batch's order; ``staying``: rows that only keep
+    their place. The result has as many tokens for each row, in the order of the rectangle,
+    chunks right-aligned, the rest padding.
     """
     lengths = np.diff(batch.cu_seqlens_q)
     width = int(lengths.max())
@@ -72,16 +59,9 @@ def pad_batch(
 class PaddedStep:
     """One step; see ``SdpaStep``.
 
-    Parameters
-    ----------
-    rectangle
-        The keys and values.
-    rows
-        The rows computed, in the order of the rectangle.
-    width
-        Query tokens per row.
-    target, columns
-        Of every real token: its index among the computed tokens, and its column.
+    ``rows`` are computed, in the order of the rectangle, ``width`` query tokens each;
+    ``target`` and ``columns`` are of every real token: its index among the computed tokens, and
+    its column.
     """
 
     def __init__(

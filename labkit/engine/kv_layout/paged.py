@@ -29,20 +29,10 @@ def create(
     prefixes: str = "none",
     reuse_blocks: int = 1,
 ) -> KVLayout:
-    """Make a pool of so many blocks, the null block included.
+    """Make a pool of so many blocks, the null block included; ``backend`` will own it.
 
-    Parameters
-    ----------
-    backend
-        Will own the pools.
-    shapes
-        What each layer caches per token.
-    num_blocks, kv
-        How many blocks, of how many tokens.
-    dtype
-        What the pools hold: float32, float16 or bfloat16.
-    prefixes, reuse_blocks
-        The prefix cache, and of how many blocks a reused prefix is a multiple.
+    ``prefixes`` is the prefix cache's word, ``reuse_blocks`` of how many blocks a reused prefix
+    is a multiple.
 
     Raises
     ------
@@ -67,18 +57,8 @@ def create(
 class KVCacheManager(KVCache):
     """Reserves blocks for requests, lets them share computed prefixes, takes them back.
 
-    Parameters
-    ----------
-    pool
-        The blocks.
-    block_size
-        Tokens in a block.
-    prefix_cache
-        Over the same pool; None: nothing is reused.
-    reuse_blocks
-        Prefixes are reused in multiples of this many blocks.
-    block_bytes
-        Bytes of a block over all layers.
+    ``prefix_cache`` is over the same pool (None: nothing is reused), and used in multiples of
+    ``reuse_blocks``; ``block_bytes``: of a block over all layers.
     """
 
     def __init__(

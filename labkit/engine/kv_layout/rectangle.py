@@ -122,16 +122,8 @@ def _words(array: mx.array) -> NDArray[Any]:
 class OwnPieces(KVCache):
     """The cache of a layout whose requests have a piece of memory each, numbered.
 
-    Parameters
-    ----------
-    shapes
-        What each layer caches per token.
-    capacity
-        Tokens of memory that may be promised to all requests together.
-    piece
-        What a request has, in words.
-    dtype
-        What is cached: float32, float16 or bfloat16.
+    ``capacity``: tokens of memory that may be promised to all requests together; ``piece``:
+    what a request has, in words.
     """
 
     def __init__(

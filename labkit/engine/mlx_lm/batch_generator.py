@@ -47,16 +47,8 @@ class MlxLmEngine:
 
     The generator's own queue lets more requests decode than its ``completion_batch_size``
     (it does not count those in prefill), so requests wait here and are inserted only while
-    fewer than ``max_num_seqs`` are in it.
-
-    Parameters
-    ----------
-    loaded
-        The model.
-    max_num_seqs
-        Requests in the generator at once.
-    prefill_step_size
-        Prompt tokens of one request per step; None: mlx_lm's default of 2,048.
+    fewer than ``max_num_seqs`` are in it. ``prefill_step_size``: prompt tokens of one request
+    per step; None: mlx_lm's default of 2,048.
     """
 
     name = "mlx_lm"

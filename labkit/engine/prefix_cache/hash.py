@@ -39,14 +39,7 @@ class HashPrefixCache(PrefixCache):
     Every request keeps a *chain*: the entries of its own prefix, found or published, and
     which block it owns of each. Entries that no request owns wait in ``_idle`` in the order
     of their release; chains are released tail first, so an entry always comes before its
-    parent there.
-
-    Parameters
-    ----------
-    pool, block_size
-        Whose blocks are kept, and the tokens in each.
-    digest
-        Hashes (parent, tokens); equal digests may mean different blocks.
+    parent there. ``digest`` hashes (parent, tokens); equal digests may mean different blocks.
     """
 
     name = "hash"

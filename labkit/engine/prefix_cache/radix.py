@@ -47,11 +47,6 @@ class RadixPrefixCache(PrefixCache):
     Every request's prefix ends with the last block of a node, its *end*. Nodes without
     locks wait in ``_idle`` in the order of their release; paths are unlocked from the end
     to the root, so a node always comes before its parent there.
-
-    Parameters
-    ----------
-    pool, block_size
-        Whose blocks are kept, and the tokens in each.
     """
 
     name = "radix"

@@ -53,14 +53,8 @@ class _Computed:
 class DraftModel:
     """Drafts as the target samples: same parameters, same random numbers, a smaller model.
 
-    Parameters
-    ----------
-    run_model
-        The draft's forward, over its own layers of the target's KV memory.
-    cache
-        Which request holds which blocks.
-    budget
-        Tokens per forward at most, where the draft catches up with a prompt.
+    ``run_model`` is the draft's forward, over its own layers of the target's KV memory;
+    ``budget``: tokens per forward at most, where the draft catches up with a prompt.
     """
 
     name = "draft"

@@ -15,10 +15,7 @@ from labkit.engine.speculation.speculative import Wanted
 class Ngram:
     """Looks drafts up in the request's own tokens, the latest occurrence first.
 
-    Parameters
-    ----------
-    smallest, largest
-        Tokens in an n-gram; longer ones are tried first.
+    ``smallest``, ``largest``: tokens in an n-gram; longer ones are tried first.
     """
 
     name = "ngram"

@@ -34,13 +34,8 @@ class Speculation(Protocol):
     ) -> dict[str, Sequence[Sampled]]:
         """Return every sampling request's tokens.
 
-        Parameters
-        ----------
-        output
-            The step, drafts included.
-        drawn
-            A token per row of logits, in their order: for each chunk that samples, the row
-            of its last token and those of its drafts.
+        ``drawn``: a token per row of logits, in their order: for each chunk that samples, the
+        row of its last token and those of its drafts.
         """
 
 
@@ -83,19 +78,10 @@ class NoSpeculation:
 class DraftAndVerify:
     """Drafts take what a step leaves of its token budget, decode by decode.
 
-    Parameters
-    ----------
-    proposer
-        Who guesses.
-    num_tokens
-        Drafts per request and step at most.
-    budget
-        Tokens per step, drafts included.
-    cache, block_size
-        Where a request's tokens lie: drafts never need memory that it does not hold.
-    counters
-        ``spec.drafted`` and ``spec.accepted``, both also by position in the draft, and
-        ``spec.draft_ms``.
+    ``num_tokens``: drafts per request and step at most; ``budget``: tokens per step, drafts
+    included. ``cache`` says where a request's tokens lie: drafts never need memory that it does
+    not hold. Counted are ``spec.drafted`` and ``spec.accepted``, both also by position in the
+    draft, and ``spec.draft_ms``.
     """
 
     def __init__(

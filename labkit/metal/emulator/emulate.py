@@ -11,7 +11,7 @@ import numpy as np
 from labkit.metal.call import KernelCall
 from labkit.metal.emulator.build import Build, build
 from labkit.metal.emulator.errors import KernelFault
-from labkit.metal.emulator.run import ONE, THREE, Schedule, run
+from labkit.metal.emulator.run import ONE, Schedule, run
 from labkit.metal.emulator.trace import trace
 from labkit.metal.emulator.translate import Buffer, translate
 
@@ -58,11 +58,6 @@ class Emulator:
             _from_bytes(data, shape, dtype)
             for data, (_, shape, dtype) in zip(runs[0], call.outputs, strict=True)
         ]
-
-
-def prover(cpu_seconds: float = 60.0) -> Emulator:
-    """Return the emulator that shows most: three schedules, compiled for proof."""
-    return Emulator(THREE, Build.proof, cpu_seconds)
 
 
 def _input(call: KernelCall, buffer: Buffer) -> bytes | None:

@@ -67,14 +67,7 @@ class Resolver(resolver.Resolver):
 def work_plan(cu_seqlens_q: Ints, seq_lens: Ints, rows: int) -> Ints:
     """Return int32 [units, 2]: sequence and first row of every unit of ``rows`` rows.
 
-    Parameters
-    ----------
-    cu_seqlens_q
-        int32 [num_seqs + 1].
-    seq_lens
-        int32 [num_seqs], context including the new tokens.
-    rows
-        1 for the decode kernel, ``BQ`` for the tiled one.
+    ``rows``: 1 for the decode kernel, ``BQ`` for the tiled one.
     """
     lengths = np.diff(cu_seqlens_q)
     units = -(-lengths // rows)
