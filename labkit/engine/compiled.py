@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.stats import Counters
+from labkit.engine.base import Counters
 
 Block = Callable[[Any], Any]
 # What mlx_lm's layers call the block after attention.

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
-from labkit.engine.base import NO_TOKEN, EngineError, KVBytes, TokenEvent
+from labkit.engine.base import NO_TOKEN, Counters, EngineError, KVBytes, TokenEvent
 from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.stats import Counters
 from labkit.engine.step_loop import StepLoop
 
 # Counters that are shown even where nothing happened.

@@ -13,7 +13,7 @@ from labkit.engine import (
     self_test,
     speculation,
 )
-from labkit.engine.base import EngineError, InferenceEngine
+from labkit.engine.base import Counters, EngineError, InferenceEngine
 from labkit.engine.budget.decision import Decision
 from labkit.engine.budget.sizing import activation_bytes, refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
@@ -24,7 +24,6 @@ from labkit.engine.model_runner import ModelRunner, start_by
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import Ready, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
-from labkit.engine.stats import Counters
 from labkit.engine.step_loop import StepLoop
 from labkit.machine import memory
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from labkit.config import Device
-from labkit.engine.base import EngineError, StaleLaunchError
+from labkit.engine.base import Counters, EngineError, StaleLaunchError
 from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.input_builder import Batch
 from labkit.engine.layer_cache import LayerCache, Running
 from labkit.engine.logits import DeviceLogits, Logits
 from labkit.engine.model_loader import LoadedModel
-from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Arrays, Attention

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import DecodeShape
+from labkit.engine.base import Counters
 from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.engine.stats import Counters
 
 Ints = NDArray[np.int32]
 # In the place of a token that the step in flight will sample.

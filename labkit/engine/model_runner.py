@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine.base import EngineError
+from labkit.engine.base import Counters, EngineError
 from labkit.engine.input_builder import Batch
 from labkit.engine.logits import Logits
-from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
     from labkit.engine.forward import Forward

@@ -17,12 +17,11 @@ from collections.abc import Mapping, Sequence
 
 from labkit import config
 from labkit.engine import scheduling
-from labkit.engine.base import EngineError, FinishReason, TokenEvent
+from labkit.engine.base import Counters, EngineError, FinishReason, TokenEvent
 from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepPlan
-from labkit.engine.stats import Counters
 
 
 class Scheduler:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.base import EngineError
+from labkit.engine.base import Counters, EngineError
 from labkit.engine.forward import Forward
 from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.kv_layout.kv_cache import KVCache, KVLayout, LayerShape
@@ -22,7 +22,6 @@ from labkit.engine.layer_cache import ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, plain_caches
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.engine.stats import Counters
 
 # Of the range of the logits, by the type computed in. Another order of summation stays below it
 # (the worst of 46 architectures: 5e-3 in float16, 2e-2 in bfloat16); a wrong position does not.

@@ -20,15 +20,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit import config
-from labkit.engine.base import TokenEvent
+from labkit.engine.base import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
 from labkit.engine.logits import Logits
 from labkit.engine.model_runner import Runner, Wait
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.speculative import NoSpeculation, Speculation
-from labkit.engine.stats import Counters
+from labkit.engine.speculation.speculative import Speculation
 
 Results = dict[str, Sequence[Sampled]]
 
@@ -141,7 +140,7 @@ class StepLoop:
         """Drop the step in flight, the model and who drafts."""
         self._in_flight = None
         self._runner.close()
-        self._speculation = NoSpeculation()
+        self._speculation = Speculation()
 
 
 def fill_in(batch: Batch, sampled: Results) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from labkit import config
 from labkit.engine import prefix_cache
-from labkit.engine.base import NO_TOKEN
+from labkit.engine.base import NO_TOKEN, Counters
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
@@ -18,8 +18,7 @@ from labkit.engine.model_runner import start_by
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.ngram import Ngram
-from labkit.engine.speculation.speculative import DraftAndVerify, NoSpeculation
-from labkit.engine.stats import Counters
+from labkit.engine.speculation.speculative import DraftAndVerify, Speculation
 from labkit.engine.step_loop import StepLoop
 
 VOCAB, EOS = 31, 30
@@ -120,7 +119,7 @@ def make_engine(
     cache = cache or make_cache(num_blocks, block_size, prefixes)
     counters = Counters()
     model = model or StubModel(num_blocks, block_size)
-    speculation = NoSpeculation()
+    speculation = Speculation()
     if proposer is not None:
         proposer = Ngram(1, 3) if proposer == "ngram" else proposer
         budget = scheduling.max_num_batched_tokens

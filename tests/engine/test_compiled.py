@@ -13,9 +13,8 @@ from test_paged_tokens import create_mlx
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create, input_builder
-from labkit.engine.base import EngineError
+from labkit.engine.base import Counters, EngineError
 from labkit.engine.compiled import CompiledBlocks
-from labkit.engine.stats import Counters
 
 LAYERS = CONFIGS["llama"]["num_hidden_layers"]
 

@@ -90,11 +90,6 @@ class PagedBackend:
 
     As it is, for NumPy pools of any floating type: keys and values are scattered with NumPy,
     and an heir has ``attend``. Heirs for other arrays also have ``write`` and ``_zeros``.
-
-    Parameters
-    ----------
-    resolver
-        Which lookup names the sequence of each unit.
     """
 
     name = "paged"
@@ -197,18 +192,9 @@ class PagedBackend:
         cu_seqlens_q: NDArray[np.int32],
         total_q: int | None = None,
     ) -> Plan:
-        """Check a step's batch and build what its layers share.
+        """Check a step's batch and build what its layers share; the arrays are ``Plan``'s.
 
-        Parameters
-        ----------
-        block_tables
-            int32 [num_seqs, max_blocks], padded with 0.
-        seq_lens
-            int32 [num_seqs], context including the new tokens.
-        cu_seqlens_q
-            int32 [num_seqs + 1], prefix sums of the query lengths.
-        total_q
-            Packed query tokens; None: ``cu_seqlens_q[-1]``.
+        ``total_q``: packed query tokens; None: ``cu_seqlens_q[-1]``.
 
         Raises
         ------

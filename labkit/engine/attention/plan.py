@@ -93,14 +93,7 @@ def build(
     ValueError
         One line that says what is wrong.
     """
-    query_lens = _checked(
-        block_tables=block_tables,
-        seq_lens=seq_lens,
-        cu_seqlens_q=cu_seqlens_q,
-        num_blocks=num_blocks,
-        block_size=block_size,
-        total_q=total_q,
-    )
+    query_lens = _checked(block_tables, seq_lens, cu_seqlens_q, num_blocks, block_size, total_q)
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu, lens = np.array(cu_seqlens_q), np.array(seq_lens)
     lookup, map_us = resolver.lookup(cu, lens)
@@ -132,22 +125,16 @@ def _slots(
 
 
 def _checked(
-    *,
-    block_tables: NDArray[np.int32],
-    seq_lens: NDArray[np.int32],
-    cu_seqlens_q: NDArray[np.int32],
+    block_tables: Ints,
+    seq_lens: Ints,
+    cu_seqlens_q: Ints,
     num_blocks: int,
     block_size: int,
     total_q: int | None,
-) -> NDArray[np.int32]:
+) -> Ints:
     """Check a step's batch against the pools and return its query lengths.
 
     Only the blocks of sequences with query tokens are looked at: the rest is padding.
-
-    Raises
-    ------
-    ValueError
-        One line that says what is wrong.
     """
     _int32("block_tables", block_tables, ndim=2)
     _int32("seq_lens", seq_lens, ndim=1)

@@ -207,32 +207,19 @@ def of_step(plan: Plan, device: str) -> Reports:
 
 
 def _of_kind(plan: Plan, alike: Sequence[Launch], device: str) -> LaunchReport:
-    chosen: Dispatch = plan.prepared[alike[0].layer.kind].chosen
+    layers, count = [one.layer for one in alike], len(alike)
+    layer = layers[0]
+    chosen: Dispatch = plan.prepared[layer.kind].chosen
 
     def rows(kernel: str, written: list[Any]) -> Rows:
         stamps = [launch_stamp(one.nonce, kernel, plan.resolver.word) for one in alike]
         return Rows(np.stack([np.asarray(array) for array in written]), stamps)
 
     main = rows(chosen.kernel, [one.rows for one in alike])
-    reduced = None
-    if chosen.partitions > 1:
-        reduced = rows("reduce", [one.merged for one in alike])
-    return _of_launches(plan, [one.layer for one in alike], chosen, device, main, reduced)
-
-
-def _of_launches(
-    plan: Plan,
-    layers: Sequence[Layer],
-    chosen: Dispatch,
-    device: str,
-    main: Rows,
-    reduced: Rows | None,
-) -> LaunchReport:
     off = main.wrong()
-    if reduced is not None:
-        off = np.where(off, off, reduced.wrong())
+    if chosen.partitions > 1:
+        off = np.where(off, off, rows("reduce", [one.merged for one in alike]).wrong())
     shown = int((off != 0).argmax())
-    layer, count = layers[0], len(layers)
     walks = layer.num_heads // chosen.sharing
     iterations, visited = main.total(ITERATIONS), main.total(BLOCKS)
     skipped = masked = 0

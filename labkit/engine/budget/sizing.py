@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from labkit import config
 from labkit.engine import dtype
-from labkit.engine.base import EngineError
+from labkit.engine.base import Counters, EngineError
 from labkit.engine.budget import facts, plan
 from labkit.engine.budget.decision import Decision, Refusal
 from labkit.engine.budget.policies import PROFILING
 from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.engine.stats import Counters
 
 if TYPE_CHECKING:
     from labkit.engine.forward import Forward

@@ -12,12 +12,18 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from labkit.engine.base import NO_TOKEN, EngineError, InvalidLogitsError, KVBytes, TokenEvent
+from labkit.engine.base import (
+    NO_TOKEN,
+    Counters,
+    EngineError,
+    InvalidLogitsError,
+    KVBytes,
+    TokenEvent,
+)
 from labkit.engine.mlx_lm.loading import Loaded
 from labkit.engine.mlx_lm.samplers import check_known, sampler_of, stop_ids
 from labkit.engine.mlx_lm.work import Work
 from labkit.engine.request import Request
-from labkit.engine.stats import Counters
 from labkit.machine import blas
 
 MLX_LM_PREFILL_BATCH = 8  # its own default

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from labkit.engine.stats import Counters
+from labkit.engine.base import Counters
 
 
 class Work:

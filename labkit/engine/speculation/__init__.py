@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from labkit import config
+from labkit.engine.base import Counters
 from labkit.engine.input_builder import Cut, staircase, window
 from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.model_runner import RunModel
@@ -10,11 +11,9 @@ from labkit.engine.speculation.draft_model import DraftModel
 from labkit.engine.speculation.ngram import Ngram
 from labkit.engine.speculation.speculative import (
     DraftAndVerify,
-    NoSpeculation,
     Proposer,
     Speculation,
 )
-from labkit.engine.stats import Counters
 
 
 def create(
@@ -25,7 +24,7 @@ def create(
     budget = options.scheduler.max_num_batched_tokens
     proposer: Proposer
     if options.speculation is config.Speculation.none:
-        return NoSpeculation()
+        return Speculation()
     if run_draft is not None:
         proposer = DraftModel(run_draft, cache, budget)
     else:

@@ -14,20 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from labkit.engine.base import Counters
 from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.request import RequestState
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.engine.stats import Counters
 
 
-class Speculation(Protocol):
-    """Adds drafts to a step before it is built, and judges them by what was sampled."""
+class Speculation:
+    """Adds drafts to a step before it is built, and judges them; as it is (``none``), adds none."""
 
-    name: str
+    name = "none"
 
     def draft(self, output: SchedulerOutput) -> SchedulerOutput:
         """Return the step with drafts on its decodes."""
+        return output
 
     def accept(
         self, output: SchedulerOutput, drawn: Sequence[Sampled]
@@ -37,6 +38,10 @@ class Speculation(Protocol):
         ``drawn``: a token per row of logits, in their order: for each chunk that samples, the
         row of its last token and those of its drafts.
         """
+        sampling = (chunk for chunk in output.chunks if chunk.samples)
+        return {
+            chunk.state.request_id: (token,) for chunk, token in zip(sampling, drawn, strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +61,7 @@ class Proposer(Protocol):
         """Return up to ``limit`` tokens for each request, in order; () where it has no guess."""
 
 
-class NoSpeculation:
-    """Drafts nothing."""
-
-    name = "none"
-
-    def draft(self, output: SchedulerOutput) -> SchedulerOutput:
-        """Return the step as it is."""
-        return output
-
-    def accept(
-        self, output: SchedulerOutput, drawn: Sequence[Sampled]
-    ) -> dict[str, Sequence[Sampled]]:
-        """Give each sampling request its one token."""
-        sampling = (chunk for chunk in output.chunks if chunk.samples)
-        return {
-            chunk.state.request_id: (token,) for chunk, token in zip(sampling, drawn, strict=True)
-        }
-
-
-class DraftAndVerify:
+class DraftAndVerify(Speculation):
     """Drafts take what a step leaves of its token budget, decode by decode.
 
     ``num_tokens``: drafts per request and step at most; ``budget``: tokens per step, drafts
