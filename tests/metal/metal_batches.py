@@ -11,9 +11,26 @@ from labkit.engine.attention.metal import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMap
 from labkit.engine.attention.resolvers.work_plan import WorkPlan, work_plan
 from labkit.engine.attention.spec import BQ, Switches
-from labkit.metal.emulator.emulate import prover
+from labkit.metal.emulator.build import Build
+from labkit.metal.emulator.emulate import Emulator
+from labkit.metal.emulator.run import THREE
 
-__all__ = ["RESOLVERS", "Batch", "Launcher", "attend", "batch", "check", "exact", "oracle"]
+__all__ = [
+    "RESOLVERS",
+    "Batch",
+    "Launcher",
+    "attend",
+    "batch",
+    "check",
+    "exact",
+    "oracle",
+    "prover",
+]
+
+
+def prover(cpu_seconds=60.0):
+    """The emulator that shows most: three schedules, compiled for proof."""
+    return Emulator(THREE, Build.proof, cpu_seconds)
 
 
 @dataclass(frozen=True)

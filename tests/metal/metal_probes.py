@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
-from metal_batches import Batch, attend, batch, check
+from metal_batches import Batch, attend, batch, check, prover
 
 from labkit.engine.attention.spec import BQ
 from labkit.metal.emulator.build import Build
 from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.run import ONE, THREE
+from labkit.metal.emulator.run import ONE
 from labkit.metal.kernels import source
 
 
@@ -32,11 +32,6 @@ class Probe:
     def sources(self):
         names = {"common", "resolve", self.kernel}
         return names | ({"reduce"} if "split_kv" in self.how else set())
-
-
-def prover(cpu_seconds=60.0):
-    """The emulator that shows most: three schedules, compiled for proof."""
-    return Emulator(THREE, Build.proof, cpu_seconds)
 
 
 class Wrong(AssertionError):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from metal_probes import prover
+from metal_batches import prover
 
 from labkit.metal.call import KernelCall
 from labkit.metal.device import executor
