@@ -151,7 +151,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 
     from labkit.experiment.arms import compose_cell
     from labkit.experiment.composer import Composer, expand
-    from labkit.experiment.config_errors import one_line
+    from labkit.experiment.config_errors import explain
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -168,7 +168,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(one_line(error, task)) from None
+            raise ConfigError(explain(error, task)) from None
         # Without -m Hydra keeps the overrides as typed, and names the folder by them.
         if not command.multirun:
             cells = [task]
@@ -282,10 +282,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
-    from labkit.experiment.config_errors import one_line
+    from labkit.experiment.config_errors import explain
 
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
-        say(one_line(error, words))
+        say(explain(error, words))
         sys.exit(2)
     from labkit.experiment import StudyError
 

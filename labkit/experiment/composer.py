@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Experiment, from_plain, require
 from labkit.config.option import options
-from labkit.experiment.config_errors import one_line
+from labkit.experiment.config_errors import explain
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -46,7 +46,7 @@ class Composer:
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
         except Exception as error:
-            raise ConfigError(f"{where}{one_line(error, overrides)}") from None
+            raise ConfigError(f"{where}{explain(error, overrides)}") from None
 
     def _tree(self, overrides: Sequence[str]) -> DictConfig:
         from hydra import compose

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from labkit.config import ConfigError, reference
 
 
-def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str:
+def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     """Say in one line which file or override is wrong, the key, and what is allowed.
 
     Parameters
@@ -22,7 +22,7 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str:
     if isinstance(error, ConfigError):
         return _flat(str(error))
     text = "\n".join(str(item) for item in _chain(error))
-    for explain in (
+    for rule in (
         _boolean_key,
         _missing_option,
         _unknown_key,
@@ -31,7 +31,7 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str:
         _yaml,
         _grammar,
     ):
-        line = explain(text, overrides)
+        line = rule(text, overrides)
         if line:
             return line
     return _flat(str(error).split("\n")[0] or type(error).__name__)

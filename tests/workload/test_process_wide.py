@@ -115,7 +115,7 @@ def packed(session):
     """Return the addresses of the weights that an engine multiplies with."""
     from labkit.engine.cpu.linear import PackedWeights
 
-    forward = session._engine._pipeline._run_model._forward
+    forward = session._engine._loop._runner.run_model._forward
     found, todo = set(), [forward._model]
     seen = set()
     while todo:
