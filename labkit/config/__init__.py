@@ -34,6 +34,7 @@ from labkit.config.engine import (
     Pipeline,
     PrefixAlign,
     PrefixCache,
+    Weights,
     own_classes,
 )
 from labkit.config.experiment import (
@@ -131,6 +132,7 @@ __all__ = [
     "Speculation",
     "State",
     "Verification",
+    "Weights",
     "WiredCollector",
     "Workload",
     "from_plain",

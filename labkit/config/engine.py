@@ -36,6 +36,17 @@ class DType(Enum):
     bfloat16 = "bfloat16"
 
 
+class Weights(Enum):
+    """What the matrices of linear layers and embeddings are held in, and so read.
+
+    model: as they lie in the model, quantised or in half precision, where labkit's own kernels
+    multiply (on a CPU). float32: widened when they are loaded.
+    """
+
+    model = "model"
+    float32 = "float32"
+
+
 class DecodeShape(Enum):
     """How many rows a step of decodes alone has.
 
@@ -86,6 +97,7 @@ class Engine(Group, place="engine"):
         mlx_lm=True,
     )
     dtype: DType = option(DType.model, mlx_lm=True)
+    weights: Weights = option(Weights.model, mlx_lm=True)
     blas: Blas = option(Blas.openblas, mlx_lm=True)
     threads: int | None = option(
         None,
@@ -136,6 +148,11 @@ class Engine(Group, place="engine"):
             self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
             "tokens that the step in flight has not sampled yet; set one of them to its default",
+        )
+        require(
+            self.weights is Weights.model or self.dtype in (DType.model, DType.float32),
+            f"engine.weights=float32: engine.dtype={self.dtype.value} computes in less; leave "
+            "engine.weights=model",
         )
         if self.batch_invariant:
             self._check_invariance()

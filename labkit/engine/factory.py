@@ -85,6 +85,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         options.kv.block_size,
         options.attention.device,
         kind=dtype.asked(options),
+        matrices=dtype.matrices(options),
         # Few shapes, so that each may keep a graph.
         compiled=options.decode_shape is not config.DecodeShape.exact,
     )
@@ -149,6 +150,7 @@ def _assemble(
         decided={
             f"budget.{pool.policy}": 1,
             f"dtype.{expected.dtype}": 1,
+            **{f"weights.{form}": size for form, size in choice.weights.items()},
             "batch_invariant": float(options.batch_invariant),
         },
         name=options.name,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from labkit.config import Device
+from labkit.engine import dtype
 from labkit.engine.base import Counters, EngineError, StaleLaunchError
 from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.input_builder import Batch
@@ -19,6 +20,7 @@ from labkit.engine.model_loader import LoadedModel
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Arrays, Attention
     from labkit.engine.kv_layout.kv_cache import Step
+    from labkit.engine.numpy_port.convert import Conversion
 
 # Waits for a step that was launched, and returns its logits.
 Wait = Callable[[], Logits]
@@ -179,10 +181,15 @@ def believe(attention: Attention, plan: Any, counters: Counters) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ForwardChoice:
-    """Which forward a model runs, decided once at load, and why where it is MLX's."""
+    """Which forward a model runs, decided once at load, and why where it is MLX's.
+
+    ``weights``: bytes by what they are held in, as counters have it; on NumPy arrays those of
+    matrices alone.
+    """
 
     forward: PackedForward
     reason: str | None
+    weights: Mapping[str, int]
 
 
 def choose_forward(
@@ -195,17 +202,21 @@ def choose_forward(
     compile. The model's parts are replaced in place: ask plain mlx_lm what you want to know
     before.
     """
-    reason = _reason_for_mlx(loaded, device)
-    if reason is None:
-        return ForwardChoice(PackedForward(loaded, "numpy", first_layer), None)
+    found = _on_numpy(loaded, device)
+    if found.ok:
+        return ForwardChoice(PackedForward(loaded, "numpy", first_layer), None, found.weights)
+    if loaded.matrices is dtype.Matrices.kept:
+        dtype.cast(loaded.model, "float32")
     blocks = CompiledBlocks(loaded.model) if compiled else None
-    return ForwardChoice(PackedForward(loaded, "mlx", first_layer, blocks), reason)
+    forward = PackedForward(loaded, "mlx", first_layer, blocks)
+    return ForwardChoice(forward, found.reason, dtype.held(loaded.model))
 
 
-def _reason_for_mlx(loaded: LoadedModel, device: Device) -> str | None:
-    """Swap the model's leaves for NumPy's, or say why it stays on MLX."""
-    from labkit.engine.numpy_port.convert import convert
+def _on_numpy(loaded: LoadedModel, device: Device) -> Conversion:
+    """Replace the model's layers by NumPy's, or say why it stays on MLX."""
+    from labkit.engine.numpy_port.convert import Conversion, convert
 
     if device is not Device.cpu:
-        return f"engine.attention.device={device.value}: the model runs where its attention does"
-    return convert(loaded.model).reason
+        where = f"engine.attention.device={device.value}"
+        return Conversion(False, f"{where}: the model runs where its attention does")
+    return convert(loaded.model, stored=loaded.matrices is dtype.Matrices.kept)

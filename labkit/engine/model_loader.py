@@ -45,13 +45,15 @@ PLAIN_CACHES = ("KVCache", "RotatingKVCache")
 class LoadedModel:
     """A model, what its layers cache, and what its config says.
 
-    ``windows``: per cached layer the sliding window in tokens, or None.
+    ``windows``: per cached layer the sliding window in tokens, or None. ``matrices``: what
+    loading did to them.
     """
 
     model: Any
     model_type: str
     windows: tuple[int | None, ...]
     eos_token_ids: frozenset[int]
+    matrices: dtype.Matrices = dtype.Matrices.cast
 
 
 @contextmanager
@@ -119,11 +121,17 @@ def install_attention_hook() -> None:
             module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
 
 
-def load(model_dir: Path, layers: int | None = None, kind: str | None = "float32") -> LoadedModel:
+def load(
+    model_dir: Path,
+    layers: int | None = None,
+    kind: str | None = "float32",
+    matrices: dtype.Matrices = dtype.Matrices.cast,
+) -> LoadedModel:
     """Build the model of a directory: config.json and model*.safetensors.
 
     ``layers``: only so many of its first layers, then its last norm and its output; None: all.
     ``kind``: what floating point weights are cast to, in MLX's words; None: nothing.
+    ``matrices``: what becomes of those of linear layers and embeddings.
 
     Raises
     ------
@@ -137,10 +145,9 @@ def load(model_dir: Path, layers: int | None = None, kind: str | None = "float32
     install_attention_hook()
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
-    dtype.cast(model, kind)
-    return LoadedModel(
-        model, model_type, _windows(model, model_type), end_of_text(settings, model_dir)
-    )
+    dtype.cast(model, kind, matrices)
+    windows = _windows(model, model_type)
+    return LoadedModel(model, model_type, windows, end_of_text(settings, model_dir), matrices)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:

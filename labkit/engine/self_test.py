@@ -8,6 +8,7 @@ must agree.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import Counters, EngineError
+from labkit.engine.dtype import Matrices
 from labkit.engine.forward import Forward
 from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.kv_layout.kv_cache import KVCache, KVLayout, LayerShape
@@ -51,13 +53,19 @@ class Expected:
 def expect(loaded: LoadedModel, block_size: int) -> Expected:
     """Ask the plain model, before anything in it is replaced.
 
+    What it keeps in less than float32 is widened for it, layer by layer.
+
     Raises
     ------
     EngineError
         It cannot be asked: what a layer caches, or what mlx_lm itself says.
     """
+    from labkit.engine.widened import widened_in_use
+
+    kept = loaded.matrices is Matrices.kept
     try:
-        return _expect(loaded, block_size)
+        with widened_in_use(loaded.model) if kept else nullcontext():
+            return _expect(loaded, block_size)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, EngineError):
             raise
@@ -68,11 +76,12 @@ def expect(loaded: LoadedModel, block_size: int) -> Expected:
 def _expect(loaded: LoadedModel, block_size: int) -> Expected:
     shapes, dtype = cached(loaded)
     rng = np.random.default_rng(0)
-    vocab = _logits(loaded.model, np.zeros(1, np.int32), plain_caches(loaded.model)).shape[-1]
+    one = _lazy_logits(loaded.model, np.zeros((1, 1), np.int32), plain_caches(loaded.model))
+    vocab = one.shape[-1]
     steps = step_lengths(block_size)
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
-    logits = tuple(_logits(loaded.model, ids, plain_caches(loaded.model)) for ids in sequences)
+    logits = _all_logits(loaded.model, sequences)
     return Expected(shapes, dtype, sequences, logits, steps)
 
 
@@ -93,19 +102,33 @@ def cached(loaded: LoadedModel) -> tuple[tuple[LayerShape, ...], str]:
         A layer caches something else than keys and values of one head dimension each.
     """
     recorders = [ShapeRecorder() for _ in loaded.windows]
-    _logits(loaded.model, np.zeros(1, np.int32), recorders)
+    _lazy_logits(loaded.model, np.zeros((1, 1), np.int32), recorders)
     shapes = tuple(recorder.shape for recorder in recorders if recorder.shape is not None)
     if len(shapes) != len(recorders):
         raise EngineError(f"model_type={loaded.model_type}: a layer does not use its cache")
     return shapes, recorders[0].dtype
 
 
-def _logits(model: Any, ids: NDArray[np.int32], caches: Any) -> NDArray[np.float32]:
+def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
+    """Return logits [sequences, tokens, vocabulary] that nothing has computed yet."""
     import mlx.core as mx
 
-    logits = model(mx.array(ids[None]), cache=caches)[0].astype(mx.float32)
+    return model(mx.array(ids), cache=caches).astype(mx.float32)
+
+
+def _all_logits(
+    model: Any, sequences: tuple[NDArray[np.int32], ...]
+) -> tuple[NDArray[np.float32], ...]:
+    """Compute the sequences at once, the shorter ones with zeros behind, which they never see."""
+    import mlx.core as mx
+
+    ids = np.zeros((len(sequences), max(map(len, sequences))), np.int32)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    logits = _lazy_logits(model, ids, plain_caches(model))
     mx.eval(logits)
-    return np.array(logits)
+    rows = np.array(logits)
+    return tuple(row[: len(ids)] for row, ids in zip(rows, sequences, strict=True))
 
 
 def verify(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device
 from labkit.engine import self_test
+from labkit.engine.dtype import Matrices
 from labkit.engine.forward import ForwardChoice, choose_forward
 from labkit.engine.model_loader import LoadedModel, load
 from labkit.engine.self_test import Expected
@@ -34,9 +35,9 @@ class SharedModels:
     """The models of engines of which never two step at the same time."""
 
     def __init__(self) -> None:
-        self._chosen: dict[tuple[Path, int | None, str | None, Device, int], Ready] = {}
-        self._expected: dict[tuple[Path, int | None, str | None, int], Expected] = {}
-        self._mlx_lm: dict[tuple[Path, str | None], Loaded] = {}
+        self._chosen: dict[tuple[Any, ...], Ready] = {}
+        self._expected: dict[tuple[Any, ...], Expected] = {}
+        self._mlx_lm: dict[tuple[Path, str | None, Matrices], Loaded] = {}
 
     def ready(
         self,
@@ -45,6 +46,7 @@ class SharedModels:
         device: Device,
         *,
         kind: str | None = "float32",
+        matrices: Matrices = Matrices.cast,
         layers: int | None = None,
         first_layer: int = 0,
         compiled: bool = False,
@@ -55,18 +57,18 @@ class SharedModels:
         ----------
         block_size
             Tokens in a block of the self-test's sequences.
-        kind, layers
+        kind, matrices, layers
             See ``model_loader.load``.
         device, first_layer, compiled
             See ``choose_forward``. Compiled blocks count for one engine: they are not shared.
         """
-        asked = (model_dir, layers, kind, block_size)
-        key = (model_dir, layers, kind, device, first_layer)
+        weights = (model_dir, layers, kind, matrices)
+        asked, key = (*weights, block_size), (*weights, device, first_layer)
         ready = self._chosen.get(key)
         if ready is not None and compiled and ready.choice.reason is not None:
             ready = None  # it runs on MLX, where there is something to compile
         needed = ready is None or asked not in self._expected
-        fresh = load(model_dir, layers, kind) if needed else None
+        fresh = load(*weights) if needed else None
         if fresh is not None and asked not in self._expected:
             self._expected[asked] = self_test.expect(fresh, block_size)
         expected = self._expected[asked]
@@ -79,11 +81,13 @@ class SharedModels:
             self._chosen[key] = ready
         return ready
 
-    def mlx_lm(self, model_dir: Path, kind: str | None) -> Loaded:
+    def mlx_lm(
+        self, model_dir: Path, kind: str | None, matrices: Matrices = Matrices.cast
+    ) -> Loaded:
         """Load a model as mlx_lm does and cast it, or return the one that is loaded."""
         from labkit.engine.mlx_lm.loading import load as load_plain
 
-        key = (model_dir, kind)
+        key = (model_dir, kind, matrices)
         if key not in self._mlx_lm:
-            self._mlx_lm[key] = load_plain(model_dir, kind)
+            self._mlx_lm[key] = load_plain(*key)
         return self._mlx_lm[key]

@@ -70,6 +70,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("batch_invariant", "flag", "1: logits were checked not to depend on the batch"),
     Counter("dtype.*", "flag", "1: weights and activations are of this type", None,
             ("float32", "float16", "bfloat16")),
+    Counter("weights.*", "bytes", "bytes of weights that are held, and so read, in this form", None,
+            ("quantised", "float32", "float16", "bfloat16")),
     _of("engine.kv.dtype", "kv_dtype.*", "launches",
         "launches over keys and values that are kept in this type"),
     Counter("mlx.evaluations", "evaluations", "evaluations of MLX graphs that steps waited for"),

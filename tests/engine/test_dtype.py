@@ -15,6 +15,7 @@ from labkit.config import (
     Engine,
     KVLayout,
     Order,
+    Weights,
 )
 from labkit.engine import Request, SamplingParams, create, dtype
 from labkit.engine.base import EngineError
@@ -203,6 +204,40 @@ def test_on_a_cpu_a_model_stored_in_half_precision_computes_in_float32(model_dir
     for engine in (create(Engine(budget=Budget(blocks=32)), path), create(mlx_lm("model"), path)):
         assert engine.notes["dtype"] == "float32"
         assert engine.counters()["dtype.float32"] == 1
+
+
+def test_matrices_are_held_as_they_lie_or_widened(model_dir, tmp_path):
+    """In either way the same numbers are computed, and they are mlx_lm's on the widened model."""
+    half = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
+    for path, form in ((model_dir("quantised"), "quantised"), (half, "bfloat16")):
+        engines = [create(Engine(weights=held, budget=Budget(blocks=32)), path) for held in Weights]
+        for engine, expected in zip(engines, (form, "float32"), strict=True):
+            assert engine.notes["forward"] == "numpy"
+            counters = engine.counters()
+            (key,) = (key for key in counters if key.startswith("weights."))
+            assert key == f"weights.{expected}"
+            assert counters[key] > 0
+        assert engines[0].notes["self_test_difference"] == engines[1].notes["self_test_difference"]
+        theirs = create(Engine(name="mlx_lm", weights=Weights.float32), path)
+        tokens = serve(theirs)
+        assert all(serve(engine) == tokens for engine in engines)
+
+
+def test_what_numpy_does_not_compute_is_cast_for_mlx(tmp_path):
+    from architectures import settings
+    from small_models import build_model_dir
+
+    path = in_type(
+        tmp_path / "half", build_model_dir(tmp_path / "moe", settings("mixtral")), "bfloat16"
+    )
+    engine = create(Engine(budget=Budget(blocks=32)), path)
+    assert engine.notes["forward"] == "mlx"
+    assert list(key for key in engine.counters() if key[:8] == "weights.") == ["weights.float32"]
+
+
+def test_widened_weights_and_half_precision_are_refused_together():
+    with pytest.raises(ConfigError, match=r"^engine\.weights=float32: engine\.dtype=float16 "):
+        options("float16", weights=Weights.float32)
 
 
 def test_arms_in_different_types_share_no_weights(model_dir):

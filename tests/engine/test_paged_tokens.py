@@ -46,7 +46,7 @@ def create_mlx(chosen, path):
 
     with pytest.MonkeyPatch.context() as patch:
         refuse = Conversion(False, "refused for the test")
-        patch.setattr("labkit.engine.numpy_port.convert.convert", lambda model: refuse)
+        patch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refuse)
         return create(chosen, path)
 
 

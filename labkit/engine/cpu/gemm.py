@@ -207,6 +207,44 @@ def _rows(rows, x, x_row, panel, panel_bytes, depth, bias, out, out_row, ahead, 
 
 
 @njit(error_model="numpy")
+def panel_rows(panel_at, panel, block, x, bias, columns, out, ahead, ahead_size):  # type: ignore[no-untyped-def]
+    """Multiply one panel, float32 [K, WIDTH], with one block of rows.
+
+    What comes next, ``ahead_size`` bytes, is prefetched: by one tile, or half by each of two.
+    """
+    m, depth = x.shape
+    x_row = depth * FLOAT_BYTES
+    x_at, out_at = np.int64(x.ctypes.data), np.int64(out.ctypes.data)
+    bias_at = np.int64(bias.ctypes.data) + panel * PANEL_ROW
+    start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
+    valid = min(WIDTH, width - column)
+    row = block * ROW_BLOCK
+    end = min(m, row + ROW_BLOCK)
+    tiles = (end - row + ROWS - 1) // ROWS
+    spill = np.empty(ROWS * WIDTH if valid < WIDTH else 0, np.float32)
+    half = ahead + ahead_size // 2
+    ahead_bytes = ahead_size // depth // min(tiles, 2)
+    while row < end:
+        # Tiles of nearly equal height: 9 rows are 5 + 4, not 8 + 1.
+        rows = (end - row + tiles - 1) // tiles
+        tiles -= 1
+        target = m * start + row * width + column
+        at, stride = out_at + target * FLOAT_BYTES, width * FLOAT_BYTES
+        if valid < WIDTH:
+            at, stride = np.int64(spill.ctypes.data), PANEL_ROW
+        _rows(
+            rows, x_at + row * x_row, x_row, panel_at, 0, depth, bias_at,
+            at, stride, ahead, ahead_bytes,
+        )  # fmt: skip
+        if valid < WIDTH:
+            for i in range(rows):
+                for j in range(valid):
+                    out[target + i * width + j] = spill[i * WIDTH + j]
+        ahead = half
+        row += rows
+
+
+@njit(error_model="numpy")
 def _panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply one panel, or for a single row of x QUAD panels, with one block of rows."""
     m, depth = x.shape
@@ -220,34 +258,9 @@ def _panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-unt
         _quad(x_at, x_row, panel_at, panel_bytes, depth, bias_at, out_at, 0, 0, 0)
         return
     for panel in range(first, min(first + (QUAD if m == 1 else 1), panels.shape[0])):
-        start, width, column = columns[panel, 0], columns[panel, 1], columns[panel, 2]
-        valid = min(WIDTH, width - column)
-        row = block * ROW_BLOCK
-        end = min(m, row + ROW_BLOCK)
-        tiles = (end - row + ROWS - 1) // ROWS
-        spill = np.empty(ROWS * WIDTH if valid < WIDTH else 0, np.float32)
-        # One tile prefetches the whole next panel, of several the first two halves.
-        ahead, ahead_bytes = panel_at + panel_bytes, PANEL_ROW // min(tiles, 2)
-        while row < end:
-            # Tiles of nearly equal height: 9 rows are 5 + 4, not 8 + 1.
-            rows = (end - row + tiles - 1) // tiles
-            tiles -= 1
-            target = m * start + row * width + column
-            at, stride = out_at + target * FLOAT_BYTES, width * FLOAT_BYTES
-            if valid < WIDTH:
-                at, stride = np.int64(spill.ctypes.data), PANEL_ROW
-            _rows(
-                rows, x_at + row * x_row, x_row, panel_at, panel_bytes, depth, bias_at,
-                at, stride, ahead, ahead_bytes,
-            )  # fmt: skip
-            if valid < WIDTH:
-                for i in range(rows):
-                    for j in range(valid):
-                        out[target + i * width + j] = spill[i * WIDTH + j]
-            ahead = panel_at + panel_bytes + panel_bytes // 2
-            row += rows
+        ahead = panel_at + panel_bytes
+        panel_rows(panel_at, panel, block, x, bias, columns, out, ahead, panel_bytes)
         panel_at += panel_bytes
-        bias_at += PANEL_ROW
 
 
 @pool.kernel(

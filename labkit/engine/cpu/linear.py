@@ -1,15 +1,92 @@
-"""Matrix products with packed weights: x[M, K] @ W[N, K].T + bias, float32."""
+"""Matrix products with packed weights: x[M, K] @ W[N, K].T + bias, in float32."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.cpu import stored_product
 from labkit.engine.cpu.gemm import WIDTH, pack, product
+from labkit.engine.cpu.stored import PANELS, SPAN, Stored
 
 Array = NDArray[np.float32]
+CACHE_LINE = 64
+# What a product reads: float32, or weights as they lie.
+Matrix = Array | Stored
+
+
+class Panels(Protocol):
+    """The columns of some matrices, so many at a time, as a kernel reads them."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all."""
+
+    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``; see ``gemm.product``."""
+
+
+class FloatPanels:
+    """float32, panel by panel."""
+
+    __slots__ = ("_panels",)
+
+    def __init__(self, weights: Sequence[Array], first: Sequence[int], count: int) -> None:
+        self._panels: Array = np.zeros((count, weights[0].shape[1], WIDTH), np.float32)
+        for weight, panel in zip(weights, first, strict=True):
+            pack(np.ascontiguousarray(weight), self._panels, panel)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all."""
+        return self._panels.nbytes
+
+    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``."""
+        product(x, self._panels, bias, columns, out)
+
+
+class StoredPanels:
+    """Weights as they lie, all of one form, a span of panels after the other."""
+
+    __slots__ = ("_form", "_spans")
+
+    def __init__(self, weights: Sequence[Stored], first: Sequence[int], count: int) -> None:
+        record, depth, group = weights[0].record, weights[0].shape[1], weights[0].group
+        size, spans = depth // group * record.itemsize, count // PANELS
+        # A vector load across two cache lines costs twice.
+        memory = np.zeros(spans * size + CACHE_LINE, np.uint8)
+        start = -memory.ctypes.data % CACHE_LINE
+        self._spans = memory[start : start + spans * size].reshape(spans, size)
+        for weight, panel in zip(weights, first, strict=True):
+            weight.fill(self._spans[panel // PANELS :].view(record))
+        functions = stored_product.functions(*weights[0].form)
+        self._form = functions.addresses, depth // group, group // functions.unit
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all."""
+        return self._spans.nbytes
+
+    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``."""
+        stored_product.product(*self._form, x, self._spans, bias, columns, out)
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> None:
+        """Widen rows of the matrix into ``out`` [len(rows), K]."""
+        stored_product.take(*self._form, rows, self._spans, out)
+
+
+def _form(weight: Matrix) -> tuple[Any, ...]:
+    return ("float32",) if isinstance(weight, np.ndarray) else (*weight.form, weight.group)
+
+
+def alike(weights: Sequence[Matrix]) -> bool:
+    """Tell whether one product can read these matrices: of one depth, lying in one form."""
+    return len({(weight.shape[1], _form(weight)) for weight in weights}) == 1
 
 
 class PackedWeights:
@@ -18,33 +95,53 @@ class PackedWeights:
     Parameters
     ----------
     weights
-        float32 [N_i, K] each; copied.
+        [N_i, K] each; copied.
     biases
         float32 [N_i] or None, one per matrix.
+
+    Raises
+    ------
+    ValueError
+        The matrices are not alike.
     """
 
-    __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "widths")
+    __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "widths", "word")
 
-    def __init__(self, weights: Sequence[Array], biases: Sequence[Array | None]) -> None:
-        depths = {weight.shape[1] for weight in weights}
-        if len(depths) != 1:
-            raise ValueError(f"matrices of one product have one depth, not {sorted(depths)}")
-        self.depth = depths.pop()
+    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Array | None]) -> None:
+        if not alike(weights):
+            depths = sorted({weight.shape[1] for weight in weights})
+            raise ValueError(f"matrices of one product have one depth and one form, not {depths}")
+        self.depth = weights[0].shape[1]
+        self.word = "float32" if isinstance(weights[0], np.ndarray) else weights[0].word
         self.widths = tuple(weight.shape[0] for weight in weights)
         self.total = sum(self.widths)
-        counts = [-(-width // WIDTH) for width in self.widths]
-        self._panels: Array = np.zeros((sum(counts), self.depth, WIDTH), np.float32)
+        counts = [_panels(weight) for weight in weights]
+        first = [sum(counts[:i]) for i in range(len(counts))]
+        self._panels = _pack(weights, first, sum(counts))
         self._bias: Array = np.zeros(sum(counts) * WIDTH, np.float32)
         self._columns = np.zeros((sum(counts), 3), np.int64)
-        panel = start = 0
-        for weight, bias, width in zip(weights, biases, self.widths, strict=True):
+        start = 0
+        for bias, width, panel, count in zip(biases, self.widths, first, counts, strict=True):
             if bias is not None:
                 self._bias[panel * WIDTH : panel * WIDTH + width] = bias
-            pack(np.ascontiguousarray(weight), self._panels, panel)
-            for column in range(0, width, WIDTH):
-                self._columns[panel] = start, width, column
-                panel += 1
+            for i in range(count):
+                self._columns[panel + i] = start, width, i * WIDTH
             start += width
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self._panels.bytes
+
+    def take(self, rows: NDArray[np.integer]) -> Array:
+        """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
+        assert isinstance(self._panels, StoredPanels)
+        wanted = rows.ravel().astype(np.int64)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.total:
+            raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.total}")
+        out = np.empty((len(wanted), self.depth), np.float32)
+        self._panels.take(wanted, out)
+        return out.reshape(*rows.shape, self.depth)
 
     def multiply(self, x: Array) -> list[Array]:
         """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
@@ -66,7 +163,7 @@ class PackedWeights:
             x = np.ascontiguousarray(x)
         rows = x.size // depth
         out = np.empty(rows * self.total, np.float32)
-        product(x.reshape(rows, depth), self._panels, self._bias, self._columns, out)
+        self._panels.product(x.reshape(rows, depth), self._bias, self._columns, out)
         if len(self.widths) == 1:
             return [out.reshape(*lead, self.total)]
         parts, start = [], 0
@@ -75,3 +172,16 @@ class PackedWeights:
             parts.append(out[start:end].reshape(*lead, width))
             start = end
         return parts
+
+
+def _panels(weight: Matrix) -> int:
+    """Return the panels of a matrix; there may be empty ones in its last span."""
+    width = int(weight.shape[0])
+    return -(-width // WIDTH) if isinstance(weight, np.ndarray) else -(-width // SPAN) * PANELS
+
+
+def _pack(weights: Sequence[Matrix], first: Sequence[int], count: int) -> Panels:
+    floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
+    if floats:
+        return FloatPanels(floats, first, count)
+    return StoredPanels([w for w in weights if not isinstance(w, np.ndarray)], first, count)

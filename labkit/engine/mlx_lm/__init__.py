@@ -24,5 +24,5 @@ def create(options: config.Engine, model_dir: Path, models: SharedModels) -> Inf
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
     scheduler = options.scheduler
-    loaded = models.mlx_lm(model_dir, dtype.asked(options))
+    loaded = models.mlx_lm(model_dir, dtype.asked(options), dtype.matrices(options))
     return MlxLmEngine(loaded, scheduler.max_num_seqs, scheduler.chunk)

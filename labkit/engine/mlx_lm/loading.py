@@ -29,8 +29,12 @@ class Loaded:
     dtype: str
 
 
-def load(model_dir: Path, kind: str | None = "float32") -> Loaded:
-    """Load a model and cast it; ``kind`` as in ``model_loader.load``.
+def load(
+    model_dir: Path,
+    kind: str | None = "float32",
+    matrices: dtype.Matrices = dtype.Matrices.cast,
+) -> Loaded:
+    """Load a model and cast it; ``kind`` and ``matrices`` as in ``model_loader.load``.
 
     Raises
     ------
@@ -45,7 +49,7 @@ def load(model_dir: Path, kind: str | None = "float32") -> Loaded:
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(f"engine=mlx_lm: {model_dir}: {reason}") from None
-    dtype.cast(model, kind)
+    dtype.cast(model, kind, matrices)
     caches = make_prompt_cache(model)
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
     ends = end_of_text(settings, model_dir)

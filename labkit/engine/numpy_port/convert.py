@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.cpu.linear import Matrix, alike
 from labkit.engine.cpu.rope import RotaryTable
+from labkit.engine.cpu.stored import BITS, GROUP_SIZES, Affine, Half
 from labkit.engine.numpy_port import layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart
 from labkit.engine.numpy_port.module_loader import PACKAGE, ModuleLoader
@@ -25,14 +27,18 @@ PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Whether a model now runs on NumPy arrays, why not, and how many layers of each class."""
+    """Whether a model now runs on NumPy arrays, why not, and how many layers of each class.
+
+    ``weights``: bytes of its matrices by what they are held in (``quantised``, ``float32``...).
+    """
 
     ok: bool
     reason: str | None
     swapped: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
 
 
-def convert(model: Any) -> Conversion:
+def convert(model: Any, *, stored: bool = False) -> Conversion:
     """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
 
     Its layers (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled forms,
@@ -41,10 +47,13 @@ def convert(model: Any) -> Conversion:
     ``offset`` is int32 [T] and whose ``update_and_fetch`` returns a ``layer_cache.Handle``
     twice, and returns float32 logits [T, 1, vocabulary].
 
+    Its numbers are float32; where ``stored`` says so, matrices may also be quantised or in half
+    precision, and are read as they lie.
+
     A trial forward of two tokens decides; a model that fails it is left as it was, to be
     run by MLX.  Nothing outside ``model`` changes.
     """
-    swap = _Swap()
+    swap = _Swap(stored)
     try:
         twin = swap.module(model, "model")
         _try_forward(twin, _number_of_caches(model))
@@ -61,24 +70,36 @@ def convert(model: Any) -> Conversion:
     model.__dict__.clear()
     model.__dict__.update(twin.__dict__)
     model.__class__ = type(twin)
-    return Conversion(True, None, dict(sorted(swap.swapped.items())))
+    return Conversion(True, None, dict(sorted(swap.swapped.items())), swap.weights())
 
 
 class _Swap:
     """Copies a tree of modules; a layer used twice stays one layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: bool) -> None:
         import mlx.core
         import mlx.nn
 
         self.mx, self.nn = mlx.core, mlx.nn
         self.swapped: Counter[str] = Counter()
+        self._stored = stored
+        self._linear = (mlx.nn.Linear, mlx.nn.QuantizedLinear)
+        self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
+        self._holders: list[Any] = []
         self._twins = ModuleLoader()
         self._made: dict[int, Any] = {}
         self._tables: dict[tuple[bytes, float], RotaryTable] = {}
         self._functions = {
             id(getattr(mlx.nn, name)): function for name, function in ACTIVATIONS.items()
         }
+
+    def weights(self) -> dict[str, int]:
+        """Return the bytes of all matrices by what they are held in."""
+        total: Counter[str] = Counter()
+        for holder in self._holders:
+            word, size = holder.held
+            total[word] += size
+        return dict(total)
 
     def module(self, module: Any, path: str) -> Any:
         """Return what takes a module's place."""
@@ -110,15 +131,16 @@ class _Swap:
         members: dict[str, Any] = {}
         for names in GROUPS:
             siblings = [module.get(name) for name in names]
-            if any(type(layer) is not self.nn.Linear for layer in siblings):
+            if any(type(layer) not in self._linear for layer in siblings):
                 continue
-            weights = [self._array(layer.weight, path) for layer in siblings]
-            if len({weight.shape[1] for weight in weights}) != 1:
+            weights = [self._matrix(layer, path) for layer in siblings]
+            if not alike(weights):
                 continue
             biases = [self._array(layer.get("bias"), path) for layer in siblings]
             group = layers.ProjectionGroup(weights, biases)
+            self._holders.append(group)
             members |= {name: layers.GroupedLinear(group, i) for i, name in enumerate(names)}
-            self.swapped["Linear"] += len(names)
+            self.swapped.update(type(layer).__name__ for layer in siblings)
         return members
 
     def _value(self, value: Any, path: str) -> Any:
@@ -141,18 +163,49 @@ class _Swap:
             raise NoCounterpart(f"{path} is {kind}; the NumPy path computes in float32")
         return np.ascontiguousarray(np.asarray(array))
 
+    def _matrix(self, layer: Any, path: str) -> Matrix:
+        """Return a layer's weight, as it lies where that may be."""
+        if type(layer) in (self.nn.QuantizedLinear, self.nn.QuantizedEmbedding):
+            bits, group, mode = layer.bits, layer.group_size, layer.mode
+            if not self._stored or mode != "affine" or bits not in BITS or group not in GROUP_SIZES:
+                raise NoCounterpart(
+                    f"{path} is quantised ({mode}, {bits} bits in groups of {group}), and is not "
+                    "read as it lies here"
+                )
+            words, scales, biases = map(self._words, (layer.weight, layer.scales, layer.biases))
+            return Affine(words, scales, biases, bits)
+        if self._stored and layer.weight.dtype in (self.mx.float16, self.mx.bfloat16):
+            return Half(self._words(layer.weight))
+        return self._array(layer.weight, path)  # type: ignore[no-any-return]
+
+    def _words(self, array: Any) -> NDArray[Any]:
+        """Return a view of an MLX array; bfloat16 as uint16, which NumPy lacks."""
+        if array.dtype == self.mx.bfloat16:
+            array = array.view(self.mx.uint16)
+        return np.ascontiguousarray(np.asarray(array))
+
+    def _with_matrix(self, module: Any, path: str) -> Any:
+        """Return the stand-in of a linear layer or an embedding."""
+        weight: Any = self._matrix(module, path)
+        leaf: Any
+        if type(module) in self._linear:
+            leaf = layers.Linear(weight, self._array(module.get("bias"), path))
+        elif isinstance(weight, np.ndarray):
+            leaf = layers.Embedding(weight)
+        else:
+            leaf = layers.StoredEmbedding(weight)
+        self._holders.append(leaf)
+        return leaf
+
     def _leaf(self, module: Any, path: str) -> Any:
         """Return the stand-in of a layer, or None for a module with layers inside."""
         nn, kind = self.nn, type(module)
         name = kind.__name__
-        if name.startswith("Quantized") or name.startswith("QQ"):
-            raise NoCounterpart(f"{path} is quantised; the NumPy path has float32 weights only")
         leaf: Any
-        if kind is nn.Linear:
-            weight, bias = module.weight, module.get("bias")
-            leaf = layers.Linear(self._array(weight, path), self._array(bias, path))
-        elif kind is nn.Embedding:
-            leaf = layers.Embedding(self._array(module.weight, path))
+        if kind in (*self._linear, *self._embedding):
+            leaf = self._with_matrix(module, path)
+        elif name.startswith("Quantized") or name.startswith("QQ"):
+            raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
         elif kind is nn.RMSNorm:
             leaf = layers.RMSNorm(self._array(module.weight, path), module.eps)
         elif kind is nn.LayerNorm:

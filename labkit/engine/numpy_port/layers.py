@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import norms
-from labkit.engine.cpu.linear import PackedWeights
+from labkit.engine.cpu.linear import Matrix, PackedWeights
 from labkit.engine.cpu.rope import RotaryTable
+from labkit.engine.cpu.stored import Stored
 
 Array = NDArray[np.float32]
 
@@ -19,8 +20,13 @@ class Linear:
 
     __slots__ = ("_packed",)
 
-    def __init__(self, weight: Array, bias: Array | None) -> None:
+    def __init__(self, weight: Matrix, bias: Array | None) -> None:
         self._packed = PackedWeights([weight], [bias])
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N]."""
@@ -36,11 +42,16 @@ class ProjectionGroup:
 
     __slots__ = ("_input", "_packed", "_ready", "_waiting")
 
-    def __init__(self, weights: Sequence[Array], biases: Sequence[Array | None]) -> None:
+    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Array | None]) -> None:
         self._packed = PackedWeights(weights, biases)
         self._input: Array | None = None
         self._ready: list[Array | None] = []
         self._waiting = 0
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
 
     def project(self, member: int, x: Array) -> Array:
         """Return member ``member``'s projection of x [..., K]."""
@@ -80,6 +91,12 @@ class Embedding:
         self.weight = weight
         self._packed: PackedWeights | None = None
 
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes, those of the packed copy too."""
+        packed = 0 if self._packed is None else self._packed.bytes
+        return "float32", self.weight.nbytes + packed
+
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return float32 [*ids.shape, D], a fresh array."""
         return self.weight.take(ids, axis=0)
@@ -88,6 +105,28 @@ class Embedding:
         """Return ``x @ weight.T``; the packed copy is made on first use."""
         if self._packed is None:
             self._packed = PackedWeights([self.weight], [None])
+        return self._packed.multiply(x)[0]
+
+
+class StoredEmbedding:
+    """The same with a table that is read as it lies; lookups and products read one copy."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, weight: Stored) -> None:
+        self._packed = PackedWeights([weight], [None])
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
+
+    def __call__(self, ids: NDArray[np.integer]) -> Array:
+        """Return float32 [*ids.shape, D], a fresh array."""
+        return self._packed.take(ids)
+
+    def as_linear(self, x: Array) -> Array:
+        """Return ``x @ weight.T``."""
         return self._packed.multiply(x)[0]
 
 

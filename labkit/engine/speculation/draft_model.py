@@ -169,6 +169,7 @@ def load_draft(
             options.kv.block_size,
             options.attention.device,
             kind=dtype.asked(options),
+            matrices=dtype.matrices(options),
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
         )

@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 
 from labkit.engine.numpy_port.convert import convert
 
@@ -190,6 +190,58 @@ def test_quantised_layers_are_refused():
     report = convert(model)
     assert not report.ok
     assert "quantised" in report.reason
+
+
+def lying(kind, bits):
+    """A model's matrices in less than float32, and the same ones widened."""
+    from labkit.engine import widened
+
+    model, wide = (build("llama", {"attention_bias": True}) for _ in range(2))
+    for one in (model, wide):
+        if kind == "quantised":
+            # Of q, k and v only two lie alike, and the embedding has its own number of bits.
+            nn.quantize(one.model, 32, bits, class_predicate=_some_bits(bits))
+        else:
+            matrices = widened.parameters_of_matrices(one)
+            cast = [(n, v.astype(getattr(mx, kind))) for n, v in parameters(one) if n in matrices]
+            one.load_weights(cast, strict=False)
+    widened.widen(wide)
+    wide.set_dtype(mx.float32)
+    return model, wide
+
+
+def _some_bits(bits):
+    def chosen(path, layer):
+        if not hasattr(layer, "to_quantized"):
+            return False
+        return {"bits": 8, "group_size": 32} if path.endswith(("v_proj", "tokens")) else True
+
+    return chosen
+
+
+def parameters(model):
+    return tree_flatten(model.parameters())
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("quantised", 4), ("float16", 0), ("bfloat16", 0)])
+def test_matrices_are_read_as_they_lie(kind, bits):
+    model, wide = lying(kind, bits)
+    ids, windows = some_ids(), windows_of(wide)
+    plain = plain_logits(wide, ids)
+    assert convert(wide).ok
+    expected = numpy_logits(wide, ids, windows)
+    assert np.abs(expected - plain).max() / np.ptp(plain) < TOLERANCE
+    report = convert(model, stored=True)
+    assert report.ok, report.reason
+    assert set(report.weights) == {kind}
+    np.testing.assert_array_equal(numpy_logits(model, ids, windows), expected)
+
+
+def test_what_is_quantised_in_another_way_is_refused():
+    model = build("llama", {})
+    nn.quantize(model, group_size=32, bits=5)
+    report = convert(model, stored=True)
+    assert "5 bits in groups of 32" in report.reason
 
 
 def test_half_precision_is_refused():

@@ -1,0 +1,98 @@
+"""MLX's layers with weights in float32: for good, or only while each is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map_with_path
+
+QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+# The layers whose weights a forward on NumPy arrays reads as they lie.
+MATRICES = (nn.Linear, nn.Embedding, *QUANTISED)
+OF_MATRICES = ("weight", "scales", "biases")
+
+
+def parameters_of_matrices(model: Any) -> frozenset[str]:
+    """Name the parameters that are matrices, or their scales and biases."""
+    return frozenset(
+        f"{path}.{name}"
+        for path, layer in model.named_modules()
+        if type(layer) in MATRICES
+        for name in OF_MATRICES
+    )
+
+
+def weight_of(layer: Any) -> mx.array:
+    """Return a layer's weight, float32 [out, in], not evaluated."""
+    return _widened(layer, slice(None))
+
+
+def _widened(layer: Any, rows: Any) -> mx.array:
+    if not isinstance(layer, QUANTISED):
+        weight: mx.array = layer.weight[rows].astype(mx.float32)
+        return weight
+    scales, biases = (layer[name][rows].astype(mx.float32) for name in ("scales", "biases"))
+    return mx.dequantize(
+        layer["weight"][rows], scales, biases, group_size=layer.group_size, bits=layer.bits
+    )
+
+
+def widen(model: Any) -> None:
+    """Replace every quantised matrix by what its integers stand for."""
+    _replace(model, lambda layer: _plain(layer) if isinstance(layer, QUANTISED) else layer)
+
+
+def _plain(layer: Any) -> Any:
+    rows, columns = weight_of(layer).shape
+    plain: Any
+    if isinstance(layer, nn.QuantizedEmbedding):
+        plain = nn.Embedding(rows, columns)
+    else:
+        plain = nn.Linear(columns, rows, bias="bias" in layer)
+        if "bias" in layer:
+            plain.bias = layer.bias
+    plain.weight = weight_of(layer)
+    return plain
+
+
+@contextmanager
+def widened_in_use(model: Any) -> Iterator[None]:
+    """Have a model compute in float32 while its matrices stay as they lie."""
+    before = model.leaf_modules()
+    _replace(model, lambda layer: _InUse(layer) if type(layer) in MATRICES else layer)
+    try:
+        yield
+    finally:
+        model.update_modules(before)
+
+
+def _replace(model: Any, by: Callable[[Any], Any]) -> None:
+    leaves = model.leaf_modules()
+    model.update_modules(
+        tree_map_with_path(lambda _, layer: by(layer), leaves, is_leaf=nn.Module.is_module)
+    )
+
+
+class _InUse(nn.Module):  # type: ignore[misc]
+    """A layer whose weight is made anew each time."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    @property
+    def weight(self) -> mx.array:
+        return weight_of(self.layer)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if isinstance(self.layer, nn.Embedding | nn.QuantizedEmbedding):
+            return _widened(self.layer, x)
+        out = self.as_linear(x)
+        return out + self.layer["bias"] if "bias" in self.layer else out
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return x @ self.weight.T
