@@ -31,7 +31,8 @@ class PagedEngine:
 
     Ids that a prompt may hold are below ``vocab_size``. ``notes`` is what was decided at load,
     for the record, ``decided`` the same as counters: the budget's policy, the type computed in,
-    what weights are held in, batch invariance. ``name`` is the preset's; every step counts as ``engine.<name>``.
+    what weights are held in, batch invariance. ``name`` is the preset's; every step counts as
+    ``engine.<name>``.
     """
 
     def __init__(
