@@ -42,6 +42,7 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     ]
     found += _design(analysis)
     found += _noise(analysis)
+    found += _traffic(analysis)
     found += _emulated(analysis)
     found += machine(analysis.data.records)
     found += _modes(analysis)
@@ -101,6 +102,30 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
             f"the A/A control differs from the baseline in {where} (adjusted p = {p_text(p)}): "
             "something besides the arms has an effect"
         )
+
+
+def _traffic(analysis: CellAnalysis) -> Iterator[str]:
+    """Name arms whose requests were not all served, or waited for the client instead."""
+    noted: dict[str, list[dict[str, Any]]] = {}
+    for record in analysis.data.records:
+        for case in record.cases:
+            if "traffic" in case.notes:
+                noted.setdefault(record.arm, []).append(case.notes["traffic"])
+    for arm, notes in noted.items():
+        unserved = [one for note in notes for one in note.get("unserved", ())]
+        if unserved:
+            refused, failed = (sum(n[key] for n in notes) for key in ("refused", "failed"))
+            total, first = sum(n["requests"] for n in notes), unserved[0]
+            yield (
+                f"{arm}: {refused} of {total} requests were refused and {failed} failed (request "
+                f"{first['id']}: {first['error']}); its numbers are those of the others"
+            )
+        waits = [note["queue_ms"]["p50"] for note in notes if "queue_ms" in note]
+        if waits and statistics.median(waits) > 0:
+            yield (
+                f"{arm}: half of the requests waited {statistics.median(waits):,.0f} ms or more at "
+                "the client (workload.concurrency), which is in no latency"
+            )
 
 
 def _emulated(analysis: CellAnalysis) -> Iterator[str]:

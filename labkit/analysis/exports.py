@@ -135,10 +135,14 @@ def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
         for case in record.cases:
             requests = case.notes.get("requests")
             if requests and record.outcome in MEASURED:
-                yield _vllm_run(number, record, arms[record.arm], requests)
+                traffic = case.notes.get("traffic") or {}
+                yield _vllm_run(number, record, arms[record.arm], requests, traffic)
 
 
-def _vllm_run(number: int, record: Record, arm: Arm, requests: Sequence[Json]) -> dict[str, Any]:
+def _vllm_run(
+    number: int, record: Record, arm: Arm, requests: Sequence[Json], traffic: Json
+) -> dict[str, Any]:
+    arrivals = arm.config.get("workload", {}).get("arrivals", {})
     workload, model = arm.config.get("workload", {}), arm.config.get("model", {})
     name = model.get("path") or model.get("name")
     inputs = [int(r["prompt_tokens"]) for r in requests]
@@ -155,17 +159,17 @@ def _vllm_run(number: int, record: Record, arm: Arm, requests: Sequence[Json]) -
         "label": record.arm,
         "model_id": name,
         "tokenizer_id": name,
-        "num_prompts": len(requests),
-        "request_rate": "inf",
-        "burstiness": 1.0,
+        "num_prompts": traffic.get("requests", len(requests)),
+        "request_rate": arrivals.get("rate") or "inf",
+        "burstiness": arrivals.get("shape", 1.0),
         "max_concurrency": workload.get("concurrency"),
         "duration": duration,
         "completed": len(requests),
-        "failed": 0,
+        "failed": traffic.get("refused", 0) + traffic.get("failed", 0),
         "total_input_tokens": sum(inputs),
         "total_output_tokens": sum(outputs),
         "request_throughput": len(requests) / duration,
-        "request_goodput": None,
+        "request_goodput": traffic["good"] / duration if "good" in traffic else None,
         "output_throughput": sum(outputs) / duration,
         "total_token_throughput": (sum(inputs) + sum(outputs)) / duration,
         **_vllm_latencies(requests),

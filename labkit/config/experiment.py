@@ -37,6 +37,9 @@ class Claims(Group, place="ablation.claims"):
     engaged: dict[str, list[str]] = option(
         factory=dict, meaning="Counters of each arm that must end above 0 (docs/counters.md)."
     )
+    all_served: bool = option(
+        False, "No request is refused or fails; where it is not claimed, they are counted."
+    )
 
 
 @dataclass

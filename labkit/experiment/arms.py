@@ -105,6 +105,7 @@ def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
         config={key: plain[key] for key in CONFIG},
         identity=ablation.claims.identity.value,
         engaged=tuple(ablation.claims.engaged.get(name, [])),
+        all_served=ablation.claims.all_served,
     )
 
 

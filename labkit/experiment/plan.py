@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from labkit import workload
-from labkit.config import Isolation
+from labkit.config import CONTROL, Isolation
 from labkit.experiment import outlook
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
 from labkit.experiment.runner import unfinished
+from labkit.workload.measurement import Estimate
 
 
 @dataclass(frozen=True)
 class CellPlan:
     """A cell's schedule and estimates: seconds in all, bytes of the largest process.
 
-    ``minute``: what a minute sees; None for what only confirms another cell.
+    ``minute``: what a minute sees; None for what only confirms another cell. ``foreseen``: what
+    the arms' requests will meet.
     """
 
     cell: Cell
@@ -30,6 +32,7 @@ class CellPlan:
     minute: str | None
     start_up: str
     apart: str | None
+    foreseen: tuple[str, ...]
 
     @property
     def runs(self) -> int:
@@ -57,7 +60,19 @@ def _plan(cell: Cell, composed: ComposedCell, out: Path, in_a_minute: str | None
         minute=in_a_minute,
         start_up=outlook.start_up(composed, out),
         apart=composed.apart,
+        foreseen=tuple(_foreseen({arm.name: costs[arm.name] for arm in composed.arms})),
     )
+
+
+def _foreseen(costs: Mapping[str, Estimate]) -> Iterator[str]:
+    """Yield what is foreseen of the arms, once where they share it."""
+    arms: dict[str, list[str]] = {}
+    for arm, cost in costs.items():
+        for sentence in cost.foreseen if arm != CONTROL else ():
+            arms.setdefault(sentence, []).append(arm)
+    everybody = len(costs) - (CONTROL in costs)
+    for sentence, names in arms.items():
+        yield sentence if len(names) == everybody else f"{', '.join(names)}: {sentence}"
 
 
 def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
@@ -84,6 +99,8 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
             f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
             f"and {plan.bytes / 2**30:.1f} GiB per {where}"
         )
+        for sentence in plan.foreseen:
+            console.print(escape(sentence))
         if plan.apart is not None:
             console.print(escape(f"every run in a process of its own: {plan.apart}"))
         if design.looks:

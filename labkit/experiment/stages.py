@@ -194,6 +194,14 @@ def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
     draft.values |= measurement.values
     draft.record = replace(draft.record, cases=measurement.cases, counters=counters)
     draft.note(**measurement.notes)
+    if arm.all_served:
+        for case in measurement.cases:
+            unserved = case.notes.get("traffic", {}).get("unserved")
+            if unserved:
+                first = unserved[0]
+                what = f"request {first['id']} {first['outcome']}: {first['error']}"
+                claim = "the ablation claims that all are served (claims.all_served)"
+                draft.fail(Failure("invalid_output", f"{what}; {claim}"))
     for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
         if not counters.get(name, 0) > 0:
             said = "stayed 0" if name in counters else "is missing"

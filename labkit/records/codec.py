@@ -132,6 +132,7 @@ def arm_from(data: Mapping[str, Any]) -> Arm:
         config=_take(data, "config", dict),
         identity=_take(claims, "identity", str),
         engaged=tuple(_take(claims, "engaged", list)),
+        all_served=claims.get("all_served", False) is True,
         extra=_rest(data, ["schema_version", "arm", "role", "overrides", "config", "claims"]),
     )
 

@@ -153,7 +153,8 @@ class Arm:
     """One arm as it was resolved: what ``arms/ARM.json`` holds.
 
     ``config``: the plain forms of ``engine``, ``model``, ``workload`` and ``seed``.
-    ``engaged``: counters that must end above 0. ``claimed``: whether the ablation claims
+    ``engaged``: counters that must end above 0. ``all_served``: whether it is claimed that no
+    request is refused or fails. ``claimed``: whether the ablation claims
     anything beyond the engine's own counter, which every arm claims.
     """
 
@@ -163,6 +164,7 @@ class Arm:
     config: Mapping[str, Any]
     identity: str = "none"
     engaged: tuple[str, ...] = ()
+    all_served: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -186,7 +188,12 @@ class Arm:
             "role": self.role,
             "overrides": dict(self.overrides),
             "config": dict(self.config),
-            "claims": {"identity": self.identity, "engaged": list(self.engaged)},
+            "claims": {
+                "identity": self.identity,
+                "engaged": list(self.engaged),
+                # Left out where it is not claimed: arms of before compare as equal.
+                **({"all_served": True} if self.all_served else {}),
+            },
             **self.extra,
         }
 

@@ -39,7 +39,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one run will roughly cost: wall ``seconds`` and ``bytes`` of memory."""
+    """What one run will roughly cost: wall ``seconds`` and ``bytes`` of memory.
+
+    ``foreseen``: what else can be seen of it beforehand, in sentences.
+    """
 
     seconds: float
     bytes: int
+    foreseen: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from labkit.engine import budget, dtype
 from labkit.engine.budget import facts
 from labkit.engine.budget.capacity import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
-from labkit.workload import process_wide
+from labkit.workload import foreseen, process_wide
 from labkit.workload.measurement import Estimate
 from labkit.workload.prompts import Prompt, prompt_key, stored
 from labkit.workload.sources import PromptSource, source_of
@@ -110,11 +110,13 @@ class RequestKind:
         flops = 2 * model.multiplied * (prompt + output)
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
-        seconds = START_SECONDS + times * (flops / FLOPS + steps * STEP_SECONDS)
+        busy = flops / FLOPS + steps * STEP_SECONDS
+        seconds = START_SECONDS + (times - 1) * busy + max(busy, _last_arrival(experiment, lengths))
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * budget.cached_bytes(experiment.engine, model)
-        return Estimate(seconds=seconds, bytes=PROCESS_BYTES + model.weight_bytes + kv)
+        seen = foreseen.sentences(experiment, in_flight[:together])
+        return Estimate(seconds, PROCESS_BYTES + model.weight_bytes + kv, seen)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
@@ -134,6 +136,12 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
         replace(prompt, token_ids=(index, *prompt.token_ids[1:]))
         for index, prompt in enumerate(prompts)
     )
+
+
+def _last_arrival(experiment: Experiment, lengths: Sequence[tuple[int, int]]) -> float:
+    """Return when the last request comes at a rate, on average (seconds)."""
+    rate, turns = experiment.workload.arrivals.rate, experiment.workload.prompts.turns
+    return 0.0 if rate is None else len(lengths) / turns / rate
 
 
 def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:

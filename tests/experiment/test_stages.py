@@ -13,11 +13,12 @@ from labkit import workload
 from labkit.config import Device, Experiment, from_plain
 from labkit.experiment import stages
 from labkit.machine import blas, limits, pool, threads
-from labkit.records import Record
+from labkit.records import Arm, CaseRecord, Record
 from labkit.workload import process_wide
+from labkit.workload.measurement import Measurement
 from labkit.workload.turns import by_itself
 
-REQUESTS = {"name": "ragged", "kind": "ragged"}
+REQUESTS = {"name": "uniform", "prompts": {"source": "synthetic"}}
 KERNELS = {"name": "k", "kind": "kernel", "cases": [{"name": "d", "decode": 1, "context": 1}]}
 
 
@@ -108,7 +109,7 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
         draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
         attention = SimpleNamespace(device=device)
         engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
-        workload = SimpleNamespace(kind=kind)
+        workload = SimpleNamespace(times_kernels=kind == "kernel")
         stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
         return draft.record.notes.get("limits") == {"threads": 3}
 
@@ -137,7 +138,7 @@ def test_numba_starts_without_scipy_and_finds_it_later():
     script = """
 import sys
 from labkit.experiment import stages
-from labkit.records import Record
+from labkit.records import Arm, CaseRecord, Record
 record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
 probe = stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))
 assert not any(name.startswith("scipy.linalg") for name in sys.modules)
@@ -148,3 +149,20 @@ assert (product(np.eye(3), np.ones((3, 3))) == 1).all()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_request_that_is_not_served_voids_a_run_only_where_all_are_claimed():
+    unserved = [{"id": "r3", "outcome": "refused", "error": "no room"}]
+    cases = (CaseRecord("all", notes={"traffic": {"unserved": unserved}}),)
+    measured = Measurement(cases, {})
+
+    def outcome(**claims):
+        draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+        stages.accept(measured, Arm("a", "arm", {}, {}, **claims), draft)
+        return draft.record.outcome, draft.record.detail
+
+    assert outcome() == ("ok", None)
+    assert outcome(all_served=True) == (
+        "invalid_output",
+        "request r3 refused: no room; the ablation claims that all are served (claims.all_served)",
+    )

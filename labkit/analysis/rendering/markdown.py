@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.load_curve import curves
 from labkit.analysis.rendering.sections import (
     DOCUMENT,
     Bullets,
@@ -17,6 +18,7 @@ from labkit.analysis.rendering.sections import (
     Tabular,
 )
 from labkit.analysis.rendering.tables import Table, cells_table
+from labkit.analysis.rendering.traffic_tables import load_table
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -36,6 +38,10 @@ def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -
     parts = [f"# {study['study']}", ""]
     if len(analyses) > 1:
         parts += [markdown_table(cells_table(study)), ""]
+    loads = load_table(curves(analyses))
+    if loads is not None:
+        title = "## Throughput against latency"
+        parts += [title, "", markdown_table(loads), "", *loads.notes, ""]
     for analysis in analyses:
         parts += _cell(CellReport(analysis))
     return "\n".join(parts).rstrip() + "\n"

@@ -34,6 +34,7 @@ from labkit.analysis.rendering.results import Result, results_table
 from labkit.analysis.rendering.roofline import cases_line, points, roofline_chart, roofline_stem
 from labkit.analysis.rendering.styles import arm_classes
 from labkit.analysis.rendering.tables import Table, gates_text
+from labkit.analysis.rendering.traffic_tables import traffic_table
 from labkit.analysis.sensitivity import CORRELATES, Second, probe_correlations, second_analyses
 from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentence, sentences
 from labkit.records import Record
@@ -366,6 +367,10 @@ WORK = (
     ),
     Section(
         "What the engine counted", lambda report: _tables(work_tables.engine_table(report.cell))
+    ),
+    Section(
+        "What became of the requests",
+        lambda report: _tables(traffic_table(report.cell, report.records)),
     ),
     Section("Published by others", lambda report: _tables(tables.published_table(report.cell))),
     Section(

@@ -1,0 +1,83 @@
+"""What the sender costs: an open loop at a rate against an engine that does nothing.
+
+    python benchmarks/open_loop.py [--rate 50] [--seconds 20]
+
+The engine serves a token per request and step and takes no time for it, so the CPU that the
+process uses is the sender's: waiting, sending, stamping tokens, looking at the engine. Issue
+line: under 5 % of a core at 50 requests/s, with the lateness recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from labkit.config import ArrivalKind, Arrivals, Workload
+from labkit.engine.base import TokenEvent
+from labkit.workload.prompts import Prompt
+from labkit.workload.serving import ServingSession
+
+STEP_S = 0.01  # an engine at work sleeps: its own time is none of the sender's CPU
+TOKENS = 20
+
+
+class Idle:
+    """A token per live request and step of 10 ms, which it sleeps through."""
+
+    name = "stub"
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+
+    def submit(self, request: Any) -> None:
+        """Queue a request."""
+        self._left[request.request_id] = request.params.max_tokens
+
+    def has_work(self) -> bool:
+        """Tell whether a request is live."""
+        return bool(self._left)
+
+    def step(self) -> list[TokenEvent]:
+        """Give every live request a token."""
+        time.sleep(STEP_S)
+        events = []
+        for request_id in list(self._left):
+            self._left[request_id] -= 1
+            end = not self._left[request_id]
+            events.append(TokenEvent(request_id, 1, "length" if end else None, margin=1.0))
+            if end:
+                del self._left[request_id]
+        return events
+
+    def counters(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+
+def main() -> None:
+    """Drive the loop and print its cost and lateness."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rate", type=float, default=50.0, help="requests per second")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long")
+    options = parser.parse_args()
+    count = max(2, int(options.rate * options.seconds))
+    prompts = [Prompt(f"r{i}", (1, 2, 3), TOKENS) for i in range(count)]
+    arrivals = Arrivals(ArrivalKind.poisson, options.rate)
+    workload = Workload(name="open_loop", arrivals=arrivals, concurrency=None)
+    session = ServingSession(Idle(), prompts, workload, seed=0, vocab_size=8)  # type: ignore[arg-type]
+    began, cpu = time.perf_counter(), time.process_time()
+    measured = session.measure(lambda text: None)
+    spent, used = time.perf_counter() - began, time.process_time() - cpu
+    traffic = measured.cases[0].notes["traffic"]
+    print(f"{count} requests in {spent:.1f} s: {traffic['sent_per_s']:.1f}/s sent")
+    print(f"the process used {100 * used / spent:.2f} % of a core,")
+    print(f"by the record the sender {100 * traffic['sender_cpu_share']:.2f} %")
+    late = traffic["late_ms"]
+    print(
+        f"late by {late['p50']:.3f} ms (median), {late['p99']:.3f} (p99), {late['max']:.3f} (most)"
+    )
+
+
+if __name__ == "__main__":
+    main()

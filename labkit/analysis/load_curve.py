@@ -1,0 +1,87 @@
+"""Throughput against latency: what a sweep over rates or clients says of a study's arms.
+
+The knee of a curve is the load with the greatest power, which is throughput over latency
+(L. Kleinrock, "Power and deterministic rules of thumb for probabilistic problems in computer
+communications", ICC 1979): below it the engine could do more for hardly any wait, above it
+requests wait longer than they gain. Throughput is requests per second, latency the median time
+to the last token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.analysis.cell_analysis import CellAnalysis
+
+FEWEST = 3  # loads without which there is no curve
+METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms")
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load of a curve: its size, and the arm's medians by metric."""
+
+    size: float
+    medians: Mapping[str, float]
+
+    @property
+    def power(self) -> float:
+        """Requests per second, per second of the median latency."""
+        return self.medians["request_s"] / (self.medians["e2e_p50_ms"] / 1e3)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An arm under growing load; ``by``: what grows."""
+
+    arm: str
+    by: str
+    loads: tuple[Load, ...]
+
+    @property
+    def knee(self) -> Load | None:
+        """The load with the greatest power; None where that is the largest: it may grow on."""
+        best = max(self.loads, key=lambda load: load.power)
+        return None if best is self.loads[-1] else best
+
+
+def curves(analyses: Sequence[CellAnalysis]) -> list[Curve]:
+    """Find the curves of a study: cells that differ in their load alone."""
+    found: dict[tuple[str, str, str], list[Load]] = {}
+    for analysis in analyses:
+        medians = _medians(analysis)
+        for arm in analysis.data.arms:
+            load, rest = _load(arm.config)
+            if load is not None and arm.role != "control" and arm.name in medians:
+                by, size = load
+                found.setdefault((rest, arm.name, by), []).append(Load(size, medians[arm.name]))
+    made = (
+        Curve(arm, by, tuple(sorted(loads, key=lambda load: load.size)))
+        for (_, arm, by), loads in found.items()
+    )
+    return [curve for curve in made if len({load.size for load in curve.loads}) >= FEWEST]
+
+
+def _medians(analysis: CellAnalysis) -> dict[str, dict[str, float]]:
+    """Return the medians of arms that have them all."""
+    found: dict[str, dict[str, float]] = {}
+    for row in analysis.json["rows"]:
+        if row["case"] == "all" and row["metric"] in METRICS:
+            for arm, values in row["arms"].items():
+                if values["median"] is not None and values["median"] > 0:
+                    found.setdefault(arm, {})[row["metric"]] = float(values["median"])
+    return {arm: medians for arm, medians in found.items() if len(medians) == len(METRICS)}
+
+
+def _load(config: Mapping[str, Any]) -> tuple[tuple[str, float] | None, str]:
+    """Return an arm's load (what it is, its size), and all the rest that it was asked."""
+    workload = dict(config.get("workload", {}))
+    arrivals = dict(workload.pop("arrivals", {}))
+    rate, clients = arrivals.pop("rate", None), workload.pop("concurrency", None)
+    load = ("requests/s", float(rate)) if rate else ("clients", float(clients or 0))
+    kept = {"clients": clients} if rate else {}
+    rest = {**config, "workload": workload, "arrivals": arrivals, **kept}
+    return (load if load[1] else None), json.dumps(rest, sort_keys=True)

@@ -1,0 +1,96 @@
+"""What a report says of requests: their fates, how they were sent, and a study under load."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from labkit.analysis.caveats import _traffic
+from labkit.analysis.load_curve import METRICS, curves
+from labkit.analysis.rendering.markdown import markdown_table
+from labkit.analysis.rendering.traffic_tables import load_chart, load_table, traffic_table
+from labkit.records import Arm, CaseRecord, Record
+
+
+def run(arm, block, **traffic):
+    given = {"requests": 10, "served": 10, "refused": 0, "failed": 0, "sender_cpu_share": 0.01}
+    case = CaseRecord("all", notes={"traffic": {**given, **traffic}} if traffic else {})
+    role = "baseline" if arm == "base" else "arm"
+    return Record(arm, role, block, 0, 0, "ok", "2026-01-01T00:00:00Z", cases=(case,))
+
+
+CELL = {"arms": [{"name": "base", "role": "baseline"}, {"name": "other", "role": "arm"}]}
+BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
+       "unserved": [{"id": "r3", "outcome": "refused", "error": "no room"}]}  # fmt: skip
+
+
+def test_counts_are_sums_over_runs_and_records_of_before_have_no_table():
+    records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
+    table = traffic_table(CELL, records)
+    assert [column.heading for column in table.columns] == [
+        "arm", "requests", "served", "refused", "failed", "within the limits",
+        "sender's share of a core",
+    ]  # fmt: skip
+    assert [table.cells(line) for line in table.lines] == [
+        ["base", "10", "10", "0", "0", "0", "1.00%"],
+        ["other", "20", "16", "2", "2", "8", "1.00%"],
+    ]
+    assert traffic_table(CELL, [run("base", 0)]) is None
+
+
+def test_what_arrives_by_itself_has_rates_and_waits():
+    spread = {"p50": 1.5, "p99": 20.0, "max": 30.0}
+    sent = {"asked_per_s": 4.0, "due_per_s": 3.9, "sent_per_s": None}
+    table = traffic_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
+    assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
+
+
+def test_a_reader_is_told_of_requests_that_were_not_served_or_waited_for_the_client():
+    queued = {"queue_ms": {"p50": 1500.0, "p99": 2.0, "max": 2.0}}
+    records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD, **queued)]
+    lines = list(_traffic(SimpleNamespace(data=SimpleNamespace(records=records))))
+    assert lines == [
+        "other: 1 of 10 requests were refused and 1 failed (request r3: no room); its numbers are "
+        "those of the others",
+        "other: half of the requests waited 1,500 ms or more at the client (workload.concurrency), "
+        "which is in no latency",
+    ]
+
+
+def cell(load, served, latency, by="rate", **more):
+    workload = {"name": "w", "arrivals": {"kind": "poisson", "rate": None}, "concurrency": None}
+    if by == "rate":
+        workload["arrivals"]["rate"] = load
+    else:
+        workload["concurrency"] = load
+    arms = [Arm("base", "baseline", {}, {"workload": workload, **more})]
+    values = {"request_s": served, "e2e_p50_ms": latency}
+    rows = [
+        {"case": "all", "metric": m, "arms": {"base": {"median": values.get(m, 5.0)}}}
+        for m in METRICS
+    ]
+    return SimpleNamespace(json={"rows": rows}, data=SimpleNamespace(arms=arms))
+
+
+@pytest.mark.parametrize("by", ["rate", "clients"])
+def test_the_knee_is_the_load_with_the_greatest_power(by):
+    study = [cell(8, 4.2, 2000.0, by), cell(1, 1.0, 500.0, by), cell(4, 3.8, 700.0, by)]
+    (curve,) = curves(study)
+    assert [load.size for load in curve.loads] == [1, 4, 8]
+    assert [load.power for load in curve.loads] == pytest.approx([2.0, 3.8 / 0.7, 2.1])
+    assert curve.knee.size == 4
+    table = load_table([curve])
+    lines = markdown_table(table).split("\n")[2:]
+    assert ["knee" in line for line in lines] == [False, True, False]
+    drawn = load_chart([curve])
+    assert drawn.count("<circle") == 3 and "base: knee" in drawn
+
+
+def test_no_knee_is_marked_where_power_still_grows():
+    (curve,) = curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    assert curve.knee is None and "knee" not in load_chart([curve])
+
+
+def test_cells_that_differ_in_more_than_their_load_are_no_curve():
+    assert curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
+    assert curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
+    assert load_table([]) is None
