@@ -125,7 +125,7 @@ def test_a_mistake_names_the_option_the_value_and_what_is_allowed():
         ),
         (
             lambda: config.Workload(cases=[config.Case("c", decode=1, context=1)]),
-            "workload.cases=[...]: workload.kind=chat does not read it; it is for kernel; "
+            "workload.cases=[...]: workload.kind=requests does not read it; it is for kernel; "
             "leave it []",
         ),
         (

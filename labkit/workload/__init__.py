@@ -47,7 +47,7 @@ def prepare(experiment: Experiment) -> None:
 
 def apart(experiments: Sequence[Experiment]) -> str | None:
     """Say why these arms cannot share a process; see ``Kind.apart``."""
-    if len({kind_of(experiment) for experiment in experiments}) > 1:
+    if len({experiment.workload.kind for experiment in experiments}) > 1:
         return "the arms have workloads of different kinds"
     return kind_of(experiments[0]).apart(experiments)
 

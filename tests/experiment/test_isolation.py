@@ -47,7 +47,7 @@ def test_arms_are_apart_where_that_is_asked_for():
 
 
 def test_kernels_and_requests_are_apart():
-    mixed = [*arms({}), *arms({}, workload={"name": "ragged", "kind": "ragged"})]
+    mixed = [*arms({}), *arms({}, workload={"name": "uniform", "prompts": {"source": "synthetic"}})]
     assert "different kinds" in workload.apart(mixed)
 
 

@@ -49,7 +49,7 @@ def experiment(**engine):
             "model": {"name": "mini", "shape": SHAPE},
             "workload": {
                 "name": "uniform",
-                "kind": "uniform",
+                "prompts": {"source": "synthetic", "seed": 0},
                 "num_requests": 5,
                 "concurrency": 3,
                 "warmup": 1,
