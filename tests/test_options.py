@@ -43,7 +43,7 @@ def test_every_group_knows_its_place():
         model=config.Model(shape=config.ModelShape()),
     )
     known = list(places(whole, ""))
-    assert len(known) == 14 and all(known)
+    assert len(known) == 19 and all(known)
 
 
 def test_readers_are_choices_that_there_are():
