@@ -14,6 +14,12 @@ ROOT = Path(__file__).parent.parent
 LEAVES = [leaf for section in reference.sections() for leaf in section.leaves]
 # Who reads what no module that knows the schema reads by its name.
 READERS = {
+    **{
+        f"workload.prompts.{lengths}.{end}": "labkit.config.traffic.Lengths.bounds"
+        for lengths in ("input", "output")
+        for end in ("low", "high")
+    },
+    "workload.prompts.listed[].messages[].content": "labkit.workload.sources.texts.plain",
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
     "engine.attention.gqa_sharing": "labkit.engine.attention.spec.Switches",
     "engine.attention.window_skip": "labkit.engine.attention.spec.Switches",
@@ -50,7 +56,9 @@ def test_every_group_knows_its_place():
 def test_readers_are_choices_that_there_are():
     for leaf in LEAVES:
         if leaf.said.read_by is not None:
-            choices = reference.find(leaf.said.read_by.key).choices
+            key = leaf.said.read_by.key
+            beside = f"{leaf.key.rpartition('.')[0]}.{key}"  # of a group in several places
+            choices = reference.find(key if "." in key else beside).choices
             assert {str(getattr(c, "value", c)) for c in leaf.said.read_by.choices} <= {
                 *choices,
                 "package.module:Class",
