@@ -1,4 +1,4 @@
-"""The README shows what was recorded, and its files exist."""
+"""The committed records derive what is committed beside them, and README's files exist."""
 
 import re
 from pathlib import Path
@@ -13,12 +13,6 @@ def test_the_committed_report_is_that_of_the_committed_records(tmp_path):
 
     from labkit import analysis
 
-    (recorded,) = (REFERENCE / "tables").glob("*.md")
-    assert recorded.read_text(encoding="utf-8").strip() in README
-    report = (REFERENCE / "report.md").read_text(encoding="utf-8").splitlines()
-    for start in ("**", "A/A control: "):
-        (line,) = [line for line in report if line.startswith(start)]
-        assert f"\n\n{line}\n\n" in README
     study = shutil.copytree(REFERENCE, tmp_path / "seq_map")
     for table in (study / "tables").iterdir():
         table.unlink()

@@ -1,0 +1,60 @@
+"""``python -m labkit.post ARTICLE.md``: fill an article's placeholders from records.
+
+Exit codes: 0; with ``--check`` 1 where the article no longer agrees with its records; 2 with
+one line where a record is missing, a name is unknown or a gate failed (nothing is written).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.cli import Parser, say
+from labkit.records import RecordError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    from labkit.analysis.article import ArticleError
+
+    parser = Parser(
+        prog="python -m labkit.post",
+        description="Fill the placeholders of a Markdown article from records, in place.",
+    )
+    parser.add_argument("article", type=Path, metavar="ARTICLE.md", help="what is rendered")
+    parser.add_argument("--html", action="store_true", help="also ARTICLE.html, beside it")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it differs")
+    options = parser.parse_args(argv)
+    try:
+        return post(options.article, html=options.html, check=options.check)
+    except (ArticleError, RecordError, OSError, UnicodeDecodeError) as error:
+        return say(parser.prog, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def post(article: Path, *, html: bool = False, check: bool = False) -> int:
+    """Render an article, and its page; return the exit code."""
+    from labkit.analysis import article as articles
+    from labkit.analysis.rendering.files import write_text
+    from labkit.analysis.study_analysis import Analyst
+
+    text = articles.render(article, Analyst())
+    files = {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
+    stale = [
+        path
+        for path, made in files.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != made
+    ]
+    for path in stale:
+        if check:
+            print(f"{path}: no longer agrees with its records; python -m labkit.post {article}")
+        else:
+            write_text(path, files[path])
+            print(f"{path}: written")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""Articles: what is committed agrees with its records, and nothing is shown that has none."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from labkit.post import main
+
+ROOT = Path(__file__).parent.parent
+CELL = "ablation=seq_map,engine=paged"
+FIRST = 'case="decode, 64 reqs, ctx 128"'
+
+
+@pytest.fixture
+def study(tmp_path):
+    return Path(shutil.copytree(ROOT / "outputs" / "reference" / "seq_map", tmp_path / "study"))
+
+
+@pytest.fixture
+def write(tmp_path, study):
+    def write(text):
+        path = tmp_path / "article.md"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("words", [["README.md"], ["docs/articles/one-launch.md", "--html"]])
+def test_what_is_committed_agrees_with_its_records(words, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main([*words, "--check"]) == 0, capsys.readouterr().out
+    assert "{{" in Path(words[0]).read_text(encoding="utf-8")
+
+
+def test_placeholders_are_filled_kept_and_filled_again(write, study):
+    path = write(
+        '# Title\n\n{{ sentence("study") }}\n\nIt is {{ value("study", '
+        f'{FIRST}, what="delta") }}}}, `{{{{ code }}}}`.\n\n'
+        '{{ table("study", columns=["batch", "seq_map", "verdict"]) }}\n\n'
+        '{{ figure("study", "plots/ablation-seq_map-engine-paged--roofline.png", caption="R") }}\n'
+    )
+    assert main([str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    cell = json.loads((study / CELL / "cell.json").read_text(encoding="utf-8"))
+    row = cell["rows"][0]
+    effect = row["comparisons"][0]["effect_pct"]
+    delta = f"{effect:+.1f}%".replace("-", "−")
+    assert f"[{delta}](study/report.html#cell0r0 '{{{{ value(" in text
+    assert f"| {row['case']} | [{row['arms']['seq_map']['median']:,.1f}](study/report" in text
+    assert "| batch | seq_map (µs) | verdict |" in text
+    assert '<!-- {{ sentence("study") }} -->\n\n**' in text and "`{{ code }}`" in text
+    assert "![R](study/plots/ablation-seq_map-engine-paged--roofline.png '{{ figure(" in text
+    assert main([str(path), "--check"]) == 0
+    assert main([str(path)]) == 0 and path.read_text(encoding="utf-8") == text
+
+
+def test_check_tells_an_article_that_no_longer_agrees(write, study, capsys):
+    path = write(f'{{{{ value("study", {FIRST}, arm="seq_map") }}}}\n')
+    assert main([str(path)]) == 0
+    assert main([str(path), "--check", "--html"]) == 1  # there is no page yet
+    assert main([str(path), "--html"]) == 0 and main([str(path), "--check", "--html"]) == 0
+    page = path.with_suffix(".html").read_text(encoding="utf-8")
+    assert '<a href="study/report.html#cell0r0" title="{{ value(' in page
+    for run in (study / CELL / "runs").glob("*-seq_map.json"):
+        record = json.loads(run.read_text(encoding="utf-8"))
+        metric = record["cases"][0]["metrics"][0]
+        metric["repeats"] = [2 * value for value in metric["repeats"]]
+        run.write_text(json.dumps(record), encoding="utf-8")
+    before = path.read_bytes()
+    capsys.readouterr()
+    assert main([str(path), "--check"]) == 1
+    assert "no longer agrees with its records" in capsys.readouterr().out
+    assert path.read_bytes() == before
+    assert main([str(path)]) == 0 and path.read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "says"),
+    [
+        ('tabel("study")', "no placeholder 'tabel' (did you mean 'table'?)"),
+        ('table("nowhere")', "nowhere: no such study"),
+        ('table("study", columns=["verdikt"])', "no column 'verdikt' (did you mean 'verdict'?)"),
+        ('table("study", cell="seq")', "no cell 'seq'"),
+        ('value("study", case="decode, 64 req")', "(did you mean 'decode, 64 reqs, ctx 128'?)"),
+        (f'value("study", {FIRST}, arm="seqmap")', "no arm 'seqmap' (did you mean 'seq_map'?)"),
+        (f'value("study", {FIRST}, metric="us")', "no metric 'us'; there are: dispatch_us"),
+        (f'value("study", {FIRST}, what="medain")', "(did you mean 'median'?)"),
+        ('value("study", what="kernel.decod")', "no counter 'kernel.decod' (did you mean"),
+        ('value("study", case="decode, 1,024 reqs, ctx 2,048")', "skipped: its KV pool needs"),
+        ('sentence("study", "anser")', "no sentence 'anser' (did you mean 'answer'?)"),
+        ('figure("study", "plots/roof.png")', "no figure 'plots/roof.png'"),
+        ('value("study"', "value("),
+        ("value", "not a call of value()"),
+        (f'value("study", {FIRST}).__class__', "value("),
+        ('value("study", casse="x")', "casse"),
+    ],
+)
+def test_what_cannot_be_filled_is_one_line_and_exit_2(placeholder, says, write, capsys):
+    path = write(f"Text.\n\n{{{{ {placeholder} }}}}\n")
+    assert main([str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"labkit.post: {path}:3: ") and says in error
+    assert error.count("\n") == 1
+    assert path.read_text(encoding="utf-8") == f"Text.\n\n{{{{ {placeholder} }}}}\n"
+
+
+def test_a_table_in_the_middle_of_a_line_is_refused(write, capsys):
+    assert main([str(write('See {{ table("study") }}.\n'))]) == 2
+    assert "it needs a line of its own" in capsys.readouterr().err
+
+
+def test_a_failed_gate_and_a_missing_record_are_refused(write, study, capsys):
+    path = write('{{ sentence("study") }}\n')
+    run = next((study / CELL / "runs").glob("*-seq_map.json"))
+    kept = run.read_text(encoding="utf-8")
+    record = json.loads(kept)
+    record["cases"][0]["outputs"]["digest"] = "0" * 64
+    run.write_text(json.dumps(record), encoding="utf-8")
+    assert main([str(path), "--check"]) == 2
+    assert "study: the gate identical failed: " in capsys.readouterr().err
+    run.unlink()
+    assert main([str(path), "--check"]) == 2
+    assert "study: not all of its blocks have run" in capsys.readouterr().err
+    run.write_text(kept, encoding="utf-8")
+    (study / "report.html").unlink()
+    assert main([str(path)]) == 2
+    assert "python -m labkit.report study" in capsys.readouterr().err
+
+
+def test_a_missing_article_is_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "no.md")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
