@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,28 +19,48 @@ LOOKED_THROUGH = 40  # cells, newest first
 FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
 
 
-def studies(
-    composed: ComposedCell, out: Path, isolation: Isolation | None = None
-) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the folder and ``cell.json`` of comparable cells, the newest first.
+class History:
+    """The newest cells that were studied on this kind of machine, each read once.
 
-    Comparable: the same kind of machine, the baselines' workload (served: their model too)
-    and isolation, by default the cell's own. They are looked for in ``out`` and ``outputs``.
+    Parameters
+    ----------
+    out
+        They are looked for here and in ``outputs``.
     """
-    here, isolation = fingerprint.take(), isolation or composed.isolation
-    ours = composed.experiments[composed.arms[0].name]
-    folders = {path for root in (out, Path("outputs")) for path in _cells(root)}
-    newest = sorted(folders, key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in newest[:LOOKED_THROUGH]:
-        try:
-            data, arms = read_cell(path.parent), read_arms(path.parent)
-        except RecordError:
-            continue
-        same = machine_difference(data.get("environment", {}), here) is None
-        where = data["design"].get("isolation", "process")
-        baseline = next((arm for arm in arms if arm.role == "baseline"), None)
-        if same and where == isolation.value and baseline and _same_work(baseline, ours):
-            yield path.parent, data
+
+    def __init__(self, out: Path) -> None:
+        self._roots = (out, Path("outputs"))
+
+    def studies(
+        self, composed: ComposedCell, isolation: Isolation | None = None
+    ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """Yield the folder and ``cell.json`` of comparable cells, the newest first.
+
+        Comparable: the baselines' workload (served: their model too) and isolation, by
+        default the cell's own.
+        """
+        ours = composed.experiments[composed.arms[0].name]
+        wanted = (isolation or composed.isolation).value
+        for folder, data, baseline in self._cells:
+            where = data["design"].get("isolation", "process")
+            if where == wanted and _same_work(baseline, ours):
+                yield folder, data
+
+    @cached_property
+    def _cells(self) -> list[tuple[Path, Mapping[str, Any], Arm]]:
+        """Every cell's folder, ``cell.json`` and baseline."""
+        found, here = [], fingerprint.take()
+        files = {path for root in self._roots for path in _files(root)}
+        newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+        for path in newest[:LOOKED_THROUGH]:
+            try:
+                data, arms = read_cell(path.parent), read_arms(path.parent)
+            except RecordError:
+                continue
+            same = machine_difference(data.get("environment", {}), here) is None
+            if same and arms and arms[0].role == "baseline":
+                found.append((path.parent, data, arms[0]))
+        return found
 
 
 def _same_work(kept: Arm, ours: Experiment) -> bool:
@@ -50,7 +71,7 @@ def _same_work(kept: Arm, ours: Experiment) -> bool:
     return same and (kernel or kept.config["model"]["name"] == ours.model.name)
 
 
-def _cells(root: Path) -> Iterator[Path]:
+def _files(root: Path) -> Iterator[Path]:
     for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json"):
         yield from root.glob(pattern)
 

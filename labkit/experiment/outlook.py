@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from labkit import workload
 from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, minute_pct, seen_pct
@@ -12,18 +11,19 @@ from labkit.experiment import doctor_noise, history
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.cell import Cell
 from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.history import History
 
 WAYS = {Isolation.in_process: "in turns", Isolation.process: "in processes"}
 
 
-def sees(cell: Cell, composed: ComposedCell, out: Path) -> str:
+def sees(cell: Cell, composed: ComposedCell, past: History) -> str:
     """Say the smallest effect that gets a verdict, and how many blocks would see 1 %.
 
     With looks: at the best of them. A study that takes them all sees it at least as often.
     """
     design = cell.design
     few = design.blocks < fewest_blocks(design.runs_per_block)
-    known = _noise(cell, composed, out)
+    known = _noise(cell, composed, past)
     if known is None:
         unknown = (
             "what it can see is not known: no earlier study of this workload here "
@@ -55,8 +55,8 @@ class _Known:
     source: str
 
 
-def _noise(cell: Cell, composed: ComposedCell, out: Path) -> _Known | None:
-    for path, data in history.studies(composed, out):
+def _noise(cell: Cell, composed: ComposedCell, past: History) -> _Known | None:
+    for path, data in past.studies(composed):
         if (noise := history.noise(data)) is not None:
             return _Known(noise.sd, noise.share, str(path))
     sight = _doctors_sight(composed)
@@ -70,14 +70,14 @@ def _noise(cell: Cell, composed: ComposedCell, out: Path) -> _Known | None:
     return _Known(measured, None, "the doctor within one process; runs vary more")
 
 
-def in_a_minute(composed: ComposedCell, out: Path) -> str:
+def in_a_minute(composed: ComposedCell, past: History) -> str:
     """Say what one minute sees in turns, where the arms can take turns, and in processes.
 
     One row alone, at alpha 0.05, in 80 of 100 studies.
     """
     apart = workload.apart(list(composed.experiments.values()))
     ways = [way for way in WAYS if apart is None or way is Isolation.process]
-    seen = {way: found for way in ways if (found := _minute(composed, out, way)) is not None}
+    seen = {way: found for way in ways if (found := _minute(composed, past, way)) is not None}
     if not seen:
         how = "python -m labkit.doctor estimates it" if _on_cpu(composed) else "run it once"
         return f"what one minute sees is not known: no earlier study of this workload here ({how})"
@@ -87,9 +87,9 @@ def in_a_minute(composed: ComposedCell, out: Path) -> str:
     return f"one minute sees {text}{missing} (one row alone; noise of {sources})"
 
 
-def _minute(composed: ComposedCell, out: Path, way: Isolation) -> tuple[str, str] | None:
+def _minute(composed: ComposedCell, past: History, way: Isolation) -> tuple[str, str] | None:
     """Return the smallest effect that a minute sees, in words, and by whom it is known."""
-    for path, data in history.studies(composed, out, way):
+    for path, data in past.studies(composed, way):
         noise, block_s = history.noise(data), history.block_s(path)
         if noise is not None and block_s is not None:
             runs = int(data["design"]["runs_per_block"])
@@ -105,9 +105,9 @@ def _effect(pct: float | None) -> str:
     return "nothing, too few blocks fit," if pct is None else f"{pct:.1f} %"
 
 
-def start_up(composed: ComposedCell, out: Path) -> str:
+def start_up(composed: ComposedCell, past: History) -> str:
     """Say what a run costs beyond its measurement, from this machine's earlier records."""
-    for path, _ in history.studies(composed, out):
+    for path, _ in past.studies(composed):
         seconds = history.start_up(path)
         if seconds is not None:
             return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"

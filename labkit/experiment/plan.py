@@ -12,6 +12,7 @@ from labkit.config import CONTROL, Isolation
 from labkit.experiment import outlook
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
+from labkit.experiment.history import History
 from labkit.experiment.runner import unfinished
 from labkit.workload.measurement import Estimate
 
@@ -40,14 +41,14 @@ class CellPlan:
         return len(self.cell.schedule())
 
 
-def plan_cells(composed: ComposedCell, out: Path) -> list[CellPlan]:
+def plan_cells(composed: ComposedCell, out: Path, past: History) -> list[CellPlan]:
     """Estimate a cell and what confirms it; nothing is run or written."""
     cell, *confirming = to_cells(composed, out / composed.name)
-    first = _plan(cell, composed, out, outlook.in_a_minute(composed, out))
-    return [first, *(_plan(other, composed, out, None) for other in confirming)]
+    first = _plan(cell, composed, past, outlook.in_a_minute(composed, past))
+    return [first, *(_plan(other, composed, past, None) for other in confirming)]
 
 
-def _plan(cell: Cell, composed: ComposedCell, out: Path, in_a_minute: str | None) -> CellPlan:
+def _plan(cell: Cell, composed: ComposedCell, past: History, in_a_minute: str | None) -> CellPlan:
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     together = max if cell.design.isolation is Isolation.process else sum
@@ -56,9 +57,9 @@ def _plan(cell: Cell, composed: ComposedCell, out: Path, in_a_minute: str | None
         to_run=len(todo),
         seconds=sum(costs[run.arm].seconds for run in todo),
         bytes=together(cost.bytes for cost in costs.values()),
-        sees=outlook.sees(cell, composed, out),
+        sees=outlook.sees(cell, composed, past),
         minute=in_a_minute,
-        start_up=outlook.start_up(composed, out),
+        start_up=outlook.start_up(composed, past),
         apart=composed.apart,
         foreseen=tuple(_foreseen({arm.name: costs[arm.name] for arm in composed.arms})),
     )
@@ -81,8 +82,8 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False)
-    plans = [plan for cell in composed for plan in plan_cells(cell, out)]
+    console, past = Console(highlight=False), History(out)
+    plans = [plan for cell in composed for plan in plan_cells(cell, out, past)]
     for plan in plans:
         design = plan.cell.design
         table = Table(title=escape(plan.cell.name), title_justify="left", title_style="bold")

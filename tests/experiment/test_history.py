@@ -10,6 +10,7 @@ import pytest
 
 from labkit import analysis, config
 from labkit.experiment import history
+from labkit.experiment.history import History
 from labkit.experiment.runner import run_cell
 from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
@@ -35,7 +36,7 @@ def done(make_cell, launcher, tmp_path, monkeypatch):
 
 
 def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
-    (found,) = history.studies(asked(), tmp_path / "outputs" / "two")
+    (found,) = History(tmp_path / "outputs" / "two").studies(asked())
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
     assert history.start_up(found[0]) == median(spent)
@@ -44,16 +45,25 @@ def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
 
 
 def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monkeypatch):
-    assert list(history.studies(asked(), tmp_path)) != []
-    assert list(history.studies(asked(name="other"), tmp_path)) == []
-    assert list(history.studies(asked(repeats=2), tmp_path)) == []
+    assert list(History(tmp_path).studies(asked())) != []
+    assert list(History(tmp_path).studies(asked(name="other"))) == []
+    assert list(History(tmp_path).studies(asked(repeats=2))) == []
     turns = config.Isolation.in_process
-    assert list(history.studies(asked(turns), tmp_path)) == []
-    assert list(history.studies(asked(), tmp_path, turns)) == []
-    assert list(history.studies(asked(turns), tmp_path, config.Isolation.process)) != []
+    assert list(History(tmp_path).studies(asked(turns))) == []
+    assert list(History(tmp_path).studies(asked(), turns)) == []
+    assert list(History(tmp_path).studies(asked(turns), config.Isolation.process)) != []
     here = fingerprint.take()
     monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
-    assert list(history.studies(asked(), tmp_path)) == []
+    assert list(History(tmp_path).studies(asked())) == []
+
+
+def test_a_cell_is_read_once_however_often_it_is_asked_for(done, tmp_path, monkeypatch):
+    reads = []
+    read = history.read_cell
+    monkeypatch.setattr(history, "read_cell", lambda path: reads.append(path) or read(path))
+    past = History(tmp_path)
+    assert list(past.studies(asked())) == list(past.studies(asked())) != []
+    assert len(reads) == 1
 
 
 def test_requests_of_another_model_are_other_work():

@@ -12,7 +12,7 @@ from labkit.config import Isolation
 from labkit.experiment import doctor_noise, history, outlook
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.history import Noise
+from labkit.experiment.history import History, Noise
 from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
@@ -39,7 +39,7 @@ def composed(kernel=True, **engine):
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(history, "studies", lambda c, o, way=None: iter(()))
+    monkeypatch.setattr(History, "studies", lambda self, c, way=None: iter(()))
     monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
 
 
@@ -53,13 +53,13 @@ def studied(monkeypatch):
     """Give a function that plants earlier studies: (folder, seconds of a block, sd) by way."""
 
     def plant(runs=1, **kept):
-        def studies(cell, out, way):
+        def studies(self, cell, way):
             for path, _, _ in kept.get(way.value, ()):
                 yield Path(path), {"design": {"runs_per_block": runs}, "path": path}
 
         known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
         noise = {path: None if sd is None else Noise(sd, None) for path, (_, sd) in known.items()}
-        monkeypatch.setattr(history, "studies", studies)
+        monkeypatch.setattr(History, "studies", studies)
         monkeypatch.setattr(history, "noise", lambda data: noise[data["path"]])
         monkeypatch.setattr(history, "block_s", lambda path: known[str(path)][0])
 
@@ -67,7 +67,7 @@ def studied(monkeypatch):
 
 
 def said(cell, tmp_path=Path()):
-    return outlook.in_a_minute(cell, tmp_path)
+    return outlook.in_a_minute(cell, History(tmp_path))
 
 
 def test_where_nothing_is_known_it_says_how_to_know():

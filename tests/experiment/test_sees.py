@@ -8,6 +8,7 @@ from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.config import Case, Design, Engine, Isolation, Look
 from labkit.experiment import doctor_noise, history, outlook
 from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.history import History
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
@@ -35,13 +36,15 @@ def sees(design, tmp_path, arms=1, cases=10):
         arms=[SimpleNamespace(role=role) for role in roles],
         experiments=dict.fromkeys(range(len(roles)), experiment),
     )
-    return outlook.sees(SimpleNamespace(design=design), composed, tmp_path)
+    return outlook.sees(SimpleNamespace(design=design), composed, History(tmp_path))
 
 
 @pytest.fixture
 def known(monkeypatch, tmp_path):
     def give(**facts):
-        monkeypatch.setattr(history, "studies", lambda c, o: iter([(tmp_path, cell_json(**facts))]))
+        monkeypatch.setattr(
+            History, "studies", lambda self, c: iter([(tmp_path, cell_json(**facts))])
+        )
 
     return give
 
@@ -66,7 +69,7 @@ def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
 
 
 def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
-    monkeypatch.setattr(history, "studies", lambda c, o: iter(()))
+    monkeypatch.setattr(History, "studies", lambda self, c: iter(()))
     monkeypatch.setattr(doctor_noise, "find", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
     said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
@@ -76,7 +79,7 @@ def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, t
 
 
 def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
-    monkeypatch.setattr(history, "studies", lambda c, o: iter(()))
+    monkeypatch.setattr(History, "studies", lambda self, c: iter(()))
     monkeypatch.setattr(doctor_noise, "find", lambda: 9.0)
     sights = {"kernels": Sight(5, 0.01, 0.05, 2.0, 1.5), "requests": Sight(5, 0.02, 0.07, 2.0, 1.5)}
     monkeypatch.setattr(doctor_noise, "find_sight", sights.get)
