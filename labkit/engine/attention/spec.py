@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.config import RESOLVERS
+from labkit.config.attention import RESOLVERS
 
 # Bytes of a number of each type that is computed with or kept, the reference's included.
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from labkit.config import RESOLVERS
+from labkit.config.attention import RESOLVERS
 from labkit.engine.attention.resolvers.resolver import Resolver
 from labkit.engine.attention.resolvers.seq_map import UserResolver
 
