@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,7 @@ class History:
                 yield folder, data
 
     @cached_property
-    def _cells(self) -> list[tuple[Path, Mapping[str, Any], Arm]]:
+    def _cells(self) -> Sequence[tuple[Path, Mapping[str, Any], Arm]]:
         """Every cell's folder, ``cell.json`` and baseline."""
         found, here = [], fingerprint.take()
         files = {path for root in self._roots for path in _files(root)}
