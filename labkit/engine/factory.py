@@ -127,7 +127,7 @@ def _assemble(
         scheduler,
         InputBuilder(layout.cache, speculation.cut_of(options)),
         Padding(options.decode_shape, speculation.rows_of(options), counters),
-        start_by(options.pipeline, run_model),
+        start_by(options.pipeline, run_model, counters),
         speculation.create(options, layout.cache, run_draft, counters),
         counters,
     )

@@ -72,16 +72,34 @@ class Runner:
         self.run_model = _closed
 
 
-class WorkerRunner(Runner):
+class AheadRunner(Runner):
+    """Steps that run while the host does something else.
+
+    Counted is ``pipeline.wait_ms``: how long the host could do nothing but wait.
+    """
+
+    def __init__(self, run_model: RunModel, counters: Counters) -> None:
+        super().__init__(run_model)
+        self._counters = counters
+
+    def _waited(self, wait: Wait) -> Logits:
+        start = time.perf_counter()
+        try:
+            return wait()
+        finally:
+            self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
+
+
+class WorkerRunner(AheadRunner):
     """Runs the steps in a thread of their own, in the order of ``launch``, and nothing else."""
 
-    def __init__(self, run_model: RunModel) -> None:
-        super().__init__(run_model)
+    def __init__(self, run_model: RunModel, counters: Counters) -> None:
+        super().__init__(run_model, counters)
         self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_same_threads())
 
     def launch(self, batch: Batch) -> Wait:
         """Hand a step to the worker."""
-        return self._worker.submit(self.run_model, batch).result
+        return partial(self._waited, self._worker.submit(self.run_model, batch).result)
 
     def close(self) -> None:
         """End the worker after the step in flight."""
@@ -89,22 +107,22 @@ class WorkerRunner(Runner):
         super().close()
 
 
-class LazyRunner(Runner):
+class LazyRunner(AheadRunner):
     """Builds a step's graph at once, and MLX computes it meanwhile: there is no worker."""
 
     run_model: ModelRunner
 
     def launch(self, batch: Batch) -> Wait:
         """Dispatch a step's graph."""
-        return self.run_model.launch(batch)
+        return partial(self._waited, self.run_model.launch(batch))
 
 
-def start_by(pipeline: config.Pipeline, run_model: RunModel) -> Runner:
+def start_by(pipeline: config.Pipeline, run_model: RunModel, counters: Counters) -> Runner:
     """Return how a pipeline starts steps."""
     if pipeline is config.Pipeline.sync:
         return Runner(run_model)
     lazy = isinstance(run_model, ModelRunner) and run_model.lazy
-    return LazyRunner(run_model) if lazy else WorkerRunner(run_model)
+    return LazyRunner(run_model, counters) if lazy else WorkerRunner(run_model, counters)
 
 
 def _closed(_batch: Batch) -> Logits:

@@ -15,14 +15,12 @@ Invariants, each pinned by a test:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from labkit import config
 from labkit.engine.base import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
-from labkit.engine.logits import Logits
 from labkit.engine.model_runner import Runner, Wait
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
@@ -46,7 +44,7 @@ class StepLoop:
 
     ``pipeline`` says whose results a step processes: its own, or those of the step before.
     Counted are ``pipeline.overlapped``, steps launched before the results of the one before were
-    processed, and ``pipeline.wait_ms``, how long an overlapping host could only wait.
+    processed.
     """
 
     def __init__(
@@ -78,15 +76,16 @@ class StepLoop:
         scheduled = self._schedule()
         if not scheduled:
             return []
-        step = self._launch(scheduled, self._build(scheduled))
-        return self._scheduler.update(scheduled, self._sample(step, step.logits()))
+        batch = self._build(scheduled)
+        step = self._launch(scheduled, batch)
+        return self._scheduler.update(step.scheduled, self._sample(step))
 
     def overlap(self) -> list[TokenEvent]:
         """Launch a step and process the results of the one before, while it runs."""
         scheduled, last = self._schedule(), self._in_flight
         batch = self._build(scheduled) if scheduled else None
         self._in_flight = None
-        sampled = self._sample(last, self._wait(last)) if last else {}
+        sampled = self._sample(last) if last else {}
         if batch:
             fill_in(batch, sampled)
             self._in_flight = self._launch(scheduled, batch)
@@ -119,22 +118,16 @@ class StepLoop:
         )
         return step
 
-    def _wait(self, step: Flight) -> Logits:
-        start = time.perf_counter()
-        try:
-            return step.logits()
-        finally:
-            self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
-
-    def _sample(self, step: Flight, logits: Logits) -> Results:
-        drawn = self._sampler(logits, step.batch.sampling)
+    def _sample(self, step: Flight) -> Results:
+        """Wait for a step; return the tokens of every request that samples."""
+        drawn = self._sampler(step.logits(), step.batch.sampling)
         return self._speculation.accept(step.scheduled, drawn)
 
     def discard(self) -> None:
         """Wait for the step in flight and drop its results: every request in it has ended."""
         last, self._in_flight = self._in_flight, None
         if last:
-            self._wait(last)
+            last.logits()
 
     def close(self) -> None:
         """Drop the step in flight, the model and who drafts."""

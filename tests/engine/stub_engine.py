@@ -135,7 +135,7 @@ def make_engine(
             scheduler,
             InputBuilder(cache, CUTS[cut]),
             Padding(config.DecodeShape(shape), rows, counters),
-            start_by(how, model),
+            start_by(how, model, counters),
             speculation,
             counters,
         ),

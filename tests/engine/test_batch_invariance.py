@@ -48,14 +48,14 @@ def make(path, blocks=64, attention=None, step=None, **scheduler):
 
 def logits_of(engine, names=tuple(PROMPTS), preempt_every=0):
     """Serve, and return the bytes of every request's logits, token by token."""
-    seen, sample, steps = {}, engine._sampler, 0
+    seen, sample, steps = {}, engine._loop._sampler, 0
 
     def capture(logits, states):
         for row, state in zip(logits[: len(states)], states, strict=True):
             seen[state.request_id, state.num_tokens] = row.tobytes()
         return sample(logits, states)
 
-    engine._sampler = capture
+    engine._loop._sampler = capture
     for name in names:
         engine.submit(Request(name, PROMPTS[name], PARAMS))
     while engine.has_work():
@@ -64,7 +64,7 @@ def logits_of(engine, names=tuple(PROMPTS), preempt_every=0):
         steps += 1
         if preempt_every and steps % preempt_every == 0:
             engine._scheduler.preempt(names[steps // preempt_every % len(names)])
-    engine._sampler = sample
+    engine._loop._sampler = sample
     assert len(seen) == PARAMS.max_tokens * len(names)
     return seen
 
