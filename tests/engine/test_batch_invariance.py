@@ -114,7 +114,7 @@ def test_the_comparison_can_fail(alone, model_dir):
 
 def test_a_model_on_mlx_is_refused_on_openblas(model_dir, monkeypatch):
     refused = Conversion(False, "refused for the test")
-    monkeypatch.setattr("labkit.engine.numpy_port.convert.convert", lambda model: refused)
+    monkeypatch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refused)
     with pytest.raises(EngineError, match=r"batch_invariant=true: this model runs on MLX"):
         make(model_dir("llama"))
 
