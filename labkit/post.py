@@ -16,7 +16,7 @@ from labkit.records import RecordError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.article import ArticleError
+    from labkit.analysis.placeholders import ArticleError
 
     parser = Parser(
         prog="python -m labkit.post",
