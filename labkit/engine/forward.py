@@ -195,7 +195,7 @@ class ForwardChoice:
 def choose_forward(
     loaded: LoadedModel, device: Device, first_layer: int = 0, *, compiled: bool = False
 ) -> ForwardChoice:
-    """Run the model on NumPy arrays with numba leaves where its code allows it, else on MLX.
+    """Run the model on NumPy arrays and labkit's kernels where its code allows it, else on MLX.
 
     Where attention runs on Metal, so does the rest. On MLX its feed-forward blocks are
     ``compiled`` for steps of decodes alone, if asked to; on NumPy arrays there is nothing to
@@ -213,10 +213,10 @@ def choose_forward(
 
 
 def _on_numpy(loaded: LoadedModel, device: Device) -> Conversion:
-    """Replace the model's layers by NumPy's, or say why it stays on MLX."""
+    """Convert the model to NumPy's arrays, or say why it stays on MLX."""
     from labkit.engine.numpy_port.convert import Conversion, convert
 
     if device is not Device.cpu:
         where = f"engine.attention.device={device.value}"
-        return Conversion(False, f"{where}: the model runs where its attention does")
+        return Conversion(f"{where}: the model runs where its attention does")
     return convert(loaded.model, stored=loaded.matrices is dtype.Matrices.kept)

@@ -2,8 +2,8 @@
 
 The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
 a position per token.  ``update_and_fetch`` returns a ``Handle`` with the new keys and
-values, and the model hands it on to ``scaled_dot_product_attention``, which labkit has
-replaced by one that asks a handle to attend (``model_loader``).
+values, and the model hands it on to ``scaled_dot_product_attention``: labkit's own in the
+modules that its models are made of (``model_loader``), which asks a handle to attend.
 """
 
 from __future__ import annotations

@@ -1,18 +1,11 @@
-"""Loads an mlx_lm model class and its weights, without mlx_lm's heavy package import.
-
-``import mlx_lm`` costs about 800 ms, most of it transformers; a model module alone costs
-40, so only those are imported (``light_package``).
-"""
+"""Loads a model directory: mlx_lm's class for it, with labkit's attention, and its weights."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+import functools
 import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +14,7 @@ from typing import Any
 from labkit.engine import dtype
 from labkit.engine.base import EngineError
 from labkit.engine.layer_cache import Handle
+from labkit.engine.module_loader import PACKAGE, ModuleLoader, import_plain
 
 # config.json's ``model_type`` where mlx_lm's module has another name.
 MODULE_OF_TYPE = {
@@ -56,50 +50,18 @@ class LoadedModel:
     matrices: dtype.Matrices = dtype.Matrices.cast
 
 
-@contextmanager
-def light_package() -> Iterator[None]:
-    """Make ``mlx_lm.models.*`` importable without running ``mlx_lm/__init__.py``.
+@functools.cache
+def _modules() -> ModuleLoader:
+    """Return mlx_lm's model modules with an attention that lets a ``Handle`` attend.
 
-    While it lasts an empty package that knows only where mlx_lm's files lie stands in for
-    mlx_lm. It is taken away again, so that a later ``import mlx_lm`` is the real one and
-    finds the model modules already loaded.
+    It keeps no state, and anything but a handle goes to mlx_lm's own function, so a model runs
+    with mlx_lm's caches too, and any number of engines share the modules. They are never
+    dropped: MLX would give the graphs of their compiled functions to whatever is compiled at
+    the same address (see ``compiled``).
     """
-    if "mlx_lm" in sys.modules:
-        yield
-        return
-    spec = importlib.util.find_spec("mlx_lm")
-    if spec is None or spec.submodule_search_locations is None:
-        raise EngineError("mlx_lm is not installed: pip install mlx-lm")
-    package = ModuleType("mlx_lm")
-    package.__spec__ = spec
-    package.__path__ = list(spec.submodule_search_locations)
-    sys.modules["mlx_lm"] = package
-    try:
-        yield
-    finally:
-        if sys.modules.get("mlx_lm") is package:
-            del sys.modules["mlx_lm"]
+    original = import_plain("base").scaled_dot_product_attention
 
-
-def import_model_module(name: str) -> ModuleType:
-    """Import ``mlx_lm.models.<name>`` without the rest of mlx_lm."""
-    with light_package():
-        return importlib.import_module(f"mlx_lm.models.{name}")
-
-
-def install_attention_hook() -> None:
-    """Replace mlx_lm's attention by one that hands a ``Handle`` to its own engine.
-
-    The replacement keeps no state: anything but a handle goes to mlx_lm's function, so
-    plain mlx_lm and any number of engines live in one process. Installing twice is the
-    same as once.
-    """
-    base = import_model_module("base")
-    original = base.scaled_dot_product_attention
-    if hasattr(original, "labkit_original"):
-        return
-
-    def scaled_dot_product_attention(
+    def attend(
         queries: Any,
         keys: Any,
         values: Any,
@@ -112,13 +74,7 @@ def install_attention_hook() -> None:
             return keys.attend(queries, scale, mask, sinks)
         return original(queries, keys, values, cache, scale, mask, sinks=sinks)
 
-    scaled_dot_product_attention.labkit_original = original  # type: ignore[attr-defined]
-    # Model modules that were imported before bound the function by name.
-    for name, module in list(sys.modules.items()):
-        if name.startswith("mlx_lm.models.") and (
-            getattr(module, "scaled_dot_product_attention", None) is original
-        ):
-            module.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[attr-defined]
+    return ModuleLoader({}, {f"{PACKAGE}.base": {"scaled_dot_product_attention": attend}})
 
 
 def load(
@@ -142,7 +98,6 @@ def load(
     if layers is not None:
         settings = _first_layers(settings, layers, model_dir)
     model_type = str(settings["model_type"])
-    install_attention_hook()
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
     dtype.cast(model, kind, matrices)
@@ -176,11 +131,13 @@ def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
 
 
 def _module(model_type: str) -> ModuleType:
-    name = MODULE_OF_TYPE.get(model_type, model_type)
+    name = f"{PACKAGE}.{MODULE_OF_TYPE.get(model_type, model_type)}"
     try:
-        return import_model_module(name)
+        return _modules().load(name)
     except ModuleNotFoundError as error:
-        if error.name != f"mlx_lm.models.{name}":
+        if error.name == "mlx_lm":
+            raise EngineError(str(error)) from None
+        if error.name != name:
             raise
         raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
     except SystemExit:  # what mlx_lm's olmo does where hf_olmo is missing
@@ -267,7 +224,7 @@ def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
 
 def plain_caches(model: Any) -> Sequence[Any]:
     """Return the caches that mlx_lm itself would use for one sequence."""
-    caches: Sequence[Any] = import_model_module("cache").make_prompt_cache(model)
+    caches: Sequence[Any] = import_plain("cache").make_prompt_cache(model)
     return caches
 
 

@@ -45,9 +45,8 @@ def build_model_dir(path, settings, seed=0):
     import mlx.nn as nn
     from mlx.utils import tree_flatten
 
-    from labkit.engine.model_loader import _module, install_attention_hook
+    from labkit.engine.model_loader import _module
 
-    install_attention_hook()
     module = _module(settings["model_type"])
     model = module.Model(module.ModelArgs.from_dict(settings))
     rng = np.random.default_rng(seed)

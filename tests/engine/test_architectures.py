@@ -90,7 +90,7 @@ def plain(directory):
 
 @pytest.mark.parametrize("name", SERVED)
 def test_tokens_on_mlx_are_plain_mlx_lm_s(name, directory, plain, monkeypatch):
-    refuse = Conversion(False, "refused for the test")
+    refuse = Conversion("refused for the test")
     monkeypatch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refuse)
     engine = create(options(backend="gather"), directory(name))
     assert engine.notes["forward"] == "mlx"

@@ -195,8 +195,9 @@ def test_the_self_test_refuses_blocks_that_compute_something_else(
 
 
 def test_a_block_that_cannot_be_traced_is_refused_with_the_reason(model_dir, monkeypatch):
-    from mlx_lm.models import llama
+    from labkit.engine.model_loader import _module
 
+    llama = _module("llama")
     real = llama.MLP.__call__
 
     def looks(self, x):

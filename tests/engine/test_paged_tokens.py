@@ -45,7 +45,7 @@ def create_mlx(chosen, path):
     from labkit.engine.numpy_port.convert import Conversion
 
     with pytest.MonkeyPatch.context() as patch:
-        refuse = Conversion(False, "refused for the test")
+        refuse = Conversion("refused for the test")
         patch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refuse)
         return create(chosen, path)
 

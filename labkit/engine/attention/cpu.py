@@ -160,10 +160,10 @@ class CpuBackend(PagedBackend):
 class _Ready:
     """What the launches of one kind of layers share in a step.
 
-    ``packed``: one of ``rows.LAYERS``, at ``address``; ``fields``: views of the addresses in it
-    that differ from launch to launch; ``splits``: units that share a token's work on some
-    KV heads; ``element``: what the pools hold, as
-    ``scatter`` knows it; ``slot_numbers``: of one token's keys.
+    ``packed``: one of ``arguments.LAYERS``, at ``address``; ``fields``: views of the addresses
+    in it that differ from launch to launch; ``splits``: units that share a token's work on
+    some KV heads; ``element``: what the pools hold, as ``scatter`` knows it;
+    ``slot_numbers``: of one token's keys.
     """
 
     chosen: Dispatch

@@ -11,6 +11,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from labkit.engine.cpu import simd
 from labkit.machine import pool
 
 Array = NDArray[np.float32]
@@ -20,7 +21,7 @@ CHUNK = 4096
 # Below this many numbers a thread hand-off costs more than the work.
 SERIAL_BELOW = 8192
 
-LOG2_E = np.float32(1.4426950408889634)
+LOG2_E = np.float32(simd.LOG2E)
 # ln 2 in two parts: the first has few digits, so that n * LN2_HIGH is exact.
 LN2_HIGH = np.float32(0.693359375)
 LN2_LOW = np.float32(-2.12194440e-4)

@@ -12,28 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
-from labkit.engine.cpu.decode_products import (
-    RUN,
-    add_lanes,
-    dot_1,
-    dots_1,
-    dots_2,
-    dots_4,
-    spread_1,
-    spreads_1,
-    spreads_2,
-    spreads_4,
-)
+from labkit.engine.cpu.arguments import LAYERS, layer_type
+from labkit.engine.cpu.decode_products import ROWS, RUN, add_lanes, dot, dots, spread, spreads
 from labkit.engine.cpu.intrinsics import KEYS
 from labkit.engine.cpu.jit import inlined, inner
+from labkit.engine.cpu.registers import LANES
 from labkit.engine.cpu.rows import (
-    LAYERS,
     Scratch,
     carve,
     finish_rows,
     head_bytes,
     keep_rows,
-    layer_type,
     offset_of,
     row_bytes,
     run_end,
@@ -41,7 +30,7 @@ from labkit.engine.cpu.rows import (
     stride_of,
     weigh_row,
 )
-from labkit.engine.cpu.simd import BYTES, LANES
+from labkit.engine.cpu.simd import BYTES
 
 AHEAD = RUN * RUN  # keys between what is read and what is prefetched
 
@@ -150,17 +139,12 @@ def multiply(
     while row < end:
         sums, queries = lanes + pitch * row, scratch.queries + width * row
         if count < RUN:
-            dot_1(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
+            dot(layer, 1, sums, pitch, queries, width, key, stride, vectors, ahead)
             row += 1
-        elif end - row >= 4:
-            dots_4(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
-            row += 4
-        elif end - row >= 2:
-            dots_2(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
-            row += 2
         else:
-            dots_1(layer, sums, pitch, queries, width, key, stride, vectors, ahead)
-            row += 1
+            rows = min(ROWS, end - row)
+            dots(layer, rows, sums, pitch, queries, width, key, stride, vectors, ahead)
+            row += rows
 
 
 @inner
@@ -190,17 +174,12 @@ def accumulate(
     while row < end:
         sums, factors = scratch.sums + width * row, weights + pitch * row
         if count < RUN:
-            spread_1(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
+            spread(layer, 1, sums, width, factors, pitch, value, stride, vectors, ahead)
             row += 1
-        elif end - row >= 4:
-            spreads_4(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
-            row += 4
-        elif end - row >= 2:
-            spreads_2(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
-            row += 2
         else:
-            spreads_1(layer, sums, width, factors, pitch, value, stride, vectors, ahead)
-            row += 1
+            rows = min(ROWS, end - row)
+            spreads(layer, rows, sums, width, factors, pitch, value, stride, vectors, ahead)
+            row += rows
 
 
 @inlined
@@ -258,7 +237,7 @@ def body(stored: np.dtype[Any], plain: bool = True) -> int:
     ``stored``: the pools' dtype. ``plain``: all keys of the window by one unit, else what
     ``attend_part`` does.
 
-    int64 (layer: of rows.LAYERS *, memory, sequence, head, heads, token, high) returns the
+    int64 (layer: of arguments.LAYERS *, memory, sequence, head, heads, token, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
     signature = types.int64(types.CPointer(layer_type(LAYERS[stored])), *[types.int64] * 6)

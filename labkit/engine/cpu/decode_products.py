@@ -6,33 +6,55 @@ is the layer's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import types
 
-from labkit.engine.cpu.halves import element_of
+from labkit.engine.cpu.halves import Element, element_of
 from labkit.engine.cpu.jit import intrinsic
-from labkit.engine.cpu.simd import BYTES, F32, I64, LANES, Emitter
+from labkit.engine.cpu.registers import HOST, LANES
+from labkit.engine.cpu.simd import BYTES, F32, FLOAT_BYTES, I64, Emitter
 
 RUN = 4  # keys or values side by side that are taken at once
+ROWS = HOST.rows(RUN, most=4)  # query rows that are, at most
 
 
-def _dots(rows: int, keys: int) -> Any:
-    """Return an intrinsic that multiplies ``rows`` queries with ``keys`` keys, lane by lane.
+class _Keys:
+    """``count`` keys or values from an address on, vector by vector, and those to prefetch."""
 
-    Queries lie ``width`` bytes apart, keys ``stride``. The sums of row ``r`` and key ``k``
-    go to ``sums + r * pitch``, ``k`` vectors on: lane ``i`` is one chain over every
-    ``LANES``-th element from ``i`` on. Meanwhile as many keys are prefetched from
-    ``ahead`` on, ``RUN`` keys apart.
+    def __init__(
+        self, code: Emitter, element: Element, count: int, key: Any, stride: Any, ahead: Any
+    ) -> None:
+        self.code, self.element, self.count = code, element, count
+        self._places = code.apart(key, stride, count)
+        self._nexts = code.apart(ahead, code.builder.mul(stride, I64(RUN)), count)
+
+    def load(self, index: Any) -> list[Any]:
+        """Load a vector of each as float32, and ask for one of each that comes next."""
+        code, size = self.code, self.element.vector_bytes
+        for following in self._nexts:
+            code.prefetch(code.at(following, index, size))
+        return [self.element.load(code, code.at(place, index, size)) for place in self._places]
+
+
+def _intrinsic(
+    write: Callable[[Emitter, int, _Keys, Any, list[Any]], None], keys: int, most: int
+) -> Any:
+    """Return an intrinsic for 1 to ``most`` rows of queries and so many keys or values.
+
+    Keys lie ``stride`` bytes apart. Meanwhile as many are prefetched from ``ahead`` on, ``RUN``
+    keys apart.
     """
 
     @intrinsic
-    def dots(
+    def product(
         typing_context: Any,
         layer: Any,
+        rows: Any,
         sums: Any,
         pitch: Any,
-        queries: Any,
+        other: Any,
         width: Any,
         key: Any,
         stride: Any,
@@ -43,94 +65,69 @@ def _dots(rows: int, keys: int) -> Any:
 
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             code = Emitter(builder)
-            _, sums, pitch, queries, width, key, stride, vectors, ahead = arguments
-            targets, sources = code.apart(sums, pitch, rows), code.apart(queries, width, rows)
-            places = code.apart(key, stride, keys)
-            nexts = code.apart(ahead, builder.mul(stride, I64(RUN)), keys)
+            _, rows, *addresses, key, stride, vectors, ahead = arguments
 
-            def turn(index: Any, totals: list[Any]) -> list[Any]:
-                offset = builder.mul(index, I64(BYTES))
-                stored = builder.mul(index, I64(element.vector_bytes))
-                for following in nexts:
-                    code.prefetch(builder.add(following, stored))
-                vectors = [element.load(code, builder.add(place, stored)) for place in places]
-                following = []
-                for row, source in enumerate(sources):
-                    query = code.load(builder.add(source, offset))
-                    for k, vector in enumerate(vectors):
-                        following.append(code.fma(query, vector, totals[row * keys + k]))
-                return following
+            def rows_of(height: int) -> None:
+                block = _Keys(code, element, keys, key, stride, ahead)
+                write(code, height, block, vectors, addresses)
 
-            totals = code.loop(vectors, turn, [code.constant(0.0)] * (rows * keys))
-            for i, total in enumerate(totals):
-                code.store(total, targets[i // keys], BYTES * (i % keys))
+            code.switch(rows, range(1, most + 1), rows_of)
             return context.get_dummy_value()
 
-        return types.void(layer, *[types.int64] * 8), emit
+        return types.void(layer, *[types.int64] * 9), emit
 
-    return dots
+    return product
 
 
-def _spread(rows: int, keys: int) -> Any:
-    """Return an intrinsic that adds ``keys`` weighted values to ``rows`` rows of sums.
+def _dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
+    """Multiply queries, ``width`` bytes apart, with keys, lane by lane.
 
-    Values lie ``stride`` bytes apart, rows ``width``, their weights ``pitch``; a row takes
-    the values in order. Meanwhile as many values are prefetched from ``ahead`` on, ``RUN``
-    values apart.
+    The sums of row ``r`` and key ``k`` go to ``sums + r * pitch``, ``k`` vectors on: lane ``i``
+    is one chain over every ``LANES``-th element from ``i`` on.
     """
+    sums, pitch, queries, width = addresses
+    targets, sources = code.apart(sums, pitch, rows), code.apart(queries, width, rows)
 
-    @intrinsic
-    def spread(
-        typing_context: Any,
-        layer: Any,
-        sums: Any,
-        width: Any,
-        weights: Any,
-        pitch: Any,
-        value: Any,
-        stride: Any,
-        vectors: Any,
-        ahead: Any,
-    ) -> Any:
-        element = element_of(layer)
+    def turn(index: Any, totals: list[Any]) -> list[Any]:
+        vectors, following = keys.load(index), []
+        for row, source in enumerate(sources):
+            query = code.load(code.at(source, index, BYTES))
+            for k, vector in enumerate(vectors):
+                following.append(code.fma(query, vector, totals[row * keys.count + k]))
+        return following
 
-        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = Emitter(builder)
-            _, sums, width, weights, pitch, value, stride, vectors, ahead = arguments
-            targets, sources = code.apart(sums, width, rows), code.apart(weights, pitch, rows)
-            places = code.apart(value, stride, keys)
-            nexts = code.apart(ahead, builder.mul(stride, I64(RUN)), keys)
-            factors = [
-                [code.splat(code.load(source, 4 * k, F32)) for k in range(keys)]
-                for source in sources
-            ]
-
-            def turn(index: Any, carried: list[Any]) -> list[Any]:
-                offset = builder.mul(index, I64(BYTES))
-                stored = builder.mul(index, I64(element.vector_bytes))
-                for following in nexts:
-                    code.prefetch(builder.add(following, stored))
-                vectors = [element.load(code, builder.add(place, stored)) for place in places]
-                for target, weights in zip(targets, factors, strict=True):
-                    there = builder.add(target, offset)
-                    total = code.load(there)
-                    for weight, vector in zip(weights, vectors, strict=True):
-                        total = code.fma(weight, vector, total)
-                    code.store(total, there)
-                return []
-
-            code.loop(vectors, turn, [])
-            return context.get_dummy_value()
-
-        return types.void(layer, *[types.int64] * 8), emit
-
-    return spread
+    totals = code.loop(vectors, turn, [code.constant(0.0)] * (rows * keys.count))
+    for i, total in enumerate(totals):
+        code.store(total, targets[i // keys.count], BYTES * (i % keys.count))
 
 
-dots_4, dots_2, dots_1 = _dots(4, RUN), _dots(2, RUN), _dots(1, RUN)
-spreads_4, spreads_2, spreads_1 = _spread(4, RUN), _spread(2, RUN), _spread(1, RUN)
+def _spread(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
+    """Add weighted values to rows of sums, ``pitch`` bytes apart, each in the values' order.
+
+    The weights of a row lie side by side, those of the next row ``width`` bytes on.
+    """
+    sums, pitch, weights, width = addresses
+    targets, sources = code.apart(sums, pitch, rows), code.apart(weights, width, rows)
+    factors = [
+        [code.splat(code.load(source, FLOAT_BYTES * k, F32)) for k in range(keys.count)]
+        for source in sources
+    ]
+
+    def turn(index: Any) -> None:
+        vectors = keys.load(index)
+        for target, weights in zip(targets, factors, strict=True):
+            there = code.at(target, index, BYTES)
+            total = code.load(there)
+            for weight, vector in zip(weights, vectors, strict=True):
+                total = code.fma(weight, vector, total)
+            code.store(total, there)
+
+    code.each(vectors, turn)
+
+
+dots, spreads = _intrinsic(_dots, RUN, ROWS), _intrinsic(_spread, RUN, ROWS)
 # Of the few keys that are left over, one with one row at a time.
-dot_1, spread_1 = _dots(1, 1), _spread(1, 1)
+dot, spread = _intrinsic(_dots, 1, 1), _intrinsic(_spread, 1, 1)
 
 
 @intrinsic

@@ -6,16 +6,16 @@ ties to even; what is too large becomes infinity, and NaN stays NaN.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
 
-from labkit.engine.cpu.simd import INTEGERS, LANES, VECTOR, Emitter
+from labkit.engine.cpu.registers import HOST, LANES
+from labkit.engine.cpu.simd import INTEGERS, VECTOR, Emitter
 
 WORDS = ir.VectorType(ir.IntType(16), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
@@ -53,12 +53,12 @@ def widen_by_arithmetic(code: Emitter, words: Any) -> Any:
     """Widen float16 where no instruction does: LLVM would call a function for each number."""
     build = code.builder
     bits = build.zext(words, INTEGERS)
-    size = build.shl(build.and_(bits, _integers(0x7FFF)), _integers(13))
-    sign = build.shl(build.and_(bits, _integers(0x8000)), _integers(16))
+    size = build.shl(build.and_(bits, code.integers(0x7FFF)), code.integers(13))
+    sign = build.shl(build.and_(bits, code.integers(0x8000)), code.integers(16))
     # Numbers below the smallest normal one, too, are scaled without rounding.
     scaled = build.fmul(build.bitcast(size, VECTOR), code.constant(2.0**112))
-    endless = build.icmp_unsigned(">=", size, _integers(0x7C00 << 13))
-    special = build.or_(size, _integers(_INFINITY))
+    endless = build.icmp_unsigned(">=", size, code.integers(0x7C00 << 13))
+    special = build.or_(size, code.integers(_INFINITY))
     wide = build.select(endless, special, build.bitcast(scaled, INTEGERS))
     return build.bitcast(build.or_(wide, sign), VECTOR)
 
@@ -71,56 +71,45 @@ def _widen_float16(code: Emitter, words: Any) -> Any:
 def _narrow_float16(code: Emitter, value: Any) -> Any:
     build = code.builder
     bits = build.bitcast(value, INTEGERS)
-    size = build.and_(bits, _integers(0x7FFFFFFF))
-    sign = build.lshr(build.and_(bits, _integers(1 << 31)), _integers(16))
-    odd = build.and_(build.lshr(size, _integers(13)), _integers(1))
-    half_less = build.add(build.sub(size, _integers(_SCALE)), _integers(0xFFF))
-    normal = build.lshr(build.add(half_less, odd), _integers(13))
+    size = build.and_(bits, code.integers(0x7FFFFFFF))
+    sign = build.lshr(build.and_(bits, code.integers(1 << 31)), code.integers(16))
+    odd = build.and_(build.lshr(size, code.integers(13)), code.integers(1))
+    half_less = build.add(build.sub(size, code.integers(_SCALE)), code.integers(0xFFF))
+    normal = build.lshr(build.add(half_less, odd), code.integers(13))
     # The last bit of 0.5 + x is worth as much as that of a float16 below the normal ones, and
     # 0.5 itself has none of the bits that are kept.
     small = build.bitcast(build.fadd(build.bitcast(size, VECTOR), code.constant(0.5)), INTEGERS)
-    nan = build.icmp_unsigned(">", size, _integers(_INFINITY))
-    large = build.select(nan, _integers(0x7E00), _integers(0x7C00))
-    below = build.icmp_unsigned("<", size, _integers(_SCALE + (1 << 23)))
-    above = build.icmp_unsigned(">=", size, _integers(_SCALE + (31 << 23)))
+    nan = build.icmp_unsigned(">", size, code.integers(_INFINITY))
+    large = build.select(nan, code.integers(0x7E00), code.integers(0x7C00))
+    below = build.icmp_unsigned("<", size, code.integers(_SCALE + (1 << 23)))
+    above = build.icmp_unsigned(">=", size, code.integers(_SCALE + (31 << 23)))
     half = build.select(above, large, build.select(below, small, normal))
     return build.trunc(build.or_(half, sign), WORDS)
 
 
 def _widen_bfloat16(code: Emitter, words: Any) -> Any:
     build = code.builder
-    return build.bitcast(build.shl(build.zext(words, INTEGERS), _integers(16)), VECTOR)
+    return build.bitcast(build.shl(build.zext(words, INTEGERS), code.integers(16)), VECTOR)
 
 
 def _narrow_bfloat16(code: Emitter, value: Any) -> Any:
     build = code.builder
     bits = build.bitcast(value, INTEGERS)
-    upper = build.lshr(bits, _integers(16))
-    half_less = build.add(bits, _integers(0x7FFF))
-    nearest = build.add(half_less, build.and_(upper, _integers(1)))
+    upper = build.lshr(bits, code.integers(16))
+    half_less = build.add(bits, code.integers(0x7FFF))
+    nearest = build.add(half_less, build.and_(upper, code.integers(1)))
     nan = build.fcmp_unordered("uno", value, value)
-    quiet = build.or_(upper, _integers(0x40))
-    return build.trunc(build.select(nan, quiet, build.lshr(nearest, _integers(16))), WORDS)
+    quiet = build.or_(upper, code.integers(0x40))
+    return build.trunc(build.select(nan, quiet, build.lshr(nearest, code.integers(16))), WORDS)
 
 
 def _same(code: Emitter, value: Any) -> Any:
     return value
 
 
-def _integers(value: int) -> Any:
-    return ir.Constant(INTEGERS, [value] * LANES)
-
-
-def _converts_float16() -> bool:
-    """Tell whether this CPU has the instruction: every arm64 does."""
-    if platform.machine().lower() in ("arm64", "aarch64"):
-        return True
-    return bool(binding.get_host_cpu_features().get("f16c"))
-
-
 FLOAT32 = Element(4, VECTOR, _same, _same)
 FLOAT16 = Element(
-    2, WORDS, _widen_float16 if _converts_float16() else widen_by_arithmetic, _narrow_float16
+    2, WORDS, _widen_float16 if HOST.converts_float16 else widen_by_arithmetic, _narrow_float16
 )
 BFLOAT16 = Element(2, WORDS, _widen_bfloat16, _narrow_bfloat16)
 # By the type of ``element`` in a layer of ``rows``; numba has no float16 on the CPU.

@@ -1,4 +1,4 @@
-"""What both kernels do with a tile of scores, and single elements, as numba intrinsics.
+"""What attention's kernels do with a tile of scores, a row and single elements, as intrinsics.
 
 Addresses are int64 bytes (``array.ctypes.data``), strides are bytes, elements float32.
 """
@@ -13,7 +13,8 @@ from numba.core import cgutils
 
 from labkit.engine.cpu.halves import BFLOAT16, FLOAT16, Element, element_of
 from labkit.engine.cpu.jit import intrinsic
-from labkit.engine.cpu.simd import BYTES, F32, I64, INTEGERS, LANES, POINTER, Emitter
+from labkit.engine.cpu.registers import LANES
+from labkit.engine.cpu.simd import BYTES, F32, I32, I64, INTEGERS, POINTER, Emitter
 
 KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
 
@@ -30,15 +31,14 @@ def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: A
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
         scores, low, high, state = arguments
-        narrow = INTEGERS.element
-        low, high = (builder.trunc(bound, narrow) for bound in (low, high))
+        low, high = (code.splat(builder.trunc(bound, I32)) for bound in (low, high))
         masked = code.constant(float("-inf"))
         tiles = []
         for v in range(KEYS // LANES):
             lanes = ir.Constant(INTEGERS, [v * LANES + lane for lane in range(LANES)])
             inside = builder.and_(
-                builder.icmp_signed(">=", lanes, _integers(builder, low)),
-                builder.icmp_signed("<", lanes, _integers(builder, high)),
+                builder.icmp_signed(">=", lanes, low),
+                builder.icmp_signed("<", lanes, high),
             )
             tiles.append(builder.select(inside, code.load(scores, BYTES * v), masked))
         before = code.splat(code.load(state, kind=F32))
@@ -92,13 +92,11 @@ def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, facto
         target, source, vectors, factor = arguments
         factors = code.splat(factor)
 
-        def turn(index: Any, carried: list[Any]) -> list[Any]:
-            offset = builder.mul(index, I64(BYTES))
-            value = builder.fmul(factors, code.load(builder.add(source, offset)))
-            code.store(value, builder.add(target, offset))
-            return []
+        def turn(index: Any) -> None:
+            value = builder.fmul(factors, code.load(code.at(source, index, BYTES)))
+            code.store(value, code.at(target, index, BYTES))
 
-        code.loop(vectors, turn, [])
+        code.each(vectors, turn)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, types.float32), emit
@@ -141,13 +139,11 @@ def copy_wide(typing_context: Any, layer: Any, target: Any, source: Any, vectors
             return context.get_dummy_value()
         code = Emitter(builder)
 
-        def turn(index: Any, carried: list[Any]) -> list[Any]:
-            place = builder.add(source, builder.mul(index, I64(element.vector_bytes)))
-            wide = element.load(code, place)
-            code.store(wide, builder.add(target, builder.mul(index, I64(BYTES))))
-            return []
+        def turn(index: Any) -> None:
+            wide = element.load(code, code.at(source, index, element.vector_bytes))
+            code.store(wide, code.at(target, index, BYTES))
 
-        code.loop(vectors, turn, [])
+        code.each(vectors, turn)
         return context.get_dummy_value()
 
     return types.void(layer, *[types.int64] * 3), emit
@@ -162,13 +158,11 @@ def _round_row(element: Element) -> Any:
             code = Emitter(builder)
             target, source, vectors = arguments
 
-            def turn(index: Any, carried: list[Any]) -> list[Any]:
-                value = code.load(builder.add(source, builder.mul(index, I64(BYTES))))
-                place = builder.add(target, builder.mul(index, I64(element.vector_bytes)))
-                element.store(code, value, place)
-                return []
+            def turn(index: Any) -> None:
+                value = code.load(code.at(source, index, BYTES))
+                element.store(code, value, code.at(target, index, element.vector_bytes))
 
-            code.loop(vectors, turn, [])
+            code.each(vectors, turn)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), emit
@@ -185,13 +179,9 @@ def clear(typing_context: Any, target: Any, vectors: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
+        zeros = code.constant(0.0)
         target, vectors = arguments
-
-        def turn(index: Any, carried: list[Any]) -> list[Any]:
-            code.store(code.constant(0.0), builder.add(target, builder.mul(index, I64(BYTES))))
-            return []
-
-        code.loop(vectors, turn, [])
+        code.each(vectors, lambda index: code.store(zeros, code.at(target, index, BYTES)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 2), emit
@@ -219,7 +209,7 @@ def _element(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
 
 
 load_float, store_float = _element(F32, types.float32)
-load_int32, _ = _element(ir.IntType(32), types.int32)
+load_int32, _ = _element(I32, types.int32)
 load_int64, store_int64 = _element(I64, types.int64)
 
 
@@ -241,13 +231,6 @@ def _tree(values: list[Any], combine: Any) -> Any:
         odd = values[len(values) - len(values) % 2 :]
         values = [combine(values[i], values[i + 1]) for i in pairs] + odd
     return values[0]
-
-
-def _integers(builder: Any, scalar: Any) -> Any:
-    """Return a vector of one int32."""
-    nothing = ir.Constant(INTEGERS, ir.Undefined)
-    one = builder.insert_element(nothing, scalar, ir.IntType(32)(0))
-    return builder.shuffle_vector(one, nothing, ir.Constant(INTEGERS, [0] * LANES))
 
 
 @intrinsic

@@ -25,6 +25,7 @@ from labkit.engine.attention.spec import (
     STAMP_MASK,
     SURPLUS,
 )
+from labkit.engine.cpu.arguments import LAYER_BYTES
 from labkit.engine.cpu.intrinsics import (
     call_body,
     copy_bytes,
@@ -41,8 +42,7 @@ from labkit.engine.cpu.lookups import (
     resolver_id,
     token_units,
 )
-from labkit.engine.cpu.rows import LAYER_BYTES
-from labkit.engine.cpu.simd import LANES
+from labkit.engine.cpu.registers import LANES
 
 NUM_COUNTERS = 8  # int64 per worker: one cache line
 _DECODE = KERNEL_IDS["decode"]
@@ -83,7 +83,7 @@ def decode(
     nonce, lookup
         This launch's number, and how a token finds its sequence.
     body, layer
-        Addresses of the kernel's arithmetic and of its layers (``rows.LAYERS``), one per split.
+        Addresses of the kernel's arithmetic and of its layers (``arguments``), one per split.
     memory
         uint8 [workers, bytes], each worker's scratch.
     heads

@@ -1,4 +1,4 @@
-"""What the decode and the tiled kernel share: the layer, the scratch and its rows.
+"""What the decode and the tiled kernel share: the scratch and its rows.
 
 Rows are the query heads of a KV head for consecutive tokens of one sequence,
 token-major, so that every load of a key or value serves them all. Keys are walked in
@@ -12,10 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import extending, from_dtype, types
 
-from labkit.engine.attention.elements import STORED_AS
-from labkit.engine.cpu.halves import MARKS
 from labkit.engine.cpu.intrinsics import (
     KEYS,
     clear,
@@ -30,64 +27,10 @@ from labkit.engine.cpu.intrinsics import (
     store_float,
 )
 from labkit.engine.cpu.jit import inlined, inner
-from labkit.engine.cpu.simd import LANES, LINE
+from labkit.engine.cpu.registers import LANES
+from labkit.engine.cpu.simd import LINE, LOG2E
 
-LOG2E = np.float32(1.4426950408889634)
-
-# One layer's operands and options; arrays by address (bytes), contiguous.
-_FIELDS = (
-    ("q", np.int64),  # float32 [total_q, num_q_heads, head_dim]
-    ("k_pool", np.int64),  # [num_blocks, block_size, num_kv_heads, head_dim]
-    ("v_pool", np.int64),
-    ("out", np.int64),  # as q
-    ("sinks", np.int64),  # float32 [num_q_heads], or 0: none
-    ("block_tables", np.int64),  # int32 [num_seqs, max_blocks]
-    ("max_blocks", np.int64),
-    ("num_q_heads", np.int64),
-    ("num_kv_heads", np.int64),
-    ("pitch", np.int64),  # query heads from one KV head to the next
-    ("group", np.int64),  # how many of them a unit serves
-    ("head_dim", np.int64),
-    ("block_size", np.int64),
-    ("window", np.int64),
-    ("query_scale", np.float32),
-    ("softcap", np.float32),  # in base 2; 0: off
-    ("window_skip", np.int64),  # 0: keys before the window are read and masked
-    ("partition", np.int64),  # this unit's share of the keys
-    ("partitions", np.int64),
-    ("partial_sums", np.int64),  # float32 [total_q, num_q_heads, partitions, head_dim]
-    ("partial_states", np.int64),  # float32 [total_q, num_q_heads, partitions, 2]
-)
-# By what the pools hold. The type of ``element``, a number that nobody reads, says it too, so
-# that numba compiles every part of a kernel for the pools that it is given.
-LAYERS = {
-    stored: np.dtype([*_FIELDS, ("element", MARKS[name])], align=True)
-    for name, stored in STORED_AS.items()
-}
-(LAYER_BYTES,) = {layer.itemsize for layer in LAYERS.values()}
-
-
-class LayerType(types.Record):  # type: ignore[misc]
-    """A layer's numba type, whose functions are called the same in every process.
-
-    numba calls those of a record by the number that the type happens to have in its process:
-    functions for other pools, compiled in another process and cached, could bear that name.
-    """
-
-    @property
-    def mangling_args(self) -> tuple[str, tuple[()]]:
-        """What tells functions for this type from others."""
-        return f"Layer_{self.typeof('element')}", ()
-
-
-extending.register_model(LayerType)(extending.models.RecordModel)
-
-
-def layer_type(layer: np.dtype[Any]) -> LayerType:
-    """Return the numba type of one of ``LAYERS``."""
-    record = from_dtype(layer)
-    fields = [(name, field._asdict()) for name, field in record.fields.items()]
-    return LayerType(fields, record.size, record.aligned)
+_LOG2E = np.float32(LOG2E)
 
 
 class Scratch(NamedTuple):
@@ -168,9 +111,9 @@ def weigh_row(layer: Any, scratch: Scratch, row: int, low: int, high: int) -> No
     if layer.softcap > 0:
         softcap_tile(scores, layer.softcap)
     shrink = softmax_tile(scores, low, high, scratch.states + 8 * row)
-    if shrink != 1:
-        sums = scratch.sums + 4 * layer.head_dim * row
-        scale_row(sums, sums, layer.head_dim // LANES, shrink)
+    # By 1 too: a branch on what is computed last would cost more than the row.
+    sums = scratch.sums + 4 * layer.head_dim * row
+    scale_row(sums, sums, layer.head_dim // LANES, shrink)
 
 
 @inner
@@ -188,7 +131,7 @@ def finish_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, t
         if total != 0:
             shrink = np.float32(1)
             if layer.sinks != 0:
-                sink = load_float(layer.sinks + 4 * q_head) * LOG2E
+                sink = load_float(layer.sinks + 4 * q_head) * _LOG2E
                 top = max(largest, sink)
                 shrink = exp2_scalar(largest - top)
                 total = total * shrink + exp2_scalar(sink - top)

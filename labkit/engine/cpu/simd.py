@@ -1,42 +1,29 @@
 """A small vocabulary of vector operations, written as LLVM IR.
 
 numba has no vector type, and the auto-vectoriser neither keeps a register tile in
-registers nor fixes the order of a sum. ``Emitter`` writes the instructions themselves;
-``tiles`` builds the intrinsics from it. Every operation has one fixed order and no
+registers nor fixes the order of a sum. ``Emitter`` writes the instructions themselves, and
+every kernel's intrinsics are built from it. Every operation has one fixed order and no
 fast-math, so that an element's value never depends on what is computed beside it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
+
+from labkit.engine.cpu.registers import LANES
 
 F32 = ir.FloatType()
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 POINTER = ir.PointerType()
-
-
-def _vector_shape() -> tuple[int, int]:
-    """Return (lanes of a vector, vectors in a register tile's row) for this machine.
-
-    Four such rows must fit the registers: 32 of 16 floats with AVX-512, 16 of 8 floats
-    with AVX, 32 of 4 floats elsewhere (NEON).
-    """
-    features = binding.get_host_cpu_features()
-    if features.get("avx512f"):
-        return 16, 4
-    if features.get("avx"):
-        return 8, 2
-    return 4, 4
-
-
-LANES, VECTORS = _vector_shape()
 VECTOR = ir.VectorType(F32, LANES)
 INTEGERS = ir.VectorType(I32, LANES)
-BYTES = 4 * LANES  # of a vector
+FLOAT_BYTES = 4
+BYTES = FLOAT_BYTES * LANES  # of a vector
 LINE = 64  # bytes of a cache line
 
 # 2**f for f in [-0.5, 0.5], highest power first: least squares of the relative error over
@@ -51,7 +38,7 @@ _EXP2 = (
     1.0,
 )
 _MAGIC = 12582912.0  # 1.5 * 2**23: adding it rounds a float32 to an integer in its low bits
-_LOG2E = 1.4426950408889634
+LOG2E = math.log2(math.e)
 
 
 class Emitter:
@@ -78,9 +65,13 @@ class Emitter:
         """Return a vector of one constant."""
         return ir.Constant(VECTOR, [value] * LANES)
 
+    def integers(self, value: int) -> Any:
+        """Return a vector of one int32 constant."""
+        return ir.Constant(INTEGERS, [value] * LANES)
+
     def splat(self, scalar: Any) -> Any:
-        """Return a vector of one scalar."""
-        nothing = ir.Constant(VECTOR, ir.Undefined)
+        """Return a vector of one scalar of any type."""
+        nothing = ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined)
         one = self.builder.insert_element(nothing, scalar, I32(0))
         return self.shuffle(one, nothing, [0] * LANES)
 
@@ -92,6 +83,18 @@ class Emitter:
         """Return ``a * b + c``, rounded once."""
         kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
         return self.builder.call(self._declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
+
+    def outer(self, rows: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
+        """Add the products of a number per row, by its address, and vectors to a register tile.
+
+        ``sums`` and the result are the tile's rows one after the other.
+        """
+        width, totals = len(columns), []
+        for i, address in enumerate(rows):
+            factor = self.splat(self.load(address, kind=F32))
+            for column, total in zip(columns, sums[i * width : (i + 1) * width], strict=True):
+                totals.append(self.fma(factor, column, total))
+        return totals
 
     def maximum(self, a: Any, b: Any) -> Any:
         """Return the larger of each lane."""
@@ -118,7 +121,7 @@ class Emitter:
         shifted = build.fadd(x, self.constant(_MAGIC + 127))
         fraction = build.fsub(x, build.fsub(shifted, self.constant(_MAGIC + 127)))
         power = self.polynomial(fraction, _EXP2)
-        exponent = build.shl(build.bitcast(shifted, INTEGERS), ir.Constant(INTEGERS, [23] * LANES))
+        exponent = build.shl(build.bitcast(shifted, INTEGERS), self.integers(23))
         return build.fmul(power, build.bitcast(exponent, VECTOR))
 
     def tanh(self, x: Any) -> Any:
@@ -132,7 +135,7 @@ class Emitter:
         size = build.call(
             self._declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(VECTOR, [VECTOR])), [x]
         )
-        decay = self.exp2(build.fmul(size, self.constant(-2 * _LOG2E)))
+        decay = self.exp2(build.fmul(size, self.constant(-2 * LOG2E)))
         one = self.constant(1.0)
         far = build.fdiv(build.fsub(one, decay), build.fadd(one, decay))
         square = build.fmul(size, size)
@@ -166,36 +169,69 @@ class Emitter:
         return rows
 
     def loop(
-        self, count: Any, body: Callable[[Any, list[Any]], list[Any]], carried: list[Any]
+        self,
+        end: Any,
+        turn: Callable[[Any, list[Any]], Sequence[Any]],
+        carried: Sequence[Any] = (),
+        start: Any = None,
+        unroll: int = 1,
     ) -> list[Any]:
-        """Run ``body(index, carried) -> carried`` for ``index`` in 0 to ``count``.
+        """Run ``turn(index, carried) -> carried`` for ``index`` from ``start`` (0) to ``end``.
 
-        ``count`` is an int64 of at least 1; returns what the last turn left.
+        Returns what the last turn left, or what was there if there was none. With ``unroll`` the
+        number of turns must be a multiple of it.
         """
         build = self.builder
-        before = build.block
-        turn = build.append_basic_block("turn")
-        after = build.append_basic_block("after")
-        build.branch(turn)
-        build.position_at_end(turn)
+        before, head = build.block, build.append_basic_block("head")
+        body, after = build.append_basic_block("turn"), build.append_basic_block("after")
+        build.branch(head)
+        build.position_at_end(head)
         index = build.phi(I64)
-        index.add_incoming(I64(0), before)
+        index.add_incoming(start or I64(0), before)
         phis = [build.phi(value.type) for value in carried]
-        for phi, value in zip(phis, carried, strict=True):
-            phi.add_incoming(value, before)
-        values = body(index, phis)
-        following = build.add(index, I64(1))
-        index.add_incoming(following, build.block)
-        for phi, value in zip(phis, values, strict=True):
+        build.cbranch(build.icmp_signed("<", index, end), body, after)
+        build.position_at_end(body)
+        values = list(phis)
+        for ahead in range(unroll):
+            values = list(turn(build.add(index, I64(ahead)) if ahead else index, values))
+        index.add_incoming(build.add(index, I64(unroll)), build.block)
+        for phi, first, value in zip(phis, carried, values, strict=True):
+            phi.add_incoming(first, before)
             phi.add_incoming(value, build.block)
-        build.cbranch(build.icmp_signed("<", following, count), turn, after)
+        build.branch(head)
         build.position_at_end(after)
-        return values
+        return phis
+
+    def each(self, vectors: Any, turn: Callable[[Any], None]) -> None:
+        """Run ``turn(index)`` for every one of so many vectors."""
+
+        def once(index: Any, carried: list[Any]) -> list[Any]:
+            turn(index)
+            return carried
+
+        self.loop(vectors, once)
+
+    def switch(self, value: Any, cases: Sequence[int], write: Callable[[int], None]) -> None:
+        """Run what ``write(case)`` writes for the case that ``value`` is, or nothing."""
+        build = self.builder
+        after = build.append_basic_block("after")
+        chosen = build.switch(value, after)
+        for case in cases:
+            block = build.append_basic_block(f"case{case}")
+            chosen.add_case(I64(case), block)
+            build.position_at_end(block)
+            write(case)
+            build.branch(after)
+        build.position_at_end(after)
 
     def apart(self, address: Any, stride: Any, count: int) -> list[Any]:
         """Return ``count`` addresses, ``stride`` bytes apart."""
-        build = self.builder
-        return [build.add(address, build.mul(stride, I64(index))) for index in range(count)]
+        return [self.at(address, I64(index), stride) for index in range(count)]
+
+    def at(self, address: Any, index: Any, stride: Any) -> Any:
+        """Return ``address + index * stride``; ``stride`` may be a number."""
+        step = I64(stride) if isinstance(stride, int) else stride
+        return self.builder.add(address, self.builder.mul(index, step))
 
     def _pointer(self, address: Any, offset: int) -> Any:
         if offset:

@@ -25,8 +25,6 @@ from numba import extending, njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.engine.cpu.gemm import (
-    FLOAT_BYTES,
-    PANEL_ROW,
     ROW_BLOCK,
     ROWS,
     SERIAL_BELOW,
@@ -36,7 +34,9 @@ from labkit.engine.cpu.gemm import (
 )
 from labkit.engine.cpu.halves import BFLOAT16, FLOAT16, FLOAT32, Element
 from labkit.engine.cpu.jit import intrinsic
-from labkit.engine.cpu.simd import BYTES, F32, I64, INTEGERS, LANES, VECTOR, Emitter
+from labkit.engine.cpu.products import PANEL_ROW
+from labkit.engine.cpu.registers import LANES
+from labkit.engine.cpu.simd import BYTES, F32, FLOAT_BYTES, I64, INTEGERS, VECTOR, Emitter
 from labkit.engine.cpu.stored import BITS, PANELS, SPAN, WORD_BITS
 from labkit.machine import pool
 

@@ -12,15 +12,28 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
+from labkit.engine.cpu.arguments import LAYERS, layer_type
 from labkit.engine.cpu.intrinsics import KEYS, copy_wide, store_int64
 from labkit.engine.cpu.jit import inner
+from labkit.engine.cpu.products import (
+    PAIR,
+    ROWS,
+    SCORED,
+    WAITING,
+    WIDE,
+    scores_tile,
+    transpose_strip,
+    values_row,
+    values_row_wide,
+    values_rows,
+    values_rows_wide,
+)
+from labkit.engine.cpu.registers import LANES
 from labkit.engine.cpu.rows import (
-    LAYERS,
     Scratch,
     carve,
     finish_rows,
     head_bytes,
-    layer_type,
     offset_of,
     row_bytes,
     run_end,
@@ -28,19 +41,8 @@ from labkit.engine.cpu.rows import (
     stride_of,
     weigh_row,
 )
-from labkit.engine.cpu.simd import LANES
-from labkit.engine.cpu.tiled_products import (
-    ROWS,
-    WAITING,
-    WIDE,
-    scores_1,
-    scores_4,
-    transpose_strip,
-    values_1,
-    values_1_wide,
-    values_4,
-    values_4_wide,
-)
+
+SCORES = LANES * SCORED  # keys of a tile of scores
 
 
 class Packed(NamedTuple):
@@ -96,8 +98,11 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
         pack_keys(layer, scratch, unit, base, begin, end)
         pack_values(layer, scratch, unit, base, begin, end)
         rows = unit.tokens * layer.group
+        # All rows with the keys, then with the values: either fits the first-level cache.
         for row in range(0, rows, ROWS):
-            fold_rows(layer, scratch, unit, row, min(ROWS, rows - row), base)
+            weigh_rows(layer, scratch, unit, row, min(ROWS, rows - row), base)
+        for row in range(0, rows, ROWS):
+            add_rows(layer, scratch, unit, row, min(ROWS, rows - row), base)
     finish_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
     blocks: int = (high - 1) // layer.block_size - low // layer.block_size + 1
     return blocks
@@ -165,13 +170,12 @@ def pack_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int,
 def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
     """Multiply up to ``ROWS`` rows with the tile's keys from ``low`` to ``high``."""
     width, pitch, steps = 4 * layer.head_dim, 4 * KEYS, layer.head_dim // LANES
-    queries, tile = scratch.queries + width * row, packed(layer, scratch)
-    for key in range(low // WIDE * WIDE, high, WIDE):
-        scores, keys = scratch.scores + pitch * row + 4 * key, tile.keys + 4 * key
-        if count > 1:
-            scores_4(scores, pitch, queries, width, keys, pitch, steps, tile.waiting)
-        else:
-            scores_1(scores, pitch, queries, width, keys, pitch, steps, tile.waiting)
+    tile = packed(layer, scratch)
+    for key in range(low // SCORES * SCORES, high, SCORES):
+        keys = tile.keys + 4 * key
+        for i in range(row, row + count, PAIR):
+            scores, queries = scratch.scores + pitch * i + 4 * key, scratch.queries + width * i
+            scores_tile(scores, pitch, queries, width, keys, pitch, steps, tile.waiting)
 
 
 @inner
@@ -182,28 +186,34 @@ def seen(layer: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
 
 
 @inner
-def fold_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int) -> None:
-    """Fold the packed tile into up to ``ROWS`` rows.
+def weigh_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int) -> None:
+    """Turn what up to ``ROWS`` rows see of the packed tile into weights, if anything."""
+    low, _ = seen(layer, unit, row, base)
+    _, high = seen(layer, unit, row + count - 1, base)
+    if low < high:
+        score_rows(layer, scratch, row, count, low, high)
+        for i in range(row, row + count):
+            low, high = seen(layer, unit, i, base)
+            if low < high:
+                weigh_row(layer, scratch, i, low, high)
+
+
+@inner
+def add_rows(layer: Any, scratch: Scratch, unit: Unit, row: int, count: int, base: int) -> None:
+    """Add the weighted values of the packed tile to up to ``ROWS`` rows.
 
     Each row takes exactly the keys that it sees, in ascending order: those that all rows
     see go through one register tile. A row that sees none of the tile is left alone.
     """
     low, first_high = seen(layer, unit, row, base)
     last_low, high = seen(layer, unit, row + count - 1, base)
-    if low >= high:
-        return
-    score_rows(layer, scratch, row, count, low, high)
     if low == last_low and first_high == high:
-        for i in range(row, row + count):
-            weigh_row(layer, scratch, i, low, high)
         add_packed(layer, scratch, row, count, low, high)
         return
     common_low, common_high = last_low, max(last_low, first_high)
     for i in range(row, row + count):
         low, high = seen(layer, unit, i, base)
-        if low < high:
-            weigh_row(layer, scratch, i, low, high)
-            add_packed(layer, scratch, i, 1, low, min(high, common_low))
+        add_packed(layer, scratch, i, 1, low, min(high, common_low))
     add_packed(layer, scratch, row, count, common_low, common_high)
     for i in range(row, row + count):
         low, high = seen(layer, unit, i, base)
@@ -223,16 +233,16 @@ def add_packed(layer: Any, scratch: Scratch, row: int, count: int, begin: int, e
     while column + 4 * WIDE <= width:
         target, source = sums + column, values + column
         if count > 1:
-            values_4_wide(target, width, weights, pitch, source, width, keys)
+            values_rows_wide(target, width, weights, pitch, source, width, keys)
         else:
-            values_1_wide(target, width, weights, pitch, source, width, keys)
+            values_row_wide(target, width, weights, pitch, source, width, keys)
         column += 4 * WIDE
     while column < width:
         target, source = sums + column, values + column
         if count > 1:
-            values_4(target, width, weights, pitch, source, width, keys)
+            values_rows(target, width, weights, pitch, source, width, keys)
         else:
-            values_1(target, width, weights, pitch, source, width, keys)
+            values_row(target, width, weights, pitch, source, width, keys)
         column += 4 * LANES
 
 
@@ -242,7 +252,7 @@ def body(stored: np.dtype[Any], window_skip: bool = True) -> int:
 
     ``stored``: the pools' dtype. ``window_skip``: whether keys before the window are left out.
 
-    int64 (layer: of rows.LAYERS *, memory, sequence, head, token, tokens, high) returns the
+    int64 (layer: of arguments.LAYERS *, memory, sequence, head, token, tokens, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
     signature = types.int64(types.CPointer(layer_type(LAYERS[stored])), *[types.int64] * 6)

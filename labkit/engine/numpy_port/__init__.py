@@ -1,4 +1,37 @@
-"""mlx_lm models on NumPy arrays, their layers as the kernels of ``labkit.engine.cpu``.
+"""mlx_lm's model classes, their code unedited, on NumPy arrays and the kernels of ``engine.cpu``.
+
+Why. On a CPU an MLX evaluation costs 20 to 50 us, a kernel's launch 1.3, and MLX's own products
+run on whatever BLAS its wheel links. A model's forward is duck-typed, though: residual adds,
+reshapes and transposes read the same for a NumPy array. So no architecture is written anew;
+mlx_lm's code runs, and what it calls is exchanged.
+
+What is exchanged. ``convert`` copies a loaded model's tree of modules:
+
+- a layer with arithmetic of its own (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled
+  forms, an activation) becomes one of ``layers``, which calls a kernel. Projections of one input
+  (q, k, v; gate, up) become one product, computed when the first of them is asked;
+- a class around them (attention, MLP, block, model) becomes the same class of a module that
+  ``engine.module_loader`` ran a second time, whose imports of ``mlx.core`` and ``mlx.nn`` found
+  ``mlx_shim``. Two functions of those modules are labkit's: ``swiglu``, which is a kernel, and
+  ``scaled_dot_product_attention``, which asks the ``Handle`` that the cache returned to attend.
+
+A trial of two tokens decides. A model whose code asks for what has no counterpart here runs on
+MLX, and the record says why; the self-test at load compares either with plain mlx_lm.
+
+What is patched in the process: nothing. mlx, mlx_lm and ``sys.modules`` stay as they were, which
+is what lets plain mlx_lm, two engines and a draft model live in one process.
+
+What holds, each line a test in ``tests/engine/numpy_port/test_convert.py``:
+
+1. The logits are plain mlx_lm's, to 1e-4 of their range.
+2. A forward runs no MLX operation.
+3. Nothing outside the model changes; converted and plain models of one class run in turns.
+4. Converted models share nothing, their modules included.
+5. A model that is refused is left as it was, with one line that says why.
+6. A token's bits do not depend on what it is batched with.
+7. Between two forwards a model holds weights and nothing of a step: engines may take turns with
+   one, and a forward that failed leaves nothing that the next could take for its own.
+8. Weights that a kernel reads as they lie are views of MLX's, not copies.
 
 Importing this package imports neither MLX nor numba.
 """

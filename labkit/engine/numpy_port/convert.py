@@ -1,8 +1,7 @@
-"""Makes a loaded mlx_lm model run on NumPy arrays, its code unedited."""
+"""Converts a loaded mlx_lm model to NumPy arrays; what that means is in the package's page."""
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,9 @@ from numpy.typing import NDArray
 from labkit.engine.cpu.linear import Matrix, alike
 from labkit.engine.cpu.rope import RotaryTable
 from labkit.engine.cpu.stored import BITS, GROUP_SIZES, Affine, Half
+from labkit.engine.module_loader import PACKAGE, import_plain
 from labkit.engine.numpy_port import layers
-from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart
-from labkit.engine.numpy_port.module_loader import PACKAGE, ModuleLoader
+from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
 
 Array = NDArray[np.float32]
 
@@ -27,53 +26,54 @@ PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Whether a model now runs on NumPy arrays, why not, and how many layers of each class.
+    """How many layers of each class a model now runs on NumPy arrays, or why it does not.
 
     ``weights``: bytes of its matrices by what they are held in (``quantised``, ``float32``...).
     """
 
-    ok: bool
     reason: str | None
-    swapped: dict[str, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it does."""
+        return self.reason is None
 
 
 def convert(model: Any, *, stored: bool = False) -> Conversion:
     """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
 
-    Its layers (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled forms,
-    activations) become numba kernels, and the classes around them run the same code on
-    NumPy.  The model then takes int32 ids [T, 1] and one cache per layer whose
-    ``offset`` is int32 [T] and whose ``update_and_fetch`` returns a ``layer_cache.Handle``
-    twice, and returns float32 logits [T, 1, vocabulary].
+    The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
+    and whose ``update_and_fetch`` returns a ``layer_cache.Handle`` twice, and returns float32
+    logits [T, 1, vocabulary].
 
     Its numbers are float32; where ``stored`` says so, matrices may also be quantised or in half
     precision, and are read as they lie.
 
     A trial forward of two tokens decides; a model that fails it is left as it was, to be
-    run by MLX.  Nothing outside ``model`` changes.
+    run by MLX.
     """
-    swap = _Swap(stored)
+    copy = _Copy(stored)
     try:
-        twin = swap.module(model, "model")
-        _try_forward(twin, _number_of_caches(model))
+        converted = copy.module(model, "model")
+        _try_forward(converted, len(import_plain("cache").make_prompt_cache(model)))
     except NoCounterpart as error:
-        return Conversion(False, str(error))
+        return Conversion(str(error))
     except Exception as error:
         # A forward of foreign code on foreign arrays may fail in any way.
         line = (str(error).splitlines() or [""])[0]
-        return Conversion(
-            False, f"its forward fails on NumPy arrays: {type(error).__name__}: {line}"
-        )
+        return Conversion(f"its forward fails on NumPy arrays: {type(error).__name__}: {line}")
+    # In place: whoever holds the model holds the converted one.
     model.clear()
-    dict.update(model, twin)
+    dict.update(model, converted)
     model.__dict__.clear()
-    model.__dict__.update(twin.__dict__)
-    model.__class__ = type(twin)
-    return Conversion(True, None, dict(sorted(swap.swapped.items())), swap.weights())
+    model.__dict__.update(converted.__dict__)
+    model.__class__ = type(converted)
+    return Conversion(None, dict(sorted(copy.made.items())), copy.weights())
 
 
-class _Swap:
+class _Copy:
     """Copies a tree of modules; a layer used twice stays one layer."""
 
     def __init__(self, stored: bool) -> None:
@@ -81,13 +81,13 @@ class _Swap:
         import mlx.nn
 
         self.mx, self.nn = mlx.core, mlx.nn
-        self.swapped: Counter[str] = Counter()
+        self.made: Counter[str] = Counter()
         self._stored = stored
         self._linear = (mlx.nn.Linear, mlx.nn.QuantizedLinear)
         self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
         self._holders: list[Any] = []
-        self._twins = ModuleLoader()
-        self._made: dict[int, Any] = {}
+        self._modules = modules()
+        self._copies: dict[int, Any] = {}
         self._tables: dict[tuple[bytes, float], RotaryTable] = {}
         self._functions = {
             id(getattr(mlx.nn, name)): function for name, function in ACTIVATIONS.items()
@@ -103,16 +103,18 @@ class _Swap:
 
     def module(self, module: Any, path: str) -> Any:
         """Return what takes a module's place."""
-        if id(module) not in self._made:
-            leaf = self._leaf(module, path)
-            self._made[id(module)] = self._container(module, path) if leaf is None else leaf
-        return self._made[id(module)]
+        if id(module) not in self._copies:
+            layer = self._layer(module, path)
+            self._copies[id(module)] = self._container(module, path) if layer is None else layer
+        return self._copies[id(module)]
 
     def _container(self, module: Any, path: str) -> Any:
         original: Any = type(module)
         kind: Any
         if original.__module__.startswith(f"{PACKAGE}."):
-            kind = self._twins.twin_class(original)
+            kind = getattr(self._modules.load(original.__module__), original.__qualname__, None)
+            if not isinstance(kind, type):
+                raise NoCounterpart(f"its class {original.__qualname__} is made inside a function")
         elif original.__module__.startswith("mlx.nn.") and original.__name__ in PLAIN_LAYERS:
             kind = original
         else:
@@ -120,12 +122,12 @@ class _Swap:
                 f"{path} is a {original.__module__}.{original.__name__}, "
                 "which has no NumPy counterpart"
             )
-        twin = kind.__new__(kind)
-        twin.__dict__.update({name: self._value(v, path) for name, v in vars(module).items()})
+        copy = kind.__new__(kind)
+        copy.__dict__.update({name: self._value(v, path) for name, v in vars(module).items()})
         groups = self._groups(module, path)
         for name, value in module.items():
-            setattr(twin, name, groups.get(name) or self._value(value, f"{path}.{name}"))
-        return twin
+            setattr(copy, name, groups.get(name) or self._value(value, f"{path}.{name}"))
+        return copy
 
     def _groups(self, module: Any, path: str) -> dict[str, Any]:
         members: dict[str, Any] = {}
@@ -140,7 +142,7 @@ class _Swap:
             group = layers.ProjectionGroup(weights, biases)
             self._holders.append(group)
             members |= {name: layers.GroupedLinear(group, i) for i, name in enumerate(names)}
-            self.swapped.update(type(layer).__name__ for layer in siblings)
+            self.made.update(type(layer).__name__ for layer in siblings)
         return members
 
     def _value(self, value: Any, path: str) -> Any:
@@ -187,44 +189,44 @@ class _Swap:
     def _with_matrix(self, module: Any, path: str) -> Any:
         """Return the stand-in of a linear layer or an embedding."""
         weight: Any = self._matrix(module, path)
-        leaf: Any
+        layer: Any
         if type(module) in self._linear:
-            leaf = layers.Linear(weight, self._array(module.get("bias"), path))
+            layer = layers.Linear(weight, self._array(module.get("bias"), path))
         elif isinstance(weight, np.ndarray):
-            leaf = layers.Embedding(weight)
+            layer = layers.Embedding(weight)
         else:
-            leaf = layers.StoredEmbedding(weight)
-        self._holders.append(leaf)
-        return leaf
+            layer = layers.StoredEmbedding(weight)
+        self._holders.append(layer)
+        return layer
 
-    def _leaf(self, module: Any, path: str) -> Any:
+    def _layer(self, module: Any, path: str) -> Any:
         """Return the stand-in of a layer, or None for a module with layers inside."""
         nn, kind = self.nn, type(module)
         name = kind.__name__
-        leaf: Any
+        layer: Any
         if kind in (*self._linear, *self._embedding):
-            leaf = self._with_matrix(module, path)
+            layer = self._with_matrix(module, path)
         elif name.startswith("Quantized") or name.startswith("QQ"):
             raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
         elif kind is nn.RMSNorm:
-            leaf = layers.RMSNorm(self._array(module.weight, path), module.eps)
+            layer = layers.RMSNorm(self._array(module.weight, path), module.eps)
         elif kind is nn.LayerNorm:
             weight, bias = module.get("weight"), module.get("bias")
-            leaf = layers.LayerNorm(
+            layer = layers.LayerNorm(
                 module.dims, self._array(weight, path), self._array(bias, path), module.eps
             )
         elif kind is nn.RoPE or kind.__module__ == f"{PACKAGE}.rope_utils":
-            leaf = self._rope(module, path)
+            layer = self._rope(module, path)
         elif kind is nn.SiLU:
-            leaf = ACTIVATIONS["silu"]
+            layer = ACTIVATIONS["silu"]
         elif kind is nn.ReLU:
-            leaf = ACTIVATIONS["relu"]
+            layer = ACTIVATIONS["relu"]
         elif kind is nn.GELU:
-            leaf = ACTIVATIONS["gelu" if module._act is nn.gelu else "gelu_approx"]
+            layer = ACTIVATIONS["gelu" if module._act is nn.gelu else "gelu_approx"]
         else:
             return None
-        self.swapped[name] += 1
-        return leaf
+        self.made[name] += 1
+        return layer
 
     def _rope(self, module: Any, path: str) -> layers.RoPE:
         """Take the frequencies from the layer itself, computed by MLX as MLX does."""
@@ -286,7 +288,3 @@ def _try_forward(model: Any, caches: int) -> None:
     _require_numpy(logits, "its forward returns")
     if logits.shape[:2] != (2, 1):
         raise NoCounterpart(f"its forward returns shape {logits.shape} for ids of shape (2, 1)")
-
-
-def _number_of_caches(model: Any) -> int:
-    return len(importlib.import_module(f"{PACKAGE}.cache").make_prompt_cache(model))

@@ -1,4 +1,4 @@
-"""Stand-ins for the layers at the leaves of an mlx_lm model: NumPy in, NumPy out."""
+"""What takes the place of an mlx_lm model's layers: NumPy in, NumPy out."""
 
 from __future__ import annotations
 

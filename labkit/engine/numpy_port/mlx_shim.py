@@ -1,6 +1,6 @@
 """``mlx.core`` and ``mlx.nn`` as a NumPy forward sees them.
 
-A model module run against these names computes on NumPy arrays.  What is not here has no
+A model module whose imports find these computes on NumPy arrays.  What is not here has no
 counterpart, and says so when it is called: the model then takes the MLX path.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import activations, norms
+from labkit.engine.module_loader import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]
 
@@ -41,8 +42,8 @@ class _Missing:
     __ror__ = __or__
 
 
-class Namespace:
-    """Named members; any other name is ``_Missing``."""
+class Shim:
+    """Stands for a module: its members, and ``_Missing`` for any other name."""
 
     def __init__(self, name: str, members: dict[str, Any]) -> None:
         self.__dict__.update(members)
@@ -136,7 +137,7 @@ _SAME_IN_NUMPY = (
 )
 
 
-def core() -> Namespace:
+def core() -> Shim:
     """Return ``mlx.core`` over NumPy."""
     members: dict[str, Any] = {name: getattr(np, name) for name in _SAME_IN_NUMPY}
     members |= {
@@ -151,8 +152,8 @@ def core() -> Namespace:
         "stop_gradient": lambda x: x,
         "contiguous": np.ascontiguousarray,
         "finfo": np.finfo,
-        "metal": Namespace("mlx.core.metal", {"is_available": lambda: False}),
-        "fast": Namespace(
+        "metal": Shim("mlx.core.metal", {"is_available": lambda: False}),
+        "fast": Shim(
             "mlx.core.fast",
             {
                 "rms_norm": _rms_norm,
@@ -161,7 +162,7 @@ def core() -> Namespace:
             },
         ),
     }
-    return Namespace("mlx.core", members)
+    return Shim("mlx.core", members)
 
 
 def _relu(x: Array) -> Array:
@@ -178,7 +179,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def nn() -> Namespace:
+def nn() -> Shim:
     """Return ``mlx.nn`` over NumPy: its layer classes as they are, its functions ours."""
     import mlx.nn
 
@@ -187,4 +188,17 @@ def nn() -> Namespace:
         for name, value in vars(mlx.nn).items()
         if isinstance(value, type) and issubclass(value, mlx.nn.Module)
     }
-    return Namespace("mlx.nn", {**layers, **ACTIVATIONS})
+    return Shim("mlx.nn", {**layers, **ACTIVATIONS})
+
+
+def modules() -> ModuleLoader:
+    """Return a loader of mlx_lm's model modules that compute on NumPy arrays."""
+    shims = {"mlx.core": core(), "mlx.nn": nn()}
+    package = Shim("mlx", {name.partition(".")[2]: shim for name, shim in shims.items()})
+    return ModuleLoader(
+        {"mlx": package, **shims},
+        {
+            f"{PACKAGE}.base": {"scaled_dot_product_attention": attend},
+            f"{PACKAGE}.activations": {"swiglu": activations.swiglu},
+        },
+    )

@@ -10,10 +10,11 @@ from numba.core.itanium_mangler import mangle
 from labkit.engine import attention
 from labkit.engine.attention import elements
 from labkit.engine.cpu import halves
+from labkit.engine.cpu.arguments import LAYERS, layer_type
 from labkit.engine.cpu.intrinsics import copy_wide, round_to_bfloat16, round_to_float16
 from labkit.engine.cpu.jit import intrinsic
-from labkit.engine.cpu.rows import LAYERS, layer_type
-from labkit.engine.cpu.simd import BYTES, LANES, Emitter
+from labkit.engine.cpu.registers import LANES
+from labkit.engine.cpu.simd import BYTES, Emitter
 from labkit.engine.kv_layout.kv_cache import LayerShape
 
 HALVES = ("float16", "bfloat16")

@@ -165,10 +165,10 @@ def test_logits_are_plain_mlx_lm_s(name):
     assert np.abs(got - expected).max() / np.ptp(expected) < TOLERANCE
 
 
-def test_the_report_counts_what_was_swapped():
+def test_the_layers_are_counted():
     report = convert(build("qwen3", {}))
     assert report.reason is None
-    assert report.swapped == {"Embedding": 1, "Linear": 21, "RMSNorm": 13, "RoPE": 3}
+    assert report.layers == {"Embedding": 1, "Linear": 21, "RMSNorm": 13, "RoPE": 3}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -257,22 +257,22 @@ def test_mlx_and_numpy_engines_live_side_by_side():
     module = importlib.import_module("mlx_lm.models.gemma3_text")
     names = dict(vars(module))
     layers = dict(vars(nn.Linear))
-    plain, swapped = build(*ARCHITECTURES["gemma3_text"]), build(*ARCHITECTURES["gemma3_text"])
+    plain, converted = build(*ARCHITECTURES["gemma3_text"]), build(*ARCHITECTURES["gemma3_text"])
     ids, windows = some_ids(), windows_of(plain)
     before = plain_logits(plain, ids)
-    assert convert(swapped).ok
+    assert convert(converted).ok
     # The module that mlx_lm's own models use is untouched ...
     assert dict(vars(module)) == names
     assert dict(vars(nn.Linear)) == layers
     assert sys.modules["mlx_lm.models.gemma3_text"] is module
     # ... so that both run, in turns.
     for _ in range(2):
-        got = numpy_logits(swapped, ids, windows)
+        got = numpy_logits(converted, ids, windows)
         assert np.abs(got - before).max() / np.ptp(before) < TOLERANCE
         np.testing.assert_array_equal(plain_logits(plain, ids), before)
 
 
-def test_two_swapped_models_do_not_share_weights():
+def test_two_converted_models_do_not_share_weights():
     first, second = build("qwen3", {}, seed=0), build("qwen3", {}, seed=1)
     ids, windows = some_ids(), windows_of(first)
     expected = plain_logits(first, ids), plain_logits(second, ids)
@@ -283,7 +283,7 @@ def test_two_swapped_models_do_not_share_weights():
         assert np.abs(got - logits).max() / np.ptp(logits) < TOLERANCE
 
 
-def test_no_mlx_operation_runs_in_a_swapped_forward(monkeypatch):
+def test_no_mlx_operation_runs_in_a_converted_forward(monkeypatch):
     model = build(*ARCHITECTURES["gemma3_text"])
     ids, windows = some_ids(), windows_of(model)
     assert convert(model).ok
@@ -296,6 +296,63 @@ def test_no_mlx_operation_runs_in_a_swapped_forward(monkeypatch):
     for name in ("rms_norm", "rope", "scaled_dot_product_attention"):
         monkeypatch.setattr(mx.fast, name, forbidden)
     assert np.isfinite(numpy_logits(model, ids, windows)).all()
+
+
+def test_converted_models_of_one_class_have_modules_of_their_own():
+    first, second = build("qwen3", {}), build("qwen3", {})
+    assert convert(first).ok
+    assert convert(second).ok
+    assert type(first) is not type(second)
+    assert type(first).__call__.__globals__ is not type(second).__call__.__globals__
+    # Models that one loader loaded are of modules that know each other.
+    inner = type(first.model).__call__.__globals__
+    assert inner is type(first).__call__.__globals__
+
+
+def groups_of(model):
+    from labkit.engine.numpy_port.layers import GroupedLinear
+
+    for layer in model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            yield from {m._group for m in vars(part).values() if isinstance(m, GroupedLinear)}
+
+
+def test_a_model_holds_nothing_of_a_step_when_it_is_over():
+    model = build("qwen3", {})
+    ids, windows = some_ids(), windows_of(model)
+    assert convert(model).ok
+    numpy_logits(model, ids, windows)
+    groups = list(groups_of(model))
+    assert len(groups) == 6
+    for group in groups:
+        assert group._input is None
+        assert not any(part is not None for part in group._ready)
+
+
+def test_a_failed_forward_leaves_nothing_to_the_next():
+    model = build("qwen3", {})
+    ids, windows = some_ids(), windows_of(model)
+    expected = plain_logits(model, ids)
+    assert convert(model).ok
+
+    class Failing(FullContext):
+        def update_and_fetch(self, keys, values):
+            raise OSError
+
+    with pytest.raises(OSError):
+        model(ids[:, None].astype(np.int32), cache=[Failing(len(ids), w) for w in windows])
+    got = numpy_logits(model, ids, windows)
+    assert np.abs(got - expected).max() / np.ptp(expected) < TOLERANCE
+
+
+def test_weights_read_as_they_lie_are_not_copied():
+    model = build("llama", {"tie_word_embeddings": False})
+    before = [
+        np.asarray(model.model.embed_tokens.weight), np.asarray(model.model.norm.weight),
+    ]  # fmt: skip
+    assert convert(model).ok
+    assert np.shares_memory(model.model.embed_tokens.weight, before[0])
+    assert np.shares_memory(model.model.norm._weight, before[1])
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "llama-traditional"])
