@@ -21,7 +21,11 @@ FILES = {
     for page in PAGES
     for _, name, body in BLOCK.findall(page.read_text(encoding="utf-8"))
 }
-ABLATIONS = sorted(Path(name).stem for name in FILES if name.endswith(".yaml"))
+ABLATIONS = sorted(Path(name).stem for name in FILES if name.startswith("mine/ablation/"))
+WORKLOADS = sorted(Path(name).stem for name in FILES if name.startswith("mine/workload/"))
+# What the workloads' page says of lines of JSON, which cannot name their file.
+LINES = re.findall(r"^    (\{.*\})$", (ROOT / "docs/workloads.md").read_text("utf-8"), re.M)
+TRACE = '{"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}\n' * 100
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,8 @@ def beside(tmp_path, monkeypatch):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "mine" / "prompts.jsonl").write_text("\n".join(LINES), encoding="utf-8")
+    (tmp_path / "mine" / "trace.jsonl").write_text(TRACE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
@@ -67,6 +73,27 @@ def test_an_ablation_composes(name, beside):
     (cell,) = app.compose_cells(app.parse(["--config-dir", "mine", f"ablation={name}"]))
     assert len(cell.arms) == 3
     assert cell.experiment.ablation.name == name
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_workload_composes_and_knows_its_prompts(name, beside):
+    from labkit import app, workload
+
+    assert len(LINES) == 2 and len(WORKLOADS) > 5
+    app.register()
+    (cell,) = app.compose_cells(app.parse(["--config-dir", "mine", f"workload={name}"]))
+    assert cell.experiment.workload.name == name
+    assert workload.estimate(cell.experiment).seconds > 0
+
+
+def test_a_kind_of_one_s_own_brings_its_prompts(beside):
+    from labkit import app, workload
+
+    app.register()
+    words = ["workload.name=countdown", "workload.kind=mine.countdown:Countdown"]
+    (cell,) = app.compose_cells(app.parse(words))
+    source = workload.kind_of(cell.experiment).source(cell.experiment)
+    assert source.lengths(cell.experiment) == [(64, 8), (32, 8), (16, 8), (8, 8)]
 
 
 def test_the_resolver_is_bit_equal(beside):

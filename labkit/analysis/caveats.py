@@ -19,6 +19,7 @@ from labkit.analysis.disturbance import (
     throttled,
 )
 from labkit.analysis.formatting import count, p_text
+from labkit.analysis.ideal import reached
 from labkit.analysis.statistics.bimodality import Modes, find_modes
 from labkit.analysis.statistics.power import fewest_blocks
 from labkit.analysis.verdict import NOISE
@@ -43,6 +44,7 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     found += _design(analysis)
     found += _noise(analysis)
     found += _traffic(analysis)
+    found += _disagreements(analysis)
     found += _emulated(analysis)
     found += machine(analysis.data.records)
     found += _modes(analysis)
@@ -102,6 +104,13 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
             f"the A/A control differs from the baseline in {where} (adjusted p = {p_text(p)}): "
             "something besides the arms has an effect"
         )
+
+
+def _disagreements(analysis: CellAnalysis) -> Iterator[str]:
+    """Name counts that a control, or what could be reached at best, shows to be wrong."""
+    names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
+    for one in reached(names, analysis.data.records):
+        yield from one.disagreements()
 
 
 def _traffic(analysis: CellAnalysis) -> Iterator[str]:

@@ -9,11 +9,12 @@ from labkit.config.option import Group, ReadBy, option, require
 
 
 class Speculation(Enum):
-    """Who drafts tokens: nobody, the request's own text, or a smaller model."""
+    """Who drafts tokens: nobody, the request's own text, a smaller model, or chance (a control)."""
 
     none = "none"
     ngram = "ngram"
     draft = "draft"
+    random = "random"
 
 
 class Verification(Enum):
@@ -24,7 +25,7 @@ class Verification(Enum):
 
 
 SPECULATION = "engine.speculation"
-DRAFTED = ReadBy(SPECULATION, (Speculation.ngram, Speculation.draft))
+DRAFTED = ReadBy(SPECULATION, (Speculation.ngram, Speculation.draft, Speculation.random))
 BY_NGRAM = ReadBy(SPECULATION, (Speculation.ngram,))
 BY_MODEL = ReadBy(SPECULATION, (Speculation.draft,))
 

@@ -119,6 +119,7 @@ def _assemble(
     difference: float,
 ) -> PagedEngine:
     choice, expected, counters = ready.choice, ready.expected, Counters()
+    vocab_size = expected.logits[0].shape[-1]
     run_model = ModelRunner(choice.forward, layout.memory, counters)
     run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
     scheduler = Scheduler(options.scheduler, layout.cache, ready.loaded.eos_token_ids)
@@ -128,7 +129,7 @@ def _assemble(
         InputBuilder(layout.cache, speculation.cut_of(options)),
         Padding(options.decode_shape, speculation.rows_of(options), counters),
         start_by(options.pipeline, run_model, counters),
-        speculation.create(options, layout.cache, run_draft, counters),
+        speculation.create(options, layout.cache, run_draft, counters, vocab_size),
         counters,
     )
     return PagedEngine(
@@ -136,7 +137,7 @@ def _assemble(
         cache=layout.cache,
         loop=loop,
         counters=counters,
-        vocab_size=expected.logits[0].shape[-1],
+        vocab_size=vocab_size,
         notes={
             "model_type": ready.loaded.model_type,
             "forward": choice.forward.name,

@@ -130,7 +130,7 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("prefix.evicted_blocks", "blocks", "KV blocks dropped from the prefix cache"),
     # Drafts.
     Counter("spec.*", "steps", "steps with drafts asked of this proposer", None,
-            ("ngram", "draft")),
+            ("ngram", "draft", "random")),
     Counter("spec.drafted", "tokens", "tokens drafted"),
     Counter("spec.accepted", "tokens", "drafted tokens that were right"),
     Counter("spec.drafted.pos*", "tokens", "tokens drafted at this place behind the last token"),

@@ -98,6 +98,7 @@ class RequestKind:
             vocab_size=model.vocab_size,
             pieces=Pieces(model.path),
             model_digest=model.digest,
+            block_size=experiment.engine.kv.block_size,
             clock=clock,
         )
 

@@ -18,6 +18,7 @@ from labkit.workload.drive import Clock, Drive, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.metrics import Served, request_metrics, request_notes, serving_metrics
 from labkit.workload.pieces import Pieces
+from labkit.workload.prefix_sharing import sharing_notes
 from labkit.workload.prompts import Prompt
 from labkit.workload.timeline import Timeline
 from labkit.workload.traffic import traffic_notes
@@ -48,6 +49,8 @@ class ServingSession:
         Spells the tokens for the record; None: the record has ids only.
     model_digest
         Names the model's weights and tokenizer in the record.
+    block_size
+        Tokens that the engine's prefix cache finds together.
     clock, wait
         Seconds, and what lets some pass; parameters so that tests can know the answers.
     """
@@ -62,6 +65,7 @@ class ServingSession:
         vocab_size: int,
         pieces: Pieces | None = None,
         model_digest: str | None = None,
+        block_size: int = 16,
         clock: Clock = time.perf_counter,
         wait: Wait = time.sleep,
     ) -> None:
@@ -73,6 +77,7 @@ class ServingSession:
         self._pieces = pieces
         self._per_request = workload.per_request
         self._model_digest = model_digest
+        self._block_size = block_size
         self._clock, self._wait = clock, wait
 
     def warm_up(self) -> None:
@@ -158,6 +163,12 @@ class ServingSession:
         notes |= {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
+            "sharing": sharing_notes(
+                self._prompts,
+                self._block_size,
+                warm=self._workload.cache_state is CacheState.warm,
+                unshared=self._workload.prompts.unshared,
+            ),
             # What it decided at load; an engine of a user's own need not say.
             "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": drive.timeline.report(),

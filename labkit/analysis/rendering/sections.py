@@ -22,6 +22,7 @@ from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.formatting import count
 from labkit.analysis.rendering import charts, svg, tables, work_tables
 from labkit.analysis.rendering.figures import case_names, case_stem, run_positions
+from labkit.analysis.rendering.ideal_table import ideal_table
 from labkit.analysis.rendering.memory_timeline import (
     SERIES,
     Timeline,
@@ -367,6 +368,10 @@ WORK = (
     ),
     Section(
         "What the engine counted", lambda report: _tables(work_tables.engine_table(report.cell))
+    ),
+    Section(
+        "The ideal beside the achieved",
+        lambda report: _tables(ideal_table(report.cell, report.records)),
     ),
     Section(
         "What became of the requests",

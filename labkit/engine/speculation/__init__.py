@@ -9,6 +9,7 @@ from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModel
 from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.speculation.random_draft import RandomDraft
 from labkit.engine.speculation.speculative import (
     DraftAndVerify,
     Proposer,
@@ -17,7 +18,11 @@ from labkit.engine.speculation.speculative import (
 
 
 def create(
-    options: config.Engine, cache: KVCache, run_draft: RunModel | None, counters: Counters
+    options: config.Engine,
+    cache: KVCache,
+    run_draft: RunModel | None,
+    counters: Counters,
+    vocab_size: int,
 ) -> Speculation:
     """Return the speculation of ``engine.speculation``; ``run_draft`` is the draft's forward."""
     drafts = options.drafts
@@ -25,7 +30,9 @@ def create(
     proposer: Proposer
     if options.speculation is config.Speculation.none:
         return Speculation()
-    if run_draft is not None:
+    if options.speculation is config.Speculation.random:
+        proposer = RandomDraft(vocab_size)
+    elif run_draft is not None:
         proposer = DraftModel(run_draft, cache, budget)
     else:
         proposer = Ngram(drafts.ngram_min, drafts.ngram_max)

@@ -1,0 +1,85 @@
+"""What arms could reach at best and did: prefix hits, accepted drafts, padding, and controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from labkit.records import Record
+
+CHANCE = 0.01  # of random drafts more are not accepted by chance
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What an arm could reach and did, as shares; None: it has nothing of the kind.
+
+    ``hits_allowed``: prompt tokens that an unlimited cache would find, ``hits``: that were found;
+    ``accepted``: drafted tokens that were right; ``padded``: rows computed for no token.
+    ``unshared`` and ``random``: the arm is the control of hits, or of acceptance.
+    """
+
+    arm: str
+    hits_allowed: float | None
+    hits: float | None
+    accepted: float | None
+    padded: float | None
+    unshared: bool
+    random: bool
+
+    def disagreements(self) -> Iterator[str]:
+        """Name what cannot be: a count that is not what it is called."""
+        if self.hits is not None and self.hits_allowed is not None:
+            if self.unshared and self.hits > 0:
+                yield f"{self.arm}: {self.hits:.1%} of its prompts hit, and no two begin alike"
+            elif self.hits > self.hits_allowed:
+                yield (
+                    f"{self.arm}: {self.hits:.1%} of its prompts hit, and they share "
+                    f"{self.hits_allowed:.1%}"
+                )
+        if self.random and (self.accepted or 0.0) > CHANCE:
+            yield f"{self.arm}: {self.accepted:.1%} of its drafts are right, and they are random"
+
+
+def reached(names: Sequence[str], records: Sequence[Record]) -> list[Reached]:
+    """Return which of these arms have something to reach, as medians over their runs."""
+    arms: dict[str, list[Record]] = {arm: [] for arm in names}
+    for record in records:
+        if record.ok and record.arm in arms and "sharing" in record.notes:
+            arms[record.arm].append(record)
+    found = [_reached(arm, runs) for arm, runs in arms.items() if runs]
+    return [one for one in found if not one.hits is one.accepted is one.padded is None]
+
+
+def _reached(arm: str, runs: Sequence[Record]) -> Reached:
+    sharing, counters = runs[0].notes["sharing"], [run.counters for run in runs]
+    caches = any(
+        counts.get("prefix.queried_tokens") and not counts.get("prefix_cache.none")
+        for counts in counters
+    )
+    asked = sharing["prompt_tokens"]
+    # A preempted request looks its own prompt up again, which is no sharing.
+    alone = caches and not any(counts.get("preemptions") for counts in counters)
+    found = [counts.get("prefix.hit_tokens", 0.0) / asked for counts in counters]
+    return Reached(
+        arm=arm,
+        hits_allowed=sharing["shared_tokens"] / asked if alone else None,
+        hits=median(found) if caches else None,
+        accepted=_share(counters, "spec.accepted", "spec.drafted"),
+        padded=_share(counters, "tokens.padded", "tokens.padded", "tokens.computed"),
+        unshared=bool(sharing["unshared"]) and runs[0].notes.get("cache_state") != "warm",
+        random=any(counts.get("spec.random") for counts in counters),
+    )
+
+
+def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> float | None:
+    """Return the median share of a counter in others; None where it or they are 0 throughout."""
+    known = [
+        counts.get(part, 0.0) / whole
+        for counts in counters
+        if (whole := sum(counts.get(name, 0.0) for name in of))
+    ]
+    if not known or (part in of and not any(known)):
+        return None
+    return median(known)

@@ -1,0 +1,65 @@
+"""What arms could reach at best and did, and the disagreements that controls find."""
+
+from labkit.analysis.ideal import reached
+from labkit.analysis.rendering.ideal_table import ideal_table
+from labkit.records import Record
+
+CELL = {"arms": [{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}]}
+
+
+def run(arm, counters, *, shared=500, unshared=False, **notes):
+    sharing = {"prompt_tokens": 1000, "shared_tokens": shared, "unshared": unshared}
+    role = "baseline" if arm == "a" else "arm"
+    noted = {"sharing": sharing, **notes}
+    return Record(arm, role, 0, 0, 0, "ok", "now", counters=counters, notes=noted)
+
+
+def hits(tokens, **more):
+    return {"prefix.queried_tokens": 990.0, "prefix.hit_tokens": float(tokens), **more}
+
+
+def disagreements(*records):
+    return [line for one in reached(["a", "b"], records) for line in one.disagreements()]
+
+
+def test_shares_stand_beside_what_was_allowed():
+    records = [
+        run("a", hits(400, **{"tokens.padded": 25.0, "tokens.computed": 75.0})),
+        run("b", {"spec.drafted": 200.0, "spec.accepted": 30.0}),
+    ]
+    table = ideal_table(CELL, records)
+    assert [c.heading for c in table.columns] == [
+        "arm", "prefix hits allowed", "reached", "drafts accepted", "rows of padding",
+    ]  # fmt: skip
+    assert [table.cells(line) for line in table.lines] == [
+        ["a", "50.0%", "40.0%", "", "25.0%"],
+        ["b", "", "", "15.0%", ""],
+    ]
+    assert disagreements(*records) == []
+
+
+def test_more_hits_than_the_prompts_share_are_a_disagreement():
+    assert disagreements(run("a", hits(500))) == []
+    assert disagreements(run("a", hits(516))) == [
+        "a: 51.6% of its prompts hit, and they share 50.0%"
+    ]
+    # A preempted request finds its own blocks again.
+    assert disagreements(run("a", hits(516, preemptions=2.0))) == []
+
+
+def test_the_controls_find_counts_that_are_not_what_they_are_called():
+    assert disagreements(run("a", hits(16), shared=0, unshared=True)) == [
+        "a: 1.6% of its prompts hit, and no two begin alike"
+    ]
+    assert disagreements(run("a", hits(0), shared=0, unshared=True)) == []
+    warm = run("a", hits(900), shared=950, unshared=True, cache_state="warm")
+    assert disagreements(warm) == []
+    random = {"spec.random": 9.0, "spec.drafted": 1000.0}
+    assert disagreements(run("b", {**random, "spec.accepted": 2.0})) == []
+    (line,) = disagreements(run("b", {**random, "spec.accepted": 100.0}))
+    assert line == "b: 10.0% of its drafts are right, and they are random"
+
+
+def test_records_of_before_and_arms_with_nothing_to_reach_have_no_table():
+    old = Record("a", "baseline", 0, 0, 0, "ok", "now", counters=hits(4))
+    assert ideal_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
