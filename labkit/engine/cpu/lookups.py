@@ -24,7 +24,7 @@ def qblock_units(lookup: Any, cu: Any) -> Any:
 
 
 def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-    """Name the sequence and the packed query token of a unit; see ``resolvers.base``."""
+    """Name the sequence and the packed query token of a unit; see ``resolvers.resolver``."""
 
 
 def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:

@@ -8,8 +8,9 @@ mlx_lm's code runs, and what it calls is exchanged.
 What is exchanged. ``convert`` copies a loaded model's tree of modules:
 
 - a layer with arithmetic of its own (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled
-  forms, an activation) becomes one of ``layers``, which calls a kernel. Projections of one input
-  (q, k, v; gate, up) become one product, computed when the first of them is asked;
+  forms, an activation) becomes one of ``layers``, which calls a kernel. Quantised matrices and
+  those in half precision are multiplied as they lie. Projections of one input (q, k, v; gate,
+  up) become one product, computed when the first of them is asked;
 - a class around them (attention, MLP, block, model) becomes the same class of a module that
   ``engine.module_loader`` ran a second time, whose imports of ``mlx.core`` and ``mlx.nn`` found
   ``mlx_shim``. Two functions of those modules are labkit's: ``swiglu``, which is a kernel, and
@@ -31,7 +32,7 @@ What holds, each line a test in ``tests/engine/numpy_port/test_convert.py``:
 6. A token's bits do not depend on what it is batched with.
 7. Between two forwards a model holds weights and nothing of a step: engines may take turns with
    one, and a forward that failed leaves nothing that the next could take for its own.
-8. Weights that a kernel reads as they lie are views of MLX's, not copies.
+8. Float32 embeddings and norms are views of MLX's arrays; only a product packs its matrices anew.
 
 Importing this package imports neither MLX nor numba.
 """
