@@ -18,7 +18,6 @@ from labkit.engine.budget.decision import Decision
 from labkit.engine.budget.sizing import activation_bytes, refuse_early, size_pool
 from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import InputBuilder, Padding
-from labkit.engine.invariance import require_invariance
 from labkit.engine.kv_layout import KVLayout
 from labkit.engine.model_runner import ModelRunner, start_by
 from labkit.engine.scheduler import Scheduler
@@ -91,11 +90,11 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
     )
     choice, expected = ready.choice, ready.expected
     kind = kv_layout.choose(options, expected.dtype)
-    small = kind.holding(expected.shapes, len(expected.sequences), expected.longest)
+    small = expected.layout(kind)
     kv_dtype = options.kv.dtype.value
     difference = self_test.verify(ready.loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
-        require_invariance(options, choice.forward, kind, expected)
+        self_test.require_invariance(options, choice.forward, kind, expected)
 
     draft = load_draft(options, model_dir, kind, expected, models)
     shapes = expected.shapes + (draft.shapes if draft else ())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,36 +14,13 @@ from labkit.engine.base import Counters, EngineError, StaleLaunchError
 from labkit.engine.compiled import CompiledBlocks
 from labkit.engine.input_builder import Batch
 from labkit.engine.layer_cache import LayerCache, Running
-from labkit.engine.logits import DeviceLogits, Logits
+from labkit.engine.logits import DeviceLogits, Logits, Wait
 from labkit.engine.model_loader import LoadedModel
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Arrays, Attention
     from labkit.engine.kv_layout.kv_cache import Step
     from labkit.engine.numpy_port.convert import Conversion
-
-# Waits for a step that was launched, and returns its logits.
-Wait = Callable[[], Logits]
-
-
-class Forward(Protocol):
-    """Computes logits; writes the batch's keys and values into the KV memory on the way."""
-
-    @property
-    def name(self) -> str:
-        """Whose arrays it computes on: ``numpy`` or ``mlx``."""
-
-    def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
-        """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
-
-        Raises
-        ------
-        StaleLaunchError
-            An attention launch left another's stamp.
-        """
-
-    def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
-        """Do the same; ``ahead``: without waiting for the end of what is lazy."""
 
 
 class SelectRows:
@@ -77,6 +54,8 @@ def select_rows(model: Any) -> SelectRows | None:
 class PackedForward:
     """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer.
 
+    Writes the batch's keys and values into the KV memory on the way.
+
     On MLX (``name`` is ``mlx``) a step is one lazy graph with one evaluation at its end,
     unless attention takes NumPy's arrays. The model's first layer is layer ``first_layer`` of
     the KV memory. ``blocks``, where there are any, run compiled in steps of decodes alone.
@@ -98,11 +77,17 @@ class PackedForward:
         self._selector = select_rows(loaded.model)
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
-        """Run the model once; see ``Forward``."""
+        """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
+
+        Raises
+        ------
+        StaleLaunchError
+            An attention launch left another's stamp.
+        """
         return self.launch(batch, step, counters, ahead=False)()
 
     def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
-        """Start a step, or run it; see ``Forward``."""
+        """Start a step, or run it; ``ahead``: without waiting for the end of what is lazy."""
         attention, bridge = step.attention, None
         if attention.arrays not in (self.name, "any"):
             from labkit.engine.attention.bridge import Bridge

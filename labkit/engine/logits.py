@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -55,3 +56,5 @@ class DeviceLogits:
 
 
 Logits = Rows | DeviceLogits
+# Waits for a step that was launched, and returns its logits.
+Wait = Callable[[], Logits]

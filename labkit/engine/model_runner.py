@@ -11,21 +11,19 @@ from typing import TYPE_CHECKING
 from labkit import config
 from labkit.engine.base import Counters, EngineError
 from labkit.engine.input_builder import Batch
-from labkit.engine.logits import Logits
+from labkit.engine.logits import Logits, Wait
 
 if TYPE_CHECKING:
-    from labkit.engine.forward import Forward
+    from labkit.engine.forward import PackedForward
     from labkit.engine.kv_layout.kv_cache import KVMemory
 
 RunModel = Callable[[Batch], Logits]
-# Waits for a step that was launched, and returns its logits.
-Wait = Callable[[], Logits]
 
 
 class ModelRunner:
     """The model and its KV memory, as one call per step."""
 
-    def __init__(self, forward: Forward, memory: KVMemory, counters: Counters) -> None:
+    def __init__(self, forward: PackedForward, memory: KVMemory, counters: Counters) -> None:
         self.memory = memory
         self._forward = forward
         self._counters = counters

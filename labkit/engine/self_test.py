@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit import config
 from labkit.engine.base import Counters, EngineError
 from labkit.engine.dtype import Matrices
-from labkit.engine.forward import Forward
+from labkit.engine.forward import PackedForward
 from labkit.engine.input_builder import Batch, InputBuilder
-from labkit.engine.kv_layout.kv_cache import KVCache, KVLayout, LayerShape
+from labkit.engine.kv_layout.kv_cache import KVCache, KVLayout, LayerShape, LayoutKind
 from labkit.engine.layer_cache import ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, plain_caches
 from labkit.engine.request import Request, RequestState
@@ -48,6 +49,10 @@ class Expected:
     def longest(self) -> int:
         """Tokens of the longest sequence."""
         return max(map(len, self.sequences))
+
+    def layout(self, kind: LayoutKind) -> KVLayout:
+        """Make a layout just large enough for the sequences."""
+        return kind.holding(self.shapes, len(self.sequences), self.longest)
 
 
 def expect(loaded: LoadedModel, block_size: int) -> Expected:
@@ -133,7 +138,7 @@ def _all_logits(
 
 def verify(
     loaded: LoadedModel,
-    forward: Forward,
+    forward: PackedForward,
     layout: KVLayout,
     expected: Expected,
     kv_dtype: str = "float32",
@@ -167,7 +172,7 @@ def verify(
 
 
 def compute(
-    forward: Forward, layout: KVLayout, expected: Expected, *, some_rows: bool = False
+    forward: PackedForward, layout: KVLayout, expected: Expected, *, some_rows: bool = False
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield every step's logits, a row per token, with those expected.
 
@@ -178,6 +183,40 @@ def compute(
             batch, reference = replace(batch, logit_rows=batch.logit_rows[::2]), reference[::2]
         computed, step = layout.memory.plan(batch)
         yield np.asarray(forward(computed, step, Counters())), reference
+
+
+def require_invariance(
+    options: config.Engine, forward: PackedForward, kind: LayoutKind, expected: Expected
+) -> None:
+    """Check ``engine.batch_invariant``: the same bits, whatever the batch.
+
+    A row's logits must not depend on the rows beside it, on how its prompt is cut into chunks,
+    or on the step in which it is computed. That holds where every operation gives each row
+    through one tile and one order of summation (design.md, "On the CPU"). The config refuses
+    what is known not to; what depends on the model is seen here: the self-test's sequences are
+    computed alone and whole, then chunked beside each other.
+
+    Raises
+    ------
+    EngineError
+        The two differ in a bit, or the forward's BLAS is known to make them differ.
+    """
+    if forward.name == "mlx" and options.blas is config.Blas.openblas:
+        raise EngineError(
+            "engine.batch_invariant=true: this model runs on MLX, whose OpenBLAS products change "
+            "with the number of rows; set engine.blas=stock, or leave it false"
+        )
+    first, second = map(len, expected.sequences)
+    whole = replace(expected, steps=((first, 0), (0, second)))
+    logits = tuple(rows for rows, _ in compute(forward, expected.layout(kind), whole))
+    for rows, reference in compute(
+        forward, expected.layout(kind), replace(expected, logits=logits)
+    ):
+        if not np.array_equal(rows, reference):
+            raise EngineError(
+                "engine.batch_invariant=true: a token's logits change with the batch "
+                f"({forward.name} forward); leave it false"
+            )
 
 
 def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[np.float32]]]:

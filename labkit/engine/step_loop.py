@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from labkit import config
 from labkit.engine.base import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
-from labkit.engine.model_runner import Runner, Wait
+from labkit.engine.logits import Wait
+from labkit.engine.model_runner import Runner
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput

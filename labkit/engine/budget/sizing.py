@@ -19,7 +19,7 @@ from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.forward import Forward
+    from labkit.engine.forward import PackedForward
     from labkit.engine.kv_layout.kv_cache import KVCache, LayerShape, LayoutKind
     from labkit.machine.memory import Machine
 
@@ -74,7 +74,7 @@ def size_pool(
 
 
 def activation_bytes(
-    forward: Forward,
+    forward: PackedForward,
     kind: LayoutKind,
     shapes: tuple[LayerShape, ...],
     scheduler: config.Scheduler,

@@ -17,7 +17,7 @@ import numpy as np
 from labkit import config
 from labkit.engine import dtype, self_test
 from labkit.engine.base import EngineError
-from labkit.engine.forward import Forward
+from labkit.engine.forward import PackedForward
 from labkit.engine.input_builder import Batch, Ints, pack, stack
 from labkit.engine.kv_layout.kv_cache import KVCache, LayerShape, LayoutKind
 from labkit.engine.model_runner import RunModel
@@ -140,7 +140,7 @@ class DraftModel:
 class LoadedDraft:
     """A draft model over the layers after the target's; ``shapes`` are its own layers'."""
 
-    forward: Forward
+    forward: PackedForward
     shapes: tuple[LayerShape, ...]
     source: str
 
