@@ -78,19 +78,18 @@ def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp
 
 def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
     """The estimate's weights are the built model's, both of its vocabulary's matrices included."""
-    from labkit import workload
-    from labkit.workload.requests import PROCESS_BYTES
+    from labkit.workload.requests import PROCESS_BYTES, RequestKind
 
-    asked = config.Workload(kind=config.WorkloadKind.ragged, concurrency=1, num_requests=1)
+    class OneRequest:
+        def lengths(self, experiment):
+            return ((300, 40),)
+
     experiment = config.Experiment(
-        model=config.Model(shape=TINY),
-        workload=asked,
-        ablation=config.Ablation(arms={"base": {}}),
+        model=config.Model(shape=TINY), ablation=config.Ablation(arms={"base": {}})
     )
-    ((prompt, output),) = workload.kind_of(experiment)._source.lengths(experiment)
-    per_token = facts.of_shape(TINY, "tiny").kv_bytes_per_token
-    rest = PROCESS_BYTES + -(-(prompt + output) // 16) * 16 * per_token
-    assert workload.estimate(experiment).bytes == rest + loaded_bytes(tiny_dir)[0]
+    kv = -(-340 // 16) * 16 * facts.of_shape(TINY, "tiny").kv_bytes_per_token
+    estimate = RequestKind(OneRequest()).estimate(experiment)
+    assert estimate.bytes == PROCESS_BYTES + loaded_bytes(tiny_dir)[0] + kv
 
 
 def test_weights_that_are_none_are_refused(tmp_path):
