@@ -174,9 +174,9 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
 
 def _facts(experiment: Experiment) -> facts.ModelFacts:
     """Return the model's sizes; nothing is built."""
-    kind = dtype.asked(experiment.engine)
-    found = facts.of_model(experiment.model, kind)
-    return found or facts.of_weights(resolve(experiment.model).path, kind)
+    loading = dtype.asked(experiment.engine), dtype.matrices(experiment.engine)
+    found = facts.of_model(experiment.model, *loading)
+    return found or facts.of_weights(resolve(experiment.model).path, *loading)
 
 
 KIND = RequestKind()

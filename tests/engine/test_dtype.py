@@ -276,10 +276,29 @@ def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
     assert quantised.weight_bytes == held
 
 
-def _parameters(path, kind="float32"):
+@pytest.mark.parametrize("matrices", dtype.Matrices)
+def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, model_dir, tmp_path):
+    from labkit.engine.budget import facts
+
+    half = in_type(tmp_path / "half", model_dir("quantised"), "bfloat16")
+    plain = facts.of_directory(model_dir("qwen3"))
+    for path in (
+        model_dir("quantised"),
+        half,
+        in_type(tmp_path / "q", model_dir("qwen3"), HALF[0]),
+    ):
+        found = facts.of_directory(path, "float32", matrices)
+        held = sum(value.nbytes for value in _parameters(path, "float32", matrices))
+        assert found.weight_bytes == held
+        assert found.multiplied == plain.multiplied
+        assert found.float_bytes == 4
+
+
+def _parameters(path, kind="float32", matrices=dtype.Matrices.cast):
     from mlx.utils import tree_flatten
 
-    return [value for _, value in tree_flatten(load(path, kind=kind).model.parameters())]
+    model = load(path, kind=kind, matrices=matrices).model
+    return [value for _, value in tree_flatten(model.parameters())]
 
 
 def test_a_plan_counts_weights_in_the_type_asked_for():

@@ -62,10 +62,11 @@ def check(experiment: config.Experiment) -> Decision | None:
         return None
     if experiment.engine.name == "mlx_lm":
         return None
-    model = facts.of_model(experiment.model, dtype.asked(experiment.engine))
+    engine = experiment.engine
+    model = facts.of_model(experiment.model, dtype.asked(engine), dtype.matrices(engine))
     if model is None:
         return None
-    answer = plan(experiment.engine, model)
+    answer = plan(engine, model)
     if isinstance(answer, Refusal):
         raise config.ConfigError(str(answer))
     return answer

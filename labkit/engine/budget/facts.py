@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from labkit import config
+from labkit.engine.dtype import Matrices
 
+DEFAULT_GROUP = 64  # mlx's, of quantised numbers that share a scale
 FLOAT = 4  # bytes of a number in float32, in which sizes are counted first
 # Bytes of what a safetensors header calls a number; any other takes one.
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INTEGERS = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
-HEAD = "lm_head.weight"  # a matrix that turns the last hidden state into logits
+HEAD = "lm_head"  # a matrix that turns the last hidden state into logits
 # The types that weights can be cast to; None keeps each as it is stored.
 Kind = str | None
 
@@ -33,12 +35,13 @@ class ModelFacts:
     vocab_size: int  # logits in a row
     max_context: int | None  # tokens it was trained for; None: config.json does not say
     float_bytes: int = FLOAT  # of a number that it computes with
+    weights: int = 0  # numbers that its tensors stand for
     looked_up: int = 0  # numbers of an embedding that is no output's too: never multiplied by
 
     @property
     def multiplied(self) -> int:
         """Weights that every token is multiplied by; twice as many operations."""
-        return self.weight_bytes // self.float_bytes - self.looked_up
+        return self.weights - self.looked_up
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
         """Estimate the peak of a forward over ``tokens`` tokens and ``rows`` rows of logits.
@@ -49,11 +52,13 @@ class ModelFacts:
         return self.float_bytes * max(tokens * self.live_floats, rows * self.vocab_size)
 
 
-def of_model(model: config.Model, kind: Kind = "float32") -> ModelFacts | None:
+def of_model(
+    model: config.Model, kind: Kind = "float32", matrices: Matrices = Matrices.cast
+) -> ModelFacts | None:
     """Read the facts of a configured model; nothing is built or loaded.
 
-    ``kind``: what its weights are cast to (``labkit.engine.dtype.asked``). Returns None where
-    config.json does not tell enough to plan with.
+    ``kind`` and ``matrices``: what becomes of its weights (``labkit.engine.dtype``). Returns
+    None where config.json does not tell enough to plan with.
 
     Raises
     ------
@@ -64,7 +69,7 @@ def of_model(model: config.Model, kind: Kind = "float32") -> ModelFacts | None:
         return of_shape(model.shape, model.name, kind)
     from labkit.models import resolve
 
-    return of_directory(resolve(model).path, kind)
+    return of_directory(resolve(model).path, kind, matrices)
 
 
 def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> ModelFacts:
@@ -86,23 +91,27 @@ def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> Mod
         vocab_size=shape.vocab_size,
         max_context=40960,
         float_bytes=size,
+        weights=weights,
         looked_up=vocabulary,
     )
 
 
-def of_directory(path: Path, kind: Kind = "float32") -> ModelFacts | None:
+def of_directory(
+    path: Path, kind: Kind = "float32", matrices: Matrices = Matrices.cast
+) -> ModelFacts | None:
     """Read config.json and the headers of the weights in ``path``.
 
     Returns None where they do not tell enough; loading says what is wrong, if anything.
     """
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        return _facts({**outer, **(outer.get("text_config") or {})}, path, kind)
+        settings = {**outer, **(outer.get("text_config") or {})}
+        return _facts(settings, path, _Loading(kind, matrices))
     except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
         return None
 
 
-def _facts(settings: dict[str, Any], path: Path, kind: Kind) -> ModelFacts | None:
+def _facts(settings: dict[str, Any], path: Path, loading: _Loading) -> ModelFacts | None:
     if "kv_lora_rank" in settings:  # caches latents, not keys and values of heads
         return None
     hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
@@ -112,20 +121,23 @@ def _facts(settings: dict[str, Any], path: Path, kind: Kind) -> ModelFacts | Non
     context = settings.get("max_position_embeddings")
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
-    weight_bytes, float_bytes, own_head = _weights(path, kind, tied)
+    held = _held(path, loading, settings.get("quantization") or {}, tied)
     return ModelFacts(
         name=path.name,
-        weight_bytes=weight_bytes,
+        weight_bytes=held.bytes,
         kv_bytes_per_token=FLOAT * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
         live_floats=_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=context if isinstance(context, int) else None,
-        float_bytes=float_bytes,
-        looked_up=vocabulary * hidden if own_head else 0,
+        float_bytes=held.float_bytes,
+        weights=held.numbers,
+        looked_up=vocabulary * hidden if held.own_head else 0,
     )
 
 
-def of_weights(path: Path, kind: Kind = "float32") -> ModelFacts:
+def of_weights(
+    path: Path, kind: Kind = "float32", matrices: Matrices = Matrices.cast
+) -> ModelFacts:
     """Count the weights in ``path`` where config.json tells no more.
 
     Raises
@@ -134,10 +146,10 @@ def of_weights(path: Path, kind: Kind = "float32") -> ModelFacts:
         They are no safetensors.
     """
     try:
-        weight_bytes, float_bytes, _ = _weights(path, kind)
+        held = _held(path, _Loading(kind, matrices), {})
     except (LookupError, TypeError, ValueError, struct.error):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
-    return ModelFacts(path.name, weight_bytes, 0, 0, 0, None, float_bytes)
+    return ModelFacts(path.name, held.bytes, 0, 0, 0, None, held.float_bytes, held.numbers)
 
 
 def with_cache(model: ModelFacts, kv_bytes_per_token: int) -> ModelFacts:
@@ -154,24 +166,89 @@ def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
     return 4 * hidden + max(3 * queries + 3 * keys, 3 * inner)
 
 
-def _weights(path: Path, kind: Kind, tied: bool = False) -> tuple[int, int, bool]:
-    """Return the bytes of the weights as loaded, and of one of their floating point numbers.
+@dataclass(frozen=True)
+class _Loading:
+    """What loading does to weights."""
 
-    And whether there is an output matrix of its own; where the embedding is ``tied`` to the
-    output, mlx_lm drops one that is stored all the same.
+    kind: Kind
+    matrices: Matrices
+
+    def bytes(self, tensor: _Tensor) -> int:
+        """Return the bytes of a tensor, as loaded."""
+        if self.matrices is Matrices.widened and tensor.quantised:
+            return FLOAT * tensor.numbers
+        kept = self.matrices is Matrices.kept and tensor.of_matrix
+        return tensor.size * _number_bytes(tensor.word, None if kept else self.kind)
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """What a safetensors header says of a tensor, and what it stands for.
+
+    ``numbers``: weights, which the scales and biases of quantised ones are not.
     """
-    numbers, own_head = Counter[str](), False
-    for file in path.glob("model*.safetensors"):
-        for name, word, count in _tensors(file):
-            if name.endswith(HEAD):
-                if tied:
-                    continue
-                own_head = True
-            numbers[word] += count
-    total = sum(count * _number_bytes(word, kind) for word, count in numbers.items())
-    floats = {word: count for word, count in numbers.items() if word in FLOATS}
+
+    word: str
+    size: int
+    numbers: int
+    quantised: bool
+    of_matrix: bool
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Weights as loaded: their bytes, and those of one of their floating point numbers."""
+
+    bytes: int
+    float_bytes: int
+    numbers: int
+    own_head: bool
+
+
+def _held(path: Path, loading: _Loading, quantization: dict[str, Any], tied: bool = False) -> _Held:
+    """Count the weights in ``path``.
+
+    Where the embedding is ``tied`` to the output, mlx_lm drops an output matrix that is stored
+    all the same.
+    """
+    shapes = dict(entry for file in path.glob("model*.safetensors") for entry in _shapes(file))
+    found = {
+        name: tensor
+        for name, tensor in _tensors(shapes, quantization)
+        if not (tied and _is_head(name))
+    }
+    floats = Counter[str]()
+    for tensor in found.values():
+        floats[tensor.word] += tensor.size if tensor.word in FLOATS else 0
     largest = max(floats, key=lambda word: floats[word], default="F32")
-    return total, _number_bytes(largest, kind), own_head
+    computed = largest if largest in FLOATS else "F32"
+    return _Held(
+        bytes=sum(map(loading.bytes, found.values())),
+        float_bytes=_number_bytes(computed, loading.kind),
+        numbers=sum(tensor.numbers for tensor in found.values()),
+        own_head=any(map(_is_head, found)),
+    )
+
+
+def _is_head(name: str) -> bool:
+    return name.rpartition(".")[0].endswith(HEAD)
+
+
+def _tensors(
+    shapes: dict[str, tuple[str, tuple[int, ...]]], quantization: dict[str, Any]
+) -> Iterator[tuple[str, _Tensor]]:
+    for name, (word, shape) in shapes.items():
+        layer, _, part = name.rpartition(".")
+        quantised = f"{layer}.scales" in shapes and part in ("weight", "scales", "biases")
+        size = numbers = prod(shape)
+        if quantised:
+            own = quantization.get(layer)
+            group = (own if isinstance(own, dict) else quantization).get(
+                "group_size", DEFAULT_GROUP
+            )
+            numbers = prod(shapes[f"{layer}.scales"][1]) * int(group) if part == "weight" else 0
+        matrix = quantised or (part == "weight" and len(shape) == 2)
+        yield name, _Tensor(word, size, numbers, quantised, matrix)
 
 
 def _number_bytes(word: str, kind: Kind) -> int:
@@ -181,11 +258,11 @@ def _number_bytes(word: str, kind: Kind) -> int:
     return FLOATS[word] if kind is None else FLOAT if kind == "float32" else FLOAT // 2
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
-    """Yield name, type and size in numbers of what a safetensors file holds, by its header."""
+def _shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+    """Yield name, type and shape of what a safetensors file holds, by its header."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))
     for name, entry in header.items():
         if name != "__metadata__":
-            yield name, entry["dtype"], prod(entry["shape"])
+            yield name, (entry["dtype"], tuple(entry["shape"]))

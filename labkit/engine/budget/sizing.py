@@ -36,7 +36,7 @@ def refuse_early(options: config.Engine, model_dir: Path, machine: Machine) -> N
     EngineError
         The budget is refused: one line that ends in what to set.
     """
-    model = facts.of_directory(model_dir, dtype.asked(options))
+    model = facts.of_directory(model_dir, dtype.asked(options), dtype.matrices(options))
     answer = None if model is None else plan(options, model, machine)
     if isinstance(answer, Refusal):
         raise EngineError(str(answer))
@@ -61,10 +61,10 @@ def size_pool(
         The budget is refused: one line that ends in what to set.
     """
     per_token = sum(shape.token_bytes() for shape in shapes)
-    kind = dtype.asked(options)
-    model = facts.of_directory(model_dir, kind)
+    weights = model_dir, dtype.asked(options), dtype.matrices(options)
+    model = facts.of_directory(*weights)
     known = model is not None
-    model = facts.with_cache(model or facts.of_weights(model_dir, kind), per_token)
+    model = facts.with_cache(model or facts.of_weights(*weights), per_token)
     flops = 2 * model.multiplied * options.scheduler.max_num_batched_tokens
     profile = not known or (options.budget.policy in PROFILING and flops <= MOST_FLOPS)
     answer = plan(options, model, machine, activations=measure() if profile else None)

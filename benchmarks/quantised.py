@@ -1,0 +1,298 @@
+"""A quantised model served in every way there is here, on the same weights and prompts.
+
+labkit with the weights as they lie, labkit with float32 ones, mlx_lm with float32 ones (on
+OpenBLAS; its own product of quantised weights takes minutes here) and, where xllamacpp is
+installed, llama.cpp. Every arm is one process that loads once; the arms take turns in each
+round, and the table shows medians over rounds and the median of the rounds' ratios. Run as
+``python benchmarks/quantised.py``; ``--rounds N``, ``--arms A,B``, ``--json FILE``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+STORED, FLOAT32, MLX_LM, LLAMA = "as they lie", "float32", "mlx_lm", "llama.cpp"
+ARMS = (STORED, FLOAT32, MLX_LM, LLAMA)
+BLOCK = 16
+KV_TOKENS = 8192
+SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # beyond weights and KV
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many requests of so many prompt tokens and output tokens, all at once."""
+
+    name: str
+    streams: int
+    prompt: int
+    output: int
+
+    @property
+    def decodes(self) -> bool:
+        """Whether decoding is timed; otherwise the prompts are."""
+        return self.output > 1
+
+
+CASES = (
+    Case("decode, 1 stream", 1, 32, 64),
+    Case("decode, 16 streams", 16, 32, 32),
+    Case("prefill, 512 tokens", 1, 512, 1),
+)
+
+
+def prompts(case: Case) -> list[list[int]]:
+    """Draw ordinary token ids from a seed."""
+    import numpy as np
+
+    rng = np.random.default_rng(case.prompt)
+    return rng.integers(100, 40_000, (case.streams, case.prompt)).tolist()
+
+
+class OnLabkit:
+    """One of labkit's engines, mlx_lm's among them."""
+
+    def __init__(self, arm: str, folder: Path, threads: int) -> None:
+        from labkit import config
+        from labkit.engine import create
+        from labkit.machine import blas, pool
+
+        ours = arm in (STORED, FLOAT32)
+        if ours:
+            pool.install()
+        blas.activate("openblas", 1 if ours else threads)
+        options: dict[str, Any] = {"budget": config.Budget(blocks=KV_TOKENS // BLOCK)}
+        held = config.Weights.model if arm == STORED else config.Weights.float32
+        engine = config.Engine(
+            name="paged" if ours else "mlx_lm", weights=held, **(options if ours else {})
+        )
+        self.engine = create(engine, folder)
+
+    def serve(self, case: Case) -> dict[str, Any]:
+        """Serve a case; seconds until all have begun and from then on, and the tokens."""
+        from labkit.engine import Request, SamplingParams
+
+        params = SamplingParams(max_tokens=case.output, ignore_eos=True)
+        for index, ids in enumerate(prompts(case)):
+            self.engine.submit(Request(f"{index}", tuple(ids), params))
+        tokens: list[list[int]] = [[] for _ in range(case.streams)]
+        start, begun = time.perf_counter(), None
+        while self.engine.has_work():
+            for event in self.engine.step():
+                tokens[int(event.request_id)].append(event.token)
+            if begun is None and all(tokens):
+                begun, before = time.perf_counter(), sum(map(len, tokens))
+        end = time.perf_counter()
+        assert begun is not None
+        made = sum(map(len, tokens)) - before
+        return {"begun": begun - start, "rest": end - begun, "made": made, "tokens": tokens}
+
+    def bytes(self) -> dict[str, float]:
+        """Return the bytes of weights and of the KV pool, 0 where it counts none."""
+        counters = self.engine.counters()
+        return {
+            "weight_bytes": sum(v for key, v in counters.items() if key.startswith("weights.")),
+            "kv_bytes": counters.get("blocks.total", 0) * counters.get("kv_block_bytes", 0),
+        }
+
+
+class OnLlama:
+    """llama.cpp's server, in process, through xllamacpp."""
+
+    def __init__(self, gguf: Path, threads: int) -> None:
+        import xllamacpp
+
+        params = xllamacpp.CommonParams()
+        params.model.path = str(gguf)
+        params.n_ctx, params.n_parallel = 2 * KV_TOKENS, 16
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        self.server = xllamacpp.Server(params)
+
+    def serve(self, case: Case) -> dict[str, Any]:
+        """Serve a case; the server says how long the prompts took."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        asked = {"n_predict": case.output, "ignore_eos": True, "temperature": 0}
+        start = time.perf_counter()
+        with ThreadPoolExecutor(case.streams) as pool:
+            answers = list(
+                pool.map(
+                    lambda ids: self.server.handle_completions(
+                        {"prompt": ids, "cache_prompt": False, "return_tokens": True, **asked}
+                    ),
+                    prompts(case),
+                )
+            )
+        wall = time.perf_counter() - start
+        begun = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
+        made = case.streams * (case.output - 1)
+        tokens = [answer.get("tokens") for answer in answers]
+        return {"begun": begun, "rest": wall - begun, "made": made, "tokens": tokens}
+
+    def bytes(self) -> dict[str, float]:
+        """Return nothing: it does not say."""
+        return {}
+
+
+def child(arm: str, folder: str, gguf: str, threads: int) -> None:
+    """Load, then answer each line with a case by a line with its figures."""
+    from labkit.machine.system import SYSTEM
+
+    start = time.perf_counter()
+    made = OnLlama(Path(gguf), threads) if arm == LLAMA else OnLabkit(arm, Path(folder), threads)
+    loaded = time.perf_counter() - start
+    print(json.dumps({"load_s": loaded, **made.bytes()}), flush=True)
+    for line in sys.stdin:
+        figures = made.serve(Case(**json.loads(line)))
+        print(json.dumps(figures and figures | {"peak_rss": SYSTEM.peak_rss()}), flush=True)
+
+
+class Arm:
+    """An arm's process."""
+
+    def __init__(self, name: str, folder: Path, gguf: Path, threads: int) -> None:
+        from labkit.machine.threads import core_count, worker_environment
+
+        environment, _ = worker_environment(os.environ, threads=threads, cores=core_count())
+        environment["PYTHONPATH"] = str(ROOT)
+        words = [name, str(folder), str(gguf), str(threads)]
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), "--child", *words],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.loaded = self._answer()
+
+    def serve(self, case: Case) -> dict[str, Any] | None:
+        """Have it serve a case."""
+        assert self.process.stdin is not None
+        print(json.dumps(vars(case)), file=self.process.stdin, flush=True)
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit("an arm's process ended; its own words are above")
+        return json.loads(line)
+
+
+def speed(case: Case, figures: dict[str, Any]) -> float:
+    """Return tokens per second: of decoding, or of the prompts."""
+    if case.decodes:
+        return figures["made"] / figures["rest"]
+    return case.streams * case.prompt / figures["begun"]
+
+
+def measure(arms: dict[str, Arm], rounds: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Let the arms take turns, in an order that turns from round to round; the first is warm-up."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {case.name: {} for case in CASES}
+    for number in range(-1, rounds):
+        for case in CASES:
+            for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
+                figures = arms[name].serve(case)
+                if figures is not None and number >= 0:
+                    found[case.name].setdefault(name, []).append(figures)
+    return found
+
+
+def show(arms: dict[str, Arm], found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """Print the table."""
+    from labkit.doctor.measure import cpu_bandwidth
+
+    for name, arm in arms.items():
+        print(f"{name:12} loaded in {arm.loaded['load_s']:.1f} s")
+    print(f"\n{'case':22}{'arm':14}{'tok/s':>9}   ratios to {STORED}: median (range)  tokens")
+    for case in CASES:
+        ours = found[case.name].get(STORED, [])
+        for name, entries in found[case.name].items():
+            speeds = [speed(case, entry) for entry in entries]
+            text = f"{case.name:22}{name:14}{statistics.median(speeds):9.1f}"
+            if ours and name != STORED:
+                ratios = [speed(case, a) / b for a, b in zip(ours, speeds, strict=True)]
+                same = [e["tokens"] for e in entries] == [e["tokens"] for e in ours]
+                text += (
+                    f"   {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                    f"  {'the same' if same else 'others'}"
+                )
+            print(text)
+    if STORED in arms:
+        read, held = cpu_bandwidth()["gb_s"], arms[STORED].loaded["weight_bytes"]
+        entries = found[CASES[0].name][STORED]
+        rate = held * statistics.median(speed(CASES[0], entry) for entry in entries) / 1e9
+        print(
+            f"\n{STORED}, 1 stream: reads weights at {rate:.1f} GB/s of {read:.1f} "
+            f"({rate / read:.0%})"
+        )
+        show_memory(arms[STORED], held)
+
+
+def show_memory(arm: Arm, weights: float) -> None:
+    """Fill the KV pool from 16 streams; print the most that the process held, and the limit."""
+    entry = arm.serve(Case("full", 16, KV_TOKENS // 16 - 2 * BLOCK, BLOCK))
+    assert entry is not None
+    limit = (weights + arm.loaded["kv_bytes"] + SPARE_BYTES) * (1 + SPARE_SHARE)
+    held = entry["peak_rss"]
+    print(
+        f"{STORED}, 16 streams over {KV_TOKENS} tokens of KV: at most {held / 1e6:.0f} MB held, "
+        f"wanted {limit / 1e6:.0f} or less: {'met' if held <= limit else 'missed'}"
+    )
+
+
+def model_files() -> tuple[Path, Path]:
+    """Return the converted directory of model=smollm2, and the file it is made of."""
+    import yaml
+
+    from labkit import config
+    from labkit.models import resolve
+
+    settings = yaml.safe_load((ROOT / "conf/model/smollm2.yaml").read_text())
+    packaged = config.PackagedFile(**settings["packaged"])
+    folder = resolve(config.Model(name="smollm2", packaged=packaged)).path
+    spec = importlib.util.find_spec(packaged.module)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(f"model=smollm2: pip install {packaged.install}")
+    return folder, Path(next(iter(spec.submodule_search_locations))) / packaged.file
+
+
+def main() -> None:
+    """Measure the arms asked for, while no other study is timing on this host."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        arm, folder, gguf, threads = options.child
+        child(arm, folder, gguf, int(threads))
+        return
+    from labkit.experiment.lock import timing_lock
+    from labkit.machine.threads import core_count
+
+    asked = options.arms.split(",")
+    if LLAMA in asked and importlib.util.find_spec("xllamacpp") is None:
+        print(f"{LLAMA}: left out, for its bindings are not installed (xllamacpp)")
+        asked.remove(LLAMA)
+    files = model_files()
+    with timing_lock("benchmarks/quantised.py", on_wait=print):
+        arms = {name: Arm(name, *files, core_count()) for name in asked}
+        found = measure(arms, options.rounds)
+        show(arms, found)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
