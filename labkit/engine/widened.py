@@ -88,6 +88,10 @@ class _InUse(nn.Module):  # type: ignore[misc]
     def weight(self) -> mx.array:
         return weight_of(self.layer)
 
+    @weight.deleter
+    def weight(self) -> None:
+        """Keep it: gemma3n assigns a weight's float32 to the weight, which this one is."""
+
     def __call__(self, x: mx.array) -> mx.array:
         if isinstance(self.layer, nn.Embedding | nn.QuantizedEmbedding):
             return _widened(self.layer, x)
