@@ -146,17 +146,23 @@ class OnLlama:
         return {}
 
 
+def peak_bytes() -> int:
+    """Return the most memory that this process has held."""
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
 def child(arm: str, folder: str, gguf: str, threads: int) -> None:
     """Load, then answer each line with a case by a line with its figures."""
-    from labkit.machine.system import SYSTEM
-
     start = time.perf_counter()
     made = OnLlama(Path(gguf), threads) if arm == LLAMA else OnLabkit(arm, Path(folder), threads)
     loaded = time.perf_counter() - start
     print(json.dumps({"load_s": loaded, **made.bytes()}), flush=True)
     for line in sys.stdin:
         figures = made.serve(Case(**json.loads(line)))
-        print(json.dumps(figures and figures | {"peak_rss": SYSTEM.peak_rss()}), flush=True)
+        print(json.dumps(figures and figures | {"peak_rss": peak_bytes()}), flush=True)
 
 
 class Arm:
