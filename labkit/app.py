@@ -123,13 +123,13 @@ def _help(*, _root_: Any) -> str:
     """Return every option with its value in this config, for the template of ``--help``."""
     from omegaconf import OmegaConf
 
-    from labkit.config import reference
+    from labkit.config import options_page
 
     def value(key: str) -> Any:
         found = OmegaConf.select(_root_, key)
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
-    return reference.help_lines(value).replace("$", "$$")
+    return options_page.help_lines(value).replace("$", "$$")
 
 
 def initialized() -> AbstractContextManager[Any]:
@@ -229,7 +229,7 @@ def run(command: Command) -> int:
     study = Study(out, cells)
     study.refuse_changes()
     if cells[0].experiment.plan:
-        from labkit.experiment.plan import print_plan
+        from labkit.experiment.study_plan import print_plan
 
         print_plan(cells, out)
         return 0

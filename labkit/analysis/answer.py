@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from labkit.analysis.case_rows import Row
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison
 from labkit.analysis.formatting import count, percent_text, plain
-from labkit.analysis.rows import Row
 from labkit.analysis.sentences import direction
 from labkit.analysis.verdict import Verdict
 

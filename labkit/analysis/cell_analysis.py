@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis import gates, identity
+from labkit.analysis import gates, same_outputs
+from labkit.analysis.case_rows import Row, build_rows, probe_values, summary
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
 from labkit.analysis.divergence import Values
 from labkit.analysis.formatting import steady
-from labkit.analysis.rows import Row, build_rows, probe_values, summary
 from labkit.analysis.statistics.interim_analysis import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import Verdict, judge
 from labkit.config import Design
@@ -190,7 +190,7 @@ class CellAnalysis:
     data: CellData
     rows: tuple[Row, ...]
     gates: Mapping[str, gates.Gate]
-    identity: identity.IdentityReport
+    identity: same_outputs.IdentityReport
     beside: Callable[[], CellAnalysis | None] = lambda: None
 
     @property
@@ -288,7 +288,7 @@ def analyse(
     """Analyse one cell from its files; raises :class:`RecordError`."""
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
-    report = identity.compare_outputs(data.records, names, Values(cell_dir))
+    report = same_outputs.compare_outputs(data.records, names, Values(cell_dir))
     found = {
         "healthy": gates.healthy(data.records),
         "engaged": gates.engaged(data.records, data.arms),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.rows import Row, complete_blocks, log_values
+from labkit.analysis.case_rows import Row, complete_blocks, log_values
 from labkit.analysis.statistics.effect import Equivalence, equivalence, hodges_lehmann, percent
 from labkit.analysis.statistics.multiplicity import Region, RowTest, alpha_each, others_largest
 from labkit.analysis.statistics.permutation import Floats, pooled, relabellings, smallest_p

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.analysis.case_rows import MEASURED, run_value
 from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.formatting import plain, slug
-from labkit.analysis.identity import CLAIMS
-from labkit.analysis.rows import MEASURED, run_value
+from labkit.analysis.same_outputs import CLAIMS
 from labkit.analysis.sentences import row_name, sentence
 from labkit.analysis.study_analysis import cell_dirs
 from labkit.records import Arm, Metric, Record, read_runs

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analysis.identity import IdentityReport, above_noise_floor
+from labkit.analysis.same_outputs import IdentityReport, above_noise_floor
 from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20

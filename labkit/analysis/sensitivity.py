@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.analysis.case_rows import Row, complete_blocks, log_values
 from labkit.analysis.cell_analysis import CellAnalysis, CellData
 from labkit.analysis.comparison import in_percent
 from labkit.analysis.disturbance import Reason, disturbed_blocks
-from labkit.analysis.rows import Row, complete_blocks, log_values
 from labkit.analysis.statistics.effect import breakpoints, hodges_lehmann, percent
 from labkit.analysis.statistics.permutation import (
     Floats,

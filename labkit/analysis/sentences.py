@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.analysis.formatting import MINUS, count, interval_text, p_text, percent_text, plain
-from labkit.analysis.identity import CLAIMS
+from labkit.analysis.same_outputs import CLAIMS
 from labkit.analysis.statistics.permutation import Relabellings, relabellings
 
 Json = Mapping[str, Any]

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis.case_rows import Row, complete_blocks, log_values
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison, Levels, in_percent
 from labkit.analysis.formatting import count, p_text, percent_text, plain, signed
-from labkit.analysis.rows import Row, complete_blocks, log_values
 from labkit.analysis.statistics.effect import Equivalence, breakpoints, equivalence, percent
 from labkit.analysis.statistics.multiplicity import holm
 from labkit.analysis.statistics.permutation import Floats

@@ -104,7 +104,7 @@ def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
 
     Every block is one process that holds a baseline and its control.
     """
-    from labkit.analysis.rows import build_rows, log_values
+    from labkit.analysis.case_rows import build_rows, log_values
     from labkit.analysis.statistics.power import run_sd
 
     blocks = range(len(walls))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.config import Engine, own_classes, reference, require
+from labkit.config import Engine, options_page, own_classes, require
 from labkit.records import counters
 
 
@@ -56,7 +56,7 @@ def _may_claim(name: str, arm: Engine) -> bool:
 
 def choices(option: str) -> Sequence[str]:
     """Return the words that an option of the config may have."""
-    found = reference.find(option)
+    found = options_page.find(option)
     if found is None or not found.choices:
         raise ValueError(f"{option}: not an option with a list of words")
     return found.choices

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from labkit.config import ConfigError, reference
+from labkit.config import ConfigError, options_page
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
@@ -90,7 +90,7 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
     override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
-    names = reference.names_below(path.split(".")[:-1])
+    names = options_page.names_below(path.split(".")[:-1])
     allowed = f"; there are: {', '.join(names)}" if names else ""
     return f"{where}: no option {key!r}{_hint(key, names)}{allowed}"
 
@@ -129,13 +129,13 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _range(key: str) -> str:
-    option = reference.find(key)
+    option = options_page.find(key)
     allowed = option.said.allowed if option is not None else ""
     return f"; allowed are {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
-    names = reference.names_below(key.split("."))
+    names = options_page.names_below(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 
 

@@ -24,7 +24,7 @@ def executor(device: str) -> Executor:
         return on_metal
     if device != "emulated":
         raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
-    from labkit.metal.emulator.build import find_compiler
+    from labkit.metal.emulator.compilation import find_compiler
     from labkit.metal.emulator.emulate import Emulator
 
     find_compiler()

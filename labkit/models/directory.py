@@ -62,7 +62,7 @@ def find(asked: str) -> ModelDir:
 def from_gguf(path: Path, *, name: str, digest: str, asked: str) -> ModelDir:
     """Return the directory that a GGUF file is converted to; ``digest`` names its content."""
     from labkit.models.gguf import BadFile
-    from labkit.models.gguf.convert import converted
+    from labkit.models.gguf.to_mlx import converted
 
     try:
         folder = converted(path, digest=digest, name=name)

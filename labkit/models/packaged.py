@@ -9,7 +9,7 @@ from pathlib import Path
 from labkit.config import ConfigError, PackagedFile, require
 from labkit.models import directory
 from labkit.models.directory import ModelDir
-from labkit.models.gguf.convert import place
+from labkit.models.gguf.to_mlx import place
 
 
 def find(packaged: PackagedFile, *, name: str) -> ModelDir:

@@ -28,7 +28,7 @@ def check(experiment: Experiment) -> None:
         "machine; leave it null",
     )
     if device is Device.emulated:
-        from labkit.metal.emulator.build import compiler_path
+        from labkit.metal.emulator.compilation import compiler_path
         from labkit.metal.emulator.errors import EmulatorUnavailable
 
         try:

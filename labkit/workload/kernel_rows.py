@@ -18,7 +18,7 @@ from labkit.workload.launches import Batch, Launch
 from labkit.workload.measurement import InvalidOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.report import LaunchReport
+    from labkit.engine.attention.launch_report import LaunchReport
 
 
 @dataclass

@@ -54,8 +54,8 @@ from labkit.workload.measurement import Measurement
 from labkit.workload.turns import Setting
 
 if TYPE_CHECKING:
+    from labkit.engine.attention.launch_report import LaunchReport
     from labkit.engine.attention.paged_backend import Arrays, PagedBackend
-    from labkit.engine.attention.report import LaunchReport
 
 SETTLED = 0.98  # a round this much of the fastest before is no longer falling
 MOST_ROUNDS = 20  # of warming up

@@ -24,9 +24,9 @@ from labkit.workload.cases import Arrays, Geometry
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
+    from labkit.engine.attention.launch_report import LaunchReport
     from labkit.engine.attention.paged_backend import PagedBackend
     from labkit.engine.attention.plan import Plan
-    from labkit.engine.attention.report import LaunchReport
 
 Clock = Callable[[], float]
 PLANS = 5  # of which the median is taken

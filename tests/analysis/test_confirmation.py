@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from labkit.analysis.case_rows import Row, Value
 from labkit.analysis.cell_analysis import CellData, analyse
 from labkit.analysis.comparison import Levels, compare_arm
 from labkit.analysis.confirmation import agreements, sentence
-from labkit.analysis.rows import Row, Value
 
 
 def simulated(rng, effect, noise, blocks, runs):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, write_study
+from labkit.analysis.case_rows import probe_values
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.comparison import Comparison, Levels, row_tests
 from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.identity import Agreement, above_noise_floor
-from labkit.analysis.rows import probe_values
+from labkit.analysis.same_outputs import Agreement, above_noise_floor
 from labkit.analysis.statistics.effect import Equivalence
 from labkit.analysis.statistics.multiplicity import joint_p
 from labkit.analysis.statistics.power import seen_pct

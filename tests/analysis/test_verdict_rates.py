@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from labkit.analysis.case_rows import Row, Value
 from labkit.analysis.comparison import Levels, compare_arm
-from labkit.analysis.rows import Row, Value
 from labkit.analysis.statistics import permutation
 from labkit.analysis.statistics.effect import log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld

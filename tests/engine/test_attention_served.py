@@ -6,7 +6,7 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import NO_TOKEN
-from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.compilation import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
 LENGTHS = (3, 20, 1)

@@ -14,7 +14,7 @@ from test_paged_tokens import create_mlx, prompts, serve
 import labkit
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.attention.report import launch_stamp
+from labkit.engine.attention.launch_report import launch_stamp
 from labkit.engine.attention.spec import STAMP_MASK
 from labkit.engine.base import StaleLaunchError
 
@@ -253,11 +253,11 @@ def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
         engine = made(model_dir("llama"))
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", here(real))
     else:
-        from labkit.engine.cpu import launches
+        from labkit.engine.cpu import attention_launches
 
         engine = made(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):
-            monkeypatch.setattr(launches, name, here(getattr(launches, name)))
+            monkeypatch.setattr(attention_launches, name, here(getattr(attention_launches, name)))
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
     assert len(deepest) == LAYERS * 3
     assert set(deepest) == {4 if backend == "gather" else 3}

@@ -6,7 +6,7 @@ import pytest
 
 from labkit import app, workload
 from labkit.experiment.arms import compose_cell
-from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.compilation import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
 ABLATIONS = (

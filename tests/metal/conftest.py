@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.compilation import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests

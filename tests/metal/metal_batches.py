@@ -11,7 +11,7 @@ from labkit.engine.attention.metal import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMap
 from labkit.engine.attention.resolvers.work_plan import WorkPlan, work_plan
 from labkit.engine.attention.spec import BQ, Switches
-from labkit.metal.emulator.build import Build
+from labkit.metal.emulator.compilation import Build
 from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.run import THREE
 

@@ -11,7 +11,7 @@ import numpy as np
 from metal_batches import Batch, attend, batch, check, prover
 
 from labkit.engine.attention.spec import BQ
-from labkit.metal.emulator.build import Build
+from labkit.metal.emulator.compilation import Build
 from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.run import ONE
 from labkit.metal.kernels import source

@@ -7,8 +7,8 @@ from metal_batches import attend, batch
 
 from labkit.config import RESOLVERS
 from labkit.engine.attention import dispatch, plan, resolvers
+from labkit.engine.attention.launch_report import Rows, launch_stamp
 from labkit.engine.attention.plan import Layer
-from labkit.engine.attention.report import Rows, launch_stamp
 from labkit.engine.attention.resolvers.work_plan import work_plan
 from labkit.engine.attention.spec import KERNEL_IDS, Switches
 from labkit.metal.kernels import header, source

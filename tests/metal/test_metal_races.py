@@ -12,7 +12,7 @@ from metal_mutants import mutants
 from metal_probes import edited
 
 from labkit.metal.call import KernelCall
-from labkit.metal.emulator.build import Build
+from labkit.metal.emulator.compilation import Build
 from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.errors import KernelFault
 from labkit.metal.emulator.run import ONE

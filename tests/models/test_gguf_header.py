@@ -4,7 +4,7 @@ import gguf_files
 import numpy as np
 import pytest
 
-from labkit.models.gguf import BadFile, architecture, header, vocabulary
+from labkit.models.gguf import BadFile, architecture, bpe, header
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def test_damage_is_a_bad_file_or_harmless(path):
         try:
             file = header.read(path)
             architecture.of(file)
-            vocabulary.tokenizer(file)
-            vocabulary.config(file, 1)
-            vocabulary.generation_config(file)
+            bpe.tokenizer(file)
+            bpe.config(file, 1)
+            bpe.generation_config(file)
         except BadFile as error:
             refused += 1
             assert "\n" not in str(error)

@@ -8,8 +8,8 @@ import pytest
 
 from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
 from labkit.engine.attention.elements import rounded, widened
+from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.lazy import LazyBackend
-from labkit.engine.attention.report import LaunchReport
 from labkit.workload import cases, kind_of
 from labkit.workload.kernel_turns import KernelArm, KernelTurns
 from labkit.workload.turns import by_itself

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis.case_rows import MEASURED
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.formatting import scaled, unit_name, value_text
 from labkit.analysis.rendering.figures import run_positions
 from labkit.analysis.rendering.styles import arm_classes
 from labkit.analysis.rendering.svg import Chart, padded
-from labkit.analysis.rows import MEASURED
 from labkit.analysis.sentences import row_name
 from labkit.analysis.statistics.permutation import Floats
 

@@ -18,7 +18,7 @@ from labkit.analysis.formatting import (
     unit_name,
     value_text,
 )
-from labkit.analysis.identity import Agreement, IdentityReport
+from labkit.analysis.same_outputs import Agreement, IdentityReport
 from labkit.analysis.sensitivity import Second
 from labkit.analysis.sentences import row_name
 from labkit.records import Record

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from labkit.engine.attention import dispatch, validate
 from labkit.engine.attention.dispatch import Dispatch
 from labkit.engine.attention.elements import STORED_AS, name_of
+from labkit.engine.attention.launch_report import Launch, Reports, of_step
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.plan import Layer, Plan
-from labkit.engine.attention.report import Launch, Reports, of_step
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
-from labkit.engine.cpu import arguments, decode_attention, launches, tiled_attention
+from labkit.engine.cpu import arguments, attention_launches, decode_attention, tiled_attention
 from labkit.engine.cpu.intrinsics import KEYS
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
@@ -84,19 +84,19 @@ class CpuBackend(PagedBackend):
         if k is not None:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
             new = arguments.address(k), arguments.address(v), k_pool, v_pool
-            launches.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
+            attention_launches.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
         sinks = 0 if bound.sinks is None else arguments.address(bound.sinks)
         arrays = arguments.address(q), k_pool, v_pool, arguments.address(out), sinks
         for field, address in zip(ready.fields, arrays, strict=True):
             field[0] = address
-        counters = np.zeros((ready.workers + 1, launches.NUM_COUNTERS), np.int64)
+        counters = np.zeros((ready.workers + 1, attention_launches.NUM_COUNTERS), np.int64)
         launch = Launch(bound, secrets.randbits(32), counters[:-1])
         work: Any = (self._memory, counters, plan.cu_seqlens_q, plan.seq_lens, bound.num_kv_heads)
         if ready.chosen.kernel == "tiled":
-            launches.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
+            attention_launches.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
         elif ready.splits == 1:
             work = (ready.body, ready.address, *work, ready.chosen.heads, 1)
-            launches.decode(launch.nonce, plan.lookup, *work)
+            attention_launches.decode(launch.nonce, plan.lookup, *work)
         else:
             self._split(ready, launch, plan, q, out, work)
         plan.launches.append(launch)
@@ -128,7 +128,7 @@ class CpuBackend(PagedBackend):
             splits=group // chosen.sharing * chosen.partitions if chosen.rows == 1 else 1,
             q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
             k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
-            element=launches.ELEMENTS.index(stored),
+            element=attention_launches.ELEMENTS.index(stored),
             slot_numbers=layer.num_kv_heads * layer.head_dim,
         )
         plan.prepared[layer.kind] = ready
@@ -143,13 +143,13 @@ class CpuBackend(PagedBackend):
         parts = arguments.partials(q, chosen.partitions) if chosen.partitions > 1 else None
         packed = arguments.split(ready.packed, members, chosen.partitions, parts)
         work = (ready.body, arguments.address(packed), *work, chosen.heads, len(packed))
-        launches.decode(launch.nonce, plan.lookup, *work)
+        attention_launches.decode(launch.nonce, plan.lookup, *work)
         if parts is not None:
-            merged = np.zeros((ready.workers + 1, launches.NUM_COUNTERS), np.int64)
+            merged = np.zeros((ready.workers + 1, attention_launches.NUM_COUNTERS), np.int64)
             launch.merged = merged[:-1]
             resolver = RESOLVER_IDS[plan.resolver.word]
             sinks = arguments.base2(launch.layer.sinks)
-            launches.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
+            attention_launches.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
 
     def report(self, plan: Plan) -> Reports:
         """Read what the kernels wrote; see ``Attention.report``."""

@@ -14,9 +14,9 @@ import mlx.core as mx
 
 from labkit.engine.attention import dispatch, validate
 from labkit.engine.attention.dispatch import Dispatch
+from labkit.engine.attention.launch_report import Launch, Reports, of_step
 from labkit.engine.attention.lazy import LazyBackend
 from labkit.engine.attention.plan import Layer, Plan
-from labkit.engine.attention.report import Launch, Reports, of_step
 from labkit.engine.attention.spec import RESOLVER_IDS, Switches
 from labkit.metal import device
 from labkit.metal.call import Executor, KernelCall

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine.attention import create, validate
+from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.lazy import to_mlx
-from labkit.engine.attention.report import LaunchReport
 
 DTYPES = ("float32", "float16", "bfloat16")
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention import launch_report, resolvers, validate
 from labkit.engine.attention import plan as plans
-from labkit.engine.attention import report, resolvers, validate
+from labkit.engine.attention.launch_report import LaunchReport, Reports
 from labkit.engine.attention.plan import Layer, Plan
-from labkit.engine.attention.report import LaunchReport, Reports
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache import LayerShape
@@ -241,7 +241,7 @@ class PagedBackend:
 
     def report(self, plan: Plan) -> Reports:
         """Add up the launches since the last report; see ``Attention.report``."""
-        return report.summed(plan.taken())
+        return launch_report.summed(plan.taken())
 
     def pending(self, plan: Plan) -> list[Any]:
         """Return nothing: NumPy is not lazy."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention.report import LaunchReport, Reports, summed
+from labkit.engine.attention.launch_report import LaunchReport, Reports, summed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,7 @@ import numpy as np
 from numba import carray, cfunc, types
 
 from labkit.engine.cpu.arguments import LAYERS, layer_type
-from labkit.engine.cpu.decode_products import ROWS, RUN, add_lanes, dot, dots, spread, spreads
-from labkit.engine.cpu.intrinsics import KEYS
-from labkit.engine.cpu.jit import inlined, inner
-from labkit.engine.cpu.registers import LANES
-from labkit.engine.cpu.rows import (
+from labkit.engine.cpu.attention_rows import (
     Scratch,
     carve,
     finish_rows,
@@ -30,6 +26,10 @@ from labkit.engine.cpu.rows import (
     stride_of,
     weigh_row,
 )
+from labkit.engine.cpu.decode_products import ROWS, RUN, add_lanes, dot, dots, spread, spreads
+from labkit.engine.cpu.intrinsics import KEYS
+from labkit.engine.cpu.jit import inlined, inner
+from labkit.engine.cpu.registers import LANES
 from labkit.engine.cpu.simd import BYTES
 
 AHEAD = RUN * RUN  # keys between what is read and what is prefetched

@@ -13,6 +13,18 @@ import numpy as np
 from numba import carray, cfunc, types
 
 from labkit.engine.cpu.arguments import LAYERS, layer_type
+from labkit.engine.cpu.attention_rows import (
+    Scratch,
+    carve,
+    finish_rows,
+    head_bytes,
+    offset_of,
+    row_bytes,
+    run_end,
+    start_rows,
+    stride_of,
+    weigh_row,
+)
 from labkit.engine.cpu.intrinsics import KEYS, copy_wide, store_int64
 from labkit.engine.cpu.jit import inner
 from labkit.engine.cpu.products import (
@@ -29,18 +41,6 @@ from labkit.engine.cpu.products import (
     values_rows_wide,
 )
 from labkit.engine.cpu.registers import LANES
-from labkit.engine.cpu.rows import (
-    Scratch,
-    carve,
-    finish_rows,
-    head_bytes,
-    offset_of,
-    row_bytes,
-    run_end,
-    start_rows,
-    stride_of,
-    weigh_row,
-)
 
 SCORES = LANES * SCORED  # keys of a tile of scores
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.capacity import rounded
 from labkit.engine.kv_layout.kv_cache import BlockTable, KVLayout, LayerShape, Step

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.report import LaunchReport
+from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaLayer
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.metal.call import KernelCall
-from labkit.metal.emulator.build import Build, build
+from labkit.metal.emulator.compilation import Build, build
 from labkit.metal.emulator.errors import KernelFault
 from labkit.metal.emulator.run import ONE, Schedule, run
-from labkit.metal.emulator.trace import trace
+from labkit.metal.emulator.tracing import trace
 from labkit.metal.emulator.translate import Buffer, translate
 
 

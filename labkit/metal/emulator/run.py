@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from labkit.metal.emulator.errors import KernelFault
-from labkit.metal.emulator.trace import Traced
+from labkit.metal.emulator.tracing import Traced
 
 RANDOM_FILL = 256  # garbage bytes drawn from the seed
 

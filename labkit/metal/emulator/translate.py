@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from labkit.metal.emulator.errors import KernelFault
-from labkit.metal.emulator.trace import Traced
+from labkit.metal.emulator.tracing import Traced
 
 _ATTRIBUTES = {
     "thread_position_in_grid": "self.position_in_grid",

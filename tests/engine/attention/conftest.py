@@ -7,7 +7,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import bridge, elements
-from labkit.metal.emulator.build import find_compiler
+from labkit.metal.emulator.compilation import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
 SWITCHES = ("device", "resolver", "split_kv", "gqa_sharing", "window_skip", "tile_threshold")

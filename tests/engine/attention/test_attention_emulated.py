@@ -152,13 +152,13 @@ def test_what_the_kernels_are_not_compiled_for(batch):
 
 
 def test_without_a_compiler(monkeypatch):
-    from labkit.metal.emulator import build
+    from labkit.metal.emulator import compilation
 
     monkeypatch.setenv("PATH", "")
-    build.find_compiler.cache_clear()
+    compilation.find_compiler.cache_clear()
     with pytest.raises(ValueError, match=r"device=emulated: no g\+\+ on PATH; install") as raised:
         attention.create(device="emulated")
-    build.find_compiler.cache_clear()
+    compilation.find_compiler.cache_clear()
     assert "\n" not in str(raised.value)
 
 

@@ -237,8 +237,8 @@ def test_maps_that_no_kernel_may_read(batch, resolver, answer, message):
             "allowed are binary_search, seq_map, identity, padded_grid, work_plan or package",
         ),
         ("no.such.module:Class", "ModuleNotFoundError"),
-        ("labkit.engine.attention.report:Nope", "AttributeError"),
-        ("labkit.engine.attention.report:LaunchReport", "TypeError"),
+        ("labkit.engine.attention.launch_report:Nope", "AttributeError"),
+        ("labkit.engine.attention.launch_report:LaunchReport", "TypeError"),
         ("collections:OrderedDict", "no `name`"),
     ],
 )

@@ -157,7 +157,7 @@ arm. `python -m labkit --help` shows them with the values of a command, `--cfg j
 alone. An option that is not read under another's choice ("read by") must be left at its default;
 so must one of `engine` that `engine=mlx_lm` lacks (those it has say `mlx_lm`).
 
-This page is written from `labkit/config/`: `python -m labkit.config.reference`."""
+This page is written from `labkit/config/`: `python -m labkit.config.options_page`."""
 
 
 if __name__ == "__main__":

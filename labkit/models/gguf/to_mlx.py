@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from labkit.machine import cache
-from labkit.models.gguf import architecture, header, quants, vocabulary
+from labkit.models.gguf import architecture, bpe, header, quants
 
 RECIPE = 1  # part of the cache key: raise it when what is written changes
 SHARD = 1 << 29  # bytes of weights in a file, about; all that is in memory at once
@@ -57,8 +57,8 @@ def place(*, digest: str, name: str) -> Path:
 
 def write(file: header.File, model: architecture.Architecture, folder: Path) -> None:
     """Write the files of a model into ``folder``."""
-    vocabulary.tokenizer(file).save(str(folder / "tokenizer.json"))
-    generation = vocabulary.generation_config(file)
+    bpe.tokenizer(file).save(str(folder / "tokenizer.json"))
+    generation = bpe.generation_config(file)
     config = {
         **model.config(),
         **_quantization(file, model),
@@ -67,7 +67,7 @@ def write(file: header.File, model: architecture.Architecture, folder: Path) -> 
     }
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
-    _write_json(folder / "tokenizer_config.json", vocabulary.config(file, model.context))
+    _write_json(folder / "tokenizer_config.json", bpe.config(file, model.context))
     _write_weights(file, model, folder)
 
 

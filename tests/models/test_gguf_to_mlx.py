@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from labkit.config import ConfigError, Model
 from labkit.engine import model_loader
 from labkit.models import resolve
-from labkit.models.gguf import architecture, convert, header, quants
+from labkit.models.gguf import architecture, header, quants, to_mlx
 
 
 def local(path):
@@ -165,7 +165,7 @@ def test_every_layer_says_how_many_bits_it_has(tmp_path, no_cache):
 def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     first = local(path)
-    monkeypatch.setattr(convert.header, "read", None)
+    monkeypatch.setattr(to_mlx.header, "read", None)
     assert local(path) == first
     monkeypatch.undo()
     monkeypatch.setenv("LABKIT_CACHE", str(no_cache))
@@ -178,11 +178,11 @@ def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, m
 def test_many_weights_come_in_several_files(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     whole = weights(local(path).path)
-    monkeypatch.setattr(convert, "SHARD", 20_000)
+    monkeypatch.setattr(to_mlx, "SHARD", 20_000)
     folder = tmp_path / "parts"
     folder.mkdir()
     file = header.read(path)
-    convert.write(file, architecture.of(file), folder)
+    to_mlx.write(file, architecture.of(file), folder)
     files = sorted(folder.glob("model*.safetensors"))
     assert len(files) > 2
     parts = {name: array for part in files for name, array in load_file(part).items()}
