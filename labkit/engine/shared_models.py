@@ -17,6 +17,7 @@ from labkit.engine.dtype import Matrices
 from labkit.engine.forward import ForwardChoice, choose_forward
 from labkit.engine.model_loader import LoadedModel, load
 from labkit.engine.self_test import Expected
+from labkit.machine import memory
 
 if TYPE_CHECKING:
     from labkit.engine.mlx_lm.loading import Loaded
@@ -76,6 +77,7 @@ class SharedModels:
             return Ready(ready.loaded, ready.choice, expected)
         assert fresh is not None
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
+        memory.give_back()  # widened weights, and MLX's, of which the forward has copies
         ready = Ready(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._chosen[key] = ready

@@ -11,6 +11,7 @@ least 3 GiB and at most 12.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from dataclasses import dataclass
 
@@ -127,3 +128,14 @@ def this_machine() -> Machine:
         slack=int(total * SLACK),
         wired=macos.wired() if sys.platform == "darwin" else None,
     )
+
+
+def give_back() -> None:
+    """Return freed memory to the system, where the C library keeps it (glibc's does).
+
+    It keeps what was freed below memory that is still in use: arrays of up to 32 MB, once one
+    of that size has been freed.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -127,3 +127,22 @@ def test_the_peak_keeps_what_was_freed_and_not_the_parents():
     before, after = map(int, done.stdout.split())
     assert before < 200 << 20
     assert after - before > 50 << 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; glibc keeps freed memory")
+def test_freed_memory_goes_back():
+    code = (
+        "from labkit.machine import memory\n"
+        "def held():\n"
+        "    return 4096 * int(open('/proc/self/statm').read().split()[1])\n"
+        "del (first := [bytearray(b'x') * (31 << 20)])[0]  # from now on they share a heap\n"
+        "blocks = [bytearray(b'x') * (16 << 20) for _ in range(8)]\n"
+        "last = bytearray(b'x') * (1 << 20)\n"
+        "blocks.clear()\n"
+        "before = held()\n"
+        "memory.give_back()\n"
+        "print(before, held())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before - after > 100 << 20

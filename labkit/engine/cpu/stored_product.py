@@ -3,8 +3,8 @@
 Weights become float32 in registers, to the very bits of ``mlx.core.dequantize`` in float32,
 and every output number is the chain ``fma(x[k], w[k], previous)`` of ``gemm``: the product's
 bits are those of the widened matrix, whatever the number of rows. For many rows a span is
-widened once, into memory that the second-level cache holds, and multiplied by ``gemm``'s own
-register tiles.
+widened a panel at a time, into memory that the second-level cache holds, and multiplied by
+``gemm``'s own register tiles.
 
 Each form has functions of its own, compiled when a model first has it; the kernel is given
 their addresses.
@@ -41,8 +41,8 @@ from labkit.engine.cpu.stored import BITS, PANELS, SPAN, WORD_BITS
 from labkit.machine import pool
 
 VECTORS = WIDTH // LANES
-MOST = 64  # rows for which weights are widened where they are used
-AHEAD = 2048  # bytes of a span that memory is asked for before they are read
+MOST = 24  # rows for which weights are widened where they are used
+AHEAD = 4096  # bytes of a span that memory is asked for before they are read
 LINE = 64  # bytes of a cache line
 LOW_ROWS = 4  # of the lower tile
 ONE_ROW, TWO_ROWS, LOW, HIGH, WIDEN = range(5)  # of a form's functions
@@ -225,24 +225,22 @@ def _multiply(  # type: ignore[no-untyped-def]
 
 
 @extending.intrinsic(prefer_literal=True)
-def _widen(_typing, form, span, groups, units, target, next_panel):  # type: ignore[no-untyped-def]
-    """Write a span as ``gemm`` has it: panels of float32 [K, WIDTH], so many bytes apart."""
+def _widen(_typing, form, span, groups, units, panel, target):  # type: ignore[no-untyped-def]
+    """Write a panel of a span as ``gemm`` has it: float32 [K, WIDTH]."""
     index = form.literal_value
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        _, span, groups, units, target, next_panel = arguments
+        _, span, groups, units, panel, target = arguments
         code = Emitter(builder)
-        targets = code.apart(target, next_panel, PANELS)
 
         def step(k: Any, weights: list[Any], carried: list[Any]) -> list[Any]:
-            offset = builder.mul(k, I64(PANEL_ROW))
+            line = code.at(target, k, PANEL_ROW)
             for i, weight in enumerate(weights):
-                line = builder.add(targets[i // VECTORS], offset)
-                code.store(weight, line, BYTES * (i % VECTORS))
+                code.store(weight, line, BYTES * i)
             return carried
 
-        whole = _Span(span, groups, units, I64(0), PANELS * VECTORS)
-        whole.walk(code, _FORMS[index], step, [])
+        part = _Span(span, groups, units, panel, VECTORS)
+        part.walk(code, _FORMS[index], step, [])
         return context.get_dummy_value()
 
     return types.void(form, *[types.int64] * 5), emit
@@ -281,8 +279,8 @@ def _tile(form: int, rows: int, panels: int) -> Any:
 
 
 def _widener(form: int) -> Any:
-    def widener(span, groups, units, target, next_panel):  # type: ignore[no-untyped-def]
-        _widen(form, span, groups, units, target, next_panel)
+    def widener(span, groups, units, panel, target):  # type: ignore[no-untyped-def]
+        _widen(form, span, groups, units, panel, target)
 
     return _compiled(widener, 5, form)
 
@@ -347,21 +345,19 @@ def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type:
 
 
 @njit(error_model="numpy")
-def _many(span, block, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Widen a span and multiply it with one block of rows."""
-    span_bytes, panel_bytes = spans.shape[1], x.shape[1] * PANEL_ROW
-    wide = np.empty(PANELS * x.shape[1] * WIDTH, np.float32)
+def _many(panel, block, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Widen a panel and multiply it with one block of rows."""
+    if columns[panel, 2] >= columns[panel, 1]:
+        return
+    span_bytes, part = spans.shape[1], panel % PANELS
+    span_at = np.int64(spans.ctypes.data) + panel // PANELS * span_bytes
+    wide = np.empty((x.shape[1], WIDTH), np.float32)
     wide_at = np.int64(wide.ctypes.data)
-    ahead = np.int64(spans.ctypes.data) + (span + 1) * span_bytes
-    _call(functions[WIDEN], (ahead - span_bytes, groups, units, wide_at, panel_bytes))
-    for i in range(PANELS):
-        panel = span * PANELS + i
-        if columns[panel, 2] < columns[panel, 1]:
-            panel_rows(
-                wide_at + i * panel_bytes, panel, block, x, bias, columns, out,
-                ahead + i * span_bytes // PANELS, span_bytes // PANELS,
-            )  # fmt: skip
-    return wide  # which so lives until here
+    _call(functions[WIDEN], (span_at, groups, units, part, wide_at))
+    share = span_bytes // PANELS
+    ahead = span_at + span_bytes + part * share
+    panel_rows(wide_at, panel, block, x, bias, columns, out, ahead, share)
+    wide[0, 0] = 0  # which so lives until here
 
 
 @njit(error_model="numpy")
@@ -369,8 +365,8 @@ def _task(task, functions, groups, units, x, spans, bias, columns, out):  # type
     if x.shape[0] <= MOST:
         _few(task, functions, groups, units, x, spans, bias, columns, out)
     else:
-        span, block = task % spans.shape[0], task // spans.shape[0]
-        _many(span, block, functions, groups, units, x, spans, bias, columns, out)
+        panels = columns.shape[0]
+        _many(task % panels, task // panels, functions, groups, units, x, spans, bias, columns, out)
 
 
 @pool.kernel(
@@ -384,7 +380,8 @@ def product(functions, groups, units, x, spans, bias, columns, out):  # type: ig
     ``groups`` records of ``units`` units make a span.
     """
     m = x.shape[0]
-    tasks = spans.shape[0] * (1 if m <= MOST else (m + ROW_BLOCK - 1) // ROW_BLOCK)
+    blocks = (m + ROW_BLOCK - 1) // ROW_BLOCK
+    tasks = spans.shape[0] if m <= MOST else columns.shape[0] * blocks
     if spans.shape[0] * SPAN * x.shape[1] * (m + WEIGHT_COST) < SERIAL_BELOW:
         for task in range(tasks):
             _task(task, functions, groups, units, x, spans, bias, columns, out)
@@ -402,11 +399,8 @@ def take(functions, groups, units, rows, spans, out):  # type: ignore[no-untyped
     depth = out.shape[1]
     for i in prange(rows.shape[0]):
         span, panel, column = rows[i] // SPAN, rows[i] % SPAN // WIDTH, rows[i] % WIDTH
-        wide = np.empty((PANELS, depth, WIDTH), np.float32)
+        wide = np.empty((depth, WIDTH), np.float32)
         span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
-        _call(
-            functions[WIDEN],
-            (span_at, groups, units, np.int64(wide.ctypes.data), depth * PANEL_ROW),
-        )
+        _call(functions[WIDEN], (span_at, groups, units, panel, np.int64(wide.ctypes.data)))
         for k in range(depth):
-            out[i, k] = wide[panel, k, column]
+            out[i, k] = wide[k, column]

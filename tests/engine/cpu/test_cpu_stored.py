@@ -47,7 +47,8 @@ def check(matrix, expected):
     packed, wide = (PackedWeights([weight], [bias]) for weight in (matrix, expected))
     np.testing.assert_array_equal(packed.take(np.arange(len(expected))), expected)
     x = random(1, stored_product.MOST + gemm.ROW_BLOCK + 3, expected.shape[1])
-    for rows in (*range(1, 12), 64, stored_product.MOST + 1, len(x)):
+    most = stored_product.MOST
+    for rows in (*range(1, 12), most, most + 1, len(x)):
         (got,), (same,) = packed.multiply(x[:rows]), wide.multiply(x[:rows])
         np.testing.assert_array_equal(got, same)
     exact = x.astype(np.float64) @ expected.T + bias
