@@ -120,12 +120,14 @@ def said(found: dict[str, Any]) -> dict[str, Any]:
 def table(out: Path) -> str:
     """Write all studies of a folder as a Markdown table, one line of a kind.
 
-    Kinds are told by the folders' names without their number: ``kernels-15-03``.
+    Kinds are told by the folders' names without their number: ``kernels-2x9-busy-03`` has two
+    rows, nine processes and a busy process beside it. ``once``: a turn timed one launch, as it
+    did until the fastest of three counted.
     """
     lines = [
-        "| studies | processes each | planted arm named | copy taken for another | "
+        "| studies | rows | processes each | planted arm named | copy taken for another | "
         "planted, median (range) | copy, median (range) | seconds each |",
-        "| --- | ---: | ---: | ---: | --- | --- | ---: |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
     kinds: dict[str, list[Path]] = {}
     for path in sorted(out.glob("*/cell.json")):
@@ -144,9 +146,11 @@ def table(out: Path) -> str:
         seconds = statistics.median(map(measured_s, paths))
         n = len(found)
         beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
+        once = ", one launch a turn" if "-once-" in kind else ""
+        rows = sum(row["primary"] for row in cells[0]["rows"])
         lines.append(
-            f"| {n} of {kind.partition('-')[0]}{beside_it} | {cells[0]['design']['blocks']} | "
-            f"{named} of {n} | {false} of {n} | {' | '.join(ranges)} | {seconds:.0f} |"
+            f"| {n} of {kind.partition('-')[0]}{once}{beside_it} | {rows} | "
+            f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | {' | '.join(ranges)} | {seconds:.0f} |"
         )
     return "\n".join(lines)
 
