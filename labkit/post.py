@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         return post(options.article, html=options.html, check=options.check)
-    except (ArticleError, RecordError, OSError, UnicodeDecodeError) as error:
+    except (ArticleError, RecordError, UnicodeDecodeError) as error:
         return say(parser.prog, error)
+    except OSError as error:
+        return say(parser.prog, f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         return 130
 
