@@ -121,8 +121,7 @@ def table(out: Path) -> str:
     """Write all studies of a folder as a Markdown table, one line of a kind.
 
     Kinds are told by the folders' names without their number: ``kernels-2x9-busy-03`` has two
-    rows, nine processes and a busy process beside it. ``once``: a turn timed one launch, as it
-    did until the fastest of three counted.
+    rows, nine processes and a busy process beside it.
     """
     lines = [
         "| studies | rows | processes each | planted arm named | copy taken for another | "
@@ -146,10 +145,9 @@ def table(out: Path) -> str:
         seconds = statistics.median(map(measured_s, paths))
         n = len(found)
         beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
-        once = ", one launch a turn" if "-once-" in kind else ""
         rows = sum(row["primary"] for row in cells[0]["rows"])
         lines.append(
-            f"| {n} of {kind.partition('-')[0]}{once}{beside_it} | {rows} | "
+            f"| {n} of {kind.partition('-')[0]}{beside_it} | {rows} | "
             f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | {' | '.join(ranges)} | {seconds:.0f} |"
         )
     return "\n".join(lines)
