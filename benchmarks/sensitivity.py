@@ -148,7 +148,8 @@ def table(out: Path) -> str:
         rows = sum(row["primary"] for row in cells[0]["rows"])
         lines.append(
             f"| {n} of {kind.partition('-')[0]}{beside_it} | {rows} | "
-            f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | {' | '.join(ranges)} | {seconds:.0f} |"
+            f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | "
+            f"{' | '.join(ranges)} | {seconds:.0f} |"
         )
     return "\n".join(lines)
 
