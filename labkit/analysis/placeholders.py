@@ -6,7 +6,6 @@ that failed; and a name that does not exist, with the nearest one.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from labkit.analysis.rendering.results import Result, verdict_text
 from labkit.analysis.rendering.sections import CellReport
 from labkit.analysis.rendering.tables import Column, published_line, said
 from labkit.analysis.study_analysis import Analyst
+from labkit.records.counters import nearest
 
 Json = Mapping[str, Any]
 
@@ -277,8 +277,7 @@ def _one_of(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else f"; there are: {', '.join(names)}"
+    hint = nearest(name, names) or f"; there are: {', '.join(names)}"
     raise ArticleError(f"no {kind} {name!r}{hint}")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 
 from labkit.config import ConfigError, options_page
+from labkit.records.counters import nearest
 
 
 def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
@@ -72,7 +72,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     options = listed.group(1).split() if listed else []
     if not options:
         return f"{group}={option}: no such group or file; " + HELP
-    return f"{group}={option}: no such {group}{_hint(option, options)}; there are: " + ", ".join(
+    return f"{group}={option}: no such {group}{nearest(option, options)}; there are: " + ", ".join(
         options
     )
 
@@ -92,12 +92,7 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
     names = options_page.names_below(path.split(".")[:-1])
     allowed = f"; there are: {', '.join(names)}" if names else ""
-    return f"{where}: no option {key!r}{_hint(key, names)}{allowed}"
-
-
-def _hint(word: str, words: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return f"{where}: no option {key!r}{nearest(key, names)}{allowed}"
 
 
 def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
@@ -105,7 +100,7 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
     if not match:
         return None
     value, choices = match.groups()
-    hint = _hint(value, choices.split(", "))
+    hint = nearest(value, choices.split(", "))
     return f"{_key(text, value, overrides)}={value}: allowed are {choices}{hint}"
 
 

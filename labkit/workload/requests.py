@@ -127,7 +127,7 @@ class RequestKind:
 
 
 def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
-    """Give every prompt a first token of its own: none begins like another."""
+    """Return the prompts, each with a first token of its own: none begins like another."""
     require(
         len(prompts) <= model.vocab_size,
         f"workload.prompts.unshared=true: {len(prompts):,} requests, and model={model.name} has "

@@ -54,7 +54,7 @@ class Half:
 
     @property
     def form(self) -> tuple[str, int]:
-        """As ``stored_product.number_of`` takes it."""
+        """As ``stored_product.functions`` takes it."""
         return TYPES[self.numbers.dtype], 0
 
     @property
@@ -110,7 +110,7 @@ class Affine:
 
     @property
     def form(self) -> tuple[str, int]:
-        """As ``stored_product.number_of`` takes it."""
+        """As ``stored_product.functions`` takes it."""
         return TYPES[self.scales.dtype], self.bits
 
     @property

@@ -111,20 +111,16 @@ class Form:
         """Cut a step's integer out of the words, and scale it as MLX does."""
         build = code.builder
         word, low = divmod(step * self.bits, WORD_BITS)
-        bits = build.lshr(words[word], _integers(low)) if low else words[word]
+        bits = build.lshr(words[word], code.integers(low)) if low else words[word]
         over = low + self.bits - WORD_BITS
         if over > 0:
-            bits = build.or_(bits, build.shl(words[word + 1], _integers(self.bits - over)))
+            bits = build.or_(bits, build.shl(words[word + 1], code.integers(self.bits - over)))
         if over != 0:
-            bits = build.and_(bits, _integers((1 << self.bits) - 1))
+            bits = build.and_(bits, code.integers((1 << self.bits) - 1))
         number = build.sitofp(bits, VECTOR)
         if self.element is FLOAT32:  # whose product with an integer MLX rounds
             return build.fadd(build.fmul(number, scale), bias)
         return code.fma(number, scale, bias)
-
-
-def _integers(value: int) -> Any:
-    return ir.Constant(INTEGERS, [value] * LANES)
 
 
 _ELEMENTS = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
