@@ -180,6 +180,18 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     return composed
 
 
+def shown(command: Command) -> list[str]:
+    """Return the overrides that a flag shows: a job's with those of its experiment's scale."""
+    from labkit.experiment.arms import at_scale
+    from labkit.experiment.composer import Composer
+
+    given = list(command.overrides)
+    if "--cfg" not in command.flags or command.multirun:
+        return given
+    with initialized():
+        return at_scale(given, Composer())
+
+
 def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
     """Hand a checked command to Hydra, whose jobs run the study's cells.
 
@@ -265,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         command = parse(words)
         register()
         if command.shows:
-            run_hydra([*command.overrides, *command.flags, *(["-m"] if command.multirun else [])])
+            run_hydra([*shown(command), *command.flags, *(["-m"] if command.multirun else [])])
             sys.exit(0)
         sys.exit(run(command))
     except KeyboardInterrupt:

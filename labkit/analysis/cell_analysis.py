@@ -153,6 +153,7 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
     return {
         "cell": cell_dir.name,
         "question": None,
+        "scale": None,
         "design": {
             "seed": records[0].seed if records else None,
             "blocks": len(blocks),
@@ -248,6 +249,7 @@ class CellAnalysis:
             "schema_version": SCHEMA_VERSION,
             "cell": self.name,
             "question": data.facts.get("question"),
+            "scale": data.facts.get("scale"),
             "arms": [_arm(arm, data.records) for arm in data.arms],
             "design": {
                 **data.design,

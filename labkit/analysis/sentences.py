@@ -12,6 +12,12 @@ from labkit.analysis.statistics.permutation import Relabellings, relabellings
 Json = Mapping[str, Any]
 
 
+def title(cell: Json) -> str:
+    """Name a cell by its question, else by its folder, and say at which scale it was asked."""
+    scale = cell.get("scale")
+    return f"{cell['question'] or cell['cell']}" + (f" (scale={scale})" if scale else "")
+
+
 LOOKED_AT = 0.02  # an A/A row with a smaller p is named
 
 

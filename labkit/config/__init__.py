@@ -45,6 +45,7 @@ from labkit.config.experiment import (
     Experiment,
     Identity,
     Redo,
+    Scale,
 )
 from labkit.config.mlx import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
@@ -128,6 +129,7 @@ __all__ = [
     "Queue",
     "Redo",
     "Reservation",
+    "Scale",
     "Scheduler",
     "Speculation",
     "State",

@@ -92,6 +92,16 @@ class Ablation(Group, place="ablation"):
         return self.baseline if self.baseline is not None else next(iter(self.arms))
 
 
+class Scale(Enum):
+    """How large an experiment's requests and models are (conf/experiment/).
+
+    cpu: minutes on two cores. full: as the article had them.
+    """
+
+    cpu = "cpu"
+    full = "full"
+
+
 class Redo(Enum):
     """Which finished blocks to run again."""
 
@@ -108,6 +118,12 @@ class Experiment(Group):
     workload: Workload = field(default_factory=Workload)
     ablation: Ablation = field(default_factory=Ablation)
     design: Design = field(default_factory=Design)
+    scale: Scale = option(Scale.cpu)
+    scales: dict[str, Any] = option(
+        factory=dict,
+        meaning="What an experiment sets at each scale: {scale: {override: value}}; the command "
+        "line wins.",
+    )
     seed: int = option(
         0, "The seed of inputs, of sampling and of the order of runs.", least=0, most=(1 << 32) - 1
     )
@@ -119,6 +135,7 @@ class Experiment(Group):
         """Check what spans groups, and what a group's defaults alone cannot satisfy."""
         super().__post_init__()
         require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
+        self._check_scales()
         require(
             self.model.given,
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
@@ -132,6 +149,23 @@ class Experiment(Group):
                 f"engine.attention.resolver=identity: it serves pure decode only, and workload="
                 f"{self.workload.name} serves requests, which begin with a prefill",
             )
+
+    def _check_scales(self) -> None:
+        words = [scale.value for scale in Scale]
+        for name, overrides in self.scales.items():
+            require(name in words, f"scales.{name}: allowed are {', '.join(words)}")
+            require(
+                isinstance(overrides, dict),
+                f"scales.{name}: must be a map of override to value, not {overrides!r}",
+            )
+        require(
+            bool(self.scales) or self.scale is Scale.cpu,
+            f"scale={self.scale.value}: only an experiment has scales; set experiment=NAME",
+        )
+        require(
+            not self.scales or self.scale.value in self.scales,
+            f"scale={self.scale.value}: this experiment has only {', '.join(self.scales)}",
+        )
 
     def _check_kernel(self) -> None:
         workload, attention, kv_dtype = self.workload, self.engine.attention, self.engine.kv.dtype

@@ -74,8 +74,8 @@ def compose_cell(
     ConfigError
         In one line: the arm, the key and what is allowed.
     """
-    cell = [*hydra_overrides, *task_overrides]
     composer = composer or Composer()
+    cell = at_scale([*hydra_overrides, *task_overrides], composer)
     whole = composer.compose(cell)
     ablation = whole.ablation
     baseline = ablation.baseline_arm
@@ -94,6 +94,20 @@ def compose_cell(
     isolation, apart = settle_isolation(whole.design, list(experiments.values()))
     name = cell_name(task_overrides)
     return ComposedCell(name, whole, tuple(arms), experiments, isolation, apart)
+
+
+def at_scale(overrides: Sequence[str], composer: Composer) -> list[str]:
+    """Return a cell's overrides with those of its experiment's scale in front, so that they win.
+
+    Raises
+    ------
+    ConfigError
+        The experiment has no such scale.
+    """
+    whole = composer.compose(overrides)
+    given = {override.split("=", 1)[0] for override in overrides}
+    scaled = whole.scales.get(whole.scale.value, {})
+    return [*(f"{k}={quote(v)}" for k, v in scaled.items() if k not in given), *overrides]
 
 
 def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
@@ -167,6 +181,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         seed=whole.seed,
         question=whole.ablation.question,
         published=whole.ablation.published,
+        scale=whole.scale.value if whole.scales else None,
     )
 
 

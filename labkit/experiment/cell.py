@@ -72,7 +72,8 @@ class Cell:
     """One cell, ready to run: its folder, its arms and its design.
 
     ``arms``: the baseline first, the control (if any) last. ``published``: numbers of
-    others, shown beside ours. ``design`` is as it is run: see :func:`by_process`.
+    others, shown beside ours. ``scale``: of which its experiment has several; None: it has none.
+    ``design`` is as it is run: see :func:`by_process`.
     """
 
     dir: Path
@@ -82,6 +83,7 @@ class Cell:
     seed: int
     question: str = ""
     published: Any = None
+    scale: str | None = None
 
     def __post_init__(self) -> None:
         """Check that there is one baseline and that no two arms share a name."""

@@ -51,6 +51,7 @@ def facts(cell: Cell, blocks: int) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "cell": cell.name,
         "question": cell.question,
+        "scale": cell.scale,
         "arms": [
             {"name": a.name, "role": a.role, "overrides": dict(a.overrides), "counters": {}}
             for a in cell.arms

@@ -86,7 +86,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     plans = [plan for cell in composed for plan in plan_cells(cell, out, past)]
     for plan in plans:
         design = plan.cell.design
-        table = Table(title=escape(plan.cell.name), title_justify="left", title_style="bold")
+        table = Table(title=escape(_title(plan.cell)), title_justify="left", title_style="bold")
         table.add_column("block", justify="right")
         table.add_column("runs, in this order", overflow="fold")
         for block, runs in groupby(plan.cell.schedule(), key=lambda run: run.block):
@@ -116,6 +116,10 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     if len(plans) > 1:
         console.print(f"{len(plans)} cells, estimated {_clock(total)} in all")
     console.print("plan=true: nothing was run, nothing was written")
+
+
+def _title(cell: Cell) -> str:
+    return cell.name if cell.scale is None else f"{cell.name} (scale={cell.scale})"
 
 
 def _clock(seconds: float) -> str:

@@ -24,6 +24,7 @@ CELL = {
     "failures",
     "environment",
     "published",
+    "scale",
 }
 ROW = {"case", "metric", "unit", "better", "primary", "skipped", "arms", "comparisons"}
 ARM_ROW = {"median", "q1", "q3", "n", "runs"}

@@ -18,6 +18,7 @@ from labkit.analysis.answer import answer
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.rendering.files import FORMATS
 from labkit.analysis.rendering.memory_timeline import timelines
+from labkit.analysis.rendering.sections import CellReport
 from labkit.analysis.rendering.styles import arm_classes, arm_styles
 from labkit.report import main
 
@@ -433,3 +434,17 @@ def test_no_two_of_many_arms_look_alike():
     arms = [{"name": f"arm{i}", "role": "arm" if i else "baseline"} for i in range(12)]
     for styles in (arm_styles({"arms": arms}), arm_classes({"arms": arms})):
         assert len(set(styles.values())) == 12
+
+
+def test_a_title_says_the_scale_and_whose_numbers_are_at_it(make_cell, published):
+    folder = make_cell(published=published)
+
+    def report(**facts):
+        cell = json.loads((folder / "cell.json").read_text()) | facts
+        (folder / "cell.json").write_text(json.dumps(cell))
+        return CellReport(analyse(folder))
+
+    plain, scaled = report(), report(scale="cpu")
+    assert scaled.title == f"{plain.title} (scale=cpu)"
+    assert "never mixed with ours; ours: scale=cpu." in "".join(scaled.notes)
+    assert "never mixed with ours." in "".join(plain.notes)

@@ -10,7 +10,7 @@ from labkit.analysis.formatting import scaled, slug, unit_name
 from labkit.analysis.rendering.memory_timeline import timeline_figure, timeline_stem, timelines
 from labkit.analysis.rendering.roofline import points, roofline_figure, roofline_stem
 from labkit.analysis.rendering.styles import arm_styles, save, style
-from labkit.analysis.sentences import real_arms
+from labkit.analysis.sentences import real_arms, title
 from labkit.records import Record, parse_run_name
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> F
     for panel, row in zip(panels, rows, strict=False):
         draw_runs(panel, cell, row, order)
     if len(rows) > 1:
-        figure.suptitle(f"{cell['question'] or cell['cell']}", fontsize=10)
+        figure.suptitle(title(cell), fontsize=10)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
     return figure

@@ -37,7 +37,14 @@ from labkit.analysis.rendering.styles import arm_classes
 from labkit.analysis.rendering.tables import Table, gates_text
 from labkit.analysis.rendering.traffic_tables import traffic_table
 from labkit.analysis.sensitivity import CORRELATES, Second, probe_correlations, second_analyses
-from labkit.analysis.sentences import control_sentence, real_arms, row_name, sentence, sentences
+from labkit.analysis.sentences import (
+    control_sentence,
+    real_arms,
+    row_name,
+    sentence,
+    sentences,
+    title,
+)
 from labkit.records import Record
 
 Json = Mapping[str, Any]
@@ -154,8 +161,8 @@ class CellReport:
 
     @property
     def title(self) -> str:
-        """The question; without one the cell's name."""
-        return str(self.cell["question"] or self.cell["cell"])
+        """The question, without one the cell's name, and the scale."""
+        return title(self.cell)
 
     @cached_property
     def answer(self) -> str:

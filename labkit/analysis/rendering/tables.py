@@ -94,9 +94,10 @@ def published_line(cell: Json) -> str | None:
     published = cell["published"]
     if not isinstance(published, Mapping):
         return None
+    ours = f"; ours: scale={cell['scale']}" if cell.get("scale") else ""
     return (
         f"published: {published.get('machine', 'machine not stated')}; "
-        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours."
+        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours{ours}."
     )
 
 

@@ -1,0 +1,74 @@
+"""Scales: what an experiment sets at each, and what a command says against it."""
+
+import pytest
+
+from labkit import app
+from labkit.config import ConfigError
+
+
+@pytest.fixture
+def scaled(tmp_path):
+    """A folder of one's own, whose experiment is larger at scale=full."""
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n"
+        "defaults: [override /workload: uniform]\n"
+        "scales:\n"
+        "  cpu: {workload.num_requests: 4}\n"
+        "  full: {model: small, workload: ragged, workload.concurrency: 8}\n"
+    )
+    app.register()
+    return ["--config-dir", str(tmp_path), "experiment=mine"]
+
+
+def cell_of(argv):
+    (cell,) = app.compose_cells(app.parse(argv))
+    return cell
+
+
+def test_a_scale_sets_groups_and_values_of_every_arm(scaled):
+    small, full = cell_of(scaled), cell_of([*scaled, "scale=full"])
+    assert small.experiment.workload.num_requests == 4
+    assert small.experiments["control"].workload == small.experiment.workload
+    assert (full.experiment.workload.name, full.experiment.model.name) == ("ragged", "small")
+    assert full.experiments["base"].workload.concurrency == 8
+    assert "scale=full" in full.name and "num_requests" not in small.name
+
+
+def test_the_command_line_wins_over_a_scale(scaled):
+    typed = cell_of([*scaled, "scale=full", "workload=chat", "workload.concurrency=2"])
+    assert typed.experiment.workload.name == "chat"
+    assert typed.experiment.workload.concurrency == 2
+    assert typed.experiment.model.name == "small"
+
+
+def test_a_scale_is_noted_in_the_cells_file(scaled, tmp_path):
+    from labkit.experiment.arms import to_cell
+    from labkit.experiment.cell_file import facts
+
+    assert facts(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"
+    assert facts(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None
+
+
+def test_a_scale_that_is_not_there_is_one_line(scaled, tmp_path):
+    with pytest.raises(ConfigError, match=r"^scale=full: only an experiment has scales; set exp"):
+        cell_of(["scale=full"])
+    with pytest.raises(ConfigError, match=r"^scale=huge: allowed are cpu, full"):
+        cell_of([*scaled, "scale=huge"])
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text("# @package _global_\nscales: {full: {}}\n")
+    with pytest.raises(ConfigError, match=r"^scale=cpu: this experiment has only full$"):
+        cell_of(scaled)
+    file.write_text("# @package _global_\nscales: {cpu: {}, laptop: {}}\n")
+    with pytest.raises(ConfigError, match=r"^scales\.laptop: allowed are cpu, full$"):
+        cell_of(scaled)
+    file.write_text("# @package _global_\nscales: {cpu: {workload.num_request: 4}}\n")
+    with pytest.raises(ConfigError, match=r"^workload\.num_request=4: no option 'num_request'"):
+        cell_of(scaled)
+
+
+def test_a_flag_that_shows_a_job_shows_its_scale(scaled):
+    command = app.parse([*scaled, "--cfg", "job"])
+    app.register()
+    assert "workload.num_requests=4" in app.shown(command)
+    assert app.shown(app.parse([*scaled, "--info", "config"])) == list(command.overrides)
