@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from labkit.config.option import OWN_CLASS, Group, ReadBy, option
+from labkit.config.traffic import MOST_TOKENS
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")
@@ -49,6 +50,15 @@ class KV(Group, place="engine.kv"):
         Precision.float32,
         "What keys and values are rounded to when they are written; what is computed with them "
         "is float32.",
+    )
+    set_aside: int | None = option(
+        None,
+        "Tokens of memory that a request has from the beginning, whatever it will need.",
+        least=1,
+        most=MOST_TOKENS,
+        unit="tokens",
+        null="none: it grows",
+        read_by=ReadBy("engine.kv.layout", (KVLayout.contiguous,)),
     )
 
 

@@ -75,6 +75,22 @@ class Scheduler(Group, place="engine.scheduler"):
         mlx_lm=True,
     )
     chunk_policy: ChunkPolicy = option(ChunkPolicy.static)
+    prefill_cap: int | None = option(
+        None,
+        "Prompt tokens of a step in all, at most; decodes do not count.",
+        least=1,
+        unit="tokens",
+        null="what max_num_batched_tokens leaves",
+    )
+    prefill_floor: int | None = option(
+        None,
+        "Prompt tokens that a step has room for however many requests decode, if need be beyond "
+        "max_num_batched_tokens.",
+        least=1,
+        unit="tokens",
+        null="what max_num_batched_tokens leaves",
+        read_by=ReadBy("engine.scheduler.order", (Order.decode_first,)),
+    )
     reservation: Reservation = option(Reservation.full)
     watermark: float | None = option(
         None,
@@ -112,6 +128,28 @@ class Scheduler(Group, place="engine.scheduler"):
         )
         if self.chunk_policy is ChunkPolicy.shrinking:
             self._check_shrinking()
+        if self.prefill_floor is not None:
+            self._check_floor(self.prefill_floor)
+
+    @property
+    def most_step_tokens(self) -> int:
+        """Tokens of the largest step that there can be."""
+        beside_decodes = self.max_num_seqs - 1 + (self.prefill_floor or 0)
+        return max(self.max_num_batched_tokens, beside_decodes)
+
+    def _check_floor(self, floor: int) -> None:
+        where = f"engine.scheduler.prefill_floor={floor}"
+        require(
+            self.composition is Composition.mixed,
+            f"{where}: prompts have steps of their own under engine.scheduler.composition=split; "
+            "set mixed, or null",
+        )
+        most = min(self.prefill_cap or self.max_num_batched_tokens, self.max_num_batched_tokens)
+        require(
+            floor <= most,
+            f"{where}: must be at most engine.scheduler.max_num_batched_tokens and prefill_cap: "
+            f"{most}",
+        )
 
     def _check_shrinking(self) -> None:
         where = "engine.scheduler.chunk_policy=shrinking"

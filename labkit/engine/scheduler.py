@@ -133,13 +133,11 @@ class Scheduler:
         step = StepPlan(self._options.max_num_batched_tokens, self._running)
         for phase in self._phases(self._last):
             cap = self._chunk_cap(self._options.chunk, len(step.work[Phase.decode]))
-            chunks = step.chunks[phase]
-            for state in step.work[phase]:
-                self._take(step, chunks, state, cap)
             if phase is Phase.prefill:
-                while self._open(step.num_running, step.budget) and (new := self._admit()):
-                    step.work[phase].append(new)
-                    self._take(step, chunks, new, cap)
+                self._prefill(step, cap)
+            else:
+                for state in step.work[phase]:
+                    self._take(step, step.chunks[phase], state, cap)
             if self._split and step.only_phase:
                 break
         self._last = step.only_phase
@@ -149,6 +147,23 @@ class Scheduler:
             chunk.state.num_in_flight_tokens += chunk.num_tokens
             chunk.state.num_unknown_tokens += chunk.samples
         return output
+
+    def _prefill(self, step: StepPlan, cap: int | None) -> None:
+        """Schedule prompts, of those that run and then of those that wait."""
+        options, left, chunks = self._options, step.budget, step.chunks[Phase.prefill]
+        allowed = scheduling.prefill_budget(left, options.prefill_cap, options.prefill_floor)
+        step.budget = allowed
+        for state in step.work[Phase.prefill]:
+            self._take(step, chunks, state, cap)
+        while self._open(step.num_running, step.budget) and (new := self._admit()):
+            step.work[Phase.prefill].append(new)
+            self._take(step, chunks, new, cap)
+        spent = allowed - step.budget
+        if allowed < left and not step.budget:
+            self.counts.add("steps.prefill_capped")
+        if spent > left:
+            self.counts.add("steps.prefill_floored")
+        step.budget = max(0, left - spent)
 
     def _take(
         self, step: StepPlan, chunks: list[ScheduledChunk], state: RequestState, cap: int | None

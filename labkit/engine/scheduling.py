@@ -96,6 +96,20 @@ CHUNK_CAPS: dict[ChunkPolicy, Callable[[int | None, int], int | None]] = {
 }
 
 
+# How many prompt tokens a step may compute, given what is left of its token budget.
+
+
+def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
+    """What is left, but at least ``floor`` and at most ``cap`` (None: no such bound).
+
+    ``cap`` alone is the static budget of LocalAI's patched llama.cpp (DECODE_SERVING_SCOPE.md,
+    patch 0013), which ignores the decodes; a budget that decodes shrink, with a floor, is its
+    patch 0016: ``max(n_ubatch, T - D)``.
+    """
+    budget = left if floor is None else max(left, floor)
+    return budget if cap is None else min(budget, cap)
+
+
 # For how many tokens a request must find memory to be admitted, and which share of all the
 # memory must stay free beside it, given how many run and the watermark.
 

@@ -10,7 +10,7 @@ were served: a refused or failed one counts as itself, and is never good.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal
@@ -132,6 +132,45 @@ def serving_metrics(
     if peak_kv_bytes is not None:
         metrics.append(Metric("peak_kv_bytes", "bytes", "lower", False, (float(peak_kv_bytes),)))
     return tuple(metrics)
+
+
+def sending_metrics(entries: Sequence[Served]) -> tuple[Metric, ...]:
+    """Compute how requests that arrive by themselves were sent; nothing of a closed loop.
+
+    ``entries``: all requests, served or not.
+    """
+    timed = [entry for entry in entries if entry.due is not None]
+    sent = [entry.submitted for entry in timed]
+    span = max(sent) - min(sent) if timed else 0.0
+    if not span:
+        return ()
+    late = np.percentile([entry.late * 1e3 for entry in timed], 99)
+    return (
+        Metric("sent_req_s", "req/s", "higher", False, ((len(timed) - 1) / span,)),
+        Metric("late_p99_ms", "ms", "lower", False, (float(late),)),
+    )
+
+
+def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
+    """Compute what an engine's counters say of its steps and of its KV memory.
+
+    ``host_ms_per_step``: time of a step in which the host did not wait for the model.
+    ``shape_repeated_pct``: steps of the shape of the one before, whose graph could be used again.
+    ``kv_waste_pct``: of the most KV memory held, what no computed token ever filled. An engine
+    that does not count what one needs has no such metric.
+    """
+    steps, held = counters.get("steps.total"), counters.get("peak_kv_bytes")
+    found = []
+    if steps and "host_ms" in counters:
+        per_step = counters["host_ms"] / steps
+        found.append(Metric("host_ms_per_step", "ms", "lower", False, (per_step,)))
+    if steps and "shape.repeated" in counters:
+        repeated = 100 * counters["shape.repeated"] / steps
+        found.append(Metric("shape_repeated_pct", "%", "higher", False, (repeated,)))
+    if held and "kv_used_bytes" in counters:
+        waste = 100 * (1 - counters["kv_used_bytes"] / held)
+        found.append(Metric("kv_waste_pct", "%", "lower", False, (waste,)))
+    return tuple(found)
 
 
 def meets(served: Served, limits: Limits) -> bool:

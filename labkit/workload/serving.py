@@ -16,7 +16,14 @@ from labkit.workload.clients import Plan
 from labkit.workload.digest import token_digest
 from labkit.workload.drive import Clock, Drive, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.metrics import Served, request_metrics, request_notes, serving_metrics
+from labkit.workload.metrics import (
+    Served,
+    counted_metrics,
+    request_metrics,
+    request_notes,
+    sending_metrics,
+    serving_metrics,
+)
 from labkit.workload.pieces import Pieces
 from labkit.workload.prefix_sharing import sharing_notes
 from labkit.workload.prompts import Prompt
@@ -146,11 +153,15 @@ class ServingSession:
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         whole = CaseRecord(
             case="all",
-            metrics=serving_metrics(
-                served,
-                counters.get(PEAK_KV_BYTES),
-                primary=not self._per_request,
-                limits=self._workload.limits,
+            metrics=(
+                *serving_metrics(
+                    served,
+                    counters.get(PEAK_KV_BYTES),
+                    primary=not self._per_request,
+                    limits=self._workload.limits,
+                ),
+                *sending_metrics(entries),
+                *counted_metrics(counters),
             ),
             outputs=token_outputs(entries, self._pieces),
             notes={

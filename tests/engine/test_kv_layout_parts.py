@@ -58,6 +58,27 @@ def test_what_requests_take_together(layout, slots):
     assert slots_for(kv, []) == 0
 
 
+def test_what_is_set_aside_is_held_from_the_beginning():
+    kv = config.KV(layout=config.KVLayout("contiguous"), set_aside=600)
+    assert slots_for(kv, [10, 30, 1_000]) == 768 + 768 + 1_024
+    harness = Harness(kind_of("contiguous", contiguous.create, set_aside=600))
+    cache = harness.layout.cache
+    harness.join("1", 10, 20)
+    assert cache.held_bytes == 768 * TOKEN_BYTES  # nothing is computed yet
+    harness.step({"1": 10})
+    harness.join("2", 500, 500)
+    harness.step({"2": 500})
+    assert cache.held_bytes == 2 * 768 * TOKEN_BYTES and cache.counters()["kv.moves"] == 0
+    harness.step({"1": 1, "2": 400})  # more than was set aside: it grows as others do
+    assert cache.held_bytes == (768 + 1_024) * TOKEN_BYTES
+    assert cache.counters()["kv.set_aside"] == 2 * 768
+    cache.reset_counters()
+    assert cache.counters()["kv.set_aside"] == 0
+    assert not kind_of("contiguous", contiguous.create, set_aside=600).create(
+        SHAPES, 2 * 768 // 16
+    ).cache.refusal(768)
+
+
 def test_used_tokens_remember_their_peak():
     used = UsedTokens()
     used.note("a", 5)

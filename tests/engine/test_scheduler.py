@@ -48,6 +48,65 @@ def test_decodes_come_first_whatever_the_order_of_arrival():
     assert output.total_tokens == 6
 
 
+def _mixed(decodes, prompts, **options):
+    """Return the prompt tokens of a step beside so many decodes, of so many prompts of 20."""
+    manager = KVCacheManager(BlockPool(200), 4)
+    scheduler = Scheduler(config.Scheduler(**options), manager, frozenset())
+    for index in range(decodes):
+        scheduler.add(Request(f"d{index}", (1,), SamplingParams(max_tokens=9)))
+    output = scheduler.schedule()
+    while output and len(output.chunks) < decodes:
+        scheduler.update(output, {c.state.request_id: [Sampled(1, None)] for c in output.chunks})
+        output = scheduler.schedule()
+    scheduler.update(output, {c.state.request_id: [Sampled(1, None)] for c in output.chunks})
+    for index in range(prompts):
+        scheduler.add(Request(f"p{index}", tuple(range(20)), SamplingParams(max_tokens=2)))
+    before = scheduler.counts.as_dict()
+    chunks = scheduler.schedule().chunks
+    scheduler.check()
+    counts = {k: v - before.get(k, 0) for k, v in scheduler.counts.as_dict().items()}
+    assert sum(c.num_tokens for c in chunks if not c.is_prefill) == decodes
+    return [c.num_tokens for c in chunks if c.is_prefill], counts
+
+
+def test_prompts_of_a_step_have_a_cap_of_their_own():
+    """0013 caps prefill whatever decodes, over all prompts; a chunk caps each of them."""
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 40}
+    taken, counts = _mixed(4, 2, **sizes)
+    assert taken == [20, 16] and not counts.get("steps.prefill_capped")
+    for decodes in (1, 4):
+        taken, counts = _mixed(decodes, 2, **sizes, prefill_cap=24)
+        assert taken == [20, 4] and counts["steps.prefill_capped"] == 1
+    taken, counts = _mixed(4, 2, **sizes, prefill_cap=24, chunk=10)
+    assert taken == [10, 10] and not counts.get("steps.prefill_capped")
+
+
+def test_prompts_have_room_however_many_decode():
+    """0016 leaves prompts what decodes leave, but never less than its floor."""
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 8}
+    assert _mixed(6, 1, **sizes)[0] == [2]
+    taken, counts = _mixed(6, 1, **sizes, prefill_floor=5)
+    assert taken == [5] and counts["steps.prefill_floored"] == 1
+    taken, counts = _mixed(1, 1, **sizes, prefill_floor=5)
+    assert taken == [7] and not counts.get("steps.prefill_floored")
+    assert _mixed(6, 1, **sizes, prefill_floor=5, prefill_cap=6)[0] == [5]
+    assert config.Scheduler(**sizes, prefill_floor=5).most_step_tokens == 7 + 5
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"prefill_floor": 9, "prefill_cap": 8}, "at most engine.scheduler.max_num_batched_tokens"),
+        ({"prefill_floor": 600}, "prefill_floor=600: must be at most"),
+        ({"prefill_floor": 9, "composition": config.Composition.split}, "steps of their own"),
+        ({"prefill_floor": 9, "order": config.Order.prefill_first}, "does not read it"),
+    ],
+)
+def test_a_floor_that_means_nothing_is_refused(options, reason):
+    with pytest.raises(config.ConfigError, match=reason):
+        config.Scheduler(**options)
+
+
 def test_a_request_whose_last_token_is_in_flight_takes_part_in_no_choice():
     scheduler = make_scheduler(max_num_seqs=2, max_num_batched_tokens=8)
     for name, prompt in (("last", 2), ("long", 20), ("waits", 1)):

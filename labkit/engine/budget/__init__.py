@@ -31,9 +31,7 @@ def plan(
     """
     if activations is None:
         scheduler = engine.scheduler
-        activations = model.activation_bytes(
-            scheduler.max_num_batched_tokens, scheduler.max_num_seqs
-        )
+        activations = model.activation_bytes(scheduler.most_step_tokens, scheduler.max_num_seqs)
     if machine is None:
         machine = memory.find(engine.budget.machine)
     model = facts.with_cache(model, cached_bytes(engine, model))

@@ -19,7 +19,7 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
     if kv.layout is config.KVLayout.padded:
         return len(lengths) * rounded(max(lengths, default=0))
     if kv.layout is config.KVLayout.contiguous:
-        return sum(map(rounded, lengths))
+        return sum(rounded(max(n, kv.set_aside or 0)) for n in lengths)
     return sum(-(-n // kv.block_size) * kv.block_size for n in lengths)
 
 

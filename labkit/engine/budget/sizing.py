@@ -65,7 +65,7 @@ def size_pool(
     model = facts.of_directory(*weights)
     known = model is not None
     model = facts.with_cache(model or facts.of_weights(*weights), per_token)
-    flops = 2 * model.multiplied * options.scheduler.max_num_batched_tokens
+    flops = 2 * model.multiplied * options.scheduler.most_step_tokens
     profile = not known or (options.budget.policy in PROFILING and flops <= MOST_FLOPS)
     answer = plan(options, model, machine, activations=measure() if profile else None)
     if isinstance(answer, Refusal):
@@ -81,7 +81,7 @@ def activation_bytes(
 ) -> int:
     """Run the largest step twice and return the second's peak (bytes, NumPy's and MLX's).
 
-    The step is ``max_num_batched_tokens`` prompt tokens of ``max_num_seqs`` requests, all
+    The step is ``most_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all
     of which sample. The first forward compiles and fills caches.
     """
     lengths = prompt_lengths(scheduler)
@@ -101,7 +101,7 @@ def activation_bytes(
 
 def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
     """Return how many tokens of each request the largest step computes."""
-    tokens, rows = scheduler.max_num_batched_tokens, scheduler.max_num_seqs
+    tokens, rows = scheduler.most_step_tokens, scheduler.max_num_seqs
     return [tokens // rows + (row < tokens % rows) for row in range(rows)]
 
 

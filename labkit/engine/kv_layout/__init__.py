@@ -37,7 +37,8 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
         if kv.layout is Word.contiguous:
             from labkit.engine.kv_layout import contiguous
 
-            return contiguous.create(shapes, num_blocks * kv.block_size, kept)
+            capacity = num_blocks * kv.block_size
+            return contiguous.create(shapes, capacity, kept, kv.set_aside or 0)
         if kv.layout is Word.padded:
             from labkit.engine.kv_layout import padded
 

@@ -1,7 +1,9 @@
 """``contiguous``: one cache per request, grown by copying it into a larger one.
 
 As mlx_lm's ``KVCache``: memory comes in steps of 256 tokens, as the request needs it, and
-every growth copies what was there.  Attention is MLX's, one call per request.
+every growth copies what was there.  Or it is set aside whole when the request is admitted
+(``engine.kv.set_aside``), however little of it will be used.  Attention is MLX's, one call per
+request, over what is computed.
 """
 
 from __future__ import annotations
@@ -22,18 +24,27 @@ if TYPE_CHECKING:
     from labkit.engine.request import RequestState
 
 
-def create(shapes: tuple[LayerShape, ...], capacity: int, dtype: str) -> KVLayout:
-    """Make a layout of which all requests together may be promised ``capacity`` tokens."""
-    cache = ContiguousCache(shapes, capacity, dtype)
+def create(
+    shapes: tuple[LayerShape, ...], capacity: int, dtype: str, set_aside: int = 0
+) -> KVLayout:
+    """Make a layout of which all requests together may be promised ``capacity`` tokens.
+
+    ``set_aside``: tokens of memory that each has from its beginning.
+    """
+    cache = ContiguousCache(shapes, capacity, dtype, set_aside)
     return KVLayout(cache, ContiguousMemory(cache))
 
 
 class ContiguousCache(OwnPieces):
     """Who holds which cache; a request is promised what it may need, in whole steps."""
 
-    def __init__(self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str) -> None:
+    def __init__(
+        self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str, set_aside: int
+    ) -> None:
         super().__init__(shapes, capacity, "a KV cache", dtype)
         self._shapes = shapes
+        self._least = set_aside
+        self._set_aside = 0
         self._dtype = dtype
         self._promised: dict[str, int] = {}
         self.rows: dict[int, Rectangle] = {}
@@ -43,11 +54,19 @@ class ContiguousCache(OwnPieces):
         request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} holds a cache already")
-        if sum(self._promised.values()) + rounded(num_tokens) > (1 - spare) * self._capacity:
+        promise = self._rounded(num_tokens)
+        if sum(self._promised.values()) + promise > (1 - spare) * self._capacity:
             return None
-        self._promised[request_id] = rounded(num_tokens)
-        self.rows[self._number(request_id)] = Rectangle(self._shapes, self.accounts, self._dtype)
+        self._promised[request_id] = promise
+        row = Rectangle(self._shapes, self.accounts, self._dtype)
+        if self._least:
+            row.move(1, self._rounded(0), [])
+            self._set_aside += row.capacity
+        self.rows[self._number(request_id)] = row
         return 0
+
+    def _rounded(self, num_tokens: int) -> int:
+        return rounded(max(num_tokens, self._least))
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Tell whether as much was promised: no promise is made larger."""
@@ -56,6 +75,15 @@ class ContiguousCache(OwnPieces):
     def _free(self, request_id: str, table: BlockTable) -> None:
         del self._promised[request_id]
         self.rows.pop(int(table.block_ids[0])).drop()
+
+    def counters(self) -> dict[str, float]:
+        """Return also the tokens of memory that were set aside."""
+        return {**super().counters(), "kv.set_aside": self._set_aside}
+
+    def reset_counters(self) -> None:
+        """Start counting anew."""
+        super().reset_counters()
+        self._set_aside = 0
 
     def check(self, running: set[str]) -> None:
         """Check the record of bytes held too; see ``KVCache.check``."""

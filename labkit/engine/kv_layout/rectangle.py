@@ -142,12 +142,14 @@ class OwnPieces(KVCache):
 
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
-        if rounded(num_tokens) <= self._capacity:
+        needed = self._rounded(num_tokens)
+        if needed <= self._capacity:
             return None
-        return (
-            f"need {self._piece} of {rounded(num_tokens)} tokens, there is room for "
-            f"{self._capacity}"
-        )
+        return f"need {self._piece} of {needed} tokens, there is room for {self._capacity}"
+
+    def _rounded(self, num_tokens: int) -> int:
+        """Return the tokens of memory that so many take."""
+        return rounded(num_tokens)
 
     def _number(self, request_id: str) -> int:
         """Name a new request's piece by a number, which is its table and never changes."""
