@@ -56,7 +56,9 @@ class Ablation(Group, place="ablation"):
     published: Any = option(
         None,
         "An article's own numbers, shown beside ours and never mixed in: {source, machine, "
-        "metric, unit, rows: [{case, arms: {arm: value}, delta_pct: {arm: value}}]}.",
+        "metric, unit, rows: [{case, arms: {arm: value}, delta_pct: {arm: value}}]}; a row may "
+        "have its own metric and unit, p: {arm: value}, and when: {option: value}, the cells in "
+        "which it is shown.",
         null="none",
     )
 

@@ -25,7 +25,7 @@ from labkit.config import (
     require,
     to_plain,
 )
-from labkit.experiment import claims
+from labkit.experiment import claims, published
 from labkit.experiment.cell import Cell
 from labkit.experiment.composer import Composer, quote
 from labkit.records import PROCESSES, Arm
@@ -180,7 +180,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         design=replace(whole.design, isolation=composed.isolation),
         seed=whole.seed,
         question=whole.ablation.question,
-        published=whole.ablation.published,
+        published=published.of_cell(whole.ablation.published, whole),
         scale=whole.scale.value if whole.scales else None,
     )
 

@@ -96,6 +96,7 @@ class CellMaker:
     published: Any = None
     looks: list[dict[str, Any]] = field(default_factory=list)
     isolation: str = "process"
+    clients: int | None = None
     change: Any = None  # (Record) -> Record | None, called before writing
 
     @property
@@ -109,7 +110,7 @@ class CellMaker:
                 config={
                     "engine": {"name": "paged", "attention": {"device": "cpu"}},
                     "model": {},
-                    "workload": {"name": "kernel_seq_map"},
+                    "workload": {"name": "kernel_seq_map", "concurrency": self.clients},
                     "seed": 0,
                 },
                 identity=self.identity,

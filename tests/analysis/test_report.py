@@ -16,10 +16,12 @@ from rich.console import Console
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.answer import answer
 from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.load_curve import METRICS
 from labkit.analysis.rendering.files import FORMATS
 from labkit.analysis.rendering.memory_timeline import timelines
 from labkit.analysis.rendering.sections import CellReport
 from labkit.analysis.rendering.styles import arm_classes, arm_styles
+from labkit.records import Metric
 from labkit.report import main
 
 VLLM_FIELDS = (
@@ -91,6 +93,10 @@ def test_markdown_has_the_articles_layout(study, capsysbinary):
     assert "| −8.1% |" in text and "published: M1 Pro, 14 GPU cores" in text
     assert "skipped: too large" in text
     assert "| decode, 64 reqs, ctx 128 | 322.6 | 296.5 | −8.1% |" in text  # as published
+    below = text.splitlines()[
+        text.splitlines().index("| decode, 64 reqs, ctx 128 | 322.6 | 296.5 | −8.1% |") + 1
+    ]
+    assert below.startswith("| here | ")
     assert "| decode, 64 reqs, ctx 128 | 12.50 | 12.50 | 12.50 |" in text  # building maps
 
 
@@ -197,6 +203,48 @@ def test_published_p_is_shown_as_published(make_cell, capsysbinary):
     }
     study = make_cell("study/cell", requests=True, published=published).parent
     assert "+0.9% (p = 0.26)" in printed(capsysbinary, study, "md")
+
+
+def test_ours_stand_below_what_was_published(make_cell, capsysbinary):
+    """In their units; of outputs, how far those of an arm and of the control agree."""
+    rows = [
+        {"case": "all", "metric": "peak_kv_bytes", "unit": "GB", "arms": {"binary_search": 1.5}},
+        {"case": "all", "metric": "agreeing_prefix", "unit": "share",
+         "arms": {"control": 0.812, "seq_map": 0.94, "theirs": 0.5}},
+        {"case": "another", "metric": "e2e_ms", "arms": {"seq_map": 9}},
+    ]  # fmt: skip
+    published = {"source": "s", "machine": "m", "rows": rows}
+    text = printed(
+        capsysbinary, make_cell("s/cell", requests=True, published=published).parent, "md"
+    )
+    table = text[text.index("### Published by others") :].splitlines()[2:8]
+    assert table[0] == "| published, and here | binary_search | control | seq_map | theirs |"
+    assert table[2:] == [
+        "| all: peak_kv_bytes (GB) | 1.5 |  |  |  |",
+        "| here (MiB) | 16.00 | 16.00 | 16.00 |  |",
+        "| all: agreeing_prefix (share) |  | 0.812 | 0.94 | 0.5 |",
+        "| here | 1.00 | 1.00 | 1.00 |  |",
+    ]
+    assert "another" not in text
+
+
+def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, capsysbinary):
+    def with_all(record):
+        case = record.cases[0]
+        more = [
+            Metric(name, "unit", "lower", False, (9.0,))
+            for name in METRICS
+            if name not in {metric.name for metric in case.metrics}
+        ]
+        return replace(record, cases=(replace(case, metrics=(*case.metrics, *more)),))
+
+    for clients in (1, 2, 4):
+        cell = make_cell(f"sweep/{clients}", requests=True, clients=clients, change=with_all)
+    study = cell.parent
+    write_study(study)
+    for ending in ("png", "svg"):
+        assert (study / "plots" / f"throughput-against-latency.{ending}").stat().st_size > 1000
+    assert "![Throughput against latency](plots/throughput-" in (study / "report.md").read_text()
 
 
 def test_the_serving_experiment_has_the_article_s_p_values():

@@ -7,7 +7,12 @@ import pytest
 from labkit.analysis.caveats import _traffic
 from labkit.analysis.load_curve import METRICS, curves
 from labkit.analysis.rendering.markdown import markdown_table
-from labkit.analysis.rendering.traffic_tables import load_chart, load_table, traffic_table
+from labkit.analysis.rendering.traffic_tables import (
+    load_chart,
+    load_figure,
+    load_table,
+    traffic_table,
+)
 from labkit.records import Arm, CaseRecord, Record
 
 
@@ -83,6 +88,12 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
     assert ["knee" in line for line in lines] == [False, True, False]
     drawn = load_chart([curve])
     assert drawn.count("<circle") == 3 and "base: knee" in drawn
+    (axes,) = load_figure([curve]).axes
+    (line,) = axes.lines
+    assert list(zip(*line.get_data(), strict=True)) == [(1.0, 500.0), (3.8, 700.0), (4.2, 2000.0)]
+    unit = {"rate": "requests/s", "clients": "clients"}[by]
+    said = [text.get_text() for text in axes.texts]
+    assert said == [f"1 {unit}", f"4 {unit}: knee", f"8 {unit}"]
 
 
 def test_no_knee_is_marked_where_power_still_grows():

@@ -74,9 +74,11 @@ def test_what_is_set_aside_is_held_from_the_beginning():
     assert cache.counters()["kv.set_aside"] == 2 * 768
     cache.reset_counters()
     assert cache.counters()["kv.set_aside"] == 0
-    assert not kind_of("contiguous", contiguous.create, set_aside=600).create(
-        SHAPES, 2 * 768 // 16
-    ).cache.refusal(768)
+    assert (
+        not kind_of("contiguous", contiguous.create, set_aside=600)
+        .create(SHAPES, 2 * 768 // 16)
+        .cache.refusal(768)
+    )
 
 
 def test_used_tokens_remember_their_peak():

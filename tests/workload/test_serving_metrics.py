@@ -1,7 +1,14 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Limits, Workload
-from labkit.workload.metrics import Served, meets, request_notes, serving_metrics
+from labkit.workload.metrics import (
+    Served,
+    counted_metrics,
+    meets,
+    request_notes,
+    sending_metrics,
+    serving_metrics,
+)
 from labkit.workload.traffic import traffic_notes
 
 
@@ -37,6 +44,31 @@ def test_known_answers():
     assert got["itl_chunk_p99_ms"] == pytest.approx(1000 + 0.98 * 2750)
     assert got["e2e_p50_ms"] == pytest.approx((2500 + 4000) / 2)
     assert got["peak_kv_bytes"] == 4096
+
+
+def test_counters_make_three_metrics():
+    counters = {
+        "steps.total": 40.0,
+        "host_ms": 60.0,
+        "shape.repeated": 10.0,
+        "peak_kv_bytes": 2048.0,
+        "kv_used_bytes": 512.0,
+    }
+    expected = {"host_ms_per_step": 1.5, "shape_repeated_pct": 25.0, "kv_waste_pct": 75.0}
+    assert values(counted_metrics(counters)) == expected
+    assert counted_metrics({}) == counted_metrics({"steps.total": 0.0, "host_ms": 0.0}) == ()
+    assert values(counted_metrics({"peak_kv_bytes": 9.0, "steps.total": 2.0})) == {}
+
+
+def test_the_rate_that_was_reached_and_how_late_the_sender_was():
+    sent = [served(str(n), 1, 0.5 * n, [9.0]) for n in range(5)]
+    assert sending_metrics(sent) == ()  # a closed loop
+    for n, entry in enumerate(sent):
+        entry.due, entry.late = 0.4 * n, 0.01 * n
+    assert values(sending_metrics(sent)) == pytest.approx({"sent_req_s": 2.0, "late_p99_ms": 39.6})
+    for entry in sent:
+        entry.submitted = 1.0
+    assert sending_metrics(sent) == ()  # all at once: there is no rate
 
 
 def test_the_primary_metric_comes_first_and_is_the_only_one():

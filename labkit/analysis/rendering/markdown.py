@@ -18,7 +18,7 @@ from labkit.analysis.rendering.sections import (
     Tabular,
 )
 from labkit.analysis.rendering.tables import Table, cells_table
-from labkit.analysis.rendering.traffic_tables import load_table
+from labkit.analysis.rendering.traffic_tables import LOAD_STEM, load_table
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -42,6 +42,7 @@ def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -
     if loads is not None:
         title = "## Throughput against latency"
         parts += [title, "", markdown_table(loads), "", *loads.notes, ""]
+        parts += [f"![Throughput against latency](plots/{LOAD_STEM}.png)", ""]
     for analysis in analyses:
         parts += _cell(CellReport(analysis))
     return "\n".join(parts).rstrip() + "\n"

@@ -312,6 +312,10 @@ def _roofline(report: CellReport) -> Sequence[Part]:
     return [report.key, drawn, table, Picture(roofline_stem(cell), "Roofline")]
 
 
+def _published(report: CellReport) -> Sequence[Part]:
+    return _tables(tables.published_table(report.cell, report.analysis.identity.agreement))
+
+
 def _outputs(report: CellReport) -> Sequence[Part]:
     unit = tables.output_unit(report.cell)
     return _tables(tables.agreement_table(report.analysis.identity, unit))
@@ -384,7 +388,7 @@ WORK = (
         "What became of the requests",
         lambda report: _tables(traffic_table(report.cell, report.records)),
     ),
-    Section("Published by others", lambda report: _tables(tables.published_table(report.cell))),
+    Section("Published by others", _published),
     Section(
         "Launches in a queue",
         lambda report: _tables(work_tables.queue_table(report.cell, report.records)),

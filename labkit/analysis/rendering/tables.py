@@ -20,7 +20,7 @@ from labkit.analysis.formatting import (
 )
 from labkit.analysis.same_outputs import Agreement, IdentityReport
 from labkit.analysis.sensitivity import Second
-from labkit.analysis.sentences import row_name
+from labkit.analysis.sentences import real_arms, row_name
 from labkit.records import Record
 
 T = TypeVar("T")
@@ -101,43 +101,88 @@ def published_line(cell: Json) -> str | None:
     )
 
 
-def published_table(cell: Json) -> Table[Json] | None:
-    """Lay out the published numbers as they were published; None where there are none.
+@dataclass(frozen=True)
+class Beside:
+    """A line of the published numbers: theirs, or below them ours of the same row.
 
-    Of cases that this cell has, whatever was measured of them.
+    ``own``: our row of that case and metric; None where the line is theirs.
+    """
+
+    row: Json
+    own: Json | None = None
+
+    def number(self, arm: str) -> str:
+        """Write an arm's number; nothing where there is none."""
+        if self.own is None:
+            numbers = self.row.get("arms") or {}
+            return f"{numbers[arm]:,}" if arm in numbers else ""
+        middle = (self.own["arms"].get(arm) or {}).get("median")
+        return "" if middle is None else value_text(middle, self.own["unit"])
+
+    def delta(self, arm: str) -> str:
+        """Write an arm's difference from the baseline; nothing where there is none."""
+        if self.own is None:
+            numbers = self.row.get("delta_pct") or {}
+            return percent_text(numbers[arm]) if arm in numbers else ""
+        found = next((c for c in self.own["comparisons"] if c["arm"] == arm), None)
+        return "" if found is None else percent_text(found["effect_pct"])
+
+
+def published_table(cell: Json, agreement: Sequence[Agreement] = ()) -> Table[Beside] | None:
+    """Lay out the published numbers as they were published, and ours of the same row below them.
+
+    Of cases that this cell has; None where no arm's number was published. ``agreement``: of our
+    outputs, beside which published ones may stand.
     """
     published, cases = cell["published"], {row["case"] for row in cell["rows"]}
     given = published.get("rows") or [] if isinstance(published, Mapping) else []
     rows = [row for row in given if row["case"] in cases]
-    arms = list(dict.fromkeys(arm for row in rows for arm in row.get("arms") or {}))
-    if not rows or not arms:
+    theirs = dict.fromkeys(arm for row in rows for arm in row.get("arms") or {})
+    if not theirs:
         return None
-    units = {unit_name(row.get("unit", published.get("unit"))) for row in rows}
-    unit = f" ({next(iter(units))})" if len(units) == 1 and units != {""} else ""
-    deltas = list(dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {}))
+    every = [*cell["rows"], *agreement_rows(agreement)]
+    ours = {(row["case"], row["metric"]): row for row in every if row["metric"] is not None}
+    lines = []
+    for row in rows:
+        own = ours.get((row["case"], row.get("metric", published.get("metric"))))
+        lines += [Beside(row)] if own is None else [Beside(row), Beside(row, own)]
+    several = {(row.get("metric"), row.get("unit")) for row in rows} != {(None, None)}
 
-    def name(row: Json) -> str:
-        if unit:
-            return str(row["case"])
-        own = unit_name(row.get("unit", published.get("unit")))
-        return f"{row['case']}: {row.get('metric', published.get('metric'))} ({own})"
+    def name(line: Beside) -> str:
+        metric, unit = (line.row.get(k, published.get(k)) for k in ("metric", "unit"))
+        if line.own is not None:
+            return f"here ({unit_name(line.own['unit'])})" if line.own["unit"] != unit else "here"
+        return f"{line.row['case']}: {metric} ({unit_name(unit)})" if several else line.row["case"]
 
-    columns = [Column[Json]("batch", name, number=False)]
-    columns += [Column(f"{arm}{unit}", _given("arms", arm, "{:,}".format)) for arm in arms]
+    unit = "" if several else f" ({unit_name(published.get('unit'))})"
+    arms = dict.fromkeys([*theirs, *real_arms(cell)])
+    deltas = dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {})
+    columns = [Column[Beside]("published, and here", name, number=False)]
+    columns += [Column(f"{arm}{unit}", _asked(Beside.number, arm)) for arm in arms]
     for arm in deltas:
         heading = "delta" if len(deltas) == 1 else f"delta, {arm}"
-        columns.append(Column(heading, _given("delta_pct", arm, percent_text)))
-    return Table(tuple(columns), tuple(rows), (published_line(cell) or "",))
+        columns.append(Column(heading, _asked(Beside.delta, arm)))
+    shown = [c for c in columns if any(map(c.text, lines))]
+    return Table(tuple(shown), tuple(lines), (published_line(cell) or "",))
 
 
-def _given(key: str, arm: str, form: Callable[[Any], str]) -> Callable[[Json], str]:
-    """Return a column's value: what was published of an arm, written; nothing where it was not."""
+def _asked(ask: Callable[[Beside, str], str], arm: str) -> Callable[[Beside], str]:
+    return lambda line: ask(line, arm)
 
-    def value(row: Json) -> str:
-        numbers = row.get(key) or {}
-        return form(numbers[arm]) if arm in numbers else ""
 
-    return value
+AGREEMENT = ("agreeing_prefix", "differing_requests")  # what is published of outputs
+
+
+def agreement_rows(found: Sequence[Agreement]) -> list[Json]:
+    """Return how far outputs agree, as rows of a cell: the two metrics of :data:`AGREEMENT`."""
+    shares = {a.arm: {"median": a.prefix} for a in found}
+    misses = {a.arm: {"median": float(a.total - a.agree)} for a in found}
+    return [
+        {"case": "all", "metric": metric, "unit": unit, "arms": arms, "comparisons": []}
+        for metric, unit, arms in zip(
+            AGREEMENT, ("share", "requests"), (shares, misses), strict=True
+        )
+    ]
 
 
 def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.formatting import value_text
 from labkit.analysis.load_curve import Curve, Load
+from labkit.analysis.rendering.styles import COLOURS, MARKS
 from labkit.analysis.rendering.svg import Chart, padded
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.sentences import real_arms
 from labkit.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Json = Mapping[str, Any]
 Noted = Mapping[str, Sequence[Json]]
@@ -129,6 +133,35 @@ def load_table(curves: Sequence[Curve]) -> Table[tuple[Curve, Load]] | None:
     return Table(columns, tuple(lines), (KNEE,))
 
 
+X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
+LOAD_STEM = "throughput-against-latency"
+
+
+def load_figure(curves: Sequence[Curve]) -> Figure:
+    """Draw the same as :func:`load_chart`, as a picture."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for index, curve in enumerate(curves):
+        colour, mark = COLOURS[index % len(COLOURS)], MARKS[index % len(MARKS)]
+        points = [(load.medians["request_s"], load.medians["e2e_p50_ms"]) for load in curve.loads]
+        axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.arm)
+        for load, point in zip(curve.loads, points, strict=True):
+            knee = load is curve.knee
+            said = f"{load.size:g} {curve.by}" + (": knee" if knee else "")
+            axes.annotate(
+                said, point, (4, 5), textcoords="offset points", fontsize=7.5,
+                color=colour, weight="bold" if knee else "normal",
+            )  # fmt: skip
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(X_LABEL)
+    axes.set_ylabel(Y_LABEL)
+    figure.legend(loc="outside lower center", ncols=min(4, len(curves)))
+    return figure
+
+
 def load_chart(curves: Sequence[Curve]) -> str:
     """Draw throughput against latency, a line per arm, its knee with a tip of its own."""
     served = [load.medians["request_s"] for curve in curves for load in curve.loads]
@@ -137,8 +170,8 @@ def load_chart(curves: Sequence[Curve]) -> str:
         title="throughput against latency",
         x=padded([0.0, *served]),
         y=padded([0.0, *waited]),
-        x_label="requests served per second",
-        y_label="time to the last token, median (ms)",
+        x_label=X_LABEL,
+        y_label=Y_LABEL,
         height=300,
     )
     chart.axes()
