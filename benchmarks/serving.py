@@ -88,12 +88,12 @@ def child() -> None:
     from labkit import workload
     from labkit.config import Experiment, from_plain
     from labkit.experiment import stages
-    from labkit.machine import blas, pool
-    from labkit.workload import process_wide
+    from labkit.machine import blas, pool, threads
 
     pool.install()
     experiment = from_plain(Experiment, json.load(sys.stdin))
-    blas.activate(experiment.engine.blas.value, process_wide.blas_threads(experiment.engine))
+    engine = experiment.engine
+    blas.activate(engine.blas.value, threads.blas_threads(engine.name, engine.threads))
     stages.use_threads(experiment)
     measurement = workload.measure(experiment)
     served = measurement.cases[0]

@@ -15,6 +15,7 @@ MAY = {
     "metal": {"config", "machine"},
     "engine": {"config", "metal", "models", "machine"},
     "workload": {"config", "engine", "metal", "models", "machine", "records"},
+    "server": {"cli", "config", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis": {"analysis.statistics", "config", "records"},
     "experiment": {

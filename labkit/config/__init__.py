@@ -61,6 +61,7 @@ from labkit.config.scheduler import (
     Scheduler,
 )
 from labkit.config.serialization import from_plain, to_plain
+from labkit.config.serve import Serve, Server
 from labkit.config.speculative import Drafts, Speculation, Verification
 from labkit.config.traffic import (
     ArrivalKind,
@@ -131,6 +132,8 @@ __all__ = [
     "Reservation",
     "Scale",
     "Scheduler",
+    "Serve",
+    "Server",
     "Speculation",
     "State",
     "Verification",

@@ -18,6 +18,7 @@ from typing import Any
 
 from labkit.config.experiment import Experiment
 from labkit.config.option import Option, options, word
+from labkit.config.serve import Serve
 
 KINDS = {bool: "true, false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -92,12 +93,13 @@ def find(key: str) -> Leaf | None:
 
 @functools.cache
 def _by_key() -> dict[str, Leaf]:
-    return {leaf.key: leaf for section in sections() for leaf in section.leaves}
+    roots = (Serve, Experiment)
+    return {leaf.key: leaf for root in roots for part in sections(root) for leaf in part.leaves}
 
 
-def names_below(path: Sequence[str]) -> list[str]:
+def names_below(path: Sequence[str], root: Any = Experiment) -> list[str]:
     """Return the names of the options and groups right below a place of the tree."""
-    kind: Any = Experiment
+    kind: Any = root
     for name in path:
         hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
         kind = _core(hints.get(name))
@@ -105,10 +107,10 @@ def names_below(path: Sequence[str]) -> list[str]:
     return [item.name for item in found]
 
 
-def help_lines(value_of: Callable[[str], Any]) -> str:
+def help_lines(value_of: Callable[[str], Any], root: Any = Experiment) -> str:
     """Return every option with its value, what is allowed and what it means, for ``--help``."""
     lines = []
-    for leaf in (leaf for section in sections() for leaf in section.leaves):
+    for leaf in (leaf for section in sections(root) for leaf in section.leaves):
         lines.append(f"  {leaf.key}" + ("" if "[]" in leaf.key else f"={word(value_of(leaf.key))}"))
         readers = f"; read by {leaf.readers}" if leaf.readers else ""
         about = f"{leaf.meaning} [{leaf.allowed}{readers}]"
@@ -119,10 +121,17 @@ def help_lines(value_of: Callable[[str], Any]) -> str:
 def page() -> str:
     """Return ``docs/options.md``."""
     lines = [HEAD]
-    for section in sections():
+    study = [(section.place or "The command", section) for section in sections()]
+    known = {section.place for _, section in study if section.place}
+    server = [
+        (section.place or "`python -m labkit.serve`", section)
+        for section in sections(Serve)
+        if section.place not in known
+    ]
+    for title, section in study + server:
         if not section.leaves:
             continue
-        lines += ["", f"## {section.place or 'The command'}", "", section.meaning, "", TABLE]
+        lines += ["", f"## {title}", "", section.meaning, "", TABLE]
         for leaf in section.leaves:
             default, name = word(leaf.said.default), leaf.key.removeprefix(f"{section.place}.")
             cells = [f"`{name}`", f"`{default}`" if default else "", leaf.allowed, leaf.meaning]
@@ -155,7 +164,8 @@ HEAD = """\
 Every option of a study, as `group.option=value` on the command line, in a file of `conf/` or in an
 arm. `python -m labkit --help` shows them with the values of a command, `--cfg job` their values
 alone. An option that is not read under another's choice ("read by") must be left at its default;
-so must one of `engine` that `engine=mlx_lm` lacks (those it has say `mlx_lm`).
+so must one of `engine` that `engine=mlx_lm` lacks (those it has say `mlx_lm`). A server
+(`python -m labkit.serve`) has `engine`, `model` and what stands at the end of this page.
 
 This page is written from `labkit/config/`: `python -m labkit.config.options_page`."""
 

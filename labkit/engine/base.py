@@ -103,6 +103,14 @@ class Observable(Protocol):
 
 
 @runtime_checkable
+class Bounded(Protocol):
+    """What an engine offers whose memory for a request has a known end."""
+
+    def longest(self) -> int:
+        """Return how many tokens, prompt and output together, a request may have at most."""
+
+
+@runtime_checkable
 class KeepsRows(Protocol):
     """What an engine with static batches may offer besides."""
 

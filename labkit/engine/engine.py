@@ -140,6 +140,10 @@ class PagedEngine:
         computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
         return KVBytes(held=held, used=min(held, computed))
 
+    def longest(self) -> int:
+        """Return how many tokens fit the memory alone; the last one sampled is never computed."""
+        return self._cache.capacity_tokens + 1
+
     def staying(self) -> Collection[str]:
         """Return the requests that have ended but whose rows every step still computes."""
         return self._cache.staying()

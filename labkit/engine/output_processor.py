@@ -50,11 +50,7 @@ class OutputProcessor:
 
     def process(self, event: TokenEvent) -> RequestOutput:
         """Take the request's next event."""
-        delta, reason = self._stops.add(self._read(event)), event.finish_reason
-        if self._stops.hit:
-            reason = "stop"
-        elif reason is not None:
-            delta += self._stops.finish()
+        delta, reason = self.advance(event)
         self._text += delta
         asked = self._request.params.logprobs is not None
         return RequestOutput(
@@ -68,6 +64,15 @@ class OutputProcessor:
             event.error,
             tuple(self._logprobs) if asked else None,
         )
+
+    def advance(self, event: TokenEvent) -> tuple[str, FinishReason | None]:
+        """Take the request's next event; return the text that it adds, and how it ends."""
+        delta, reason = self._stops.add(self._read(event)), event.finish_reason
+        if self._stops.hit:
+            reason = "stop"
+        elif reason is not None:
+            delta += self._stops.finish()
+        return delta, reason
 
     def _read(self, event: TokenEvent) -> str:
         """Note the event's token; return the text that is complete with it."""

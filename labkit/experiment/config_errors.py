@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
+from typing import Any
 
-from labkit.config import ConfigError, options_page
+from labkit.config import ConfigError, Experiment, options_page
 from labkit.records.counters import nearest
 
 
-def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
+def explain(error: BaseException, overrides: Sequence[str] = (), root: Any = Experiment) -> str:
     """Say in one line which file or override is wrong, the key, and what is allowed.
 
     Parameters
@@ -18,6 +20,8 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
         Whatever Hydra, OmegaConf or the schema raised.
     overrides
         The overrides in force, to name the one at fault.
+    root
+        The schema's class.
     """
     if isinstance(error, ConfigError):
         return _flat(str(error))
@@ -25,7 +29,7 @@ def explain(error: BaseException, overrides: Sequence[str] = ()) -> str:
     for rule in (
         _boolean_key,
         _missing_option,
-        _unknown_key,
+        functools.partial(_unknown_key, root=root),
         _wrong_choice,
         _wrong_type,
         _yaml,
@@ -80,7 +84,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
 HELP = "python -m labkit --help lists them"
 
 
-def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
+def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     match = re.search(r"Key '([^']+)' (?:is )?not in (?:struct|'(\w+)')", text)
     if not match:
         return None
@@ -90,7 +94,7 @@ def _unknown_key(text: str, overrides: Sequence[str]) -> str | None:
     override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
-    names = options_page.names_below(path.split(".")[:-1])
+    names = options_page.names_below(path.split(".")[:-1], root)
     allowed = f"; there are: {', '.join(names)}" if names else ""
     return f"{where}: no option {key!r}{nearest(key, names)}{allowed}"
 

@@ -158,14 +158,14 @@ def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> T
     """Set what the process has one of, then load the workload and the arms' engines."""
     from labkit import workload
     from labkit.machine import blas, memory_limit
-    from labkit.workload.process_wide import blas_threads
+    from labkit.machine.threads import blas_threads
 
     first = experiments[0]
     limit = first.engine.memory_limit
     if limit is not None:
         draft.note(memory_limit={"bytes": limit, "held_by": memory_limit.apply(limit)})
     if any(map(uses_mlx, experiments)):
-        threads = max(blas_threads(experiment.engine) for experiment in experiments)
+        threads = max(blas_threads(e.engine.name, e.engine.threads) for e in experiments)
         draft.note(blas=blas.activate(first.engine.blas.value, threads))
     use_threads(first)
     return workload.load(experiments, setting)

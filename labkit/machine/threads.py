@@ -41,6 +41,15 @@ def core_count() -> int:
     return cores if quota is None else max(1, min(cores, math.floor(quota)))
 
 
+def blas_threads(engine: str, budget: int | None) -> int:
+    """Return how many threads BLAS gets: the arm's CPU budget where MLX does the work.
+
+    numba's pool has it elsewhere. Two pools that spin fight each other, so that only one of
+    them ever gets threads.
+    """
+    return (budget or core_count()) if engine == "mlx_lm" else 1
+
+
 @contextmanager
 def numba_without_scipy() -> Iterator[None]:
     """Keep numba from importing SciPy while its first kernel loads.

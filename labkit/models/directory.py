@@ -22,6 +22,7 @@ class ModelDir:
     """A directory that ``mlx_lm.load`` can load.
 
     ``digest`` names the content (hex): the small files whole, the weights by samples.
+    ``context``: tokens that the model was made for; None where it does not say.
     """
 
     path: Path
@@ -29,6 +30,7 @@ class ModelDir:
     name: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    context: int | None = None
 
 
 def find(asked: str) -> ModelDir:
@@ -95,6 +97,7 @@ def inspect(path: Path, *, name: str, asked: str) -> ModelDir:
         name=name,
         vocab_size=_vocab_size(path, text_config, asked),
         eos_token_ids=_eos_token_ids(path, text_config, asked),
+        context=_context(text_config),
     )
 
 
@@ -114,6 +117,11 @@ def _vocab_size(path: Path, config: dict[str, Any], asked: str) -> int:
     from labkit.models import tokenizer
 
     return tokenizer.load(path).vocab_size
+
+
+def _context(config: dict[str, Any]) -> int | None:
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
 
 
 def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int, ...]:

@@ -29,15 +29,6 @@ def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
     return next(reasons, None)
 
 
-def blas_threads(engine: Engine) -> int:
-    """Return how many threads BLAS gets: the arm's CPU budget where MLX does the work.
-
-    numba's pool has it elsewhere. Two pools that spin fight each other, so that only one of
-    them ever gets threads.
-    """
-    return (engine.threads or threads.core_count()) if engine.name == "mlx_lm" else 1
-
-
 def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
     """Return the rule that an option is the same in all arms."""
 
@@ -124,7 +115,11 @@ OF_A_PROCESS: tuple[Rule, ...] = (
 )
 OF_AN_ENGINE: tuple[Rule, ...] = (
     _one_pool,
-    _same("threads (of BLAS)", blas_threads, "OpenBLAS has one pool in a process"),
+    _same(
+        "threads (of BLAS)",
+        lambda e: threads.blas_threads(e.name, e.threads),
+        "OpenBLAS has one pool in a process",
+    ),
     _live_budget,
     _no_overlap,
     _own_engine,

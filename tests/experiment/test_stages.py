@@ -14,7 +14,6 @@ from labkit.config import Device, Experiment, from_plain
 from labkit.experiment import stages
 from labkit.machine import blas, limits, pool, threads
 from labkit.records import Arm, CaseRecord, Record
-from labkit.workload import process_wide
 from labkit.workload.measurement import Measurement
 from labkit.workload.turns import by_itself
 
@@ -45,7 +44,8 @@ def experiment(workload=REQUESTS, **engine):
 )
 def test_the_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, monkeypatch):
     monkeypatch.setattr(threads, "core_count", lambda: 5)
-    assert process_wide.blas_threads(experiment(**engine).engine) == blas_threads
+    asked = experiment(**engine).engine
+    assert threads.blas_threads(asked.name, asked.threads) == blas_threads
     assert stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
 
 

@@ -95,6 +95,11 @@ class KVCache:
         """Bytes held for requests now, whether or not anything is computed in them."""
         raise NotImplementedError
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that one request can hold at most, alone."""
+        raise NotImplementedError
+
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
         raise NotImplementedError

@@ -91,6 +91,11 @@ class KVCacheManager(KVCache):
         """Return how many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that one request can hold at most, alone."""
+        return self.pool.capacity * self.block_size
+
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
         needed = self.blocks_for(num_tokens)

@@ -140,6 +140,11 @@ class OwnPieces(KVCache):
         """Bytes allocated now."""
         return self.accounts.held
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that one request can hold at most, alone."""
+        return self._capacity // rounded(1) * rounded(1)
+
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
         needed = self._rounded(num_tokens)

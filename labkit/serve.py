@@ -1,0 +1,108 @@
+"""``python -m labkit.serve engine=paged model=...``: a model, served with the OpenAI API.
+
+The command is checked here and becomes the server's own process, which has the environment of
+a run's worker. Exit codes: 0 where a signal ended the server, 2 with one line for a mistake,
+130 where ctrl-C came before it served.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from labkit.cli import Parser, say
+from labkit.config import ConfigError, Serve, from_plain, options_page, require, to_plain
+
+# What the server imports of the extra.
+NEEDED = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "prometheus_client", "llguidance")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return only where there is a mistake."""
+    parser = Parser(
+        prog="python -m labkit.serve",
+        description="Serve a model with the OpenAI API.",
+        usage="%(prog)s [KEY=VALUE ...]",
+        epilog="Options:\n\n" + options_page.help_lines(_default, Serve).replace("%", "%%"),
+        formatter_class=_raw(),
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
+    words = parser.parse_args(argv).overrides
+    try:
+        become_server(compose(words))
+    except ConfigError as error:
+        return say(parser.prog, error)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _raw() -> Any:
+    import argparse
+
+    return argparse.RawDescriptionHelpFormatter
+
+
+def _default(key: str) -> Any:
+    leaf = options_page.find(key)
+    return leaf.said.default if leaf else None
+
+
+def compose(overrides: Sequence[str]) -> Serve:
+    """Compose and check the config.
+
+    Raises
+    ------
+    ConfigError
+        One line for the first mistake.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    from labkit.app import CONF
+    from labkit.experiment.config_errors import explain
+
+    for override in overrides:
+        require("=" in override, f"{override}: not an override; write key=value")
+    ConfigStore.instance().store(name="serve_schema", node=Serve)
+    try:
+        with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+            tree = compose("serve", overrides=list(overrides))
+        plain = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True, enum_to_str=True)
+        return from_plain(Serve, plain)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(explain(error, overrides, Serve)) from None
+
+
+def become_server(asked: Serve) -> NoReturn:
+    """Replace this process by the server's.
+
+    Raises
+    ------
+    ConfigError
+        The extra is not installed.
+    """
+    from labkit.machine import threads
+
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    require(not missing, f"{', '.join(missing)} not installed: pip install 'labkit[server]'")
+    cores = threads.core_count()
+    environment, _ = threads.worker_environment(
+        os.environ, threads=asked.engine.threads or cores, cores=cores
+    )
+    reader, writer = os.pipe()
+    os.set_inheritable(reader, True)
+    os.write(writer, json.dumps(to_plain(asked)).encode())
+    os.close(writer)
+    environment |= asked.engine.mlx.environment()
+    os.execve(sys.executable, [sys.executable, "-m", "labkit.server", str(reader)], environment)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""The server's process: ``python -m labkit.server FD``, started by ``labkit.serve``.
+
+``FD`` is a pipe that holds the checked config as JSON: an API key stays out of the list of
+processes. Exit codes: 0 where a signal ended it, 2 with one line where it cannot serve, 130
+where ctrl-C came before it served.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from labkit.cli import say
+from labkit.config import ConfigError, Engine, Serve, from_plain
+
+if TYPE_CHECKING:
+    from labkit.server.service import Service
+
+PROG = "labkit.serve"
+WARM_ROWS = 16  # requests that the warm-up serves together at most
+
+
+def main() -> int:
+    """Serve; return the exit code."""
+    with os.fdopen(int(sys.argv[1]), encoding="utf-8") as pipe:
+        asked = from_plain(Serve, json.load(pipe))
+    try:
+        serve(asked)
+    except KeyboardInterrupt:
+        return 130
+    except ValueError as error:
+        if not isinstance(error, ConfigError) and not type(error).__module__.startswith("labkit."):
+            raise
+        return say(PROG, error)
+    return 0
+
+
+def serve(asked: Serve) -> None:
+    """Load, warm up, and serve until a signal."""
+    from labkit.server import listener, routes
+
+    bound = listener.bind(asked.server)
+    service = load(asked)
+    where = listener.url(bound)
+
+    def ready() -> None:
+        name = asked.engine.name
+        note(f"{where} serves {service.name} (engine={name}); ctrl-C stops it")
+
+    listener.run(service, routes.create_app(service), bound, ready)
+    note("stopped")
+
+
+def note(line: str) -> None:
+    """Print a line for whoever started the server."""
+    print(f"{PROG}: {line}", flush=True)
+
+
+def load(asked: Serve) -> Service:
+    """Settle what the process has one of, load the model, and generate a token."""
+    note(f"loading model={asked.model.name}")
+    settle(asked.engine)
+    from labkit import models
+    from labkit.engine.factory import create
+    from labkit.models import tokenizer
+    from labkit.server.engine_thread import warm_up
+    from labkit.server.service import Service
+
+    model = models.resolve(asked.model)
+    reader = tokenizer.load(model.path)
+    engine = create(asked.engine, model.path)
+    warm_up(engine, min(WARM_ROWS, asked.engine.scheduler.max_num_seqs), model.vocab_size)
+    name = asked.server.model_name or model.name
+    return Service(asked.server, name, reader, engine, model)
+
+
+def settle(engine: Engine) -> None:
+    """Set what a process has one of, as a run's worker does."""
+    from labkit.machine import blas, memory_limit, threads
+
+    with threads.numba_without_scipy():
+        import numba
+
+        from labkit.machine import pool
+
+        pool.install()
+    if engine.memory_limit is not None:
+        memory_limit.apply(engine.memory_limit)
+    blas.activate(engine.blas.value, threads.blas_threads(engine.name, engine.threads))
+    budget = engine.threads or threads.core_count()
+    numba.set_num_threads(min(budget, numba.config.NUMBA_NUM_THREADS))
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Taking LLVM and the thread pools apart would only cost time.
+    os._exit(status)

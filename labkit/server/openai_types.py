@@ -1,0 +1,255 @@
+"""The objects of the OpenAI API that completions and chat exchange; unknown fields are refused.
+
+What clients may send beyond OpenAI's own is vLLM's: ``top_k``, ``min_p``,
+``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``, ``return_token_ids`` and
+``continuous_usage_stats``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """What a stream says besides."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Sampling(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chat have in common."""
+
+    model: str
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    seed: Int64 | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=128)] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class TextPart(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """A part of a message: text is all there is here."""
+
+    text: str
+
+
+class FunctionCall(Struct, forbid_unknown_fields=True):
+    """A function's name and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, forbid_unknown_fields=True):
+    """A call that an assistant makes; ``index`` comes back from streams."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, forbid_unknown_fields=True):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+
+class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+
+
+class Usage(Struct, frozen=True):
+    """Tokens read and written, those of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TextLogprobs(Struct, frozen=True):
+    """Natural logarithms for a completion's tokens; ``text_offset`` counts characters."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(Struct, frozen=True):
+    """A completion, or in a stream what is added to it."""
+
+    index: int
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: TextLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(Struct, frozen=True):
+    """The answer to a ``CompletionRequest``, and each object of its stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(Struct, frozen=True):
+    """A token and its natural logarithm; ``bytes`` are its text's in UTF-8."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A chosen token and the likeliest ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """Natural logarithms for a message's tokens."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Message(Struct, frozen=True):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class ChatChoice(Struct, frozen=True):
+    """A message and how it ended."""
+
+    index: int
+    message: Message
+    finish_reason: FinishReason
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(Struct, frozen=True):
+    """The answer to a ``ChatRequest``."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class FunctionDelta(Struct, frozen=True):
+    """A piece of a call: the name first, then the arguments."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, frozen=True):
+    """A piece of a call; ``id`` and ``type`` come with the first."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
+class Delta(Struct, frozen=True):
+    """What is added to a message: the role first, then its content."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+
+
+class ChunkChoice(Struct, frozen=True):
+    """A choice in a chunk."""
+
+    index: int
+    delta: Delta
+    finish_reason: FinishReason | None = None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(Struct, frozen=True):
+    """Each object of a chat's stream; that with the usage has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ModelCard(Struct, frozen=True):
+    """A model that is served; ``max_model_len`` is vLLM's: prompt and output tokens together."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class ModelList(Struct, frozen=True):
+    """``GET /v1/models``."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+JsonObject = dict[str, Any]

@@ -1,0 +1,147 @@
+"""Which address answers what, and who may ask."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import Depends, FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from labkit import __version__
+from labkit.server import chat_api, completions_api
+from labkit.server.api_error import ApiError
+from labkit.server.openai_types import ModelCard, ModelList
+from labkit.server.service import Service
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the ASGI application around a service."""
+    app = FastAPI(
+        title="labkit",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.add_exception_handler(ApiError, _say)
+    app.add_exception_handler(HTTPException, _say_http)
+    app.add_exception_handler(Exception, _say_bug)
+    routes = Routes(service)
+    allowed = [Depends(routes.check_key)]
+    for path, answer in (
+        ("/v1/completions", completions_api.answer),
+        ("/v1/chat/completions", chat_api.answer),
+    ):
+        app.add_api_route(
+            path, routes.posted(answer), methods=["POST"], dependencies=allowed, response_model=None
+        )
+    for path, endpoint in (
+        ("/v1/models", routes.models),
+        ("/v1/models/{model:path}", routes.model),
+    ):
+        app.add_api_route(
+            path, endpoint, methods=["GET"], dependencies=allowed, response_model=None
+        )
+    app.add_api_route("/health", routes.health, methods=["GET"], response_model=None)
+    app.add_api_route("/version", routes.version, methods=["GET"], response_model=None)
+    return app
+
+
+class Routes:
+    """The endpoints of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def check_key(self, request: Request) -> None:
+        """Raise ``ApiError`` (401) unless the client sends the server's key."""
+        key = self._service.options.api_key
+        if key is None:
+            return
+        kind, _, sent = request.headers.get("authorization", "").partition(" ")
+        given = sent.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not hmac.compare_digest(given.encode(), key.encode()):
+            raise ApiError(401, "a valid API key is needed", code="invalid_api_key")
+
+    def posted(
+        self, answer: Callable[[Service, bytes], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint that answers a body."""
+
+        async def endpoint(request: Request) -> Response:
+            return await answer(self._service, await self._body(request))
+
+        return endpoint
+
+    async def _body(self, request: Request) -> bytes:
+        """Read the body; ``ApiError`` (413) as soon as it is too long."""
+        most, parts, size = self._service.options.max_body_bytes, [], 0
+        announced = request.headers.get("content-length", "0")
+        if not (announced.isdecimal() and int(announced) > most):
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                if size > most:
+                    break
+            else:
+                return b"".join(parts)
+        raise ApiError(413, f"the body is longer than {most} bytes (server.max_body_bytes)")
+
+    async def models(self) -> Response:
+        """``GET /v1/models``."""
+        return _json(ModelList("list", [self._card()]))
+
+    async def model(self, model: str) -> Response:
+        """``GET /v1/models/MODEL``."""
+        if model != self._service.name:
+            raise ApiError(
+                404, f"the model {model!r} is not served", param="model", code="model_not_found"
+            )
+        return _json(self._card())
+
+    def _card(self) -> ModelCard:
+        service = self._service
+        return ModelCard(service.name, "model", service.created, "labkit", service.context)
+
+    async def health(self) -> Response:
+        """Answer 200 while the engine can serve, else 503."""
+        trouble = self._service.trouble()
+        if trouble is not None:
+            raise ApiError(503, trouble, code="unhealthy")
+        return _json({"status": "ok"})
+
+    async def version(self) -> Response:
+        """``GET /version``."""
+        return _json({"version": __version__})
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def _say(_: Request, error: Any) -> Response:
+    return Response(
+        error.encode(), error.status, headers=error.headers, media_type="application/json"
+    )
+
+
+async def _say_http(request: Request, error: Any) -> Response:
+    """Say what the framework found: no such address, or not this way."""
+    if error.status_code == 405:
+        text = f"{request.method} {request.url.path}: this address has another method"
+        said = ApiError(405, text, code="method_not_allowed")
+        said.headers |= dict(error.headers or {})
+    elif error.status_code == 404:
+        text = f"{request.url.path}: there is no such address"
+        said = ApiError(404, text, code="unknown_url")
+    else:
+        said = ApiError(400, str(error.detail))
+    return await _say(request, said)
+
+
+async def _say_bug(request: Request, error: Exception) -> Response:
+    return await _say(request, ApiError(500, f"a mistake in the server: {type(error).__name__}"))

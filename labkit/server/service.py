@@ -1,0 +1,272 @@
+"""What all endpoints share: a model, its engine's thread, and the requests under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from labkit import config
+from labkit.engine.base import NO_TOKEN, Bounded, InferenceEngine, Logprobs, TokenEvent
+from labkit.engine.output_processor import OutputProcessor
+from labkit.engine.request import Request, SamplingParams
+from labkit.models import ModelDir
+from labkit.models.tokenizer import Tokenizer
+from labkit.server.api_error import ApiError, invalid
+from labkit.server.engine_thread import EngineThread
+
+T = TypeVar("T")
+RETRY_S = 1  # what a client is told to wait where the server is full (seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One more token of a choice, or its end.
+
+    ``token`` is None for an end without a token. ``text`` is what the token adds to the
+    choice's text, often nothing; ``finish_reason`` is None but for the last piece.
+    """
+
+    index: int
+    token: int | None
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: Logprobs | None
+
+
+class Generation:
+    """One API request under way: the engine's requests it became, and the pieces that wait.
+
+    Made, read and closed on the event loop. ``index`` of a piece counts choices, those of
+    the first prompt first.
+    """
+
+    def __init__(self, service: Service, requests: Sequence[Request]) -> None:
+        self.created = int(time.time())
+        self._service = service
+        self._choices = {
+            request.request_id: (index, OutputProcessor(request, None, service.tokenizer))
+            for index, request in enumerate(requests)
+        }
+        self._unfinished = set(self._choices)
+        self._pieces: list[Piece] = []
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: TokenEvent) -> None:
+        """Take an event of one of its requests."""
+        if event.request_id not in self._unfinished:
+            return
+        if event.finish_reason == "error":
+            self.fail(invalid(event.error or "the engine refused", code="context_length_exceeded"))
+            return
+        index, processor = self._choices[event.request_id]
+        text, reason = processor.advance(event)
+        if reason is not None:
+            self._unfinished.discard(event.request_id)
+            self._service.forget(event.request_id, abort=event.finish_reason is None)
+        token = None if event.token == NO_TOKEN else event.token
+        done: Any = reason
+        self._pieces.append(Piece(index, token, text, done, event.logprobs))
+
+    def fail(self, error: ApiError) -> None:
+        """End it with an error, which its reader gets after the pieces that are there."""
+        if self._error is None and self._unfinished:
+            self._error = error
+            self.close()
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the reader go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """Yield what has come since the last time, until every choice has ended.
+
+        Raises
+        ------
+        ApiError
+            It could not be served, or not to its end.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._pieces:
+                pieces, self._pieces = self._pieces, []
+                yield pieces
+            elif self._error is not None:
+                raise self._error
+            elif not self._unfinished:
+                return
+            else:
+                self._waiter = loop.create_future()
+                await self._waiter
+
+    def close(self) -> None:
+        """Abort what has not ended; harmless to call again."""
+        for request_id in self._unfinished:
+            self._service.forget(request_id, abort=True)
+        self._unfinished.clear()
+
+
+class Service:
+    """A model that is served.
+
+    Parameters
+    ----------
+    options
+        The server's part of the config.
+    name
+        What requests call the model.
+    tokenizer
+        The model's.
+    engine
+        Ready to serve; the service closes it.
+    model
+        Its vocabulary, and for how many tokens, prompt and output together, it was made.
+    """
+
+    def __init__(
+        self,
+        options: config.Server,
+        name: str,
+        tokenizer: Tokenizer,
+        engine: InferenceEngine,
+        model: ModelDir,
+    ) -> None:
+        self.options = options
+        self.name = name
+        self.tokenizer = tokenizer
+        self.vocab_size = model.vocab_size
+        asked = options.max_prompt_tokens + options.max_output_tokens
+        bounds = [asked if model.context is None else model.context]
+        bounds += [engine.longest()] if isinstance(engine, Bounded) else []
+        self.context = min(bounds)
+        self.created = int(time.time())
+        self._engine = engine
+        self._live: dict[str, Generation] = {}
+        self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
+        self._thread: EngineThread | None = None
+        self._ended_by: str | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Start the engine's thread."""
+        loop = asyncio.get_running_loop()
+
+        def tell(call: Callable[..., None], *args: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
+                loop.call_soon_threadsafe(call, *args)
+
+        self._thread = EngineThread(
+            self._engine,
+            lambda events: tell(self._deliver, events),
+            lambda error: tell(self._engine_ended, error),
+        )
+        self._thread.start()
+
+    def trouble(self) -> str | None:
+        """Say why nothing can be served, in one line; None: it can."""
+        if self._thread is None or not self._thread.alive or self._ended_by is not None:
+            return f"the engine's thread is dead ({self._ended_by or 'it ended'})"
+        if self._thread.busy_s > self.options.stuck_s:
+            return f"the engine is stuck: a step has been running for {self._thread.busy_s:.0f} s"
+        return "the server is stopping" if self._stopping else None
+
+    async def read(self, work: Callable[..., T], *args: Any) -> T:
+        """Run ``work``, which may take long, in a thread: tokenising, templates, grammars."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work, *args)
+
+    def generate(
+        self, call_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int
+    ) -> Generation:
+        """Begin ``n`` choices of each prompt.
+
+        Raises
+        ------
+        ApiError
+            The server is full, or cannot serve.
+        """
+        trouble = self.trouble()
+        if trouble is not None or self._thread is None:
+            raise ApiError(503, trouble or "the server has not started")
+        count = len(prompts) * n
+        if len(self._live) + count > self.options.max_live:
+            raise ApiError(
+                429,
+                f"{len(self._live)} completions are running or waiting; allowed are "
+                f"{self.options.max_live} (server.max_live)",
+                code="queue_full",
+                retry_after=RETRY_S,
+            )
+        requests = [
+            Request(f"{call_id}-{at * n + choice}", tuple(prompt), nth(params, choice))
+            for at, prompt in enumerate(prompts)
+            for choice in range(n)
+        ]
+        generation = Generation(self, requests)
+        for request in requests:
+            self._live[request.request_id] = generation
+            # Stop texts are looked for here: the engine has no tokenizer.
+            bare = dataclasses.replace(request.params, stop=()) if request.params.stop else None
+            self._thread.submit(dataclasses.replace(request, params=bare) if bare else request)
+        return generation
+
+    def forget(self, request_id: str, *, abort: bool) -> None:
+        """Drop an engine request that has ended, or shall."""
+        if self._live.pop(request_id, None) is not None and abort and self._thread is not None:
+            self._thread.abort(request_id)
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        """Hand a step's events to the generations that wait for them."""
+        woken: dict[int, Generation] = {}
+        for event in events:
+            generation = self._live.get(event.request_id)
+            if generation is not None:
+                generation.put(event)
+                woken[id(generation)] = generation
+        for generation in woken.values():
+            generation.wake()
+
+    def _engine_ended(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._ended_by = " ".join(f"{type(error).__name__}: {error}".split())
+        self._fail_all(ApiError(500, f"the engine failed: {self._ended_by or 'it was stopped'}"))
+
+    def _fail_all(self, error: ApiError) -> None:
+        for generation in list(self._live.values()):
+            generation.fail(error)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse what comes, let requests go on for a while, then end them, and the engine."""
+        self._stopping = True
+        end = time.monotonic() + grace_s
+        while self._live and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        self._fail_all(ApiError(503, "the server is stopping"))
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.stop, 5.0)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def num_live(self) -> int:
+        """Completions running or waiting."""
+        return len(self._live)
+
+
+def nth(params: SamplingParams, choice: int) -> SamplingParams:
+    """Return the parameters of a request's choice: each draws from a stream of its own."""
+    if choice == 0 or params.seed is None:
+        return params
+    return dataclasses.replace(params, seed=(params.seed + choice) % (1 << 64))
+
+
+def new_id(kind: str) -> str:
+    """Return a new id, such as ``chatcmpl-...``."""
+    return f"{kind}-{uuid.uuid4().hex}"
