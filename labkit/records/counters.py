@@ -122,6 +122,8 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("kv_block_bytes", "bytes", "bytes of a KV block over all layers"),
     Counter("peak_kv_bytes", "bytes", "the most KV memory held"),
     Counter("kv_used_bytes", "bytes", "the most KV memory that held computed tokens"),
+    Counter("kv.slots_held", "tokens", "tokens of KV memory that requests held when they left"),
+    Counter("kv.slots_filled", "tokens", "those of them that were computed"),
     Counter("kv.set_aside", "tokens", "tokens of KV memory that requests had from the beginning"),
     Counter("kv.bytes_copied", "bytes", "KV bytes copied from one place to another"),
     Counter("kv.moves", "moves", "times that KV memory moved"),

@@ -156,10 +156,10 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
 
     ``host_ms_per_step``: time of a step in which the host did not wait for the model.
     ``shape_repeated_pct``: steps of the shape of the one before, whose graph could be used again.
-    ``kv_waste_pct``: of the most KV memory held, what no computed token ever filled. An engine
-    that does not count what one needs has no such metric.
+    ``kv_waste_pct``: of the KV memory that requests held when they ended, what no token ever
+    filled. An engine that does not count what one needs has no such metric.
     """
-    steps, held = counters.get("steps.total"), counters.get("peak_kv_bytes")
+    steps, held = counters.get("steps.total"), counters.get("kv.slots_held")
     found = []
     if steps and "host_ms" in counters:
         per_step = counters["host_ms"] / steps
@@ -167,8 +167,8 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     if steps and "shape.repeated" in counters:
         repeated = 100 * counters["shape.repeated"] / steps
         found.append(Metric("shape_repeated_pct", "%", "higher", False, (repeated,)))
-    if held and "kv_used_bytes" in counters:
-        waste = 100 * (1 - counters["kv_used_bytes"] / held)
+    if held and "kv.slots_filled" in counters:
+        waste = 100 * (1 - counters["kv.slots_filled"] / held)
         found.append(Metric("kv_waste_pct", "%", "lower", False, (waste,)))
     return tuple(found)
 

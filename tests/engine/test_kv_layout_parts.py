@@ -81,6 +81,29 @@ def test_what_is_set_aside_is_held_from_the_beginning():
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    # A row of the rectangle is as wide as the longest's; a cache is its request's own.
+    [
+        (PADDED, 512 + 512),
+        (CONTIGUOUS, 256 + 512),
+        (kind_of("contiguous", contiguous.create, set_aside=600), 768 + 768),
+    ],
+)
+def test_who_leaves_is_asked_what_it_held_and_filled(kind, held):
+    harness = Harness(kind)
+    for name, prompt in (("1", 10), ("2", 300)):
+        harness.join(name, prompt, 9)
+        harness.step({name: prompt})
+    harness.leave("1")
+    harness.leave("2")
+    cache = harness.layout.cache
+    assert cache.counters()["kv.slots_filled"] == 10 + 300
+    assert cache.counters()["kv.slots_held"] == held
+    cache.reset_counters()
+    assert cache.counters()["kv.slots_held"] == 0
+
+
 def test_used_tokens_remember_their_peak():
     used = UsedTokens()
     used.note("a", 5)

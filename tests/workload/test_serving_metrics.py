@@ -51,13 +51,13 @@ def test_counters_make_three_metrics():
         "steps.total": 40.0,
         "host_ms": 60.0,
         "shape.repeated": 10.0,
-        "peak_kv_bytes": 2048.0,
-        "kv_used_bytes": 512.0,
+        "kv.slots_held": 2048.0,
+        "kv.slots_filled": 512.0,
     }
     expected = {"host_ms_per_step": 1.5, "shape_repeated_pct": 25.0, "kv_waste_pct": 75.0}
     assert values(counted_metrics(counters)) == expected
     assert counted_metrics({}) == counted_metrics({"steps.total": 0.0, "host_ms": 0.0}) == ()
-    assert values(counted_metrics({"peak_kv_bytes": 9.0, "steps.total": 2.0})) == {}
+    assert values(counted_metrics({"kv.slots_held": 9.0, "steps.total": 2.0})) == {}
 
 
 def test_the_rate_that_was_reached_and_how_late_the_sender_was():

@@ -7,6 +7,7 @@ from labkit.engine.base import TokenEvent
 from labkit.workload.prompts import Prompt
 from labkit.workload.serving import ServingSession
 from labkit.workload.sources import source_of
+from labkit.workload.sources.texts import Text
 
 
 class StaticEngine:
@@ -99,6 +100,13 @@ def test_the_questions_name_their_requests_in_the_articles_order(asked, monkeypa
     assert [p.request_id for p in made] == questions[:3]
     assert [len(p.token_ids) for p in made] == [6, 11, 9]
     assert [p.max_tokens for p in made] == [2, 159, 3]
+
+
+def test_a_conversation_of_one_question_is_named_by_it():
+    one = Text(("\n\nWhy?\n\nAssistant:",), 3, ({"role": "user", "content": "Why?"},))
+    assert one.name == "Why?"
+    assert Text(("a", "b"), 3, ({"role": "user", "content": "a"},) * 2).name == "ab"
+    assert Text(("Why",), 3).name == "Why"
 
 
 def test_two_requests_of_one_text_cannot_both_be_cases(asked):

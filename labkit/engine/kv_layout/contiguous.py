@@ -72,6 +72,10 @@ class ContiguousCache(OwnPieces):
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._promised[request_id]
 
+    def slots(self, table: BlockTable) -> int:
+        """Return how large its cache is."""
+        return self.rows[int(table.block_ids[0])].capacity
+
     def _free(self, request_id: str, table: BlockTable) -> None:
         del self._promised[request_id]
         self.rows.pop(int(table.block_ids[0])).drop()

@@ -70,9 +70,11 @@ class UsedTokens:
         self._tokens[request_id] = tokens
         self.peak = max(self.peak, min(self._total, held))
 
-    def forget(self, request_id: str) -> None:
-        """Say that a request holds none any more."""
-        self._total -= self._tokens.pop(request_id, 0)
+    def forget(self, request_id: str) -> int:
+        """Say that a request holds none any more; return how many it held."""
+        tokens = self._tokens.pop(request_id, 0)
+        self._total -= tokens
+        return tokens
 
     def reset(self, held: float = math.inf) -> None:
         """Start the peak anew, from what is used now; memory for ``held`` tokens is held."""
@@ -89,6 +91,7 @@ class KVCache:
         self.token_bytes = token_bytes
         self._tables: dict[str, BlockTable] = {}
         self._used = UsedTokens()
+        self._slots = self._filled = 0  # of those who have left
 
     @property
     def held_bytes(self) -> int:
@@ -147,8 +150,13 @@ class KVCache:
         """Give back what a request holds; one that holds nothing is ignored."""
         table = self._tables.pop(request_id, None)
         if table is not None:
-            self._used.forget(request_id)
+            self._filled += self._used.forget(request_id)
+            self._slots += self.slots(table)
             self._free(request_id, table)
+
+    def slots(self, table: BlockTable) -> int:
+        """Return for how many tokens a request with this table holds memory."""
+        raise NotImplementedError
 
     def _free(self, request_id: str, table: BlockTable) -> None:
         raise NotImplementedError
@@ -169,13 +177,19 @@ class KVCache:
         """Return what was counted since the last reset.
 
         Every layout counts ``peak_kv_bytes``, the most bytes that were held at once, and
-        ``kv_used_bytes``, the most that held a computed key or value.
+        ``kv_used_bytes``, the most that held a computed key or value; and of the requests that
+        left the tokens that they held memory for, and those that they had computed.
         """
-        return {"kv_used_bytes": self._used.peak * self.token_bytes}
+        return {
+            "kv_used_bytes": self._used.peak * self.token_bytes,
+            "kv.slots_held": self._slots,
+            "kv.slots_filled": self._filled,
+        }
 
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held now."""
         self._used.reset()
+        self._slots = self._filled = 0
 
 
 @dataclass(frozen=True, slots=True)

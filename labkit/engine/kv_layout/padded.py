@@ -90,6 +90,10 @@ class PaddedCache(OwnPieces):
         """Tell whether as much was promised: no promise is made larger."""
         return num_tokens <= self._held[request_id].prompt + self._held[request_id].output
 
+    def slots(self, table: BlockTable) -> int:
+        """Return how many columns every row has."""
+        return self.rectangle.capacity
+
     def _free(self, request_id: str, table: BlockTable) -> None:
         row = self._held.pop(request_id)
         row.live = False

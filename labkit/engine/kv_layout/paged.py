@@ -167,6 +167,10 @@ class KVCacheManager(KVCache):
             self.pool.free([int(blocks[index]) for index in remap])
             self._tables[request_id] = BlockTable(changed)
 
+    def slots(self, table: BlockTable) -> int:
+        """Return for how many tokens its blocks are, shared ones included."""
+        return len(table) * self.block_size
+
     def _free(self, request_id: str, table: BlockTable) -> None:
         del self._published[request_id]
         self.pool.free(table.block_ids.tolist())
@@ -197,6 +201,7 @@ class KVCacheManager(KVCache):
     def reset_counters(self) -> None:
         """Start counting anew; peaks restart from what is held."""
         self.pool.reset_counters()
+        super().reset_counters()
         self._used.reset(self._held_tokens)
         self._prefixes.evicted = 0
         self._reserved = self._hit_tokens = self._queried_tokens = 0

@@ -36,6 +36,8 @@ class Text:
     @property
     def name(self) -> str:
         """What the request is called where every request is a case."""
+        if self.messages is not None and len(self.messages) == 1:
+            return self.messages[0]["content"]
         return "".join(self.pieces)
 
 
