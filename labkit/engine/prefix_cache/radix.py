@@ -179,7 +179,7 @@ class RadixPrefixCache(PrefixCache):
                 del self._idle[node]
             del node.tokens[rest:], node.blocks[rest:]
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
         """Yield every node below the root, parents first."""
         level = list(self._root.children.values())
         while level:
@@ -188,11 +188,11 @@ class RadixPrefixCache(PrefixCache):
 
     def kept(self) -> Iterator[int]:
         """Yield the blocks of every node."""
-        return (block for node in self._nodes() for block in node.blocks)
+        return (block for node in self.nodes() for block in node.blocks)
 
     def check(self) -> None:
         """Compare locks with the requests' ends, and the tree and the idle queue with both."""
-        nodes = list(self._nodes())
+        nodes = list(self.nodes())
         for node in nodes:
             if not node.blocks or len(node.blocks) != len(node.tokens):
                 raise AssertionError("a node's blocks are not its tokens'")

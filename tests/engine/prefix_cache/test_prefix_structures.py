@@ -238,7 +238,7 @@ def test_radix_grows_a_leaf_splits_a_node_and_cuts_a_leaf_from_its_end():
     bench = Bench("radix", blocks=6)
 
     def spans():
-        return sorted("".join(chr(t[0]) for t in node.tokens) for node in bench.cache._nodes())
+        return sorted("".join(chr(t[0]) for t in node.tokens) for node in bench.cache.nodes())
 
     bench.admit("aabbccdd")
     for count in (2, 4, 8):
