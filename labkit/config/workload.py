@@ -34,7 +34,7 @@ class CacheState(Enum):
 
 @dataclass
 class Case(Group, place="workload.cases"):
-    """One row of a kernel workload: requests that decode, requests that prefill, or both."""
+    """One row of a kernel workload: requests that decode, that prefill, or of any lengths."""
 
     name: str = option("", "What its row is called.")
     decode: int = option(0, "Requests of one query token.", least=0)
@@ -42,6 +42,11 @@ class Case(Group, place="workload.cases"):
     prefill: int = option(0, "Requests with a chunk of their prompt.", least=0)
     chunk: int = option(0, "Query tokens of each of them.", least=0, unit="tokens")
     past: int = option(0, "Tokens of each of them that are cached already.", least=0, unit="tokens")
+    uneven: list[list[int]] = option(
+        factory=list,
+        meaning="Requests of lengths of their own, behind those: [query tokens, tokens cached "
+        "before them].",
+    )
     factor: int = option(
         1, "Short dispatches need more: workload.repeats times so many.", least=1, most=1000
     )
@@ -51,10 +56,21 @@ class Case(Group, place="workload.cases"):
         require(bool(self.name), "workload.cases: every case needs a name")
         super().__post_init__()
         where = f"workload.cases: case {self.name!r}"
-        require(self.decode + self.prefill > 0, f"{where}: no requests (decode or prefill)")
+        requests = self.decode + self.prefill + len(self.uneven)
+        require(requests > 0, f"{where}: no requests (decode, prefill or uneven)")
         require((self.decode > 0) == (self.context > 0), f"{where}: decode goes with context")
         require((self.prefill > 0) == (self.chunk > 0), f"{where}: prefill goes with chunk")
         require(self.prefill > 0 or self.past == 0, f"{where}: past goes with prefill")
+        for lengths in self.uneven:
+            require(
+                len(lengths) == 2 and lengths[0] > 0 and lengths[1] >= 0,
+                f"{where}: uneven: {lengths} is not [query tokens, tokens cached before them]",
+            )
+
+    @property
+    def prefills(self) -> bool:
+        """Whether a request has more than one query token, or may have."""
+        return self.prefill > 0 or any(queries > 1 for queries, _ in self.uneven)
 
     def key(self, name: str) -> str:
         """Name the case in error lines."""

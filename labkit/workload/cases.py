@@ -39,8 +39,8 @@ MOST_LINKS = 32
 class Geometry:
     """Sizes of a case, before anything is allocated.
 
-    ``query_lens`` and ``seq_lens`` are int32 [num_seqs], decodes first; ``num_blocks``
-    counts the null block; ``pool_bytes`` is keys and values together.
+    ``query_lens`` and ``seq_lens`` are int32 [num_seqs], decodes first and the uneven last;
+    ``num_blocks`` counts the null block; ``pool_bytes`` is keys and values together.
     """
 
     case: Case
@@ -95,8 +95,11 @@ def work(size: Geometry, workload: Workload) -> Work:
 
 def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
     """Size a case: decodes first, as the scheduler packs them."""
-    query_lens = _per_request(case, 1, case.chunk)
-    seq_lens = _per_request(case, case.context, case.past + case.chunk)
+    own = np.array(case.uneven, np.int32).reshape(-1, 2)
+    query_lens = np.concatenate([_per_request(case, 1, case.chunk), own[:, 0]])
+    seq_lens = np.concatenate(
+        [_per_request(case, case.context, case.past + case.chunk), own.sum(axis=1, dtype=np.int32)]
+    )
     num_blocks = 1 + int((-(-seq_lens // block_size)).sum())
     return Geometry(
         case=case,
@@ -131,7 +134,12 @@ def part(case: Case, share: float) -> Case:
     def some(number: int) -> int:
         return max(1, math.ceil(number * share)) if number else 0
 
-    return replace(case, decode=some(case.decode), prefill=some(case.prefill))
+    return replace(
+        case,
+        decode=some(case.decode),
+        prefill=some(case.prefill),
+        uneven=case.uneven[: some(len(case.uneven))],
+    )
 
 
 def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:

@@ -33,7 +33,7 @@ class KernelKind:
             f"workload.max_pool_bytes={w.max_pool_bytes}: every case of workload={w.name} needs "
             f"more, the smallest {smallest}",
         )
-        prefill = next((case.name for case in w.cases if case.prefill), None)
+        prefill = next((case.name for case in w.cases if case.prefills), None)
         require(
             prefill is None or experiment.engine.attention.resolver != "identity",
             f"engine.attention.resolver=identity: it serves pure decode only, and "

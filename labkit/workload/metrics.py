@@ -121,6 +121,7 @@ def serving_metrics(
         Metric("total_tok_s", "tok/s", "higher", primary, ((prompt + output) / wall,)),
         Metric("output_tok_s", "tok/s", "higher", False, (output / wall,)),
         Metric("request_s", "req/s", "higher", False, (len(served) / wall,)),
+        Metric("wall_s", "s", "lower", False, (wall,)),
         *_percentiles("ttft", (r.ttft for r in served)),
         *_percentiles("tpot_excl_first", (r.tpot for r in served if r.tpot is not None)),
         *_percentiles("itl_chunk", (gap for r in served for gap in r.itl)),
@@ -128,7 +129,7 @@ def serving_metrics(
     ]
     if limits is not None and limits.any:
         good = sum(meets(r, limits) for r in served)
-        metrics.insert(3, Metric("goodput_req_s", "req/s", "higher", False, (good / wall,)))
+        metrics.insert(4, Metric("goodput_req_s", "req/s", "higher", False, (good / wall,)))
     if peak_kv_bytes is not None:
         metrics.append(Metric("peak_kv_bytes", "bytes", "lower", False, (float(peak_kv_bytes),)))
     return tuple(metrics)

@@ -254,7 +254,7 @@ def test_the_serving_experiment_has_the_article_s_p_values():
 
     app.register()
     with app.initialized():
-        asked = compose_cell([], ["experiment=seq_map_serving"]).experiment
+        asked = compose_cell([], ["experiment=seq_map_concurrency_64"]).experiment
     rows = asked.ablation.published["rows"]
     assert [(row["delta_pct"], row["p"]) for row in rows] == [
         ({"seq_map": 0.9}, {"seq_map": 0.26}),

@@ -78,7 +78,7 @@ BASE = ["ablation=seq_map", "workload=chat"]
         ["+ablation.arms.own={engine.threads:3}", "ablation.baseline=own"],
         ["design.looks=[{blocks:2,alpha:0.01},{blocks:4,alpha:0.02}]", "design.alpha=0.05"],
         ["workload=kernel_seq_map", "workload.cases=[{name:one,decode:2,context:8}]"],
-        ["model.seed=${seed}", "seed=7", "experiment=seq_map_serving"],
+        ["model.seed=${seed}", "seed=7", "experiment=seq_map_concurrency_64"],
     ],
 )
 def test_a_shared_tree_composes_what_hydra_composes(overrides, composer):

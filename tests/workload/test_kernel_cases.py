@@ -17,6 +17,7 @@ from labkit.workload.turns import by_itself
 DECODE = Case(name="decode", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24)
 MIXED = Case(name="mixed", decode=3, context=17, prefill=1, chunk=33)
+RAGGED = Case("r", decode=2, context=17, uneven=[[33, 0], [1, 70], [5, 100]])
 HUGE = Case(name="huge", decode=1024, context=2048)
 
 
@@ -105,7 +106,7 @@ def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
 
 
 @pytest.mark.parametrize("window", [None, 1, 16, 30, 1000])
-@pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED])
+@pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED, RAGGED])
 def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
     w = make(case, window=window)
     size = cases.geometry(case, w, 16)
@@ -161,6 +162,19 @@ def test_a_prefill_may_follow_cached_tokens():
     assert size.query_lens.tolist() == [5, 5] and size.seq_lens.tolist() == [35, 35]
 
 
+def test_uneven_requests_have_lengths_of_their_own():
+    size = cases.geometry(RAGGED, make(RAGGED), 16)
+    assert size.query_lens.tolist() == [1, 1, 33, 1, 5]
+    assert size.seq_lens.tolist() == [17, 17, 33, 71, 105]
+    assert size.query_lens.dtype == size.seq_lens.dtype == np.int32
+    assert cases.part(RAGGED, 0.4).uneven == [[33, 0], [1, 70]]
+
+
+def test_a_resolver_for_pure_decode_refuses_uneven_queries():
+    decodes = Case("d", uneven=[[1, 4], [1, 9]])
+    assert RAGGED.prefills and not decodes.prefills
+
+
 def test_decodes_come_first_and_lengths_are_those_of_the_case():
     backend = StubBackend()
     run(backend, MIXED)
@@ -170,7 +184,7 @@ def test_decodes_come_first_and_lengths_are_those_of_the_case():
     assert block_size == 16 and starts.dtype == seq_lens.dtype == tables.dtype == np.int32
 
 
-@pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED])
+@pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED, RAGGED])
 def test_block_tables_are_random_and_share_no_block(case):
     size = cases.geometry(case, make(case), 16)
     tables = cases.block_tables(size, 16, seed=3)
