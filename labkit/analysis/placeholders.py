@@ -23,9 +23,10 @@ from labkit.analysis.formatting import (
     value_text,
 )
 from labkit.analysis.rendering.markdown import markdown_table
+from labkit.analysis.rendering.published_numbers import published_line
 from labkit.analysis.rendering.results import Result, verdict_text
 from labkit.analysis.rendering.sections import CellReport
-from labkit.analysis.rendering.tables import Column, published_line, said
+from labkit.analysis.rendering.tables import Column, said
 from labkit.analysis.study_analysis import Analyst
 from labkit.records.counters import nearest
 

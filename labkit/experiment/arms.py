@@ -107,7 +107,10 @@ def at_scale(overrides: Sequence[str], composer: Composer) -> list[str]:
     whole = composer.compose(overrides)
     given = {override.split("=", 1)[0] for override in overrides}
     scaled = whole.scales.get(whole.scale.value, {})
-    return [*(f"{k}={quote(v)}" for k, v in scaled.items() if k not in given), *overrides]
+    # An arm may be new, and what it is given is new to it.
+    add = {key: "++" if key.startswith("ablation.arms.") else "" for key in scaled}
+    asked = [f"{add[key]}{key}={quote(value)}" for key, value in scaled.items() if key not in given]
+    return [*asked, *overrides]
 
 
 def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:

@@ -6,11 +6,16 @@ A row of ``ablation.published`` may have ``when: {option: value}``, such as ``{w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
-from labkit.config import ConfigError, Experiment
+from labkit.config import ConfigError, Experiment, require
+from labkit.records.counters import nearest
+
+KEYS = ("source", "machine", "metric", "unit", "rows")
+NUMBERS = ("arms", "delta_pct", "p", "wins")  # of arms, by their name; some may be theirs alone
+ROW_KEYS = ("when", "case", "metric", "unit", *NUMBERS)
 
 
 def of_cell(published: Any, whole: Experiment) -> Any:
@@ -19,12 +24,25 @@ def of_cell(published: Any, whole: Experiment) -> Any:
     Raises
     ------
     ConfigError
-        ``when`` names no option.
+        A key that is not known, a row without a case or a metric, or ``when`` names no option.
     """
-    if not isinstance(published, Mapping):
-        return published
+    if published is None:
+        return None
+    _known("ablation.published", published, KEYS)
+    for index, row in enumerate(published.get("rows") or ()):
+        place = f"ablation.published.rows[{index}]"
+        _known(place, row, ROW_KEYS)
+        for key in ("case", "metric"):
+            require(bool(row.get(key) or published.get(key)), f"{place}: it needs a {key}")
     rows = [row for row in published.get("rows") or () if _of_this(row, whole)]
     return {**published, "rows": [{k: v for k, v in row.items() if k != "when"} for row in rows]}
+
+
+def _known(place: str, given: Any, keys: Sequence[str]) -> None:
+    require(isinstance(given, Mapping), f"{place}: must be a map, not {given!r}")
+    for key in given:
+        near = nearest(str(key), keys)
+        require(key in keys, f"{place}.{key}: no such key{near}; there are: {', '.join(keys)}")
 
 
 def _of_this(row: Mapping[str, Any], whole: Experiment) -> bool:

@@ -42,6 +42,19 @@ def test_the_command_line_wins_over_a_scale(scaled):
     assert typed.experiment.model.name == "small"
 
 
+def test_a_scale_may_give_an_arm_more(scaled, tmp_path):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.write_text(
+        "# @package _global_\n"
+        "defaults: [override /ablation: kv_layout]\n"
+        "scales: {cpu: {ablation.arms.padded: {engine.budget.bytes: 1048576}}}\n"
+    )
+    cell = cell_of([*scaled, "workload.num_requests=1"])
+    (padded, contiguous) = (cell.experiments[arm].engine for arm in ("padded", "contiguous"))
+    assert (padded.kv.layout.value, padded.budget.bytes) == ("padded", 1 << 20)
+    assert contiguous.budget.bytes == 1 << 30
+
+
 def test_a_scale_is_noted_in_the_cells_file(scaled, tmp_path):
     from labkit.experiment.arms import to_cell
     from labkit.experiment.cell_file import facts

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.formatting import interval_text, p_text, percent_text, unit_name, value_text
-from labkit.analysis.rendering.tables import Column, Table, published_line
+from labkit.analysis.rendering.published_numbers import published_line
+from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.sentences import control_name, level_text, relabelled
 from labkit.records import Record, parse_run_name
 
@@ -243,9 +244,10 @@ def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: 
     if found is None:
         return ""
     delta = (found.get("delta_pct") or {}).get(arm)
-    p = (found.get("p") or {}).get(arm)
+    p, wins = ((found.get(key) or {}).get(arm) for key in ("p", "wins"))
     text = percent_text(float(delta)) if delta is not None else ""
-    return f"{text} (p = {p})" if p is not None else text
+    more = [f"p = {p}"] * (p is not None) + [f"{wins} wins"] * (wins is not None)
+    return f"{text} ({', '.join(more)})" if more else text
 
 
 def _notes(cell: Json, published: Any) -> list[str]:

@@ -31,6 +31,11 @@ from labkit.analysis.rendering.memory_timeline import (
     timeline_stem,
     timelines,
 )
+from labkit.analysis.rendering.published_numbers import (
+    agreement_rows,
+    host_rows,
+    published_table,
+)
 from labkit.analysis.rendering.results import Result, results_table
 from labkit.analysis.rendering.roofline import cases_line, points, roofline_chart, roofline_stem
 from labkit.analysis.rendering.styles import arm_classes
@@ -313,7 +318,8 @@ def _roofline(report: CellReport) -> Sequence[Part]:
 
 
 def _published(report: CellReport) -> Sequence[Part]:
-    return _tables(tables.published_table(report.cell, report.analysis.identity.agreement))
+    agreement = agreement_rows(report.analysis.identity.agreement)
+    return _tables(published_table(report.cell, [*agreement, *host_rows(report.records)]))
 
 
 def _outputs(report: CellReport) -> Sequence[Part]:

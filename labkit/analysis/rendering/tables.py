@@ -1,6 +1,6 @@
 """Tables: columns declared once, each with heading, value and format, and lines of any type.
 
-Beside that the tables of a cell that are no results: what others published, the host's time,
+Beside that the tables of a cell that are no results: the host's time,
 how far outputs agree, spread, second analyses, failed runs; and the cells of a study.
 """
 
@@ -15,12 +15,11 @@ from labkit.analysis.formatting import (
     interval_text,
     p_text,
     percent_text,
-    unit_name,
     value_text,
 )
 from labkit.analysis.same_outputs import Agreement, IdentityReport
 from labkit.analysis.sensitivity import Second
-from labkit.analysis.sentences import real_arms, row_name
+from labkit.analysis.sentences import row_name
 from labkit.records import Record
 
 T = TypeVar("T")
@@ -89,100 +88,16 @@ class Table(Generic[T]):
         return [column.text(line) for column in self.columns]
 
 
-def published_line(cell: Json) -> str | None:
-    """Say whose numbers stand in the published column."""
-    published = cell["published"]
-    if not isinstance(published, Mapping):
-        return None
-    ours = f"; ours: scale={cell['scale']}" if cell.get("scale") else ""
-    return (
-        f"published: {published.get('machine', 'machine not stated')}; "
-        f"{published.get('source', 'source not stated')}. Theirs, never mixed with ours{ours}."
-    )
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A line of the published numbers: theirs, or below them ours of the same row.
-
-    ``own``: our row of that case and metric; None where the line is theirs.
-    """
-
-    row: Json
-    own: Json | None = None
-
-    def number(self, arm: str) -> str:
-        """Write an arm's number; nothing where there is none."""
-        if self.own is None:
-            numbers = self.row.get("arms") or {}
-            return f"{numbers[arm]:,}" if arm in numbers else ""
-        middle = (self.own["arms"].get(arm) or {}).get("median")
-        return "" if middle is None else value_text(middle, self.own["unit"])
-
-    def delta(self, arm: str) -> str:
-        """Write an arm's difference from the baseline; nothing where there is none."""
-        if self.own is None:
-            numbers = self.row.get("delta_pct") or {}
-            return percent_text(numbers[arm]) if arm in numbers else ""
-        found = next((c for c in self.own["comparisons"] if c["arm"] == arm), None)
-        return "" if found is None else percent_text(found["effect_pct"])
-
-
-def published_table(cell: Json, agreement: Sequence[Agreement] = ()) -> Table[Beside] | None:
-    """Lay out the published numbers as they were published, and ours of the same row below them.
-
-    Of cases that this cell has; None where no arm's number was published. ``agreement``: of our
-    outputs, beside which published ones may stand.
-    """
-    published, cases = cell["published"], {row["case"] for row in cell["rows"]}
-    given = published.get("rows") or [] if isinstance(published, Mapping) else []
-    rows = [row for row in given if row["case"] in cases]
-    theirs = dict.fromkeys(arm for row in rows for arm in row.get("arms") or {})
-    if not theirs:
-        return None
-    every = [*cell["rows"], *agreement_rows(agreement)]
-    ours = {(row["case"], row["metric"]): row for row in every if row["metric"] is not None}
-    lines = []
-    for row in rows:
-        own = ours.get((row["case"], row.get("metric", published.get("metric"))))
-        lines += [Beside(row)] if own is None else [Beside(row), Beside(row, own)]
-    several = {(row.get("metric"), row.get("unit")) for row in rows} != {(None, None)}
-
-    def name(line: Beside) -> str:
-        metric, unit = (line.row.get(k, published.get(k)) for k in ("metric", "unit"))
-        if line.own is not None:
-            return f"here ({unit_name(line.own['unit'])})" if line.own["unit"] != unit else "here"
-        return f"{line.row['case']}: {metric} ({unit_name(unit)})" if several else line.row["case"]
-
-    unit = "" if several else f" ({unit_name(published.get('unit'))})"
-    arms = dict.fromkeys([*theirs, *real_arms(cell)])
-    deltas = dict.fromkeys(arm for row in rows for arm in row.get("delta_pct") or {})
-    columns = [Column[Beside]("published, and here", name, number=False)]
-    columns += [Column(f"{arm}{unit}", _asked(Beside.number, arm)) for arm in arms]
-    for arm in deltas:
-        heading = "delta" if len(deltas) == 1 else f"delta, {arm}"
-        columns.append(Column(heading, _asked(Beside.delta, arm)))
-    shown = [c for c in columns if any(map(c.text, lines))]
-    return Table(tuple(shown), tuple(lines), (published_line(cell) or "",))
-
-
-def _asked(ask: Callable[[Beside, str], str], arm: str) -> Callable[[Beside], str]:
-    return lambda line: ask(line, arm)
-
-
-AGREEMENT = ("agreeing_prefix", "differing_requests")  # what is published of outputs
-
-
-def agreement_rows(found: Sequence[Agreement]) -> list[Json]:
-    """Return how far outputs agree, as rows of a cell: the two metrics of :data:`AGREEMENT`."""
-    shares = {a.arm: {"median": a.prefix} for a in found}
-    misses = {a.arm: {"median": float(a.total - a.agree)} for a in found}
-    return [
-        {"case": "all", "metric": metric, "unit": unit, "arms": arms, "comparisons": []}
-        for metric, unit, arms in zip(
-            AGREEMENT, ("share", "requests"), (shares, misses), strict=True
-        )
-    ]
+def host_times(records: Sequence[Record]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Return by case and name (``map_us``, ``plan_us``) what the host took in each arm's runs."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for record in records:
+        for case in record.cases:
+            for name in ("map_us", "plan_us"):
+                if isinstance(case.notes.get(name), int | float):
+                    arms = found.setdefault((case.case, name), {})
+                    arms.setdefault(record.arm, []).append(float(case.notes[name]))
+    return found
 
 
 def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
@@ -190,21 +105,18 @@ def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
 
     Records that note what the whole plan of a step takes have a column for that, too.
     """
-    found: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for record in records:
-        for case in record.cases:
-            for name in ("map_us", "plan_us"):
-                if isinstance(case.notes.get(name), int | float):
-                    times = found.setdefault(case.case, {}).setdefault((record.arm, name), [])
-                    times.append(float(case.notes[name]))
+    found = host_times(records)
     if not found:
         return None
 
     def middle(arm: str, name: str) -> Callable[[str], str]:
-        key = (arm, name)
-        return lambda case: value_text(median(found[case][key])) if key in found[case] else ""
+        def written(case: str) -> str:
+            taken = found.get((case, name), {}).get(arm)
+            return value_text(median(taken)) if taken else ""
 
-    planned = any(name == "plan_us" for times in found.values() for _, name in times)
+        return written
+
+    planned = any(name == "plan_us" for _, name in found)
     words = {"map_us": " maps", "plan_us": " plan"} if planned else {"map_us": ""}
     columns = [Column[str]("batch", said, number=False)]
     columns += [
@@ -218,7 +130,8 @@ def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
             "Plan: all that the layers of a step share, its maps included: the batch is checked, "
             "its lengths, slots and tables are derived, and what a device reads is put there."
         )
-    return Table(tuple(columns), tuple(found), tuple(notes))
+    cases = dict.fromkeys(case for case, _ in found)
+    return Table(tuple(columns), tuple(cases), tuple(notes))
 
 
 def output_unit(cell: Json) -> str:

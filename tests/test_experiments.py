@@ -1,0 +1,152 @@
+"""The files of conf/experiment: each composes at its scales, each runs when it is made tiny."""
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit import app, workload
+from labkit.config import LengthKind, ModelShape
+from labkit.experiment import stages
+from labkit.experiment.arms import _with_arm, at_scale, compose_cell
+from labkit.experiment.composer import Composer
+from labkit.experiment.stages import Draft, Stopwatch
+from labkit.records import Record
+from labkit.study import Study
+
+EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
+# Experiments that are not run here: name and why, such as a server that must be there.
+ELSEWHERE: dict[str, str] = {}
+# Experiments that show what they are about only with more of something: name and overrides.
+ASKED: dict[str, list[str]] = {
+    "padding_picture": ["engine.scheduler.max_num_batched_tokens=128"],
+}
+LESS = {"padding_picture": 4, "kv_layouts": 1}  # by what lengths are divided, where it is not PART
+ONCE = [
+    "design.blocks=1",
+    "design.runs_per_block=1",
+    "design.looks=[]",
+    "design.confirm=0",
+    "design.control=false",
+]
+SHAPE = ModelShape(
+    hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=512
+)
+FEW, PART = 6, 16  # requests at most; and of a length
+
+
+@pytest.fixture(scope="module")
+def composer():
+    app.register()
+    with app.initialized():
+        yield Composer()
+
+
+def source(name):
+    return Path(app.CONF, "experiment", f"{name}.yaml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_file_begins_with_its_command_and_says_its_scales(name):
+    package, command, *rest = source(name).splitlines()
+    assert package == "# @package _global_"
+    assert command.startswith(f"# python -m labkit experiment={name}") and command.endswith(" -m")
+    assert rest[0].startswith("# ")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_arm_composes_at_every_scale(name, composer):
+    """At full too, which this machine may not be able to run."""
+    whole = composer.compose(at_scale([f"experiment={name}"], composer))
+    assert set(whole.scales) == {"cpu", "full"}, "an experiment says what it is at both scales"
+    for scale in whole.scales:
+        cell = at_scale([f"experiment={name}", f"scale={scale}"], composer)
+        asked = composer.compose(cell)
+        assert asked.ablation.question.endswith("?")
+        for arm, overrides in asked.ablation.arms.items():
+            composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, capsys):
+    """In this process, without what a process has one of; every gate holds, and it is reported."""
+    if name in ELSEWHERE:
+        pytest.skip(ELSEWHERE[name])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cell = compose_cell([], [f"experiment={name}", *ONCE, *ASKED.get(name, [])], composer)
+    part = LESS.get(name, PART)
+    arms = {arm: tiny(experiment, part) for arm, experiment in cell.experiments.items()}
+    study = Study(tmp_path / "study", [dataclasses.replace(cell, experiments=arms)], Here(arms))
+    study.run(cell.name, study.out / cell.name)
+    assert study.finish() == 0, capsys.readouterr().out
+    report = (study.out / "report.md").read_text("utf-8")
+    assert f"## {cell.experiment.ablation.question} (scale=cpu)" in report
+
+
+class Here:
+    """A launcher in this process."""
+
+    def __init__(self, arms):
+        self._arms = arms
+
+    def prepare(self, cell):
+        """Nothing to build."""
+
+    def launch(self, runs, cell):
+        return [self._run(run, cell) for run in runs]
+
+    def _run(self, run, cell):
+        arm = cell.arm(run.arm)
+        place = run.block, run.position, cell.seed
+        record = Record(arm.name, arm.role, *place, "ok", "2026-11-22T20:00:00Z")
+        draft = Draft(record, Stopwatch(time.monotonic_ns()))
+        with stages.named_failures(draft):
+            stages.accept(workload.measure(self._arms[run.arm]), arm, draft)
+        return draft.record
+
+
+def tiny(experiment, part):
+    asked, model = experiment.workload, experiment.model
+    kernel = asked.times_kernels
+    smaller = launches(asked) if kernel else requests(asked, part)
+    asked = dataclasses.replace(asked, warmup=1, **smaller)
+    if not kernel:
+        model = dataclasses.replace(model, shape=SHAPE, packaged=None, path=None)
+    return dataclasses.replace(experiment, workload=asked, model=model)
+
+
+def launches(asked):
+    return {"cases": list(map(small, asked.cases)), "repeats": 1, "head_dim": 32}
+
+
+def small(case):
+    names = ("decode", "context", "prefill", "chunk", "past")
+    sizes = {name: -(-getattr(case, name) // 8) for name in names}
+    return dataclasses.replace(case, **sizes, factor=1)
+
+
+def requests(asked, part):
+    prompts = asked.prompts
+    if prompts.source == "synthetic":
+        lengths = {name: shorter(getattr(prompts, name), part) for name in ("input", "output")}
+        prefix = -(-prompts.prefix_tokens // part)
+        prompts = dataclasses.replace(prompts, **lengths, prefix_tokens=prefix)
+        known = prompts.requests
+    else:
+        known = len(prompts.listed) if prompts.source == "listed" else FEW
+    few = min(FEW, known, asked.num_requests or FEW)
+    return {"prompts": prompts, "num_requests": few}
+
+
+def shorter(lengths, part):
+    """Return lengths divided; only those that this law reads, as the others must stay."""
+    read = {LengthKind.fixed: ("tokens",), LengthKind.listed: ("values",)}
+    found = {}
+    for name in read.get(lengths.kind, ("low", "high", "median")):
+        value = getattr(lengths, name)
+        if value is not None:
+            many = isinstance(value, list)
+            found[name] = [-(-n // part) for n in value] if many else -(-value // part)
+    return dataclasses.replace(lengths, **found)

@@ -1,0 +1,110 @@
+"""Numbers of articles: every published row meets a case and a metric that its study has."""
+
+import pytest
+
+from labkit import app
+from labkit.analysis.rendering.published_numbers import AGREEMENT
+from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
+from labkit.experiment import published
+from labkit.experiment.arms import at_scale
+from labkit.experiment.claims import choices
+from labkit.experiment.composer import Composer, quote
+from labkit.records import counters
+from labkit.workload import metrics
+from labkit.workload.metrics import Served
+
+ABLATIONS = sorted(path.stem for path in (app.CONF / "ablation").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
+SERVED = Served("r", 8, 0.0, [1, 2], [], [0.5, 1.0], "length", due=0.0)
+LATER = Served("s", 8, 1.0, [1, 2], [], [1.5, 2.0], "length", due=1.0)
+COUNTED = dict.fromkeys(("steps.total", "host_ms", "shape.repeated", "peak_kv_bytes"), 1.0)
+HOST = {"map_us", "plan_us"}  # of a kernel's records
+
+
+@pytest.fixture(scope="module")
+def composer():
+    app.register()
+    with app.initialized():
+        yield Composer()
+
+
+def cases(whole):
+    """Map every case that a cell's records will have to the metrics that may be published of it."""
+    asked = whole.workload
+    if asked.times_kernels:
+        return {case.name: {"dispatch_us", "single_us", *HOST} for case in asked.cases}
+    made = [
+        *metrics.serving_metrics([SERVED], 1, limits=asked.limits),
+        *metrics.counted_metrics({**COUNTED, "kv_used_bytes": 1.0}),
+        *metrics.sending_metrics([SERVED, LATER]),
+    ]
+    found = {"all": {metric.name for metric in made} | set(AGREEMENT)}
+    if asked.per_request:
+        assert asked.prompts.source == "listed"
+        own = {metric.name for metric in metrics.request_metrics(SERVED)}
+        found |= {one.prompt: own for one in asked.prompts.listed[: asked.num_requests]}
+    return found
+
+
+def conditions(whole):
+    """Return the overrides under which rows hold, each set once; none where a row always does."""
+    rows = (whole.ablation.published or {}).get("rows", [])
+    asked = [tuple(f"{k}={quote(v)}" for k, v in row.get("when", {}).items()) for row in rows]
+    return list(dict.fromkeys(asked))
+
+
+def check(command, composer):
+    """Check the rows of a command's cells; return how many there are at this scale."""
+    whole, seen = composer.compose(at_scale(command, composer)), 0
+    mine = {f"scale={whole.scale.value}", *command}
+    for when in conditions(whole):
+        if any(one.startswith(("scale=", "model=")) and one not in mine for one in when):
+            continue  # of the other scale, which has its own turn
+        here = composer.compose(at_scale([*command, *when], composer))
+        theirs = here.ablation.published
+        shown = published.of_cell(theirs, here)["rows"]
+        assert shown, when
+        known, seen = cases(here), seen + len(shown)
+        for row in shown:
+            metric = row.get("metric", theirs.get("metric"))
+            assert row["case"] in known, f"no case {row['case']!r} in {sorted(known)}"
+            if metric not in known[row["case"]]:
+                assert row["case"] == "all", f"{row['case']}: no metric {metric!r}"
+                assert counters.find(metric, choices), f"no metric or counter {metric!r}"
+            assert any(row.get(key) for key in published.NUMBERS), row
+    return seen
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_every_published_row_of_an_ablation_meets_a_case_and_a_metric(name, composer):
+    check([f"ablation={name}"], composer)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_published_row_of_an_experiment_meets_a_case_and_a_metric(name, composer):
+    whole = composer.compose(at_scale([f"experiment={name}"], composer))
+    seen = [check([f"experiment={name}", f"scale={scale}"], composer) for scale in whole.scales]
+    assert any(seen) or not (whole.ablation.published or {}).get("rows")
+
+
+def asked(row, **facts):
+    theirs = {"source": "s", "machine": "m", "metric": "total_tok_s", "rows": [row], **facts}
+    ablation = Ablation(arms={"a": {}, "b": {}}, published=theirs)
+    return Experiment(model=Model(shape=ModelShape()), ablation=ablation)
+
+
+@pytest.mark.parametrize(
+    ("row", "facts", "says"),
+    [
+        ({"case": "all", "arm": {}}, {}, r"^ablation\.published\.rows\[0\]\.arm: no such key \("),
+        ({"arms": {"a": 1}}, {}, r"rows\[0\]: it needs a case$"),
+        ({"case": "all", "arms": {"a": 1}}, {"metric": None}, r"rows\[0\]: it needs a metric$"),
+        ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: there is no"),
+        ("all", {}, r"rows\[0\]: must be a map, not 'all'$"),
+        ({"case": "all"}, {"by": "me"}, r"^ablation\.published\.by: no such key"),
+    ],
+)
+def test_a_mistake_is_one_line(row, facts, says):
+    whole = asked(row, **facts)
+    with pytest.raises(ConfigError, match=says):
+        published.of_cell(whole.ablation.published, whole)
