@@ -25,6 +25,7 @@ from labkit.config.budget import (
 )
 from labkit.config.design import Design, Isolation, Look
 from labkit.config.engine import (
+    ELSEWHERE,
     ENGINES,
     LAYOUT_OF,
     Blas,
@@ -49,6 +50,7 @@ from labkit.config.experiment import (
 )
 from labkit.config.mlx import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
+from labkit.config.opponent import PRESETS, Api, Ending, Opponent, Preset
 from labkit.config.option import ConfigError, is_class_path, require
 from labkit.config.scheduler import (
     DEFAULT_WATERMARK,
@@ -81,14 +83,17 @@ __all__ = [
     "DEFAULT_FRACTION",
     "DEFAULT_POOL_BYTES",
     "DEFAULT_WATERMARK",
+    "ELSEWHERE",
     "ENGINES",
     "KV",
     "LAYOUT_OF",
     "MACHINES",
+    "PRESETS",
     "RESOLVERS",
     "YAML_WORDS",
     "Ablation",
     "Admission",
+    "Api",
     "ArrivalKind",
     "Arrivals",
     "Asked",
@@ -107,6 +112,7 @@ __all__ = [
     "Design",
     "Device",
     "Drafts",
+    "Ending",
     "Engine",
     "Experiment",
     "Identity",
@@ -120,12 +126,14 @@ __all__ = [
     "Mlx",
     "Model",
     "ModelShape",
+    "Opponent",
     "Order",
     "PackagedFile",
     "Pipeline",
     "Precision",
     "PrefixAlign",
     "PrefixCache",
+    "Preset",
     "Prompts",
     "Queue",
     "Redo",

@@ -10,10 +10,12 @@ from labkit.config.budget import Budget
 from labkit.config.mlx import Mlx
 from labkit.config.option import Group, is_class_path, option, require
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
+from labkit.config.opponent import Opponent
 from labkit.config.speculative import SPECULATION, Drafts, Speculation
 
-# Presets of labkit's own engine, and the real mlx_lm.
-ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm")
+# Presets of labkit's own engine, the real mlx_lm, and any server.
+ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm", "openai")
+ELSEWHERE = ("mlx_lm", "openai")  # nothing of labkit's own engine runs there
 
 
 class Blas(Enum):
@@ -90,15 +92,16 @@ class Engine(Group, place="engine"):
 
     name: str = option(
         "paged",
-        "A preset of labkit's own engine, the real mlx_lm (its BatchGenerator), or a user's own, "
-        "which is given all options.",
+        "A preset of labkit's own engine, the real mlx_lm (its BatchGenerator), any server that "
+        "speaks OpenAI's API (engine.server), or a user's own, which is given all options.",
         words=ENGINES,
         own_class=True,
         mlx_lm=True,
+        openai=True,
     )
     dtype: DType = option(DType.model, mlx_lm=True)
     weights: Weights = option(Weights.model, mlx_lm=True)
-    blas: Blas = option(Blas.openblas, mlx_lm=True)
+    blas: Blas = option(Blas.openblas, mlx_lm=True, openai=True)
     threads: int | None = option(
         None,
         "The CPU budget of the arm.",
@@ -107,6 +110,7 @@ class Engine(Group, place="engine"):
         unit="threads",
         null="all cores",
         mlx_lm=True,
+        openai=True,
     )
     memory_limit: int | None = option(
         None,
@@ -139,11 +143,13 @@ class Engine(Group, place="engine"):
     budget: Budget = field(default_factory=Budget)
     drafts: Drafts = field(default_factory=Drafts)
     mlx: Mlx = field(default_factory=Mlx)
+    server: Opponent = field(default_factory=Opponent)
 
     def __post_init__(self) -> None:
         """Check what spans options."""
         super().__post_init__()
         self.drafts.refuse_unread(SPECULATION, self.speculation)
+        self.server.refuse_unread("engine.name", self.name)
         require(
             self.pipeline is Pipeline.sync or self.speculation is Speculation.none,
             f"engine.pipeline=overlap: engine.speculation={self.speculation.value} drafts from "
@@ -162,8 +168,10 @@ class Engine(Group, place="engine"):
             self._check_kv_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
-        if self.name == "mlx_lm":
-            self._check_mlx_lm()
+        if self.name in ELSEWHERE:
+            self._check_elsewhere()
+        if self.name == "openai":
+            self.server.check_startable()
 
     def _check_preset(self, layout: KVLayout) -> None:
         """Check that a preset of labkit's own is what its name says, and what its layout can."""
@@ -278,12 +286,12 @@ class Engine(Group, place="engine"):
             "end in the same places every time; set static",
         )
 
-    def _check_mlx_lm(self) -> None:
+    def _check_elsewhere(self) -> None:
         """Refuse whatever is not left at its default and is of labkit's own engine."""
         for group in self.groups():
             for name, said, _ in group.options():
-                if not said.mlx_lm:
-                    group.require_default(name, "engine=mlx_lm does not have it")
+                if not getattr(said, self.name) and group is not self.server:
+                    group.require_default(name, f"engine={self.name} does not have it")
 
 
 LAYOUT_OF = {

@@ -78,8 +78,8 @@ class Option:
         What null stands for, where that is the default.
     read_by
         Who reads it; None: everybody.
-    mlx_lm
-        Whether ``engine=mlx_lm`` or its worker reads it too.
+    mlx_lm, openai
+        Whether ``engine=mlx_lm``, or ``engine=openai``, or its worker reads it too.
     on_metal
         Whether it changes nothing anywhere else.
     """
@@ -96,6 +96,7 @@ class Option:
     null: str = ""
     read_by: ReadBy | None = None
     mlx_lm: bool = False
+    openai: bool = False
     on_metal: bool = False
 
     def holds(self, value: Any) -> bool:

@@ -16,6 +16,7 @@ from enum import Enum
 from types import NoneType
 from typing import Any
 
+from labkit.config.engine import ELSEWHERE
 from labkit.config.experiment import Experiment
 from labkit.config.option import Option, options, word
 from labkit.config.serve import Serve
@@ -136,8 +137,8 @@ def page() -> str:
             default, name = word(leaf.said.default), leaf.key.removeprefix(f"{section.place}.")
             cells = [f"`{name}`", f"`{default}`" if default else "", leaf.allowed, leaf.meaning]
             readers = [f"`{leaf.readers}`"] if leaf.readers else []
-            mlx_lm = ["`mlx_lm`"] if leaf.said.mlx_lm and leaf.key.startswith("engine.") else []
-            lines.append(f"| {' | '.join([*cells, ', '.join(readers + mlx_lm)])} |")
+            others = [f"`{name}`" for name in ELSEWHERE if getattr(leaf.said, name)]
+            lines.append(f"| {' | '.join([*cells, ', '.join(readers + others)])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -164,8 +165,8 @@ HEAD = """\
 Every option of a study, as `group.option=value` on the command line, in a file of `conf/` or in an
 arm. `python -m labkit --help` shows them with the values of a command, `--cfg job` their values
 alone. An option that is not read under another's choice ("read by") must be left at its default;
-so must one of `engine` that `engine=mlx_lm` lacks (those it has say `mlx_lm`). A server
-(`python -m labkit.serve`) has `engine`, `model` and what stands at the end of this page.
+so must one of `engine` that `engine=mlx_lm` or `engine=openai` lacks (those they have say so). A
+server (`python -m labkit.serve`) has `engine`, `model` and what stands at the end of this page.
 
 This page is written from `labkit/config/`: `python -m labkit.config.options_page`."""
 

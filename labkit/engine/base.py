@@ -54,6 +54,21 @@ class TokenEvent:
     logprobs: Logprobs | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class StreamEvent(TokenEvent):
+    """What a server's stream brought at ``received`` (on ``time.perf_counter``).
+
+    A token whose id the server tells, or a ``text`` without one (``token=NO_TOKEN``). The last
+    event carries neither. It says how many tokens were ``counted``, and the ``whole`` text as
+    texts are compared, where no ids were told.
+    """
+
+    received: float = 0.0
+    text: str = ""
+    counted: int | None = None
+    whole: str | None = None
+
+
 class Counters:
     """Named sums and peaks.  Each engine owns one; nothing is shared."""
 
@@ -124,6 +139,20 @@ class WorksAhead(Protocol):
 
     def drain(self) -> None:
         """Wait until nothing is computed any more; the next step finds its results."""
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """What an engine offers whose tokens another process computes; its events carry their time."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until something has arrived, at most so long."""
+
+    def prove(self, streams: int) -> None:
+        """Measure what the client alone costs where so many streams are on their way at once."""
+
+    def process_memory(self) -> dict[str, float]:
+        """Return what the processes that compute hold, bytes by name; empty: not known."""
 
 
 class InferenceEngine(Protocol):

@@ -66,6 +66,10 @@ def create(
         from labkit.engine import mlx_lm
 
         return mlx_lm.create(options, Path(model_dir), models or SharedModels())
+    if options.name == "openai":
+        from labkit.engine import openai
+
+        return openai.create(options, Path(model_dir))
     return _create_paged(options, Path(model_dir), models or SharedModels())
 
 

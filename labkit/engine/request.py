@@ -125,7 +125,8 @@ class Request:
     """A prompt and its parameters.
 
     ``arrival`` is in seconds on the client's clock. ``priority`` counts where the
-    scheduler queues by it: the lower number is served first.
+    scheduler queues by it: the lower number is served first. ``messages``: the conversation
+    that the prompt was written from, for a server that writes it itself.
     """
 
     request_id: str
@@ -133,6 +134,7 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     arrival: float = 0.0
     priority: int = 0
+    messages: tuple[Mapping[str, str], ...] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         """Freeze the prompt."""

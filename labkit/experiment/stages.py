@@ -91,6 +91,8 @@ def experiment_of(arm: Arm) -> Experiment:
 def uses_mlx(experiment: Experiment) -> bool:
     """Tell whether MLX multiplies for the arm; labkit's own kernels are NumPy and numba."""
     kernel = experiment.workload.times_kernels
+    if experiment.engine.name == "openai":
+        return False
     return not kernel or experiment.engine.attention.backend not in ("fused", "reference")
 
 

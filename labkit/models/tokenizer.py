@@ -32,9 +32,9 @@ class Tokenizer:
         """How many ids there are, the special tokens included."""
         return int(self._tokenizer.get_vocab_size())
 
-    def encode(self, text: str) -> list[int]:
-        """Turn text into token ids."""
-        return list(self._tokenizer.encode(text).ids)
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Turn text into token ids; ``special``: with the tokens that the model's files add."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Turn a conversation into the token ids before the model's next answer.
@@ -46,8 +46,7 @@ class Tokenizer:
         """
         if self.template is None:
             raise ConfigError("chat template: the model has none")
-        text = self.template.render(messages)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode(self.template.render(messages), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens are written out."""
@@ -60,6 +59,12 @@ class Tokenizer:
         and its first time taken off. Empty for an id that there is not.
         """
         return self.decode([token, token])[len(self.decode([token])) :]
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """The texts of the special tokens."""
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a token given by its name, such as ``<|eos|>``."""

@@ -74,7 +74,7 @@ class Clients:
 
     def next(self, elapsed: float) -> Sending | None:
         """Take the request that is sent at this time, if there is one."""
-        if not self._ready or self._in_flight >= self._plan.present(elapsed):
+        if not self._ready or not self.has_room(elapsed):
             return None
         due, index = self._ready[0]
         if due > elapsed:
@@ -84,6 +84,10 @@ class Clients:
         if self._plan.due is None:
             return Sending(index, None, None)
         return Sending(index, due, max(due, self._full_until))
+
+    def has_room(self, elapsed: float) -> bool:
+        """Tell whether one more may be in flight at this time."""
+        return self._in_flight < self._plan.present(elapsed)
 
     def next_due(self) -> float | None:
         """Return when the next request is due; None where all that are left wait for an answer."""

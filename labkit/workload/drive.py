@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.base import InvalidLogitsError, StaleLaunchError
+from labkit.engine.base import (
+    NO_TOKEN,
+    InvalidLogitsError,
+    Remote,
+    StaleLaunchError,
+    StreamEvent,
+)
 from labkit.workload.clients import Clients, Plan
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.metrics import Served
@@ -40,9 +46,10 @@ class Drive:
     """Sends what clients have to send, an engine step at a time.
 
     A token's time is the moment at which the step that produced it returned, the
-    earliest at which a client could have it. A request that arrives by itself counts as
-    submitted when a client sends it, also where the engine is in the middle of a step then
-    and takes it after: that wait is the engine's. What the sender adds is its lateness.
+    earliest at which a client could have it; of a server, at which it was received. A request
+    that arrives by itself counts as submitted when a client sends it, also where the engine is
+    in the middle of a step then and takes it after: that wait is the engine's. What the sender
+    adds is its lateness.
 
     Parameters
     ----------
@@ -76,6 +83,7 @@ class Drive:
         self.steps: list[Step] = []
         self.cpu_s = 0.0  # of the sender
         self._engine = engine
+        self._remote = engine if isinstance(engine, Remote) else None
         self._clients = Clients(plan)
         self._clock, self._wait = clock, wait
         self._beat = beat
@@ -151,6 +159,8 @@ class Drive:
             self.cpu_s += time.thread_time() - cpu
             return False
         self.cpu_s += time.thread_time() - cpu
+        if self._remote is not None:
+            self._remote.wait(self._until_due())
         start = self._clock()
         events = self._run_engine()
         cpu, now = time.thread_time(), self._clock()
@@ -163,6 +173,14 @@ class Drive:
             self._beat(f"{done} of {len(self.requests)} requests")
         self.cpu_s += time.thread_time() - cpu
         return True
+
+    def _until_due(self) -> float:
+        """Return for how long nothing has to be sent, as far as is known."""
+        assert self._began is not None
+        due, elapsed = self._clients.next_due(), self._clock() - self._began
+        if due is None or not self._clients.has_room(elapsed):
+            return NAP_S
+        return min(NAP_S, max(0.0, due - elapsed))
 
     def _run_engine(self) -> Sequence[TokenEvent]:
         try:
@@ -181,7 +199,7 @@ class Drive:
             if sending.due is not None and sending.sent is not None:
                 entry.due = self._began + sending.due
                 entry.submitted = self._began + sending.sent
-                free = self.steps[-1].end if self.steps else self._began
+                free = self.steps[-1].end if self.steps and not self._remote else self._began
                 entry.late = max(0.0, now - max(entry.submitted, free))
             self._live[entry.request_id] = sending.index
             self._sent[sending.index] = entry
@@ -201,19 +219,19 @@ class Drive:
     def _deliver(self, events: Sequence[TokenEvent], now: float) -> int:
         """Hand one step's events to their requests; return how many requests ended."""
         finished = 0
-        chunk: set[str] = set()
+        chunks: set[tuple[str, float]] = set()
+        behind = time.perf_counter() - self._clock()
         for event in events:
             index = self._live.get(event.request_id)
             if index is None:
                 raise InvalidOutput(f"an event for request {event.request_id}, which is not live")
             entry = self._sent[index]
+            at = event.received - behind if isinstance(event, StreamEvent) else now
             if event.finish_reason in ("error", "abort"):
                 entry.error = event.error or event.finish_reason
-            else:
-                _take(entry, event)
-                if event.request_id not in chunk:
-                    chunk.add(event.request_id)
-                    entry.chunk_times.append(now)
+            elif _take(entry, event) and (event.request_id, at) not in chunks:
+                chunks.add((event.request_id, at))
+                entry.chunk_times.append(at)
             if event.finish_reason is not None:
                 entry.finish = event.finish_reason
                 del self._live[event.request_id]
@@ -222,9 +240,17 @@ class Drive:
         return finished
 
 
-def _take(entry: Served, event: TokenEvent) -> None:
+def _take(entry: Served, event: TokenEvent) -> bool:
+    """Note what an event brings; tell whether it brings any of the output."""
+    if isinstance(event, StreamEvent):
+        if event.finish_reason is not None:
+            entry.counted, entry.text = event.counted, event.whole
+            return False
+        if event.token == NO_TOKEN:
+            return bool(event.text)
     if event.margin is not None and not math.isfinite(event.margin):
         where = f"request {event.request_id}, token {len(entry.tokens)}"
         raise InvalidOutput(f"{where}: the logits are not finite")
     entry.tokens.append(event.token)
     entry.margins.append(event.margin)
+    return True

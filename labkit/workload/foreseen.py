@@ -1,10 +1,10 @@
-"""What can be seen of requests before they run: whether the KV memory holds them together."""
+"""What can be seen of requests before they run: who serves them, and whether memory holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from labkit.config import Experiment, KVLayout, Reservation
+from labkit.config import ELSEWHERE, Experiment, KVLayout, Reservation
 from labkit.engine import budget
 from labkit.engine.budget.capacity import slots_for
 
@@ -16,7 +16,24 @@ def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...
 
     ``together``: prompt and output tokens of the longest that can be in flight at a time.
     """
-    return tuple(filter(None, (_memory(experiment, together), _rows(experiment, len(together)))))
+    found = _server(experiment), _memory(experiment, together), _rows(experiment, len(together))
+    return tuple(filter(None, found))
+
+
+def _server(experiment: Experiment) -> str | None:
+    """Say what is not proven of a server, or is not fresh; None where nothing is."""
+    server = experiment.engine.server
+    if experiment.engine.name != "openai":
+        return None
+    said = []
+    if server.url is not None:
+        said.append(f"{server.url} is kept: what it did before is part of what is measured")
+    if not server.known.run_here:
+        said.append(
+            f"engine.server.preset={server.preset} is written by that server's documentation and "
+            "was not run by labkit's tests"
+        )
+    return "; ".join(said) or None
 
 
 def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
@@ -39,7 +56,7 @@ def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
 
 
 def _rows(experiment: Experiment, requests: int) -> str | None:
-    if experiment.engine.name == "mlx_lm":
+    if experiment.engine.name in ELSEWHERE:
         return None
     rows = experiment.engine.scheduler.max_num_seqs
     if requests <= rows:

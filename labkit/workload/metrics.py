@@ -3,7 +3,8 @@
 TTFT is submission to first token, E2E submission to last token, TPOT is
 ``(E2E - TTFT) / (tokens - 1)`` and so leaves the first token out, and ITL is the gap
 between two chunks of one request, pooled over all requests. A chunk is what one engine
-step gave a request: one token, or several where the engine speculates. Goodput counts the
+step gave a request: one token, or several where the engine speculates. Over HTTP it is what a
+client read at once, and says nothing of how many tokens it is. Goodput counts the
 requests that met every limit; TPOT is 0 there for a single token. All are of requests that
 were served: a refused or failed one counts as itself, and is never good.
 """
@@ -31,7 +32,8 @@ class Served:
     ``admitted``: the beginning of its first step; None where the engine does not tell.
     ``stayed_steps``: steps that computed its row after it had ended. ``due``: when it should
     have been sent; None in a closed loop. ``late``: seconds by which the sender itself was
-    late. ``error``: why it was refused or failed.
+    late. ``error``: why it was refused or failed. ``counted`` and ``text``: how many tokens it
+    has and what they say, where only that is known of them.
     """
 
     request_id: str
@@ -46,13 +48,20 @@ class Served:
     due: float | None = None
     late: float = 0.0
     error: str | None = None
+    counted: int | None = None
+    text: str | None = None
 
     @property
     def outcome(self) -> Outcome:
         """Whether it was served, refused (it ended before its first token) or failed."""
         if self.finish in ("stop", "length"):
             return "served"
-        return "failed" if self.tokens else "refused"
+        return "failed" if self.chunk_times else "refused"
+
+    @property
+    def output_tokens(self) -> int:
+        """How many tokens it got."""
+        return len(self.tokens) if self.counted is None else self.counted
 
     @property
     def queued(self) -> float:
@@ -77,9 +86,9 @@ class Served:
     @property
     def tpot(self) -> float | None:
         """Seconds per token after the first; None for a single token."""
-        if len(self.tokens) < 2:
+        if self.output_tokens < 2:
             return None
-        return (self.e2e - self.ttft) / (len(self.tokens) - 1)
+        return (self.e2e - self.ttft) / (self.output_tokens - 1)
 
     @property
     def itl(self) -> list[float]:
@@ -115,7 +124,7 @@ def serving_metrics(
         token) is left out.
     """
     wall = max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
-    output = sum(len(r.tokens) for r in served)
+    output = sum(r.output_tokens for r in served)
     prompt = sum(r.prompt_tokens for r in served)
     metrics = [
         Metric("total_tok_s", "tok/s", "higher", primary, ((prompt + output) / wall,)),
@@ -209,7 +218,7 @@ def request_notes(served: Sequence[Served]) -> list[dict[str, Any]]:
         {
             "id": r.request_id,
             "prompt_tokens": r.prompt_tokens,
-            "output_tokens": len(r.tokens),
+            "output_tokens": r.output_tokens,
             "submitted_ms": _ms(r.submitted - start),
             **({} if r.due is None else {"queued_ms": _ms(r.queued), "late_ms": _ms(r.late)}),
             **({} if r.admitted is None else {"admitted_ms": _ms(r.admitted - start)}),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from labkit.models.tokenizer import Tokenizer
+from labkit.models.spelling import Spelling, text_digest
 
 MOST = 4096  # distinct ids per run; the ids beyond are shown as numbers
 LONGEST = 40  # characters of a piece
@@ -24,20 +21,18 @@ class Pieces:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        self._model_dir = model_dir
+        self._spelling = Spelling(model_dir)
 
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        from labkit.models import tokenizer
-
-        return tokenizer.load(self._model_dir)
+    def digest(self, tokens: Sequence[int]) -> str:
+        """Name the text of an output, by which it is compared where only a text is known."""
+        return text_digest(self._spelling.text(tokens))
 
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
         """Return id -> text for the first ``MOST`` distinct ids, in the order they occur.
 
         Ids that the tokenizer does not know (padding of the vocabulary) are left out.
         """
-        spell = self._tokenizer.piece
+        spell = self._spelling.tokenizer.piece
         ids = list(dict.fromkeys(tokens))[:MOST]
         spelled = ((token, spell(token)) for token in ids)
         return {str(token): text[:LONGEST] for token, text in spelled if text}

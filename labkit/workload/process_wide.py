@@ -95,6 +95,15 @@ def _live_budget(engines: Sequence[Engine]) -> str | None:
     return None
 
 
+def _no_server(engines: Sequence[Engine]) -> str | None:
+    if all(engine.name != "openai" for engine in engines):
+        return None
+    return (
+        "engine=openai: a server computes in a process of its own, whoever's turn it is; it is "
+        "started fresh for every run, alone on the machine"
+    )
+
+
 def _same_variable(name: str) -> Rule:
     why = "MLX reads it once in a process, when it starts"
     return _same(f"mlx.{name}", lambda engine: getattr(engine.mlx, name), why)
@@ -114,6 +123,7 @@ OF_A_PROCESS: tuple[Rule, ...] = (
     *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
 )
 OF_AN_ENGINE: tuple[Rule, ...] = (
+    _no_server,
     _one_pool,
     _same(
         "threads (of BLAS)",

@@ -12,7 +12,7 @@ from labkit.config import Experiment, require
 from labkit.machine import cache
 
 T = TypeVar("T")
-FORMAT = 3  # of the cached file, and how it is made; part of its name
+FORMAT = 4  # of the cached file, and how it is made; part of its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Prompt:
     """One request as the workload states it: token ids in, at most so many out.
 
     ``session``: whose requests wait for the answer to the one before; None: it waits for none.
-    ``timestamp_ms``: when it was recorded to arrive, where it was.
+    ``timestamp_ms``: when it was recorded to arrive, where it was. ``messages``: the conversation
+    that the ids were written from, for a server that writes it itself.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Prompt:
     max_tokens: int
     session: str | None = None
     timestamp_ms: float | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
         """Check that there is something to compute."""
@@ -84,7 +86,13 @@ def _encode(prompts: tuple[Prompt, ...]) -> bytes:
 
 
 def _decode(data: bytes) -> tuple[Prompt, ...]:
-    return tuple(
-        Prompt(**{**item, "token_ids": tuple(item["token_ids"])})
-        for item in json.loads(data)["requests"]
-    )
+    return tuple(map(_prompt, json.loads(data)["requests"]))
+
+
+def _prompt(item: Mapping[str, Any]) -> Prompt:
+    messages = item["messages"]
+    frozen = {
+        "token_ids": tuple(item["token_ids"]),
+        "messages": None if messages is None else tuple(messages),
+    }
+    return Prompt(**{**item, **frozen})

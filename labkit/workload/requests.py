@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from labkit.config import BudgetPolicy, CacheState, Experiment, require
-from labkit.engine import budget, dtype
+from labkit.config import Api, BudgetPolicy, CacheState, Experiment, require
+from labkit.engine import budget, dtype, openai
 from labkit.engine.budget import facts
 from labkit.engine.budget.capacity import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FLOPS = 60e9
 STEP_SECONDS = 1.5e-3
 PROCESS_BYTES = 250 << 20
+CONVERSATIONS = ("chat", "agent", "listed", "file")  # sources that may have them
 MOST_PROMPT_TOKENS = 20_000_000  # they are kept as text in the cache
 
 
@@ -50,11 +51,15 @@ class RequestKind:
             f"workload={experiment.workload.name}: about {tokens:,} prompt tokens; allowed are "
             f"{MOST_PROMPT_TOKENS:,}; set workload.num_requests",
         )
+        if experiment.engine.name == "openai":
+            _check_server(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
         """Build the model, tokenise the prompts into the cache, check that each can be served."""
         model = resolve(experiment.model)
         _check(self._prompts(experiment, model), experiment, model)
+        if experiment.engine.name == "openai":
+            openai.prepare(experiment.engine, model.path)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """Say why arms cannot take turns in one process; see ``process_wide.requests``."""
@@ -134,7 +139,7 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
         f"{model.vocab_size:,} token ids to tell them apart by",
     )
     return tuple(
-        replace(prompt, token_ids=(index, *prompt.token_ids[1:]))
+        replace(prompt, token_ids=(index, *prompt.token_ids[1:]), messages=None)
         for index, prompt in enumerate(prompts)
     )
 
@@ -169,6 +174,17 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
         False,
         f"{option}: request {largest.request_id} of workload={experiment.workload.name} needs "
         f"{needed} blocks for its {tokens} tokens",
+    )
+
+
+def _check_server(experiment: Experiment) -> None:
+    """Check that there is a client, and a conversation where one is asked for."""
+    server, prompts = experiment.engine.server, experiment.workload.prompts
+    openai.require_client()
+    require(
+        server.api is Api.completions or prompts.source in CONVERSATIONS,
+        f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids and no "
+        "conversations; set engine.server.api=completions",
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
+from labkit.models.spelling import text_digest
 from labkit.records import CaseRecord
 from labkit.workload import arrivals
 from labkit.workload.clients import Plan
@@ -90,8 +91,11 @@ class ServingSession:
     def warm_up(self) -> None:
         """Serve the shapes of the first requests, with other token ids, and forget all of it.
 
-        In the warm state all requests are served too, so that their prefixes are cached.
+        In the warm state all requests are served too, so that their prefixes are cached. What
+        the client itself costs is measured where the engine is a server.
         """
+        from labkit.engine.base import Remote
+
         rng = np.random.default_rng([self._seed, 2])
         shapes = self._prompts[: self._workload.warmup]
         prompts = [
@@ -106,6 +110,9 @@ class ServingSession:
         self._engine.clear_cache()
         if self._workload.cache_state is CacheState.warm:
             self._serve(self._prompts)
+        if isinstance(self._engine, Remote):
+            number = len(self._prompts)
+            self._engine.prove(min(self._workload.concurrency or number, number))
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
@@ -163,7 +170,7 @@ class ServingSession:
                 *sending_metrics(entries),
                 *counted_metrics(counters),
             ),
-            outputs=token_outputs(entries, self._pieces),
+            outputs=outputs_of(entries, self._pieces),
             notes={
                 "requests": request_notes(served),
                 "traffic": traffic_notes(
@@ -192,7 +199,7 @@ class ServingSession:
         return CaseRecord(
             case=served.request_id,
             metrics=request_metrics(served),
-            outputs=token_outputs([served], self._pieces),
+            outputs=outputs_of([served], self._pieces),
         )
 
     def close(self) -> None:
@@ -223,7 +230,7 @@ class ServingSession:
             clock=self._clock,
             wait=self._wait,
             beat=beat,
-            timeline=Timeline(self._engine),
+            timeline=Timeline(self._engine, getattr(self._engine, "process_memory", None)),
         )
 
     def _request(self, index: int, prompt: Prompt) -> Request:
@@ -238,13 +245,13 @@ class ServingSession:
             ignore_eos=w.ignore_eos,
             seed=(self._seed << 32) + index,
         )
-        return Request(prompt.request_id, prompt.token_ids, params)
+        return Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
 
 
 def _check_complete(drive: Drive) -> None:
     """Check that every request that was served got all that it asked for, and that some were."""
     for request, got in zip(drive.requests, drive.entries, strict=True):
-        if got.outcome == "served":
+        if got.outcome == "served" and got.counted is None:  # what a server said is checked there
             _check_length(request, got)
     unserved = [entry for entry in drive.entries if entry.outcome != "served"]
     if drive.requests and len(unserved) == len(drive.requests):
@@ -276,10 +283,18 @@ def _span(served: Sequence[Served]) -> float:
     return max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
 
 
-def token_outputs(served: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:
+def outputs_of(entries: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:
+    """Return every request's tokens, or its text where a server told no more of one."""
+    if any(entry.text is not None for entry in entries):
+        return _text_outputs(entries)
+    return _token_outputs(entries, pieces)
+
+
+def _token_outputs(served: Sequence[Served], pieces: Pieces | None) -> dict[str, Any]:
     """Return every request's tokens with their logit margins (5 significant digits).
 
-    ``pieces`` adds the text of the ids, which the digest leaves out.
+    ``pieces`` adds the text of the ids, and a digest of every request's whole text by which it
+    can be compared with one whose tokens are not known. The digest of all leaves them out.
     """
     spelled = {} if pieces is None else pieces.of(t for r in served for t in r.tokens)
     return {
@@ -291,10 +306,24 @@ def token_outputs(served: Sequence[Served], pieces: Pieces | None = None) -> dic
                 "tokens": list(r.tokens),
                 "margins": _margins(r.margins),
                 "finish": r.finish,
+                **({} if pieces is None else {"text_digest": pieces.digest(r.tokens)}),
             }
             for r in served
         ],
         **({"pieces": spelled} if spelled else {}),
+    }
+
+
+def _text_outputs(served: Sequence[Served]) -> dict[str, Any]:
+    """Return every request's text as texts are compared; weaker than its tokens."""
+    digests = [(r.request_id, text_digest(r.text or "")) for r in served]
+    return {
+        "kind": "text",
+        "digest": text_digest(repr(digests)),
+        "requests": [
+            {"id": r.request_id, "text": r.text or "", "text_digest": digest, "finish": r.finish}
+            for r, (_, digest) in zip(served, digests, strict=True)
+        ],
     }
 
 

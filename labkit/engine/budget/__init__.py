@@ -48,8 +48,8 @@ def cached_bytes(engine: config.Engine, model: ModelFacts) -> int:
 def check(experiment: config.Experiment) -> Decision | None:
     """Plan an arm's pool before anything runs.
 
-    Returns None where the arm has no pool (a kernel workload, engine=mlx_lm) or its model
-    does not tell enough; the worker then decides.
+    Returns None where the arm has no pool (a kernel workload, engine=mlx_lm or openai) or its
+    model does not tell enough; the worker then decides.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def check(experiment: config.Experiment) -> Decision | None:
     """
     if experiment.workload.times_kernels:
         return None
-    if experiment.engine.name == "mlx_lm":
+    if experiment.engine.name in config.ELSEWHERE:
         return None
     engine = experiment.engine
     model = facts.of_model(experiment.model, dtype.asked(engine), dtype.matrices(engine))

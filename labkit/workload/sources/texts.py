@@ -79,6 +79,7 @@ class Texts:
                 text.max_tokens,
                 text.session,
                 text.timestamp_ms,
+                text.messages,
             )
             for index, text in enumerate(self._asked(experiment))
         )

@@ -1,0 +1,70 @@
+"""``engine=openai``: any server that speaks OpenAI's API, started fresh or kept, as an arm."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from labkit import config
+from labkit.engine.base import InferenceEngine
+
+
+def require_client() -> None:
+    """Raise ``ConfigError`` where the library that speaks HTTP is not installed."""
+    config.require(
+        find_spec("aiohttp") is not None,
+        "engine=openai: aiohttp is not installed (pip install 'labkit[http]')",
+    )
+
+
+def prepare(options: config.Engine, model_dir: Path) -> None:
+    """Check that the server's program is here, and write the model in the form that it reads.
+
+    Raises
+    ------
+    ConfigError
+        It is not, or the model cannot be written so; one line.
+    """
+    from labkit.engine.openai import server_process
+
+    missing = server_process.missing_program(options)
+    config.require(
+        missing is None,
+        f"engine.server.preset={options.server.preset}: there is no program {missing} here; "
+        "install it, name it in engine.server.command or engine.server.python, or set "
+        "engine.server.url",
+    )
+    server_process.command_of(options, model_dir, port=0)
+
+
+def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
+    """Start the server, wait until it has generated a token, and put a client before it.
+
+    Raises
+    ------
+    EngineError
+        The server cannot be started, or it generates nothing; one line with its reason.
+    """
+    require_client()
+    from labkit.engine.openai import server_process
+    from labkit.engine.openai.asking import PATHS, Asking
+    from labkit.engine.openai.http_client import HttpClient
+    from labkit.engine.openai.remote_engine import RemoteEngine
+    from labkit.models.directory import inspect
+    from labkit.models.spelling import Spelling
+
+    asked = options.server
+    server = server_process.start(options, model_dir)
+    client = None
+    try:
+        client = HttpClient(server.url, asked.silence_s)
+        model = server.wait_until_it_generates(client, PATHS[asked.api], model_dir)
+        found = inspect(model_dir, name=model_dir.name, asked="engine=openai")
+        spelling = Spelling(model_dir)
+        asking = Asking(asked, model, spelling, found.eos_token_ids)
+    except BaseException:
+        if client is not None:
+            client.close()
+        server.stop()
+        raise
+    return RemoteEngine(server, client, asking, spelling, asked)

@@ -1,0 +1,202 @@
+"""The server of a run: started fresh and kept to the run's life, or one that runs already."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import socket
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import labkit
+from labkit import config
+from labkit.engine.base import EngineError
+from labkit.engine.openai.http_client import HttpClient
+from labkit.engine.openai.sse import DONE, Events, StreamError, read
+from labkit.machine import blas, threads
+from labkit.machine.keeper import KeeperError, Kept
+
+PAUSE_S = 0.05  # between two tries to reach a server that starts
+TRY_S = 10.0  # a try that is not answered within this is given up, and another made
+PROMPT = "Once upon a time"
+
+
+class ServerProcess:
+    """A server that has an address; ``kept`` is None where it ran already.
+
+    ``words``: its command as it is written in the config.
+    """
+
+    def __init__(self, server: config.Server, url: str, kept: Kept | None) -> None:
+        self.url, self.words = url, server.words if kept is not None else ""
+        self._server, self._kept = server, kept
+
+    def check_running(self) -> None:
+        """Raise ``EngineError`` where the server has ended."""
+        ended = None if self._kept is None else self._kept.ended()
+        if ended is not None:
+            raise EngineError(f"{self._called}: the server {ended}")
+
+    @property
+    def _called(self) -> str:
+        if self._kept is None:
+            return f"engine.server.url={self.url}"
+        return f"engine.server.preset={self._server.preset}"
+
+    def _model_name(self, model_dir: Path) -> str:
+        """Return what requests call the model: as configured, or the first that is listed."""
+        named = self._server.model or self._server.known.model
+        if named:
+            return named
+        try:
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=TRY_S) as answer:
+                return str(json.load(answer)["data"][0]["id"])
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            return str(model_dir)
+
+    def wait_until_it_generates(self, client: HttpClient, path: str, model_dir: Path) -> str:
+        """Return what requests call the model, once the server has generated a token of it.
+
+        An open port, a list of models or a healthy answer prove nothing: all of them have been
+        seen over an engine that was dead.
+
+        Raises
+        ------
+        EngineError
+            It has ended, or has not generated one in time; with what it said last.
+        """
+        start, tries, said = time.monotonic(), 0, "it took no connection"
+        limit = self._server.start_timeout_s
+        chat = path.endswith("/chat/completions")
+        asked = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
+        usage = {"stream_options": {"include_usage": True}}
+        body = {"max_tokens": 1, "temperature": 0.0, "stream": True, **usage, **asked}
+        while time.monotonic() - start < limit:
+            self.check_running()
+            tries += 1
+            left = limit - (time.monotonic() - start)
+            model = self._model_name(model_dir)
+            named = {"model": model, **body}
+            answer = self._try(client, f"ready {tries}", path, named, min(TRY_S, left))
+            if answer is None:
+                return model
+            said = answer
+            time.sleep(PAUSE_S)
+        raise EngineError(
+            f"{self._called}: no token within {limit:g} s (engine.server.start_timeout_s); the "
+            f"last of {tries} tries: {said}"
+        )
+
+    def _try(
+        self, client: HttpClient, key: str, path: str, body: dict[str, Any], seconds: float
+    ) -> str | None:
+        """Ask for one token; return None when it has come, else what came instead."""
+        client.send(key, path, body)
+        events, generated, deadline = Events(), False, time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            client.wait(min(PAUSE_S, seconds))
+            for arrival in client.arrived():
+                if arrival.key != key:
+                    continue  # of a try that was given up
+                if arrival.error is not None:
+                    return arrival.error
+                if arrival.block is None:
+                    return None if generated else "a stream without a token"
+                try:
+                    said = [one for data in events.feed(arrival.block) if (one := read(data))]
+                except StreamError as error:
+                    client.cancel(key)
+                    return str(error)
+                generated |= any(
+                    one is not DONE
+                    and bool(one.text or one.token_ids or (one.usage and one.usage.completion))
+                    for one in said
+                )
+            self.check_running()
+        client.cancel(key)
+        return f"no answer within {seconds:.0f} s"
+
+    def memory(self) -> dict[str, float]:
+        """Return what the server and all that descends from it hold, by the system's count."""
+        import psutil
+
+        if self._kept is None:
+            return {}
+        try:
+            server = psutil.Process(self._kept.pid)
+            held = sum(one.memory_info().rss for one in (server, *server.children(recursive=True)))
+        except psutil.Error:
+            return {}
+        return {"rss_bytes": float(held)}
+
+    def stop(self) -> None:
+        """Stop a server that was started here, with all that descends from it."""
+        if self._kept is not None:
+            self._kept.stop()
+
+
+def start(options: config.Engine, model_dir: Path) -> ServerProcess:
+    """Start the server that ``options`` describe, or name the one that runs already.
+
+    Raises
+    ------
+    EngineError
+        It cannot be started.
+    """
+    server = options.server
+    if server.url is not None:
+        return ServerProcess(server, server.url.rstrip("/").removesuffix("/v1"), None)
+    port = free_port()
+    command = command_of(options, model_dir, port)
+    try:
+        kept = Kept([*_environment(options), *command])
+    except KeeperError as error:
+        raise EngineError(f"engine.server.preset={server.preset}: {error}") from None
+    return ServerProcess(server, f"http://127.0.0.1:{port}", kept)
+
+
+def command_of(options: config.Engine, model_dir: Path, port: int) -> list[str]:
+    """Return a server's command, word by word, with everything filled in."""
+    server, words = options.server, shlex.split(options.server.words)
+    known = {
+        "port": str(port),
+        "model": str(model_dir),
+        "python": server.python or sys.executable,
+        "threads": str(options.threads or threads.core_count()),
+        "labkit": str(Path(labkit.__file__).resolve().parent),
+    }
+    if any("{gguf}" in word for word in words):
+        from labkit.models.gguf.from_mlx import written
+
+        known["gguf"] = str(written(model_dir))
+    return [word.format(**known) for word in words]
+
+
+def _environment(options: config.Engine) -> list[str]:
+    """Return what sets the variables by which MLX multiplies as the arm says (Linux)."""
+    server = options.server
+    multiplies = server.known.multiplies_by_blas and server.command is None
+    if sys.platform != "linux" or not multiplies or options.blas is not config.Blas.openblas:
+        return []
+    count = options.threads or threads.core_count()
+    return ["env", f"LD_PRELOAD={blas.prepare()}", f"OPENBLAS_NUM_THREADS={count}"]
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def missing_program(options: config.Engine) -> str | None:
+    """Name the program that a server needs and that is not here; None: nothing is missing."""
+    words = shlex.split(options.server.words)
+    if options.server.url is not None or not words:
+        return None
+    name = words[0].replace("{python}", options.server.python or sys.executable)
+    return None if shutil.which(name) else name
