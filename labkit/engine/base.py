@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -148,8 +148,11 @@ class Remote(Protocol):
     def wait(self, seconds: float) -> None:
         """Wait until something has arrived, at most so long."""
 
-    def prove(self, streams: int) -> None:
-        """Measure what the client alone costs where so many streams are on their way at once."""
+    def foresee(self, requests: Sequence[Request], streams: int) -> None:
+        """Make ready what the client needs to send these requests, so many at once.
+
+        What the client alone costs is measured, beside the engine.
+        """
 
     def process_memory(self) -> dict[str, float]:
         """Return what the processes that compute hold, bytes by name; empty: not known."""

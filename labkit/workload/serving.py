@@ -111,8 +111,9 @@ class ServingSession:
         if self._workload.cache_state is CacheState.warm:
             self._serve(self._prompts)
         if isinstance(self._engine, Remote):
-            number = len(self._prompts)
-            self._engine.prove(min(self._workload.concurrency or number, number))
+            requests = self._requests(self._prompts)
+            number = len(requests)
+            self._engine.foresee(requests, min(self._workload.concurrency or number, number))
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
@@ -220,7 +221,7 @@ class ServingSession:
         """Return what serves prompts; without ``due``, as they can be: in a closed loop."""
         return Drive(
             self._engine,
-            [self._request(index, prompt) for index, prompt in enumerate(prompts)],
+            self._requests(prompts),
             plan=Plan(
                 [prompt.session for prompt in prompts],
                 due,
@@ -232,6 +233,9 @@ class ServingSession:
             beat=beat,
             timeline=Timeline(self._engine, getattr(self._engine, "process_memory", None)),
         )
+
+    def _requests(self, prompts: Sequence[Prompt]) -> list[Request]:
+        return [self._request(index, prompt) for index, prompt in enumerate(prompts)]
 
     def _request(self, index: int, prompt: Prompt) -> Request:
         from labkit.engine.request import Request, SamplingParams

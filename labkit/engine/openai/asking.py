@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from labkit.config import Api, Ending, Server
@@ -14,6 +16,15 @@ from labkit.models.spelling import Spelling
 NEVER = -100.0  # what is added to the logit of a token that must not come
 DEFAULT = SamplingParams()
 KNOWN = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A request's body as JSON, and whether its prompt is the same token ids to the server."""
+
+    request: Request
+    body: bytes
+    same: bool
 
 
 PATHS = {Api.completions: "/v1/completions", Api.chat: "/v1/chat/completions"}
@@ -39,23 +50,32 @@ class Asking:
     ) -> None:
         self.chat = server.api is Api.chat
         self.path = PATHS[server.api]
-        self.respelled = 0  # prompts whose text is not the same ids again
         self._known, self._model, self._spelling = server.known, model, spelling
         self._eos_token_ids = tuple(eos_token_ids)
+        self._written: dict[str, Written] = {}
 
-    def body(self, request: Request) -> dict[str, Any]:
-        """Return the body of a request that streams, with usage.
+    def write(self, requests: Sequence[Request]) -> None:
+        """Write the bodies of requests that will be sent, so that it takes no time then."""
+        self._written = {one.request_id: self._write(one) for one in requests}
+
+    def written(self, request: Request) -> Written:
+        """Return a request that streams, with usage, as it is sent.
 
         Raises
         ------
         EngineError
             It asks for what is not asked of servers.
         """
+        known = self._written.get(request.request_id)
+        return known if known and known.request == request else self._write(request)
+
+    def _write(self, request: Request) -> Written:
         params = request.params
         _check_known(params)
+        prompt, same = self._prompt(request)
         body: dict[str, Any] = {
             "model": self._model,
-            **self._prompt(request),
+            **prompt,
             "max_tokens": params.max_tokens,
             "temperature": params.temperature,
             "stream": True,
@@ -69,16 +89,19 @@ class Asking:
             body["seed"] = params.seed % (1 << 31)
         if self._known.token_ids:
             body["return_token_ids"] = True
-        return body | (self._full_length() if params.ignore_eos else {})
+        body |= self._full_length() if params.ignore_eos else {}
+        return Written(request, json.dumps(body).encode(), same)
 
-    def _prompt(self, request: Request) -> dict[str, Any]:
+    def _prompt(self, request: Request) -> tuple[dict[str, Any], bool]:
+        """Return a prompt, and whether the server reads the same token ids, as far as is known."""
         if self.chat and request.messages is not None:
-            return {"messages": [dict(message) for message in request.messages]}
+            return {"messages": [dict(message) for message in request.messages]}, True
         if self._known.token_prompts and not self.chat:
-            return {"prompt": list(request.prompt_token_ids)}
+            return {"prompt": list(request.prompt_token_ids)}, True
         text, same = self._spelling.prompt(request.prompt_token_ids)
-        self.respelled += not same
-        return {"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}
+        if self.chat:
+            return {"messages": [{"role": "user", "content": text}]}, False
+        return {"prompt": text}, same
 
     def _full_length(self) -> dict[str, Any]:
         if self._known.ending is Ending.ignore_eos:

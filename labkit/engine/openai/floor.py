@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -79,7 +80,7 @@ def _round(client: HttpClient, streams: int, number: int) -> list[tuple[float, A
 
 def _ask(client: HttpClient, keys: Sequence[str], tokens: int) -> list[tuple[float, Answer]]:
     """Ask for so many tokens under every key; return when each was asked, and its answer."""
-    body = {"prompt": "a", "max_tokens": tokens, "stream": True}
+    body = json.dumps({"prompt": "a", "max_tokens": tokens, "stream": True}).encode()
     params = SamplingParams(max_tokens=tokens)
     asked: dict[str, float] = {}
     answers = {key: Answer(Request(key, (0,), params)) for key in keys}

@@ -8,7 +8,6 @@ Nothing is sent twice: a connection that breaks has failed its request.
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
 import threading
 import time
@@ -52,7 +51,8 @@ class HttpClient:
 
     def __init__(self, url: str, silence_s: float) -> None:
         self.lags: list[float] = []  # seconds by which the loop woke late
-        self.lateness: list[float] = []  # seconds from ``send`` to the request's being sent
+        self.lateness: list[float] = []  # seconds from ``send`` until the loop began with it
+        self.connecting: list[float] = []  # seconds until the server took a connection
         self._url, self._silence_s = url, silence_s
         self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
         self._pending: list[Arrival] = []
@@ -70,7 +70,8 @@ class HttpClient:
 
     async def _open(self) -> aiohttp.ClientSession:
         trace = aiohttp.TraceConfig()
-        trace.on_request_headers_sent.append(self._sent)
+        trace.on_connection_create_start.append(self._connects)
+        trace.on_connection_create_end.append(self._connected)
         self._watcher = self._loop.create_task(self._watch())
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
@@ -85,26 +86,28 @@ class HttpClient:
             await asyncio.sleep(LOOK_S)
             self.lags.append(max(0.0, time.perf_counter() - due))
 
-    async def _sent(self, session: Any, context: SimpleNamespace, params: Any) -> None:
-        self.lateness.append(time.perf_counter() - context.trace_request_ctx)
+    async def _connects(self, session: Any, context: SimpleNamespace, params: Any) -> None:
+        context.began = time.perf_counter()
 
-    def send(self, key: str, path: str, body: dict[str, Any]) -> None:
-        """Send a request; what comes of it arrives under ``key``."""
+    async def _connected(self, session: Any, context: SimpleNamespace, params: Any) -> None:
+        self.connecting.append(time.perf_counter() - context.began)
+
+    def send(self, key: str, path: str, body: bytes) -> None:
+        """Send a request, whose body is JSON; what comes of it arrives under ``key``."""
         asked = time.perf_counter()
-        data = json.dumps(body).encode()
-        self._loop.call_soon_threadsafe(self._begin, key, path, data, asked)
+        self._loop.call_soon_threadsafe(self._begin, key, path, body, asked)
 
     def _begin(self, key: str, path: str, data: bytes, asked: float) -> None:
         self._tasks[key] = self._loop.create_task(self._stream(key, path, data, asked))
 
     async def _stream(self, key: str, path: str, data: bytes, asked: float) -> None:
         put = self._arrived.put
+        self.lateness.append(time.perf_counter() - asked)
         try:
             async with self._session.post(
                 self._url + path,
                 data=data,
                 headers={"content-type": "application/json"},
-                trace_request_ctx=asked,
             ) as response:
                 if response.status != 200:
                     said = error_text(await response.read())
@@ -162,9 +165,9 @@ class HttpClient:
         return self._run(look())
 
     def forget_times(self) -> None:
-        """Start measuring lag and lateness anew."""
-        self.lags.clear()
-        self.lateness.clear()
+        """Start measuring lag, lateness and connections anew."""
+        for times in (self.lags, self.lateness, self.connecting):
+            times.clear()
 
     def close(self) -> None:
         """Break every connection and end the thread; harmless to call again."""

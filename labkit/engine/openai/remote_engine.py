@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import config
@@ -80,7 +80,7 @@ class RemoteEngine:
         if request_id in self._live:
             raise EngineError(f"request {request_id}: this id is live already")
         try:
-            body = self._asking.body(request)
+            written = self._asking.written(request)
         except EngineError as error:
             self._counters.add("requests.refused")
             said = f"request {request_id}: {error}"
@@ -91,7 +91,8 @@ class RemoteEngine:
         key = f"{self._sent} {request_id}"  # an id may come again, after an abort too
         self._live[request_id] = Answer(request)
         self._serial[key], self._keys[request_id] = request_id, key
-        self._client.send(key, self._asking.path, body)
+        self._counters.add("prompts.respelled", not written.same)
+        self._client.send(key, self._asking.path, written.body)
 
     def abort(self, request_id: str) -> None:
         """Break a request's connection; unknown or finished ids are ignored."""
@@ -151,7 +152,6 @@ class RemoteEngine:
         counts it, ``tokens.stream``: ids in the stream, else its events that carried text.
         """
         counts = dict.fromkeys(ZERO, 0.0) | self._counters.as_dict()
-        counts["prompts.respelled"] = self._asking.respelled
         told = [one.usage for one in self._answered if one.usage is not None]
         if told:
             counts["tokens.usage"] = sum(usage.completion for usage in told)
@@ -204,13 +204,16 @@ class RemoteEngine:
         return {
             "lag_ms": spread_ms(self._client.lags),
             "late_ms": spread_ms(self._client.lateness),
+            "connect_ms": spread_ms(self._client.connecting),
+            "cpu_s": round(cpu, 6),
             "chunk_us": round(1e6 * cpu / chunks, 2) if chunks else None,
             "most_late_ms": self._options.most_late_ms,
             "floor": self._floor,
         }
 
-    def prove(self, streams: int) -> None:
-        """Measure the client by a null server."""
+    def foresee(self, requests: Sequence[Request], streams: int) -> None:
+        """Write the requests beforehand, and measure the client by a null server."""
+        self._asking.write(requests)
         self._floor = floor.measure(streams, self._options.silence_s)
 
     def process_memory(self) -> dict[str, float]:
@@ -222,7 +225,6 @@ class RemoteEngine:
         self._counters.reset()
         self._answered.clear()
         self._client.forget_times()
-        self._asking.respelled = 0
         self._cpu_s, self._loop_cpu_s = 0.0, self._client.cpu_seconds()
 
     def clear_cache(self) -> None:

@@ -95,7 +95,7 @@ class ServerProcess:
         self, client: HttpClient, key: str, path: str, body: dict[str, Any], seconds: float
     ) -> str | None:
         """Ask for one token; return None when it has come, else what came instead."""
-        client.send(key, path, body)
+        client.send(key, path, json.dumps(body).encode())
         events, generated, deadline = Events(), False, time.monotonic() + seconds
         while time.monotonic() < deadline:
             client.wait(min(PAUSE_S, seconds))
