@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.analysis import over_http
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.confirmation import confirmation
 from labkit.analysis.disturbance import (
@@ -44,6 +45,7 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     found += _design(analysis)
     found += _noise(analysis)
     found += _traffic(analysis)
+    found += over_http.weaknesses(analysis.data.records)
     found += _disagreements(analysis)
     found += _emulated(analysis)
     found += machine(analysis.data.records)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from labkit.records import values_path
 
 Outputs = Mapping[str, Any]
+SHOWN = 12  # characters of a text, from where it differs
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,56 @@ def token_difference(a: Outputs, b: Outputs) -> str:
     margins = first.get("margins")
     margin = f", logit margin {margins[at]:.3g}" if margins and at < len(margins) else ""
     return f"first in request {first['id']} at position {at}: {tokens}{margin} {count}"
+
+
+def text_difference(a: Outputs, b: Outputs) -> str | None:
+    """Say which request's text differs first, and where; None if none does.
+
+    For servers that tell no token ids. Texts are compared without special tokens, the space
+    around them, and U+FFFD (:mod:`labkit.models.spelling`).
+    """
+    differing = [name for name, share in text_shares(a, b).items() if share < 1]
+    if not differing:
+        return None
+    count = f"({len(differing)} of {len(a['requests'])} requests, compared as text)"
+    first, mine, theirs = differing[0], _texts(a), _texts(b)
+    if first not in theirs:
+        return f"request {first} is missing {count}"
+    at = _first_character(mine[first], theirs[first])
+    shown = [json.dumps(text[at : at + SHOWN], ensure_ascii=False) for text in
+             (mine[first], theirs[first])]  # fmt: skip
+    return f"first in request {first} at character {at}: {shown[0]} against {shown[1]} {count}"
+
+
+def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
+    """Return for each request of ``a`` the share of its text that agrees from the start, 0 to 1."""
+    digests = {r["id"]: r.get("text_digest") for r in b["requests"]}
+    mine, theirs, shares = _texts(a), _texts(b), {}
+    for request in a["requests"]:
+        name = request["id"]
+        if request.get("text_digest") is not None and request["text_digest"] == digests.get(name):
+            shares[name] = 1.0
+            continue
+        x, y = mine[name], theirs.get(name, "")
+        at = _first_character(x, y)
+        shares[name] = min(at / max(len(x), len(y), 1), 0.999)  # their digests differ
+    return shares
+
+
+def _texts(outputs: Outputs) -> dict[str, str]:
+    """Return every request's text; of tokens about that, by the text of each."""
+    pieces = outputs.get("pieces") or {}
+    return {
+        r["id"]: r["text"]
+        if "text" in r
+        else "".join(pieces.get(str(token), "\ufffd") for token in r["tokens"]).strip()
+        for r in outputs["requests"]
+    }
+
+
+def _first_character(a: str, b: str) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.analysis import over_http
 from labkit.analysis.same_outputs import IdentityReport, above_noise_floor
 from labkit.records import Arm, Record
 
@@ -44,9 +45,9 @@ class Gate:
 
 
 def healthy(records: Sequence[Record]) -> Gate:
-    """Fail on a failed run, swap growth within a run, or a changed host.
+    """Fail on a failed run, swap growth within a run, a client that was late, or a changed host.
 
-    An arm can cause the first two. They leave nothing out and choose no runs: they forbid
+    An arm can cause the first three. They leave nothing out and choose no runs: they forbid
     every verdict of the cell, so no arm gains by them.
     """
     gate = Gate("pass")
@@ -66,6 +67,8 @@ def healthy(records: Sequence[Record]) -> Gate:
                 None,
                 f"swap grew in {record.run}",
             )
+        for late in over_http.late(record):
+            gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
     hosts: dict[str, str] = {}
     for record in records:
         for state in (record.environment, record.environment_end):

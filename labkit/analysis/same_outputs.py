@@ -18,6 +18,8 @@ from labkit.analysis.divergence import (
     array_difference,
     checksums,
     first_difference,
+    text_difference,
+    text_shares,
     token_difference,
 )
 from labkit.analysis.statistics.bimodality import fisher_p
@@ -77,7 +79,7 @@ def compare_outputs(
     expected = {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[Difference] = []
-    said: dict[tuple[str, str], str] = {}  # many runs have the same other outputs
+    said: dict[tuple[str, str], str | None] = {}  # many runs have the same other outputs
     # Only units that ever differ are kept: the share that agrees, the worst of all runs.
     shares: dict[str, dict[tuple[str, str], float]] = {}
     for record in records:
@@ -109,7 +111,10 @@ def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> 
 
 
 def _difference(
-    mine: CaseRecord, other: CaseRecord | None, values: Values, said: dict[tuple[str, str], str]
+    mine: CaseRecord,
+    other: CaseRecord | None,
+    values: Values,
+    said: dict[tuple[str, str], str | None],
 ) -> str | None:
     """Say how a case's outputs differ from the reference's; None if they do not."""
     if mine.skipped is not None:
@@ -121,17 +126,28 @@ def _difference(
         return "no outputs were recorded"
     if a["digest"] == b["digest"]:
         return None
-    if a["kind"] != b["kind"]:
-        return f"{a['kind']} and {b['kind']} outputs"
     key = (a["digest"], b["digest"])
     if key not in said:
-        array = a["kind"] == "array"
-        said[key] = array_difference(a, b, values) if array else token_difference(a, b)
+        said[key] = _where(a, b, values)
     return said[key]
+
+
+def _where(a: Outputs, b: Outputs, values: Values) -> str | None:
+    """Say where two outputs differ; None where they do not, as far as both are known."""
+    kinds = {a["kind"], b["kind"]}
+    if kinds == {"array"}:
+        return array_difference(a, b, values)
+    if kinds == {"tokens"}:
+        return token_difference(a, b)
+    if kinds <= {"tokens", "text"}:
+        return text_difference(a, b)
+    return f"{a['kind']} and {b['kind']} outputs"
 
 
 def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
     """Return for each request or token row the share that agrees from the start, 0 to 1."""
+    if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
+        return text_shares(a, b)
     if b is None or a["kind"] != b["kind"]:
         names = range(_size(a)) if a["kind"] == "array" else (r["id"] for r in a["requests"])
         return {str(name): 0.0 for name in names}

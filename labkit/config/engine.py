@@ -8,9 +8,9 @@ from enum import Enum
 from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
 from labkit.config.budget import Budget
 from labkit.config.mlx import Mlx
+from labkit.config.opponent import Opponent
 from labkit.config.option import Group, is_class_path, option, require
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
-from labkit.config.opponent import Opponent
 from labkit.config.speculative import SPECULATION, Drafts, Speculation
 
 # Presets of labkit's own engine, the real mlx_lm, and any server.

@@ -70,7 +70,8 @@ PRESETS = {
         run_here=True,
     ),
     "labkit": Preset(
-        "{python} -m labkit.serve model=local model.path={model} port={port}",
+        "{python} -m labkit.serve engine=paged model=local 'model.path=\"{model}\"' "
+        "server.port={port} engine.threads={threads}",
         token_prompts=True,
         token_ids=True,
         ending=Ending.ignore_eos,
@@ -164,7 +165,7 @@ class Opponent(Group, place="engine.server"):
         read_by=SERVED,
     )
     most_late_ms: float = option(
-        20.0,
+        50.0,
         "A client that is later than this (99th percentile of its event loop's lag, of its sends, "
         "or of its own part of TTFT) measures itself: the cell is not healthy.",
         above=0,

@@ -20,7 +20,7 @@ from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.confirmation import confirmation_sentence
 from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.formatting import count
-from labkit.analysis.rendering import charts, svg, tables, work_tables
+from labkit.analysis.rendering import charts, http_tables, svg, tables, work_tables
 from labkit.analysis.rendering.figures import case_names, case_stem, run_positions
 from labkit.analysis.rendering.ideal_table import ideal_table
 from labkit.analysis.rendering.memory_timeline import (
@@ -287,6 +287,11 @@ def _tables(table: Table[Any] | None) -> Sequence[Part]:
     return [Tabular(table)] if table is not None and table.lines else []
 
 
+def _over_http(report: CellReport) -> Sequence[Part]:
+    asked = http_tables.streams_table(report.cell, report.records)
+    return [*_tables(asked), *_tables(http_tables.client_table(report.cell, report.records))]
+
+
 def _measured(report: CellReport) -> Sequence[Part]:
     cell, design = report.cell, report.cell["design"]
     line = (
@@ -394,6 +399,7 @@ WORK = (
         "What became of the requests",
         lambda report: _tables(traffic_table(report.cell, report.records)),
     ),
+    Section("Over HTTP", lambda report: _over_http(report)),
     Section("Published by others", _published),
     Section(
         "Launches in a queue",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.config import Api, Ending, Server
+from labkit.config import Api, Ending, Opponent
 from labkit.engine.base import EngineError
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.spelling import Spelling
@@ -46,7 +46,7 @@ class Asking:
     """
 
     def __init__(
-        self, server: Server, model: str, spelling: Spelling, eos_token_ids: Sequence[int]
+        self, server: Opponent, model: str, spelling: Spelling, eos_token_ids: Sequence[int]
     ) -> None:
         self.chat = server.api is Api.chat
         self.path = PATHS[server.api]

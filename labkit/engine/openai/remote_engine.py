@@ -55,7 +55,7 @@ class RemoteEngine:
         client: HttpClient,
         asking: Asking,
         spelling: Spelling,
-        options: config.Server,
+        options: config.Opponent,
     ) -> None:
         self._server, self._client = server, client
         self._asking, self._spelling, self._options = asking, spelling, options
@@ -204,8 +204,8 @@ class RemoteEngine:
         return {
             "lag_ms": spread_ms(self._client.lags),
             "late_ms": spread_ms(self._client.lateness),
-            "connect_ms": spread_ms(self._client.connecting),
             "cpu_s": round(cpu, 6),
+            "connect_ms": spread_ms(self._client.connecting),
             "chunk_us": round(1e6 * cpu / chunks, 2) if chunks else None,
             "most_late_ms": self._options.most_late_ms,
             "floor": self._floor,

@@ -31,7 +31,7 @@ class ServerProcess:
     ``words``: its command as it is written in the config.
     """
 
-    def __init__(self, server: config.Server, url: str, kept: Kept | None) -> None:
+    def __init__(self, server: config.Opponent, url: str, kept: Kept | None) -> None:
         self.url, self.words = url, server.words if kept is not None else ""
         self._server, self._kept = server, kept
 
