@@ -19,7 +19,7 @@ READERS = {
         for lengths in ("input", "output")
         for end in ("low", "high")
     },
-    "workload.prompts.listed[].messages[].content": "labkit.workload.sources.texts.plain",
+    "engine.server.args": "Opponent.words",
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
     "engine.attention.gqa_sharing": "labkit.engine.attention.spec.Switches",
     "engine.attention.window_skip": "labkit.engine.attention.spec.Switches",
@@ -50,7 +50,7 @@ def test_every_group_knows_its_place():
         model=config.Model(shape=config.ModelShape()),
     )
     known = list(places(whole, ""))
-    assert len(known) == 19 and all(known)
+    assert len(known) == 20 and all(known)
 
 
 def test_readers_are_choices_that_there_are():
@@ -112,7 +112,7 @@ def test_a_mistake_names_the_option_the_value_and_what_is_allowed():
         ),
         (
             lambda: config.Engine(name="nope"),
-            "engine.name=nope: allowed are naive, padded, contiguous, paged, mlx_lm or "
+            "engine.name=nope: allowed are naive, padded, contiguous, paged, mlx_lm, openai or "
             "package.module:Class",
         ),
         (

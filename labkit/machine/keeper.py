@@ -74,7 +74,12 @@ class Kept:
         return self._last
 
     def stop(self) -> None:
-        """Ask the server to end, kill what has not by then, and return when all of it is gone."""
+        """Ask the server to end, kill what has not by then, and return when all of it is gone.
+
+        Harmless to call again.
+        """
+        if self._last is not None:
+            return
         with contextlib.suppress(BrokenPipeError):
             assert self._keeper.stdin is not None
             self._keeper.stdin.write(STOP)

@@ -226,12 +226,23 @@ def _process_sizes(pid: str) -> dict[str, int]:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
+    """Return the CPU seconds that a process and its children have used (0.0 when it is gone)."""
     try:
         fields = _text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / _ticks_per_s()
+    ended = sum(map(int, fields[11:15])) / _ticks_per_s()  # its own, and of children that ended
+    return ended + sum(map(process_cpu_s, _children(pid)))
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that run; none where nobody tells."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+        lists = [_text(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+    except OSError:
+        return []
+    return [int(child) for one in lists for child in one.split()]
 
 
 def busy_s() -> float:

@@ -228,14 +228,15 @@ def peak_rss() -> int:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used (0.0 when it is gone)."""
+    """Return the CPU seconds that a process and its children have used (0.0 when it is gone)."""
     import psutil
 
     try:
-        times = psutil.Process(pid).cpu_times()
+        process = psutil.Process(pid)
+        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     except psutil.Error:
         return 0.0
-    return float(times.user + times.system)
+    return float(sum(one.user + one.system for one in times))
 
 
 def busy_s() -> float:

@@ -35,7 +35,7 @@ class Observer:
         self._samples.append(sample | collect({"foreign_cores": lambda: self._foreign(pid)}))
 
     def _foreign(self, pid: int) -> float | None:
-        """Return the cores that were busy with neither the worker nor this process."""
+        """Return the cores busy with neither the worker, its children nor this process."""
         last, self._last = self._last, self._cpu_times(pid)
         if last is None or self._last is None:
             return None

@@ -42,7 +42,7 @@ class System(Protocol):
         """
 
     def process_cpu_s(self, pid: int) -> float:
-        """Return the CPU seconds that a process has used (0.0 when it is gone)."""
+        """Return the CPU seconds that a process and its children have used (0.0: it is gone)."""
 
     def peak_rss(self) -> int:
         """Return the largest resident size (bytes) that this process has had."""

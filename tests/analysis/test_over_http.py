@@ -1,0 +1,187 @@
+"""Arms that are servers: the client's lateness, counts that differ, and texts that stand in."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from labkit.analysis import over_http
+from labkit.analysis.divergence import text_difference, text_shares
+from labkit.analysis.gates import healthy, identical
+from labkit.analysis.rendering.http_tables import client_table, streams_table
+from labkit.analysis.same_outputs import compare_outputs
+from labkit.models.spelling import text_digest
+from labkit.records import Arm, CaseRecord, Record
+
+SPREAD = {"p50": 1.0, "p99": 2.0, "max": 3.0}
+CLIENT = {
+    "lag_ms": SPREAD, "late_ms": SPREAD, "connect_ms": SPREAD, "chunk_us": 50.0,
+    "most_late_ms": 20.0,
+    "floor": {"ttft_ms": SPREAD, "chunk_ms": SPREAD, "itl_ms": SPREAD, "chunk_us": 40.0},
+}  # fmt: skip
+SERVER = {
+    "preset": "mlx_lm", "command": "serve {port}", "kept": None, "run_here": True,
+    "api": "completions", "prompts": "text", "identity": "text", "counted_by": "usage",
+    "disagree": [],
+}  # fmt: skip
+COUNTS = {
+    "tokens.usage": 40.0, "tokens.tokenizer": 40.0, "tokens.stream": 40.0,
+    "tokens.prompt": 90.0, "tokens.prompt_usage": 90.0, "tokens.cached": 0.0,
+    "stream.chunks": 38.0, "stream.bundled": 2.0, "stream.empty": 1.0,
+    "requests.submitted": 2.0, "finish.length": 2.0,
+}  # fmt: skip
+SHARING = {"prompt_tokens": 90, "shared_tokens": 16, "block_size": 16, "unshared": False}
+
+
+def run(arm="server", role="arm", client=None, server=None, traffic=None, outputs=None, **counts):
+    notes = {
+        "engine": {"server": {**SERVER, **(server or {})}, "client": {**CLIENT, **(client or {})}},
+        "sharing": SHARING,
+    }
+    case = CaseRecord("all", outputs=outputs, notes={"traffic": traffic or {}})
+    return Record(
+        arm, role, 0, 0, 0, "ok", "2026-01-01T00:00:00Z",
+        cases=(case,), counters={**COUNTS, **counts}, notes=notes,
+    )  # fmt: skip
+
+
+def test_a_server_that_keeps_all_promises_has_one_weakness_its_text():
+    (line,) = over_http.weaknesses([run()])
+    assert "the server tells no token ids" in line and "weaker" in line
+    assert list(over_http.weaknesses([run(server={"identity": "token ids"})])) == []
+    assert healthy([run()]).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "said"),
+    [
+        ("lag_ms", "p99", "its event loop woke 20.5 ms late"),
+        ("late_ms", "p99", "its sends were 20.5 ms late"),
+        ("floor.ttft_ms", "p50", "its own part of TTFT is 20.5 ms by a null server"),
+        ("floor.chunk_ms", "p99", "it saw a null server's chunks 20.5 ms late"),
+    ],
+)
+def test_a_client_that_is_late_is_not_healthy(path, key, said):
+    client = json.loads(json.dumps(CLIENT))  # its spreads are one
+    *folders, last = path.split(".")
+    within = client
+    for name in folders:
+        within = within[name]
+    within[last][key] = 20.5
+    gate = healthy([run(), run(client=client)])
+    assert gate.status == "fail" and len(gate.reasons) == 1
+    assert said in gate.reasons[0] and "(engine.server.most_late_ms)" in gate.reasons[0]
+    assert gate.cause("any arm") == "the client was late in b00-p00-server"
+    within[last][key] = 19.5
+    assert healthy([run(client=client)]).status == "pass"
+
+
+def test_arrivals_that_were_sent_late_are_not_healthy():
+    gate = healthy([run(traffic={"late_ms": {"p99": 21.0}})])
+    assert "its arrivals were sent 21.0 ms late" in gate.reasons[0]
+
+
+def test_counts_that_differ_are_named_with_the_first_request():
+    server = {"disagree": [{"id": "r3", "usage": 20, "tokenizer": 21, "stream": None}]}
+    lines = list(over_http.weaknesses([run(server=server, **{"tokens.tokenizer": 44.0})]))
+    assert (
+        "server: its output tokens are 40 by the usage, 44 by the tokenizer and 40 by the stream; "
+        "request r3: 20 by the usage, 21 by the tokenizer and no stream; counted by usage" in lines
+    )
+
+
+def test_what_a_reader_must_know_of_a_server():
+    kept = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
+    lines = "\n".join(over_http.weaknesses([
+        run(server=kept, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
+                            "stream.tool_calls": 3.0})
+    ]))  # fmt: skip
+    assert "its server ran before and is kept (http://127.0.0.1:9)" in lines
+    assert "preset=vllm is written by documentation and was not run by labkit's tests" in lines
+    assert "read 95 prompt tokens where the workload has 90 (prompts were sent as text)" in lines
+    assert "found 80 prompt tokens in its cache, and the prompts share 16" in lines
+    assert "3 chunks were tool calls" in lines
+
+
+def test_what_prompts_share_may_be_found_to_the_token():
+    """Two requests, whole blocks of 16: up to a block more of each is shared honestly."""
+    assert not any("cache" in x for x in over_http.weaknesses([run(**{"tokens.cached": 48.0})]))
+    assert any("cache" in x for x in over_http.weaknesses([run(**{"tokens.cached": 49.0})]))
+
+
+def test_the_control_repeats_nothing_and_other_arms_are_no_servers():
+    plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-01-01T00:00:00Z")
+    assert list(over_http.weaknesses([run(role="control"), plain])) == []
+    assert list(over_http.late(plain)) == []
+
+
+def test_the_tables_have_a_line_for_every_server():
+    cell = {"arms": [{"name": "base", "role": "baseline"}, {"name": "server", "role": "arm"}]}
+    asked, client = streams_table(cell, [run()]), client_table(cell, [run()])
+    assert [asked.cells(line) for line in asked.lines] == [
+        ["server", "mlx_lm", "text", "40", "40", "40", "38", "2", "1", "length 2", "0"]
+    ]
+    (line,) = client.lines
+    assert client.cells(line)[0] == "server" and "40.0" in client.cells(line)[-1]
+    assert streams_table(cell, []) is None and client_table(cell, []) is None
+
+
+def texts(**said):
+    return {
+        "kind": "text",
+        "digest": text_digest(repr(said)),
+        "requests": [
+            {"id": name, "text": text, "text_digest": text_digest(text), "finish": "length"}
+            for name, text in said.items()
+        ],
+    }
+
+
+def tokens(**said):
+    pieces = {str(i): word for i, word in enumerate(("a", " b", " c", " d"))}
+    return {
+        "kind": "tokens",
+        "digest": "0" * 64,
+        "pieces": pieces,
+        "requests": [
+            {
+                "id": name,
+                "tokens": ids,
+                "margins": None,
+                "finish": "length",
+                "text_digest": text_digest("".join(pieces[str(i)] for i in ids)),
+            }
+            for name, ids in said.items()
+        ],
+    }
+
+
+def test_tokens_and_texts_are_compared_as_texts():
+    ours, same = tokens(r0=[0, 1, 2], r1=[0, 3]), texts(r0="a b c", r1="a d")
+    assert text_difference(ours, same) is None
+    other = texts(r0="a b c", r1="a c")
+    assert text_difference(ours, other) == (
+        'first in request r1 at character 2: "d" against "c" (1 of 2 requests, compared as text)'
+    )
+    assert text_shares(ours, other) == {"r0": 1.0, "r1": pytest.approx(2 / 3)}
+    assert "is missing" in text_difference(ours, texts(r0="a b c"))
+
+
+def test_texts_whose_digests_differ_are_never_the_same():
+    ours, theirs = texts(r0="same"), texts(r0="same")
+    theirs["requests"][0]["text_digest"] = "f" * 16
+    assert text_shares(ours, theirs)["r0"] < 1 and text_difference(ours, theirs) is not None
+
+
+@pytest.mark.parametrize(("said", "status"), [("a d", "pass"), ("a c", "fail")])
+def test_the_gate_of_identity_takes_texts(said, status):
+    arms = [
+        Arm("base", "baseline", {}, {}, identity="tokens"),
+        Arm("server", "arm", {}, {}, identity="tokens"),
+    ]
+    base = replace(run("base", "baseline", outputs=tokens(r0=[0, 3])), notes={})
+    records = [base, run(outputs=texts(r0=said))]
+    report = compare_outputs(records, ["base", "server"], None)
+    gate = identical(report, arms, records, 0.05)
+    assert gate.status == status
+    assert (status == "pass") == (not gate.reasons)

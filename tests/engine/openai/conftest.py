@@ -1,0 +1,89 @@
+"""A small model's directory, and engines in front of stub servers."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# Makes ``stub_server`` importable: tests are no packages here.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from stub_server import Stub
+
+from labkit import config
+from labkit.engine import openai
+from labkit.engine.request import Request, SamplingParams
+from labkit.workload.clients import Plan
+from labkit.workload.drive import Drive
+from labkit.workload.timeline import Timeline
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory):
+    """A model that labkit builds, as small as can be."""
+    from labkit.models.build import build
+
+    shape = config.ModelShape(
+        hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
+        intermediate_size=32, vocab_size=512,
+    )  # fmt: skip
+    before = os.environ.get("LABKIT_CACHE")
+    os.environ["LABKIT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    try:
+        return build(shape, seed=0, name="stub")
+    finally:
+        os.environ.pop("LABKIT_CACHE")
+        if before is not None:
+            os.environ["LABKIT_CACHE"] = before
+
+
+@pytest.fixture
+def opponent(tiny_dir):
+    """A function: modes of a stub, options of engine.server -> (engine, stub)."""
+    made = []
+
+    def make(*modes, preset="other", **options):
+        stub = Stub(*modes)
+        server = config.Opponent(preset=preset, url=stub.url, **options)
+        made.append(stub)
+        engine = openai.create(config.Engine(name="openai", server=server), tiny_dir)
+        made.append(engine)
+        engine.reset_counters()
+        stub.asked.clear()
+        return engine, stub
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def drive():
+    """A function that serves requests by an engine and returns what became of them."""
+
+    def run(engine, requests, together=None, due=None):
+        found = Drive(
+            engine,
+            requests,
+            plan=Plan([None] * len(requests), due, together or len(requests)),
+            clock=time.perf_counter,
+            beat=lambda text: None,
+            timeline=Timeline(engine, lambda: {}),
+        )
+        found.run()
+        return found
+
+    return run
+
+
+@pytest.fixture
+def ask():
+    """A function: prompts -> requests for so many tokens of each."""
+
+    def make(*prompts, tokens=6, **params):
+        params = SamplingParams(**{"max_tokens": tokens, "ignore_eos": True, **params})
+        return [Request(f"r{i}", prompt, params) for i, prompt in enumerate(prompts)]
+
+    return make

@@ -1,0 +1,43 @@
+"""The client's own cost is measured by a server that computes nothing."""
+
+import math
+
+import pytest
+
+from labkit.engine.openai import floor
+from labkit.engine.openai.null_server import TOKENS
+
+
+def test_the_floor_is_what_the_client_adds():
+    found = floor.measure(streams=3, silence_s=10.0)
+    assert found["streams"] == 3 and found["chunks"] == 3 * TOKENS * floor.ROUNDS
+    for name in ("ttft_ms", "chunk_ms", "itl_ms"):
+        times = found[name]
+        assert 0 <= times["p50"] <= times["p99"] <= times["max"] < math.inf
+    assert found["ttft_ms"]["p50"] > 0 and found["chunk_us"] > 0
+
+
+def test_a_slow_client_is_seen(monkeypatch):
+    """Each block is handed over 30 ms late: the floor must say so, and not the null server."""
+    from labkit.engine.openai import http_client
+
+    class Slow(http_client.Arrival):
+        def __init__(self, key, at, block=None, error=None):
+            super().__init__(key, at + 0.03, block, error)
+
+    monkeypatch.setattr(http_client, "Arrival", Slow)
+    found = floor.measure(streams=2, silence_s=10.0)
+    assert found["chunk_ms"]["p50"] >= 30 and found["ttft_ms"]["p50"] >= 30
+
+
+def test_a_foreseen_engine_notes_its_floor(opponent, ask):
+    engine, _ = opponent()
+    assert engine.notes["client"]["floor"] is None
+    engine.foresee(ask((300,), (301,)), 2)
+    client = engine.notes["client"]
+    assert client["floor"]["streams"] == 2 and client["most_late_ms"] == 50
+
+
+def test_nothing_is_spread_where_there_is_nothing():
+    assert floor.spread_ms([]) is None
+    assert floor.spread_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})

@@ -1,0 +1,75 @@
+"""Three ways in which published numbers of servers went wrong, each made and then kept out.
+
+What reproduces a trap asks one server twice; labkit asks a fresh one, warmed up by other prompts.
+"""
+
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from labkit import config
+from labkit.engine import openai
+
+STUB = Path(__file__).with_name("stub_server.py")
+PROMPTS = ((300, 301, 302), (303, 304, 305), (306, 307, 308))
+LONG = tuple(range(260, 500)) * 3
+
+
+@pytest.fixture
+def fresh(tiny_dir):
+    """A function: modes -> an engine in front of a server of its own, started now."""
+    made = []
+
+    def make(*modes):
+        command = f"{{python}} {STUB} --port {{port}} {' '.join(modes)}"
+        server = config.Opponent(preset="other", command=command, start_timeout_s=60)
+        made.append(openai.create(config.Engine(name="openai", server=server), tiny_dir))
+        made[-1].reset_counters()
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.close()
+
+
+def tpot(entries):
+    return median(entry.tpot for entry in entries)
+
+
+def test_a_prompt_set_that_a_kept_server_knows(opponent, fresh, drive, ask):
+    """The same prompts again find their prefix computed; to a fresh server they are new."""
+    kept, _ = opponent("prefix_cache")
+    first, again = (tpot(drive(kept, ask(*PROMPTS), 1).entries) for _ in range(2))
+    assert again < 0.66 * first and kept.counters()["tokens.cached"] > 0
+    runs = []
+    for _ in range(2):
+        engine = fresh("prefix_cache")
+        runs.append(tpot(drive(engine, ask(*PROMPTS), 1).entries))
+        assert engine.counters()["tokens.cached"] == 0
+    assert min(runs) > 0.66 * max(runs)
+
+
+def test_what_a_long_test_leaves_to_the_next_one(opponent, fresh, drive, ask):
+    """A server that is slow ever after a long prompt makes the order of tests the result."""
+    kept, _ = opponent("carries_over")
+    before = tpot(drive(kept, ask(*PROMPTS)).entries)
+    drive(kept, ask(LONG))
+    after = tpot(drive(kept, ask(*PROMPTS)).entries)
+    assert after > 1.5 * before
+    engine = fresh("carries_over")
+    drive(engine, ask(LONG))
+    engine.close()
+    assert tpot(drive(fresh("carries_over"), ask(*PROMPTS)).entries) < 0.66 * after
+
+
+def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, drive, ask):
+    engine, _ = opponent("role_first", api=config.Api.chat)
+    (entry,) = drive(engine, ask(PROMPTS[0])).entries
+    assert entry.ttft > 0.15  # the stub waits for so long after the role
+    assert len(entry.chunk_times) == 6 and engine.counters()["stream.empty"] == 1
+
+
+def test_the_fresh_server_is_a_program_of_its_own(fresh):
+    assert fresh().notes["server"]["kept"] is None and sys.executable

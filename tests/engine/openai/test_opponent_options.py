@@ -1,0 +1,105 @@
+"""What may be said of a server, and what is refused in one line before anything runs."""
+
+import pytest
+
+from labkit import config
+from labkit.config import PRESETS
+from labkit.config.opponent import FILLED_IN
+from labkit.workload import foreseen, process_wide, requests
+
+
+def experiment(server=None, source="chat", **engine):
+    server = server or config.Opponent()
+    prompts = config.Prompts(source=source)
+    return config.Experiment(
+        engine=config.Engine(name="openai", server=server, **engine),
+        model=config.Model(shape=config.ModelShape()),
+        workload=config.Workload(prompts=prompts),
+        ablation=config.Ablation(arms={"base": {}}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (
+            lambda: config.Opponent(url="127.0.0.1:80"),
+            "engine.server.url=127.0.0.1:80: must begin with http:// or https://",
+        ),
+        (
+            lambda: config.Opponent(url="http://here", args="--fast"),
+            "engine.server.args=--fast: engine.server.url names a server that runs already; "
+            "leave it ",
+        ),
+        (
+            lambda: config.Opponent(command="serve --port 80"),
+            "engine.server.command: it names no {port}, at which labkit would ask it",
+        ),
+        (
+            lambda: config.Opponent(command="serve {port} {host}"),
+            "engine.server.command: {host} is not filled in; allowed are {port}, {model}, {gguf}, "
+            "{python}, {threads}, {labkit}",
+        ),
+        (
+            lambda: config.Opponent(command="serve {port"),
+            "engine.server.command: expected '}' before end of string; write {{ for a brace",
+        ),
+        (
+            lambda: config.Engine(server=config.Opponent(preset="vllm")),
+            "engine.server.preset=vllm: engine.name=paged does not read it; it is for openai; "
+            "leave it mlx_lm",
+        ),
+        (
+            lambda: config.Engine(name="openai", server=config.Opponent(preset="ollama")),
+            "engine.server.preset=ollama: labkit does not know how it is started; start it and "
+            "set engine.server.url=http://..., or set engine.server.command",
+        ),
+        (
+            lambda: config.Engine(name="openai", kv=config.KV(block_size=8)),
+            "engine.kv.block_size=8: engine=openai does not have it; leave it 16",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(make, line):
+    with pytest.raises(config.ConfigError) as caught:
+        make()
+    assert str(caught.value) == line
+
+
+def test_every_preset_is_a_command_that_can_be_filled_in():
+    for name, preset in PRESETS.items():
+        filled = preset.command.format(**{word: "x" for word in FILLED_IN})
+        assert "{" not in filled and (not filled or "x" in filled), name
+
+
+def test_a_server_shares_no_process():
+    one = config.Engine(name="openai")
+    assert "engine=openai: a server computes in a process of its own" in process_wide.requests(
+        [one, one]
+    )
+
+
+def test_the_plan_says_what_is_not_proven():
+    def said(**server):
+        return " ".join(foreseen.sentences(experiment(config.Opponent(**server)), [10]))
+
+    assert said() == ""
+    assert "preset=vllm is written by that server's documentation and was not run" in said(
+        preset="vllm"
+    )
+    assert "http://x is kept: what it did before" in said(url="http://x")
+
+
+def test_chat_needs_a_conversation():
+    chat = config.Opponent(api=config.Api.chat)
+    requests.KIND.check(experiment(chat))
+    with pytest.raises(config.ConfigError, match="has token ids and no conversations"):
+        requests.KIND.check(experiment(chat, source="synthetic"))
+
+
+def test_without_the_library_one_line_names_the_extra(monkeypatch):
+    from labkit.engine import openai
+
+    monkeypatch.setattr(openai, "find_spec", lambda name: None)
+    with pytest.raises(config.ConfigError, match=r"pip install 'labkit\[http\]'"):
+        requests.KIND.check(experiment())

@@ -1,0 +1,154 @@
+"""A server is there when it generates, says why it is not, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit import config
+from labkit.engine import openai
+from labkit.engine.base import EngineError
+from labkit.engine.openai import server_process
+from labkit.machine.keeper import KeeperError, Kept
+
+ROOT = Path(__file__).resolve().parents[3]
+STUB = Path(__file__).with_name("stub_server.py")
+
+
+def options(*modes, **more):
+    command = f"{{python}} {STUB} --port {{port}} {' '.join(modes)}"
+    server = config.Opponent(preset="other", command=command, **{"start_timeout_s": 60.0, **more})
+    return config.Engine(name="openai", server=server)
+
+
+def running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if sys.platform == "linux":  # a zombie that nobody has collected yet is dead
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return True
+
+
+def gone(pids, seconds):
+    end = time.monotonic() + seconds
+    while any(map(running, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(running, pids))
+
+
+def pids_in(text):
+    """The process ids that the stub has said."""
+    words = text.split()
+    return [int(words[i + 1]) for i, word in enumerate(words) if word in ("server", "child")]
+
+
+def test_a_healthy_page_over_a_dead_engine_does_not_pass(tiny_dir, monkeypatch):
+    monkeypatch.setattr(server_process, "TRY_S", 0.2)
+    with pytest.raises(EngineError) as caught:
+        openai.create(options("dead", start_timeout_s=2.0), tiny_dir)
+    said = str(caught.value)
+    assert "no token within 2 s (engine.server.start_timeout_s)" in said
+    assert "no answer within 0 s" in said
+
+
+def test_a_server_that_ends_says_why(tiny_dir):
+    with pytest.raises(EngineError) as caught:
+        openai.create(options("ends"), tiny_dir)
+    assert str(caught.value) == (
+        "engine.server.preset=other: the server ended with exit status 1; its last line: "
+        "no such model"
+    )
+
+
+def test_a_program_that_is_not_there_is_named_before_anything_runs(tiny_dir):
+    server = config.Opponent(preset="other", command="/no/such/server {port}")
+    asked = config.Engine(name="openai", server=server)
+    with pytest.raises(config.ConfigError, match="there is no program /no/such/server here"):
+        openai.prepare(asked, tiny_dir)
+    with pytest.raises(EngineError, match="No such file or directory"):
+        openai.create(asked, tiny_dir)
+    openai.prepare(options(), tiny_dir)
+
+
+def test_closing_ends_the_server_and_its_children(tiny_dir, capfd):
+    engine = openai.create(options("child"), tiny_dir)
+    pids = pids_in(capfd.readouterr().out)
+    assert len(pids) == 2 and all(map(running, pids))
+    held = engine.process_memory()
+    assert held["rss_bytes"] > 1 << 20
+    engine.close()
+    assert gone(pids, 0.5)
+
+
+def test_the_log_of_a_server_is_the_runs(tiny_dir, capfd):
+    openai.create(options(), tiny_dir).close()
+    assert "server: the stub begins" in capfd.readouterr().out
+
+
+RUN = textwrap.dedent(
+    """
+    import sys, time
+    from labkit.experiment import watchdog
+    from labkit.machine.keeper import Kept
+    if len(sys.argv) > 3:
+        watchdog.start(int(sys.argv[3]), None)
+    kept = Kept([sys.executable, sys.argv[1], "--port", sys.argv[2], "child"])
+    time.sleep(120)
+    """
+)
+STUDY = textwrap.dedent(
+    """
+    import os, subprocess, sys
+    subprocess.Popen(
+        [sys.executable, "-c", sys.argv[1], *sys.argv[2:], str(os.getpid())],
+        start_new_session=True,
+    ).wait()
+    """
+)
+
+
+@pytest.mark.parametrize("killed", ["run", "study"])
+def test_kill_9_leaves_no_server(killed):
+    """Within a second: the run's parent is the study, whose death ends the run."""
+    port = str(server_process.free_port())
+    script = [RUN] if killed == "run" else [STUDY, RUN]
+    process = subprocess.Popen(
+        [sys.executable, "-c", *script, str(STUB), port],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    pids = []
+    while len(pids) < 2:
+        pids += pids_in(process.stdout.readline())
+    assert all(map(running, pids))
+    os.kill(process.pid, signal.SIGKILL)
+    try:
+        assert gone(pids, 1.0)
+    finally:
+        process.communicate()
+        for pid in filter(running, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_command_that_cannot_be_run_is_one_line():
+    with pytest.raises(KeeperError, match=r"^/no/such: No such file or directory$"):
+        Kept(["/no/such"])
+
+
+def test_a_command_is_filled_in_word_by_word(tmp_path):
+    folder = tmp_path / "a model"
+    server = config.Opponent(preset="labkit", args="engine.kv.block_size=8")
+    asked = config.Engine(name="openai", server=server, threads=3)
+    words = server_process.command_of(asked, folder, 81)
+    assert words[:3] == [sys.executable, "-m", "labkit.serve"]
+    assert f'model.path="{folder}"' in words and "server.port=81" in words
+    assert words[-1] == "engine.kv.block_size=8" and "engine.threads=3" in words

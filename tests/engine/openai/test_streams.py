@@ -1,0 +1,191 @@
+"""What a server streams becomes tokens, counts and failures, and never more than it said."""
+
+import json
+import time
+
+import pytest
+
+from labkit import config
+from labkit.engine.base import EngineError
+from labkit.engine.openai.sse import DONE, Events, StreamError, error_text, read
+
+PROMPT = (300, 301, 302)
+
+
+def test_an_answer_is_text_with_the_servers_count(opponent, drive, ask):
+    engine, stub = opponent()
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "length", 6)
+    assert entry.text == "the cat sat on a mat" and entry.tokens == []
+    assert len(entry.chunk_times) == 6
+    counts = engine.counters()
+    assert counts["tokens.usage"] == counts["tokens.stream"] == 6
+    assert counts["engine.openai"] > 0 and counts["finish.length"] == 1
+    assert engine.notes["server"]["identity"] == "text"
+    (body,) = stub.asked
+    assert body["stream_options"] == {"include_usage": True} and isinstance(body["prompt"], str)
+
+
+def test_token_ids_are_the_identity_where_a_server_tells_them(opponent, drive, ask):
+    engine, stub = opponent("ids", preset="vllm")
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert entry.tokens == [0, 1, 2, 3, 4, 5] and entry.text is None
+    assert engine.notes["server"]["identity"] == "token ids"
+    assert stub.asked[0]["prompt"] == list(PROMPT)
+    assert stub.asked[0]["return_token_ids"] and stub.asked[0]["ignore_eos"]
+
+
+def test_a_bundle_is_one_chunk_and_no_token_is_lost(opponent, drive, ask):
+    engine, _ = opponent("bundles", "ids", preset="vllm")
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert entry.tokens == [0, 1, 2, 3, 4, 5] and len(entry.chunk_times) == 3
+    assert engine.counters()["stream.bundled"] == 3
+    assert entry.tpot == pytest.approx((entry.e2e - entry.ttft) / 5)
+
+
+def test_bundles_without_ids_are_counted_by_the_server(opponent, drive, ask):
+    engine, _ = opponent("bundles")
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert entry.output_tokens == 6 and len(entry.chunk_times) == 3
+    assert engine.counters()["tokens.stream"] == 3
+    assert engine.notes["server"]["disagree"][0]["stream"] == 3
+
+
+def test_without_usage_the_tokenizer_counts(opponent, drive, ask):
+    engine, _ = opponent("no_usage")
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    notes = engine.notes["server"]
+    assert notes["counted_by"] == "tokenizer"
+    assert entry.output_tokens == engine.counters()["tokens.tokenizer"]
+    assert "tokens.usage" not in engine.counters()
+
+
+def test_a_count_that_disagrees_is_named(opponent, drive, ask):
+    engine, _ = opponent("miscounts", "ids", preset="vllm")
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert entry.outcome == "served" and entry.output_tokens == 6
+    (first,) = engine.notes["server"]["disagree"]
+    assert (first["id"], first["usage"], first["stream"]) == ("r0", 7, 6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [
+        ("refuses", "429: too many"),
+        ("breaks", "its stream broke off"),
+        ("early", "it ended early: 3 of 6 tokens, finish reason stop"),
+        ("nonsense", "a chunk that is none: {not json"),
+        ("refusal", "the server refused: I will not"),
+    ],
+)
+def test_a_failure_is_counted_and_never_a_success(opponent, drive, ask, mode, why):
+    engine, stub = opponent(mode)
+    entries = drive(engine, ask(PROMPT, PROMPT)).entries
+    assert {entry.outcome for entry in entries} <= {"failed", "refused"}
+    assert [entry.error for entry in entries] == [f"request r{i}: {why}" for i in range(2)]
+    assert engine.counters()["requests.failed"] == 2
+    assert len(stub.asked) == 2, "a request was sent again"
+
+
+def test_an_output_may_end_where_the_workload_lets_it(opponent, drive, ask):
+    engine, _ = opponent("early")
+    (entry,) = drive(engine, ask(PROMPT, ignore_eos=False)).entries
+    assert (entry.outcome, entry.finish, entry.output_tokens) == ("served", "stop", 3)
+
+
+def test_parts_of_tool_calls_are_content_and_counted(opponent, drive, ask):
+    engine, _ = opponent("tools", api=config.Api.chat)
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert entry.outcome == "served" and len(entry.chunk_times) == 6
+    counts = engine.counters()
+    assert counts["stream.tool_calls"] == 6 and counts["finish.tool_calls"] == 1
+
+
+def test_chat_sends_the_conversation(opponent, drive, ask):
+    from dataclasses import replace
+
+    engine, stub = opponent(api=config.Api.chat)
+    said = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"})
+    (request,) = ask(PROMPT)
+    drive(engine, [replace(request, messages=said)])
+    assert stub.asked[0]["messages"] == [dict(message) for message in said]
+
+
+def test_a_server_that_falls_silent_fails_its_request(opponent, drive, ask):
+    engine, stub = opponent(silence_s=0.2)
+    stub.modes.add("dead")
+    (entry,) = drive(engine, ask(PROMPT)).entries
+    assert "it said nothing for 0.2 s (engine.server.silence_s)" in entry.error
+
+
+def test_what_is_not_asked_of_servers_is_refused(opponent, drive, ask):
+    engine, stub = opponent()
+    (entry,) = drive(engine, ask(PROMPT, min_p=0.5)).entries
+    assert entry.outcome == "refused" and "min_p=0.5" in entry.error and stub.asked == []
+
+
+def test_an_aborted_request_says_no_more(opponent, ask):
+    engine, _ = opponent()
+    requests = ask(PROMPT, PROMPT, tokens=20)
+    for request in requests:
+        engine.submit(request)
+    with pytest.raises(EngineError, match="live already"):
+        engine.submit(requests[0])
+    engine.abort("r0")
+    seen = []
+    while engine.has_work():
+        engine.wait(0.02)
+        seen += engine.step()
+    assert {event.request_id for event in seen} == {"r1"}
+    assert engine.counters()["requests.aborted"] == 1
+
+
+def test_tokens_have_the_time_at_which_they_came(opponent, drive, ask):
+    """The main thread sleeps while they come: their times must not be when it looked."""
+    engine, _ = opponent()
+    taken = engine.step
+
+    def late():
+        events = taken()
+        time.sleep(0.05)
+        return events
+
+    engine.step = late
+    (entry,) = drive(engine, ask(PROMPT, tokens=12)).entries
+    assert len(entry.chunk_times) == 12 and entry.e2e < 0.05 * 6
+
+
+def test_a_request_is_sent_when_it_is_due_though_nothing_arrives(opponent, drive, ask):
+    engine, _ = opponent()
+    entries = drive(engine, ask(PROMPT, PROMPT, tokens=30), due=[0.0, 0.1]).entries
+    assert entries[1].due - entries[0].due == pytest.approx(0.1)
+    assert entries[1].late < 0.1
+
+
+def test_events_are_cut_wherever_the_blocks_are():
+    stream = (
+        b': keep\n\ndata: {"a": 1}\r\n\r\ndata: one\ndata: two\n\nid: 4\ndata:[DONE]\n\ndata: x'
+    )
+    for size in (1, 3, 7, len(stream)):
+        events = Events()
+        blocks = [stream[i : i + size] for i in range(0, len(stream), size)]
+        found = [data for block in blocks for data in events.feed(block)]
+        assert found == [b'{"a": 1}', b"one\ntwo", b"[DONE]"]
+
+
+def test_chunks_are_read_as_data_that_may_be_wrong():
+    def said(event):
+        return read(json.dumps(event).encode())
+
+    assert read(b"[DONE]") is DONE
+    assert said({"choices": [{"delta": {"role": "assistant"}}]}).empty
+    assert said({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
+    usage = said({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
+    assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
+    for wrong in (b"7", b"[]", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
+        with pytest.raises(StreamError):
+            read(wrong)
+    with pytest.raises(StreamError, match=r"^no room$"):
+        said({"error": {"message": "no\nroom"}})
+    assert error_text(b"<html>" + b"x" * 999).endswith("...")
+    assert error_text(b'{"error": "text"}') == "text"

@@ -1,0 +1,90 @@
+"""A server as an arm of a study: real workers, and a server that computes nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from labkit.records import read_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+ASKED = (
+    "engine=openai", "engine.server.preset=null_server", "workload.num_requests=6",
+    "workload.concurrency=3", "design=quick", "design.blocks=1", "design.runs_per_block=1",
+)  # fmt: skip
+
+
+@pytest.fixture
+def study(tmp_path):
+    """A function that starts a study; it is killed at the end, and what it left too."""
+    started = []
+
+    def start(*words):
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "labkit", *ASKED, *words, f"out={tmp_path / 'study'}", "-m"],
+                # No time is claimed here, so the lock of whoever is timing is not waited for.
+                env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_study_of_a_server(study, tmp_path):
+    process = study("+ablation.arms.roomy={engine.server.most_late_ms:9999.0}")
+    said, _ = process.communicate(timeout=170)
+    (cell,) = (path for path in (tmp_path / "study").iterdir() if path.is_dir())
+    records = read_runs(cell)
+    assert len(records) == 3 and all(record.ok for record in records), said
+    for record in records:
+        notes = record.notes["engine"]
+        assert notes["server"]["preset"] == "null_server" and notes["server"]["kept"] is None
+        assert notes["client"]["floor"]["streams"] == 3
+        assert record.counters["tokens.usage"] == record.counters["tokens.stream"]
+        assert "together" not in record.notes and record.notes["isolation"] == "process"
+    report = (tmp_path / "study" / "report.md").read_text("utf-8")
+    assert "## Over HTTP" in report or "Over HTTP" in report
+    assert "compared as text, which is weaker" in report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["worker", "study"])
+def test_kill_9_of_a_study_leaves_no_server(study, victim):
+    process = study()
+    found = {}
+    deadline = time.monotonic() + 120
+    while len(found) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+        for one in psutil.Process(process.pid).children(recursive=True):
+            try:
+                words = " ".join(one.cmdline())
+            except psutil.Error:
+                continue
+            for name in ("experiment.worker", "machine.keeper", "openai.null_server --port"):
+                if name in words and (name != "openai.null_server --port" or "keeper" not in words):
+                    found[name] = one
+    assert len(found) == 3, "the server never came"
+    server = found["openai.null_server --port"]
+    os.kill(process.pid if victim == "study" else found["experiment.worker"].pid, signal.SIGKILL)
+    _, left = psutil.wait_procs([server, found["machine.keeper"]], timeout=1.0)
+    assert not left
