@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from labkit.engine.base import Counters, EngineError
-from labkit.engine.openai.answers import Answer
 from labkit.engine.openai.http_client import HttpClient
 from labkit.engine.openai.null_server import BETWEEN_MS, FIRST_MS, TOKENS
 from labkit.engine.openai.server_process import PAUSE_S, free_port
+from labkit.engine.openai.streamed_answer import Answer
 from labkit.engine.request import Request, SamplingParams
 from labkit.machine.keeper import KeeperError, Kept
 

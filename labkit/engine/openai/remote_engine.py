@@ -9,12 +9,12 @@ from typing import Any
 from labkit import config
 from labkit.engine.base import NO_TOKEN, Counters, EngineError, TokenEvent
 from labkit.engine.openai import floor
-from labkit.engine.openai.answers import Answer, failed
 from labkit.engine.openai.asking import Asking
 from labkit.engine.openai.floor import spread_ms
 from labkit.engine.openai.http_client import Arrival, HttpClient
 from labkit.engine.openai.server_process import ServerProcess
 from labkit.engine.openai.sse import StreamError
+from labkit.engine.openai.streamed_answer import Answer, failed
 from labkit.engine.request import Request
 from labkit.models.spelling import Spelling
 
