@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from labkit.config import Api, BudgetPolicy, CacheState, Experiment, require
-from labkit.engine import budget, dtype, openai
+from labkit.engine import budget, dtype
 from labkit.engine.budget import facts
 from labkit.engine.budget.capacity import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
@@ -59,6 +59,8 @@ class RequestKind:
         model = resolve(experiment.model)
         _check(self._prompts(experiment, model), experiment, model)
         if experiment.engine.name == "openai":
+            from labkit.engine import openai
+
             openai.prepare(experiment.engine, model.path)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
@@ -179,6 +181,8 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
 
 def _check_server(experiment: Experiment) -> None:
     """Check that there is a client, and a conversation where one is asked for."""
+    from labkit.engine import openai
+
     server, prompts = experiment.engine.server, experiment.workload.prompts
     openai.require_client()
     require(

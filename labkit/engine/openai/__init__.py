@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine.base import InferenceEngine
+
+if TYPE_CHECKING:
+    from labkit.engine.base import InferenceEngine
 
 
 def require_client() -> None:
