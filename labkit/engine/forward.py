@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Arrays, Attention
     from labkit.engine.kv_layout.kv_cache import Step
     from labkit.engine.numpy_port.convert import Conversion
+    from labkit.engine.numpy_port.taped import Taped
 
 
 class SelectRows:
@@ -75,6 +76,7 @@ class PackedForward:
             LayerCache(layer, window) for layer, window in enumerate(loaded.windows, first_layer)
         ]
         self._selector = select_rows(loaded.model)
+        self._taped: Taped | None = None
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
         """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
@@ -95,8 +97,12 @@ class PackedForward:
             attention = bridge = Bridge(attention)
         if self.blocks is not None:
             self.blocks.on = not batch.prefill_tokens
-        running = Running(step.attention, attention, step.plan, self._array(batch.positions))
-        logits = self._logits(batch, running)
+        logits = self._replayed(batch, step)
+        if logits is None:
+            running = Running(step.attention, attention, step.plan, self._array(batch.positions))
+            logits = self._logits(batch, running)
+        else:
+            counters.add("forward.replayed")
         if self.blocks is not None:
             self.blocks.count(counters)
         rows: Logits = logits
@@ -114,6 +120,26 @@ class PackedForward:
             return rows
 
         return wait
+
+    @property
+    def unreplayed(self) -> str | None:
+        """Why none of its steps is replayed, as far as one asked."""
+        return None if self._taped is None else self._taped.reason
+
+    def _replayed(self, batch: Batch, step: Step) -> Any:
+        """Return the logits of a step that is replayed from a tape; None: it is not."""
+        from labkit.engine.attention.cpu import CpuBackend
+
+        if self.name != "numpy" or not isinstance(step.attention, CpuBackend):
+            return None
+        if self._taped is None:
+            from labkit.engine.numpy_port.taped import Taped
+
+            self._taped = Taped(self._model, self._caches)
+        logits = self._taped.run(batch, step.attention, step.plan)
+        if logits is None or len(logits) == len(batch.logit_rows):
+            return logits
+        return logits[batch.logit_rows]
 
     def _logits(self, batch: Batch, running: Running) -> Any:
         """Return the logits [rows, vocabulary], not evaluated where they are MLX's."""

@@ -20,6 +20,21 @@ from labkit.engine.attention.plan import Layer, Plan
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
 from labkit.engine.cpu import arguments, attention_launches, decode_attention, tiled_attention
 from labkit.engine.cpu.intrinsics import KEYS
+from labkit.engine.cpu.recording import FIRST, OUT
+from labkit.engine.cpu.tape import (
+    BODY,
+    ELEMENT,
+    HEADS,
+    K_POOL,
+    KV_HEADS,
+    LAUNCH_FIELDS,
+    LAYER,
+    NONCE,
+    SLOT_NUMBERS,
+    V_POOL,
+    Attention,
+    Tape,
+)
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
@@ -101,6 +116,50 @@ class CpuBackend(PagedBackend):
             self._split(ready, launch, plan, q, out, work)
         plan.launches.append(launch)
         return out
+
+    def replay(self, tape: Tape, ops: NDArray[np.int64], plan: Plan) -> bool:
+        """Run a recorded step, whose layers are bound; False, and nothing was run, if it cannot be.
+
+        It can where every layer's attention is one launch of the decode kernel.
+        """
+        attended = tape.recording.attended
+        layers = [self.bound(one.layer) for one in attended]
+        kinds = {layer.kind: layer for layer in layers}
+        prepared = {
+            kind: plan.prepared.get(kind) or self.prepare(plan, layer)
+            for kind, layer in kinds.items()
+        }
+        if any(ready.chosen.kernel != "decode" or ready.splits > 1 for ready in prepared.values()):
+            return False
+        ready = [prepared[layer.kind] for layer in layers]
+        packed = np.concatenate([one.packed for one in ready])
+        pools = np.array([self._addresses[layer.index] for layer in layers])
+        sinks = [0 if x.sinks is None else arguments.address(x.sinks) for x in layers]
+        rows = [one.row for one in attended]
+        arrays = ops[rows, FIRST], *pools.T, ops[rows, OUT], sinks
+        for name, addresses in zip(_ARRAYS, arrays, strict=True):
+            packed[name] = addresses
+        workers = ready[0].workers
+        nonces = [secrets.randbits(32) for _ in layers]
+        launches = np.empty((len(layers), LAUNCH_FIELDS), np.int64)
+        launches[:, BODY] = [one.body for one in ready]
+        launches[:, LAYER] = arguments.address(packed) + packed.itemsize * np.arange(len(layers))
+        launches[:, NONCE] = nonces
+        launches[:, KV_HEADS] = [layer.num_kv_heads for layer in layers]
+        launches[:, HEADS] = [one.chosen.heads for one in ready]
+        launches[:, ELEMENT] = [one.element for one in ready]
+        launches[:, SLOT_NUMBERS] = [one.slot_numbers for one in ready]
+        launches[:, K_POOL : V_POOL + 1] = pools
+        size = len(layers), workers + 1, attention_launches.NUM_COUNTERS
+        counters = np.zeros(size, np.int64)
+        told = Attention(
+            plan.lookup, launches, self._memory, counters, plan.slot_mapping, plan.cu_seqlens_q,
+            plan.seq_lens,
+        )  # fmt: skip
+        tape.run(ops, plan.total_q, told)
+        made = zip(layers, nonces, counters[:, :-1], strict=True)
+        plan.launches += [Launch(layer, nonce, written) for layer, nonce, written in made]
+        return True
 
     def prepare(self, plan: Plan, layer: Layer) -> _Ready:
         """Choose and pack what the launches of one kind of layers share."""

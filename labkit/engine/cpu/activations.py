@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import simd
+from labkit.engine.cpu.recording import ACTIVATE, Symbol, numbers_of
 from labkit.machine import pool
 
 Array = NDArray[np.float32]
@@ -64,7 +65,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy", fastmath={"contract", "nsz"})
-def _span(kind, x, gated, out):  # type: ignore[no-untyped-def]
+def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     if kind == SWIGLU:
         for i in range(x.size):
             out[i] = x[i] * _sigmoid(x[i]) * gated[i]
@@ -91,15 +92,19 @@ def _span(kind, x, gated, out):  # type: ignore[no-untyped-def]
 )
 def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     if x.size < SERIAL_BELOW:
-        _span(kind, x, gated, out)
+        activate(kind, x, gated, out)
     else:
         for chunk in prange((x.size + CHUNK - 1) // CHUNK):
             start = chunk * CHUNK
             end = min(start + CHUNK, x.size)
-            _span(kind, x[start:end], gated[start:end], out[start:end])
+            activate(kind, x[start:end], gated[start:end], out[start:end])
 
 
 def _apply(kind: int, x: Array, gated: Array) -> Array:
+    if isinstance(x, Symbol):
+        out: Any = x.recorder.array(x.shape)
+        x.recorder.launch(ACTIVATE, out, x, gated, numbers_of(x), kind)
+        return out  # type: ignore[no-any-return]
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     _activate(kind, flat, np.ascontiguousarray(gated).reshape(-1), out)

@@ -62,6 +62,48 @@ def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
     return mixed & _MASK
 
 
+@inner
+def decode_share(
+    worker: int,
+    nonce: int,
+    lookup: Any,
+    body: int,
+    layer: int,
+    memory: NDArray[Any],
+    counters: NDArray[Any],
+    cu_seqlens_q: NDArray[Any],
+    seq_lens: NDArray[Any],
+    num_kv_heads: int,
+    heads: int,
+    splits: int,
+) -> None:
+    """Be one worker of ``decode``: take units until there are none, and leave the counts."""
+    columns = num_kv_heads // heads * splits
+    units = token_units(lookup, cu_seqlens_q) * columns
+    scratch = memory[worker].ctypes.data
+    queue = counters[len(counters) - 1].ctypes.data
+    iterations, surplus, blocks = 0, 0, 0
+    unit = take_ticket(queue)
+    while unit < units:
+        column = unit % columns
+        sequence, token, steps = find_token(lookup, unit // columns, cu_seqlens_q)
+        iterations += steps
+        if sequence >= 0:
+            begin, end = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
+            # Clamped for wrong lookups: they may name any sequence, and must stay inside.
+            context = int(seq_lens[sequence]) if end > begin else 0
+            high = max(0, min(context, context - end + token + 1))
+            head, mine = column // splits * heads, layer + column % splits * _LAYER_BYTES
+            blocks += call_body(body, mine, scratch, sequence, head, heads, token, high)
+        else:
+            surplus += 1
+        unit = take_ticket(queue)
+    counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
+    counters[worker, ITERATIONS] = iterations
+    counters[worker, SURPLUS] = surplus
+    counters[worker, BLOCKS] = blocks
+
+
 @kernel
 def decode(
     nonce: int,
@@ -95,32 +137,12 @@ def decode(
         int64 [workers + 1, NUM_COUNTERS]: what each worker counted, then the queue.
     """
     workers = len(counters) - 1
-    columns = num_kv_heads // heads * splits
-    units = token_units(lookup, cu_seqlens_q) * columns
     counters[workers, 0] = 0
     for worker in prange(workers):
-        scratch = memory[worker].ctypes.data
-        queue = counters[workers].ctypes.data
-        iterations, surplus, blocks = 0, 0, 0
-        unit = take_ticket(queue)
-        while unit < units:
-            column = unit % columns
-            sequence, token, steps = find_token(lookup, unit // columns, cu_seqlens_q)
-            iterations += steps
-            if sequence >= 0:
-                begin, end = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
-                # Clamped for wrong lookups: they may name any sequence, and must stay inside.
-                context = int(seq_lens[sequence]) if end > begin else 0
-                high = max(0, min(context, context - end + token + 1))
-                head, mine = column // splits * heads, layer + column % splits * _LAYER_BYTES
-                blocks += call_body(body, mine, scratch, sequence, head, heads, token, high)
-            else:
-                surplus += 1
-            unit = take_ticket(queue)
-        counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
-        counters[worker, ITERATIONS] = iterations
-        counters[worker, SURPLUS] = surplus
-        counters[worker, BLOCKS] = blocks
+        decode_share(
+            worker, nonce, lookup, body, layer, memory, counters, cu_seqlens_q, seq_lens,
+            num_kv_heads, heads, splits,
+        )  # fmt: skip
 
 
 @kernel
@@ -245,11 +267,26 @@ def scatter(
         How many a token and a slot hold of each, whole vectors.
     """
     for token in prange(len(slot_mapping)):
-        slot = slot_mapping[token]
-        if slot >= 0:
-            begin, end = token * numbers, slot * numbers
-            write_row(element, k_pool, end, k + 4 * begin, numbers)
-            write_row(element, v_pool, end, v + 4 * begin, numbers)
+        write_token(token, element, k, v, k_pool, v_pool, slot_mapping, numbers)
+
+
+@inner
+def write_token(
+    token: int,
+    element: int,
+    k: int,
+    v: int,
+    k_pool: int,
+    v_pool: int,
+    slot_mapping: NDArray[Any],
+    numbers: int,
+) -> None:
+    """Write one token's key and value."""
+    slot = slot_mapping[token]
+    if slot >= 0:
+        begin, end = token * numbers, slot * numbers
+        write_row(element, k_pool, end, k + 4 * begin, numbers)
+        write_row(element, v_pool, end, v + 4 * begin, numbers)
 
 
 @inner

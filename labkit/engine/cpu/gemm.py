@@ -69,7 +69,7 @@ def panel_rows(panel_at, panel, block, x, bias, columns, out, ahead, ahead_size)
 
 
 @njit(error_model="numpy")
-def _panels(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
+def multiply_group(first, block, x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply one panel, or for a single row of x QUAD panels, with one block of rows."""
     m, depth = x.shape
     panel_bytes = depth * PANEL_ROW
@@ -102,10 +102,10 @@ def product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
     blocks = (m + ROW_BLOCK - 1) // ROW_BLOCK
     if panels.size * (m + WEIGHT_COST) < SERIAL_BELOW:
         for task in range(blocks * groups):
-            _panels(task % groups * step, task // groups, x, panels, bias, columns, out)
+            multiply_group(task % groups * step, task // groups, x, panels, bias, columns, out)
     else:
         for task in prange(blocks * groups):
-            _panels(task % groups * step, task // groups, x, panels, bias, columns, out)
+            multiply_group(task % groups * step, task // groups, x, panels, bias, columns, out)
 
 
 @pool.kernel("void(float32[:, ::1], float32[:, :, ::1], int64)")

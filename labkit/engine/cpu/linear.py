@@ -10,6 +10,14 @@ from numpy.typing import NDArray
 
 from labkit.engine.cpu import stored_product
 from labkit.engine.cpu.gemm import WIDTH, pack, product
+from labkit.engine.cpu.recording import (
+    LOOK_UP_STORED,
+    PRODUCT,
+    STORED_PRODUCT,
+    NotRecorded,
+    Symbol,
+    address_of,
+)
 from labkit.engine.cpu.stored import PANELS, SPAN, Stored
 
 Array = NDArray[np.float32]
@@ -27,6 +35,18 @@ class Panels(Protocol):
 
     def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
         """Multiply x [M, K] into ``out``; see ``gemm.product``."""
+
+    @property
+    def code(self) -> int:
+        """Of a product, where launches are recorded."""
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The panels, and what else a product points to."""
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """What a product is told besides."""
 
 
 class FloatPanels:
@@ -47,6 +67,21 @@ class FloatPanels:
     def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
         """Multiply x [M, K] into ``out``."""
         product(x, self._panels, bias, columns, out)
+
+    @property
+    def code(self) -> int:
+        """Of a product."""
+        return PRODUCT
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The panels."""
+        return (self._panels,)
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
 
 
 class StoredPanels:
@@ -78,6 +113,22 @@ class StoredPanels:
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Widen rows of the matrix into ``out`` [len(rows), K]."""
         stored_product.take(*self._form, rows, self._spans, out)
+
+    @property
+    def code(self) -> int:
+        """Of a product."""
+        return STORED_PRODUCT
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The spans, and the addresses of the form's functions."""
+        return self._spans, self._form[0]
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """The functions' address, records of a span and their units, and a span's bytes."""
+        functions, groups, units = self._form
+        return int(functions.ctypes.data), groups, units, self._spans.shape[1]
 
 
 def _form(weight: Matrix) -> tuple[Any, ...]:
@@ -136,6 +187,8 @@ class PackedWeights:
     def take(self, rows: NDArray[np.integer]) -> Array:
         """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
         assert isinstance(self._panels, StoredPanels)
+        if isinstance(rows, Symbol):
+            return self._recorded_take(rows)
         wanted = rows.ravel().astype(np.int64)
         if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.total:
             raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.total}")
@@ -159,6 +212,8 @@ class PackedWeights:
         lead, depth = x.shape[:-1], x.shape[-1]
         if depth != self.depth:
             raise ValueError(f"input of shape {x.shape}: expected [..., {self.depth}]")
+        if isinstance(x, Symbol):
+            return self._recorded(x)
         if not x.flags.c_contiguous:
             x = np.ascontiguousarray(x)
         rows = x.size // depth
@@ -172,6 +227,38 @@ class PackedWeights:
             parts.append(out[start:end].reshape(*lead, width))
             start = end
         return parts
+
+    def _recorded(self, x: Symbol) -> list[Any]:
+        """Record ``multiply``."""
+        recorder, rows, *between = x.recorder, *x.shape[:-1]
+        if any(size != 1 for size in between):
+            raise NotRecorded("it multiplies more rows than there are tokens")
+        panels, *rest = self._panels.memory
+        recorder.hold(panels, self._bias, self._columns, *rest)
+        matrices = address_of(panels), address_of(self._bias), address_of(self._columns)
+        out = recorder.array((rows, self.total))
+        sizes = len(self._columns), self.total
+        recorder.launch(
+            self._panels.code, out, x, self.depth, *matrices, *sizes, *self._panels.form
+        )
+        flat = out.reshape(-1)
+        ends = [rows * sum(self.widths[: i + 1]) for i in range(len(self.widths))]
+        return [
+            flat[end - rows * width : end].reshape(*x.shape[:-1], width)
+            for end, width in zip(ends, self.widths, strict=True)
+        ]
+
+    def _recorded_take(self, rows: Symbol) -> Any:
+        """Record ``take``."""
+        recorder, (spans, functions) = rows.recorder, self._panels.memory
+        recorder.hold(spans, functions)
+        recorder.vocabulary = min(recorder.vocabulary, self.total)
+        out = recorder.array((*rows.shape, self.depth))
+        unused = 0, 0, 0, 0
+        recorder.launch(
+            LOOK_UP_STORED, out, rows, self.depth, address_of(spans), *unused, *self._panels.form
+        )
+        return out
 
 
 def _panels(weight: Matrix) -> int:

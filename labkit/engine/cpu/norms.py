@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from labkit.engine.cpu.recording import RMS_NORM, Operand, Symbol, address_of
 from labkit.machine import pool
 
 Array = NDArray[np.float32]
@@ -17,7 +20,7 @@ SERIAL_BELOW = 16384
 # Reassociation lets the sums over a row run in vector lanes; the order is fixed by the
 # row's length alone.
 @njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
-def _rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
+def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
     total = np.float32(0.0)
     for i in range(x.size):
         total += x[i] * x[i]
@@ -33,10 +36,10 @@ def _rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
 def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
     if x.size < SERIAL_BELOW:
         for row in range(x.shape[0]):
-            _rms_row(x[row], weight, eps, out[row])
+            rms_row(x[row], weight, eps, out[row])
     else:
         for row in prange(x.shape[0]):
-            _rms_row(x[row], weight, eps, out[row])
+            rms_row(x[row], weight, eps, out[row])
 
 
 @pool.kernel(
@@ -75,10 +78,21 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     weight
         float32 [D].
     """
+    if isinstance(x, Symbol):
+        return _recorded(x, weight, eps)
     rows = _rows(x)
     out = np.empty_like(rows)
     _rms_norm(rows, weight, eps, out)
     return out.reshape(x.shape)
+
+
+def _recorded(x: Symbol, weight: Array, eps: float) -> Any:
+    """Record ``rms_norm``."""
+    recorder, width, out = x.recorder, x.shape[-1], x.recorder.array(x.shape)
+    recorder.hold(weight)
+    rows, bits = Operand(0, x.row_numbers // width), int(np.float64(eps).view(np.int64))
+    recorder.launch(RMS_NORM, out, x, rows, width, address_of(weight), bits)
+    return out
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
+from labkit.engine.cpu.recording import ROTATE, NotRecorded, Positions, Symbol, address_of
 from labkit.machine import pool
 
 Array = NDArray[np.float32]
@@ -15,7 +18,7 @@ SERIAL_BELOW = 16384
 
 
 @njit(inline="always")
-def _rotate(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
+def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
     half = cos.shape[1]
     if traditional:
         for i in range(half):
@@ -53,12 +56,12 @@ def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type
             for h in range(heads):
                 for t in range(length):
                     row = (b * heads + h) * length + t
-                    _rotate(x, row, cos, sin, offsets[b] + t, scale, traditional, out)
+                    rotate_row(x, row, cos, sin, offsets[b] + t, scale, traditional, out)
     else:
         for b in prange(offsets.size * heads):
             for t in range(length):
                 at = offsets[b // heads] + t
-                _rotate(x, b * length + t, cos, sin, at, scale, traditional, out)
+                rotate_row(x, b * length + t, cos, sin, at, scale, traditional, out)
     return 0
 
 
@@ -79,6 +82,27 @@ class RotaryTable:
         self._inverse = np.array(inverse_frequencies, np.float32)
         self._scale = np.float32(position_scale)
         self._grow(256)
+
+    def hold(self, positions: int) -> tuple[int, int]:
+        """Grow to so many positions; return where the cosines and the sines lie."""
+        if positions > len(self._cos):
+            self._grow(positions)
+        return address_of(self._cos), address_of(self._sin)
+
+    def _recorded(self, x: Symbol, offsets: Any, traditional: bool, input_scale: float) -> Any:
+        """Record ``rotate``."""
+        _, heads, length, width = x.shape
+        if not isinstance(offsets, Positions) or length != 1:
+            raise NotRecorded("it rotates by positions that are not the tokens'")
+        if width < 2 * self._inverse.size:
+            raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
+        out, scale = x.recorder.array(x.shape), int(np.float32(input_scale).view(np.uint32))
+        row = x.recorder.launch(
+            ROTATE, out, x, heads, width, offsets.address, 0, 0, self._inverse.size, scale,
+            int(traditional),
+        )  # fmt: skip
+        x.recorder.tables.setdefault(self, []).append(row)
+        return out
 
     def _grow(self, needed: int) -> None:
         size = 1 << (needed - 1).bit_length()
@@ -110,6 +134,8 @@ class RotaryTable:
         ValueError
             A negative position, a number of offsets that is not B, or heads too small.
         """
+        if isinstance(x, Symbol):
+            return self._recorded(x, offsets, traditional, input_scale)
         batch, heads, length, width = x.shape
         where = np.asarray(offsets, np.int32)
         if where.ndim == 0:

@@ -357,7 +357,7 @@ def _many(panel, block, functions, groups, units, x, spans, bias, columns, out):
 
 
 @njit(error_model="numpy")
-def _task(task, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+def multiply_task(task, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     if x.shape[0] <= MOST:
         _few(task, functions, groups, units, x, spans, bias, columns, out)
     else:
@@ -380,10 +380,21 @@ def product(functions, groups, units, x, spans, bias, columns, out):  # type: ig
     tasks = spans.shape[0] if m <= MOST else columns.shape[0] * blocks
     if spans.shape[0] * SPAN * x.shape[1] * (m + WEIGHT_COST) < SERIAL_BELOW:
         for task in range(tasks):
-            _task(task, functions, groups, units, x, spans, bias, columns, out)
+            multiply_task(task, functions, groups, units, x, spans, bias, columns, out)
     else:
         for task in prange(tasks):
-            _task(task, functions, groups, units, x, spans, bias, columns, out)
+            multiply_task(task, functions, groups, units, x, spans, bias, columns, out)
+
+
+@njit(error_model="numpy")
+def take_row(row, functions, groups, units, spans, out):  # type: ignore[no-untyped-def]
+    """Widen a row of the matrix into ``out`` [K]."""
+    span, panel, column = row // SPAN, row % SPAN // WIDTH, row % WIDTH
+    wide = np.empty((out.size, WIDTH), np.float32)
+    span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
+    _call(functions[WIDEN], (span_at, groups, units, panel, np.int64(wide.ctypes.data)))
+    for k in range(out.size):
+        out[k] = wide[k, column]
 
 
 @pool.kernel(
@@ -392,11 +403,5 @@ def product(functions, groups, units, x, spans, bias, columns, out):  # type: ig
 )
 def take(functions, groups, units, rows, spans, out):  # type: ignore[no-untyped-def]
     """Widen some rows of the matrix into ``out`` [len(rows), K]."""
-    depth = out.shape[1]
     for i in prange(rows.shape[0]):
-        span, panel, column = rows[i] // SPAN, rows[i] % SPAN // WIDTH, rows[i] % WIDTH
-        wide = np.empty((depth, WIDTH), np.float32)
-        span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
-        _call(functions[WIDEN], (span_at, groups, units, panel, np.int64(wide.ctypes.data)))
-        for k in range(depth):
-            out[i, k] = wide[k, column]
+        take_row(rows[i], functions, groups, units, spans, out[i])

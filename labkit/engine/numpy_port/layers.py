@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import norms
 from labkit.engine.cpu.linear import Matrix, PackedWeights
+from labkit.engine.cpu.recording import LOOK_UP, Symbol, address_of
 from labkit.engine.cpu.rope import RotaryTable
 from labkit.engine.cpu.stored import Stored
 
@@ -99,7 +101,18 @@ class Embedding:
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return float32 [*ids.shape, D], a fresh array."""
+        if isinstance(ids, Symbol):
+            return self._recorded(ids)
         return self.weight.take(ids, axis=0)
+
+    def _recorded(self, ids: Symbol) -> Any:
+        """Record a look-up."""
+        recorder, (rows, width) = ids.recorder, self.weight.shape
+        recorder.hold(self.weight)
+        recorder.vocabulary = min(recorder.vocabulary, rows)
+        out = recorder.array((*ids.shape, width))
+        recorder.launch(LOOK_UP, out, ids, width, address_of(self.weight))
+        return out
 
     def as_linear(self, x: Array) -> Array:
         """Return ``x @ weight.T``; the packed copy is made on first use."""

@@ -1,0 +1,364 @@
+"""Records what a model's forward launches, by running it on arrays that hold no numbers.
+
+A small step costs as much in Python, between its launches, as in them. But steps differ only in
+their numbers and in how many rows there are, so the launches are written down once, from a
+forward over ``Symbol``\\ s, and replayed by one call (``tape``). A launch is a row of int64: what it
+is, where it writes, and operands. An operand is ``constant + rows * per_row``: an address, a count
+of rows, a size.
+
+A forward whose code asks for what cannot be recorded raises ``NotRecorded``, and is run as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+FLOAT_BYTES = 4
+MOST_ROWS = 64  # of a step that is replayed: with more of them Python's share is small
+RECORDED_ROWS = 2  # of the forward that is recorded; of one, views could not be told from copies
+ALIGNED = 64  # bytes: of a cache line, where every array begins
+
+# What a launch is.
+(LOOK_UP, LOOK_UP_STORED, RMS_NORM, ROTATE, PRODUCT, STORED_PRODUCT, ACTIVATE, ADD, MULTIPLY,
+ SCALE, SCATTER, ATTEND) = range(12)  # fmt: skip
+# A launch's row: what, where to, operands.
+CODE, OUT, FIRST = 0, 1, 2
+FIELDS = 16
+
+
+def address_of(array: Array) -> int:
+    """Return where an array's memory begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+class NotRecorded(TypeError):
+    """A forward cannot be recorded; one line that says why."""
+
+
+class _Refusing:
+    """Refuses what NumPy would make of it, which is arrays of objects."""
+
+    __slots__ = ()
+    __array_ufunc__ = None
+
+    def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise NotRecorded("it computes with NumPy what no launch computes")
+
+    def __array_function__(self, *_args: Any, **_options: Any) -> NoReturn:
+        raise NotRecorded("it computes with NumPy what no launch computes")
+
+
+class Positions(_Refusing):
+    """The positions of a step's tokens: int32 [rows], for ``rope`` alone."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+class Symbol(_Refusing):
+    """An array [rows, ...] of a step that is being recorded: its place and shape, no numbers."""
+
+    __slots__ = ("_buffer", "_view", "recorder")
+
+    def __init__(self, recorder: Recorder, buffer: int, view: Array) -> None:
+        self.recorder = recorder
+        self._buffer = buffer
+        self._view = view
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its type."""
+        return self._view.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, with ``RECORDED_ROWS`` rows."""
+        return self._view.shape
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return self._view.ndim
+
+    @property
+    def row_numbers(self) -> int:
+        """Numbers of a row."""
+        return self._view.size // RECORDED_ROWS
+
+    @property
+    def operand(self) -> Operand:
+        """Where it lies.
+
+        Raises
+        ------
+        NotRecorded
+            Its numbers do not lie side by side.
+        """
+        if not self._view.flags.c_contiguous:
+            raise NotRecorded("its code needs a copy of an array")
+        offset = self._address - self.recorder.bases[self._buffer]
+        return Operand(0, offset // RECORDED_ROWS, self._buffer)
+
+    @property
+    def _address(self) -> int:
+        return address_of(self._view)
+
+    def _viewed(self, view: Array) -> Symbol:
+        lies = self.recorder.memory[self._buffer]
+        if not np.may_share_memory(view, lies):
+            raise NotRecorded("its code needs a copy of an array")
+        return Symbol(self.recorder, self._buffer, view)
+
+    def __getitem__(self, key: Any) -> Symbol:
+        return self._viewed(self._view[key])
+
+    def reshape(self, *shape: Any) -> Symbol:
+        """Return it in another shape."""
+        return self._viewed(self._view.reshape(*shape))
+
+    def transpose(self, *axes: Any) -> Symbol:
+        """Return it with its axes in another order."""
+        return self._viewed(self._view.transpose(*axes))
+
+    def swapaxes(self, a: int, b: int) -> Symbol:
+        """Return it with two axes exchanged."""
+        return self._viewed(self._view.swapaxes(a, b))
+
+    def squeeze(self, axis: Any = None) -> Symbol:
+        """Return it without an axis of one."""
+        return self._viewed(self._view.squeeze(axis))
+
+    def astype(self, dtype: Any) -> Symbol:
+        """Return itself: there is one type."""
+        if np.dtype(dtype) != self.dtype:
+            raise NotRecorded(f"it converts to {dtype}")
+        return self
+
+    def __add__(self, other: Any) -> Symbol:
+        return self._with(ADD, other)
+
+    def __mul__(self, other: Any) -> Symbol:
+        if isinstance(other, Symbol):
+            return self._with(MULTIPLY, other)
+        number = np.asarray(other)
+        # In NumPy a float64 scalar of its own type would make the product float64.
+        if number.ndim or (isinstance(other, np.generic | np.ndarray) and number.dtype != np.float32):
+            raise NotRecorded("it multiplies by an array that is not of the step")
+        out = self.recorder.array(self.shape)
+        bits = int(np.float32(number).view(np.uint32))
+        self.recorder.launch(SCALE, out, self, bits, numbers_of(self))
+        return out
+
+    __rmul__ = __mul__
+
+    def _with(self, code: int, other: Any) -> Symbol:
+        if not isinstance(other, Symbol) or other.shape != self.shape:
+            raise NotRecorded("it combines arrays of other kinds or shapes")
+        out = self.recorder.array(self.shape)
+        self.recorder.launch(code, out, self, other, numbers_of(self))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """``constant + rows * per_row``; an address counts from where ``buffer`` begins, if any."""
+
+    constant: int
+    per_row: int
+    buffer: int | None = None
+
+
+ROWS = Operand(0, 1)
+
+
+def numbers_of(symbol: Symbol) -> Operand:
+    """Return how many numbers it has."""
+    return Operand(0, symbol.row_numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """One launch of attention: the layer's, and what binds it; ``row``: of the launches.
+
+    ``shapes``: of a query, and of a new key if there is one.
+    """
+
+    row: int
+    layer: int
+    scale: float
+    heads: int
+    window: int | None
+    sinks: Any
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class Recorder:
+    """Takes down the launches of one forward.
+
+    ``bases`` and ``memory``: where each array lies that was made; nobody touches it.
+    """
+
+    def __init__(self) -> None:
+        self.memory: list[Array] = []
+        self.bases: list[int] = []
+        self.attended: list[Attended] = []
+        # Tables of cosines and sines, which grow, and the launches that read each.
+        self.tables: dict[Any, list[int]] = {}
+        self.tokens = np.zeros(MOST_ROWS, np.int32)
+        self.positions = np.zeros(MOST_ROWS, np.int32)
+        # Rows of the tables that tokens are looked up in, at least.
+        self.vocabulary = 1 << 31
+        self._launches: list[list[Operand]] = []
+        self._held: list[Any] = []
+
+    def ids(self) -> Symbol:
+        """Return the token ids: int32 [rows, 1]."""
+        return self._made(np.empty((RECORDED_ROWS, 1), np.int32))
+
+    def places(self) -> Positions:
+        """Return the positions."""
+        return Positions(address_of(self.positions))
+
+    def array(self, shape: tuple[int, ...]) -> Symbol:
+        """Return a new array of float32, rows first."""
+        if shape[0] != RECORDED_ROWS:
+            raise NotRecorded("it moves the rows to another axis")
+        return self._made(np.empty(shape, np.float32))
+
+    def _made(self, memory: Array) -> Symbol:
+        self.memory.append(memory)
+        self.bases.append(address_of(memory))
+        return Symbol(self, len(self.bases) - 1, memory)
+
+    def launch(self, code: int, out: Symbol | None, *operands: Symbol | Operand | int) -> int:
+        """Write a launch down; return its row. What is written is of no other operand."""
+        fields = [Operand(code, 0), Operand(0, 0) if out is None else out.operand]
+        for operand in operands:
+            if isinstance(operand, Symbol):
+                fields.append(operand.operand)
+            else:
+                fields.append(operand if isinstance(operand, Operand) else Operand(operand, 0))
+        fields += [Operand(0, 0)] * (FIELDS - len(fields))
+        self._launches.append(fields)
+        return len(self._launches) - 1
+
+    def attend(self, layer: int, q: Symbol, k: Symbol | None, v: Any, bound: dict[str, Any]) -> Any:
+        """Record a layer's attention, and before it the writing of new keys and values.
+
+        ``bound``: what ``Attention.bind`` is told.
+        """
+        number, shapes = len(self.attended), [q.shape[1:]]
+        if k is not None:
+            self.launch(SCATTER, None, k, v, number)
+            shapes.append(k.shape[1:])
+        out = self.array(q.shape)
+        row = self.launch(ATTEND, out, q, number)
+        self.attended.append(Attended(row, layer, shapes=tuple(shapes), **bound))
+        return out
+
+    def hold(self, *arrays: Any) -> None:
+        """Keep what operands point to."""
+        self._held += arrays
+
+    def finish(self, logits: Any) -> Recording:
+        """Give every array a place; ``logits`` [rows, 1, vocabulary] are what the forward returns.
+
+        Raises
+        ------
+        NotRecorded
+            They are not what the last launch wrote.
+        """
+        last = self._launches[-1]
+        if not isinstance(logits, Symbol) or logits.operand != last[OUT]:
+            raise NotRecorded("its logits are not the last that it computes")
+        if logits.shape[1:-1] != (1,) or logits.row_numbers * RECORDED_ROWS != logits._view.size:
+            raise NotRecorded(f"it returns logits of shape {logits.shape}")
+        places = self._places()
+        arena = np.empty(max(end for _, end in places.values()) + ALIGNED, np.uint8)
+        first = -(-address_of(arena) // ALIGNED) * ALIGNED
+        starts = {buffer: first + start for buffer, (start, _) in places.items()}
+        starts[0] = address_of(self.tokens)
+        constants, per_row = np.zeros((2, len(self._launches), FIELDS), np.int64)
+        for i, fields in enumerate(self._launches):
+            for j, field in enumerate(fields):
+                start = 0 if field.buffer is None else starts.get(field.buffer, 0)
+                constants[i, j], per_row[i, j] = field.constant + start, field.per_row
+        return Recording(
+            constants=constants,
+            per_row=per_row,
+            tokens=self.tokens,
+            positions=self.positions,
+            vocabulary=self.vocabulary,
+            logits=logits.row_numbers,
+            attended=tuple(self.attended),
+            tables=tuple((table, np.array(rows)) for table, rows in self.tables.items()),
+            held=(arena, *self._held),
+        )
+
+    def _places(self) -> dict[int, tuple[int, int]]:
+        """Return where each array begins and ends; two that are never needed at once may share.
+
+        The tokens, which come first, and the logits, which come last, lie elsewhere.
+        """
+        uses: dict[int, list[int]] = {}
+        for i, fields in enumerate(self._launches):
+            for field in fields:
+                if field.buffer:
+                    uses.setdefault(field.buffer, []).append(i)
+        del uses[self._launches[-1][OUT].buffer or 0]
+        free: list[tuple[int, int]] = []
+        places: dict[int, tuple[int, int]] = {}
+        end = 0
+        for i in range(len(self._launches)):
+            for buffer in [b for b, used in uses.items() if used[0] == i]:
+                size = self.memory[buffer].nbytes // RECORDED_ROWS * MOST_ROWS
+                size = -(-size // ALIGNED) * ALIGNED
+                place = next((p for p in free if p[1] - p[0] == size), None)
+                if place is None:
+                    place, end = (end, end + size), end + size
+                else:
+                    free.remove(place)
+                places[buffer] = place
+            free += [places[b] for b, used in uses.items() if used[-1] == i]
+        return places
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The launches of a forward.
+
+    Parameters
+    ----------
+    constants, per_row
+        int64 [launches, ``FIELDS``]: what operands are, by the number of rows.
+    tokens, positions
+        int32 [``MOST_ROWS``]: to be filled before a step.
+    vocabulary
+        Token ids there are.
+    logits
+        Numbers of a row of what the last launch writes, whose place is the caller's.
+    attended
+        The launches of attention, in order.
+    tables
+        What grows, with the launches that read it.
+    held
+        What keeps the operands in memory.
+    """
+
+    constants: NDArray[np.int64]
+    per_row: NDArray[np.int64]
+    tokens: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    vocabulary: int
+    logits: int
+    attended: tuple[Attended, ...]
+    tables: tuple[tuple[Any, NDArray[np.int64]], ...]
+    held: tuple[Any, ...]

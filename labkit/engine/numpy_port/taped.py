@@ -1,0 +1,100 @@
+"""A forward on NumPy arrays whose small steps are replayed from a tape (``engine.cpu.tape``)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.engine.cpu.recording import MOST_ROWS, NotRecorded, Recorder
+from labkit.engine.cpu.tape import Tape
+from labkit.engine.layer_cache import LayerCache, Running
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.cpu import CpuBackend
+    from labkit.engine.attention.plan import Plan
+    from labkit.engine.input_builder import Batch
+
+
+class Taped:
+    """A model's forward as launches that are replayed.
+
+    ``reason``: why there are none, or None; ``model`` is called as ``PackedForward`` calls it.
+    """
+
+    def __init__(self, model: Callable[..., Any], caches: Sequence[LayerCache]) -> None:
+        self.reason: str | None = None
+        self._tape: Tape | None = None
+        self._owner: Callable[[], CpuBackend | None] = lambda: None
+        try:
+            self._tape = Tape(_record(model, caches))
+        except NotRecorded as error:
+            self.reason = str(error)
+        except Exception as error:
+            # Foreign code on what is not even an array may fail in any way.
+            line = (str(error).splitlines() or [""])[0]
+            self.reason = f"its forward fails on symbols: {type(error).__name__}: {line}"
+
+    def run(self, batch: Batch, attention: CpuBackend, plan: Plan) -> NDArray[np.float32] | None:
+        """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
+        rows = batch.total_q
+        if self._tape is None or batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
+            return None
+        recording = self._tape.recording
+        if self._owner() is not attention and not self._bind(attention):
+            return None
+        if not 0 <= batch.tokens.min() <= batch.tokens.max() < recording.vocabulary:
+            return None  # what is wrong the forward itself says
+        recording.tokens[:rows] = batch.tokens
+        recording.positions[:rows] = batch.positions
+        logits = np.empty((rows, recording.logits), np.float32)
+        ops = self._tape.ops(rows, int(batch.positions.max()) + 1, logits)
+        return logits if attention.replay(self._tape, ops, plan) else None
+
+    def _bind(self, attention: CpuBackend) -> bool:
+        """Bind the layers of another KV memory; False: their shapes are not the recorded ones."""
+        assert self._tape is not None
+        for one in self._tape.recording.attended:
+            attention.bind(
+                one.layer, scale=one.scale, heads=one.heads, window=one.window, sinks=one.sinks
+            )
+            bound = attention.bound(one.layer)
+            heads = bound.num_heads, bound.num_kv_heads
+            if one.shapes != tuple((n, bound.head_dim) for n in heads[: len(one.shapes)]):
+                return False
+        # Weakly: a model outlives the KV memory of its engines.
+        self._owner = weakref.ref(attention)
+        return True
+
+
+def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
+    """Run a forward on symbols, and return its recording."""
+    recorder = Recorder()
+    noting: Any = _Noting(recorder)
+    ids, running = recorder.ids(), Running(noting, noting, None, recorder.places())
+    for cache in caches:
+        cache.step = running
+    try:
+        return recorder.finish(model(ids, cache=caches))
+    finally:
+        for cache in caches:
+            cache.step = None
+
+
+class _Noting:
+    """Attention that is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._bound: dict[int, dict[str, Any]] = {}
+
+    def bind(self, layer: int, **options: Any) -> None:
+        """Note what a layer is."""
+        self._bound[layer] = options
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, _plan: Any) -> Any:
+        """Record."""
+        return self._recorder.attend(layer, q, k, v, self._bound[layer])
