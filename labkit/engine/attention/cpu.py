@@ -17,24 +17,12 @@ from labkit.engine.attention.elements import STORED_AS, name_of
 from labkit.engine.attention.launch_report import Launch, Reports, of_step
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.plan import Layer, Plan
+from labkit.engine.attention.recorded import Taken
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
 from labkit.engine.cpu import arguments, attention_launches, decode_attention, tiled_attention
 from labkit.engine.cpu.intrinsics import KEYS
-from labkit.engine.cpu.recording import FIRST, OUT
-from labkit.engine.cpu.tape import (
-    BODY,
-    ELEMENT,
-    HEADS,
-    K_POOL,
-    KV_HEADS,
-    LAUNCH_FIELDS,
-    LAYER,
-    NONCE,
-    SLOT_NUMBERS,
-    V_POOL,
-    Attention,
-    Tape,
-)
+from labkit.engine.cpu.recording import FIRST, OUT, Attended
+from labkit.engine.cpu.tape import Attention, Tape
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
@@ -117,49 +105,54 @@ class CpuBackend(PagedBackend):
         plan.launches.append(launch)
         return out
 
-    def replay(self, tape: Tape, ops: NDArray[np.int64], plan: Plan) -> bool:
-        """Run a recorded step, whose layers are bound; False, and nothing was run, if it cannot be.
+    def replay(self, tape: Tape, ops: NDArray[np.int64], plan: Plan, layers: Taken) -> bool:
+        """Run a recorded step; False, and nothing was run, if it cannot be.
 
         It can where every layer's attention is one launch of the decode kernel.
         """
-        attended = tape.recording.attended
-        layers = [self.bound(one.layer) for one in attended]
-        kinds = {layer.kind: layer for layer in layers}
-        prepared = {
-            kind: plan.prepared.get(kind) or self.prepare(plan, layer)
-            for kind, layer in kinds.items()
-        }
-        if any(ready.chosen.kernel != "decode" or ready.splits > 1 for ready in prepared.values()):
+        prepared = [
+            plan.prepared.get(layer.kind) or self.prepare(plan, layer) for layer in layers.kinds
+        ]
+        if any(ready.chosen.kernel != "decode" or ready.splits > 1 for ready in prepared):
             return False
-        ready = [prepared[layer.kind] for layer in layers]
-        packed = np.concatenate([one.packed for one in ready])
-        pools = np.array([self._addresses[layer.index] for layer in layers])
-        sinks = [0 if x.sinks is None else arguments.address(x.sinks) for x in layers]
-        rows = [one.row for one in attended]
-        arrays = ops[rows, FIRST], *pools.T, ops[rows, OUT], sinks
+        packed = layers.packed([ready.packed for ready in prepared])
+        arrays = ops[layers.rows, FIRST], *layers.pools.T, ops[layers.rows, OUT], layers.sinks
         for name, addresses in zip(_ARRAYS, arrays, strict=True):
             packed[name] = addresses
-        workers = ready[0].workers
-        nonces = [secrets.randbits(32) for _ in layers]
-        launches = np.empty((len(layers), LAUNCH_FIELDS), np.int64)
-        launches[:, BODY] = [one.body for one in ready]
-        launches[:, LAYER] = arguments.address(packed) + packed.itemsize * np.arange(len(layers))
-        launches[:, NONCE] = nonces
-        launches[:, KV_HEADS] = [layer.num_kv_heads for layer in layers]
-        launches[:, HEADS] = [one.chosen.heads for one in ready]
-        launches[:, ELEMENT] = [one.element for one in ready]
-        launches[:, SLOT_NUMBERS] = [one.slot_numbers for one in ready]
-        launches[:, K_POOL : V_POOL + 1] = pools
-        size = len(layers), workers + 1, attention_launches.NUM_COUNTERS
+        nonces = layers.nonces()
+        shared = [(one.body, one.chosen.heads, one.element, one.slot_numbers) for one in prepared]
+        size = len(layers.all), prepared[0].workers + 1, attention_launches.NUM_COUNTERS
         counters = np.zeros(size, np.int64)
         told = Attention(
-            plan.lookup, launches, self._memory, counters, plan.slot_mapping, plan.cu_seqlens_q,
-            plan.seq_lens,
+            plan.lookup, layers.launches(packed, nonces, shared), self._memory, counters,
+            plan.slot_mapping, plan.cu_seqlens_q, plan.seq_lens,
         )  # fmt: skip
         tape.run(ops, plan.total_q, told)
-        made = zip(layers, nonces, counters[:, :-1], strict=True)
+        made = zip(layers.all, nonces.tolist(), counters[:, :-1], strict=True)
         plan.launches += [Launch(layer, nonce, written) for layer, nonce, written in made]
         return True
+
+    def taken(self, attended: Sequence[Attended]) -> Taken:
+        """Bind the layers of a recorded step, and say what of them does not change.
+
+        Raises
+        ------
+        ValueError
+            One line that says what is wrong.
+        """
+        for one in attended:
+            self.bind(
+                one.layer, scale=one.scale, heads=one.heads, window=one.window, sinks=one.sinks
+            )
+        layers = tuple(self.bound(one.layer) for one in attended)
+        for one, layer in zip(attended, layers, strict=True):
+            heads = layer.num_heads, layer.num_kv_heads
+            if one.shapes != tuple((n, layer.head_dim) for n in heads[: len(one.shapes)]):
+                raise ValueError(f"layer {one.layer}: recorded with {one.shapes}, not {heads}")
+        sinks = [0 if x.sinks is None else arguments.address(x.sinks) for x in layers]
+        pools = [self._addresses[layer.index] for layer in layers]
+        rows = [one.row for one in attended]
+        return Taken(layers, *(np.array(each, np.int64) for each in (rows, pools, sinks)))
 
     def prepare(self, plan: Plan, layer: Layer) -> _Ready:
         """Choose and pack what the launches of one kind of layers share."""

@@ -212,8 +212,11 @@ def _of_kind(plan: Plan, alike: Sequence[Launch], device: str) -> LaunchReport:
     chosen: Dispatch = plan.prepared[layer.kind].chosen
 
     def rows(kernel: str, written: list[Any]) -> Rows:
-        stamps = [launch_stamp(one.nonce, kernel, plan.resolver.word) for one in alike]
-        return Rows(np.stack([np.asarray(array) for array in written]), stamps)
+        fixed = launch_stamp(0, kernel, plan.resolver.word)
+        stamps = [(one.nonce * STAMP_FACTORS[0] + fixed) & STAMP_MASK for one in alike]
+        # Thirty arrays, in every step: half the time of ``np.stack``.
+        units = np.concatenate([np.asarray(array) for array in written])
+        return Rows(units.reshape(count, -1, units.shape[-1]), stamps)
 
     main = rows(chosen.kernel, [one.rows for one in alike])
     off = main.wrong()

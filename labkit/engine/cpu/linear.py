@@ -239,8 +239,9 @@ class PackedWeights:
         out = recorder.array((rows, self.total))
         sizes = len(self._columns), self.total
         recorder.launch(
-            self._panels.code, out, x, self.depth, *matrices, *sizes, *self._panels.form
-        )
+            self._panels.code, out, x, self.depth, *matrices, *sizes, *self._panels.form,
+            ahead=panels,
+        )  # fmt: skip
         flat = out.reshape(-1)
         ends = [rows * sum(self.widths[: i + 1]) for i in range(len(self.widths))]
         return [

@@ -35,6 +35,8 @@ from labkit.engine.cpu.products import QUAD
 from labkit.engine.cpu.recording import (
     ACTIVATE,
     ADD,
+    AHEAD,
+    AHEAD_BYTES,
     ATTEND,
     LOOK_UP,
     LOOK_UP_STORED,
@@ -49,7 +51,7 @@ from labkit.engine.cpu.recording import (
     Recording,
 )
 from labkit.engine.cpu.rope import rotate_row
-from labkit.engine.cpu.simd import I32, POINTER
+from labkit.engine.cpu.simd import I32, I64, LINE, POINTER, Emitter
 from labkit.engine.cpu.stored import PANELS, SPAN
 from labkit.engine.cpu.stored_product import MOST, multiply_task, take_row
 
@@ -57,6 +59,7 @@ SHARES = 4  # units per thread of a launch that is cut evenly: a late thread cos
 CHUNK = 4096  # numbers of a unit that combines two arrays
 PATIENCE = 20_000  # looks, each some 20 ns, before a thread leaves its core to another
 FUNCTIONS = 5  # of a form of stored weights
+STRIDE = 4 * LINE  # bytes that a thread asks for at once while it waits
 # Columns of ``launches``: what attention's launches are told, one row each.
 BODY, LAYER, NONCE, KV_HEADS, HEADS, ELEMENT, SLOT_NUMBERS, K_POOL, V_POOL = range(9)
 LAUNCH_FIELDS = 9
@@ -114,6 +117,19 @@ def _finished(typing_context: Any, counter: Any) -> Any:
         return builder.load_atomic(pointer, "seq_cst", 8)
 
     return types.int64(types.int64), emit
+
+
+@intrinsic
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    """Ask for ``STRIDE`` bytes."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        for line in range(0, STRIDE, LINE):
+            code.prefetch(builder.add(arguments[0], I64(line)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -333,12 +349,18 @@ def replay(
     workers = len(memory)
     done = np.int64(state.ctypes.data)
     for _ in prange(workers):
-        before = 0
+        before, target, at, end = 0, 0, 0, 0
         for i in range(len(ops)):
             op = ops[i]
             units = _units(op, rows, workers)
+            if op[AHEAD] != target:
+                target = at = op[AHEAD]
+                end = at + op[AHEAD_BYTES]
             looks = 0
             while _finished(done) < before:
+                if at < end:
+                    _prefetch(at)
+                    at += STRIDE
                 looks += 1
                 if looks > PATIENCE:
                     _sched_yield()

@@ -16,6 +16,7 @@ from labkit.engine.layer_cache import LayerCache, Running
 if TYPE_CHECKING:
     from labkit.engine.attention.cpu import CpuBackend
     from labkit.engine.attention.plan import Plan
+    from labkit.engine.attention.recorded import Taken
     from labkit.engine.input_builder import Batch
 
 
@@ -29,6 +30,7 @@ class Taped:
         self.reason: str | None = None
         self._tape: Tape | None = None
         self._owner: Callable[[], CpuBackend | None] = lambda: None
+        self._layers: Taken
         try:
             self._tape = Tape(_record(model, caches))
         except NotRecorded as error:
@@ -44,30 +46,17 @@ class Taped:
         if self._tape is None or batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
             return None
         recording = self._tape.recording
-        if self._owner() is not attention and not self._bind(attention):
-            return None
+        if self._owner() is not attention:
+            self._layers = attention.taken(recording.attended)
+            # Weakly: a model outlives the KV memory of its engines.
+            self._owner = weakref.ref(attention)
         if not 0 <= batch.tokens.min() <= batch.tokens.max() < recording.vocabulary:
             return None  # what is wrong the forward itself says
         recording.tokens[:rows] = batch.tokens
         recording.positions[:rows] = batch.positions
         logits = np.empty((rows, recording.logits), np.float32)
         ops = self._tape.ops(rows, int(batch.positions.max()) + 1, logits)
-        return logits if attention.replay(self._tape, ops, plan) else None
-
-    def _bind(self, attention: CpuBackend) -> bool:
-        """Bind the layers of another KV memory; False: their shapes are not the recorded ones."""
-        assert self._tape is not None
-        for one in self._tape.recording.attended:
-            attention.bind(
-                one.layer, scale=one.scale, heads=one.heads, window=one.window, sinks=one.sinks
-            )
-            bound = attention.bound(one.layer)
-            heads = bound.num_heads, bound.num_kv_heads
-            if one.shapes != tuple((n, bound.head_dim) for n in heads[: len(one.shapes)]):
-                return False
-        # Weakly: a model outlives the KV memory of its engines.
-        self._owner = weakref.ref(attention)
-        return True
+        return logits if attention.replay(self._tape, ops, plan, self._layers) else None
 
 
 def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
