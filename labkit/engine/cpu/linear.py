@@ -49,13 +49,37 @@ class Panels(Protocol):
         """What a product is told besides."""
 
 
+class Slabs:
+    """Memory for many arrays that are read over and over, a few slabs of so many bytes.
+
+    A large allocation is one of NumPy's in huge pages, where the system has them: reading it asks
+    for a tenth less time than many small ones.
+    """
+
+    def __init__(self, size: int = 1 << 25) -> None:
+        self._size = size
+        self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def zeros(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        """Return zeros that begin on a cache line: a vector across two of them costs twice."""
+        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        start = -self._free.ctypes.data % CACHE_LINE
+        if start + size > self._free.size:
+            self._free = np.zeros(max(self._size, size + CACHE_LINE), np.uint8)
+            start = -self._free.ctypes.data % CACHE_LINE
+        taken, self._free = self._free[start : start + size], self._free[start + size :]
+        return taken.view(kind).reshape(shape)
+
+
 class FloatPanels:
     """float32, panel by panel."""
 
     __slots__ = ("_panels",)
 
-    def __init__(self, weights: Sequence[Array], first: Sequence[int], count: int) -> None:
-        self._panels: Array = np.zeros((count, weights[0].shape[1], WIDTH), np.float32)
+    def __init__(
+        self, weights: Sequence[Array], first: Sequence[int], count: int, slabs: Slabs
+    ) -> None:
+        self._panels: Array = slabs.zeros((count, weights[0].shape[1], WIDTH), np.float32)
         for weight, panel in zip(weights, first, strict=True):
             pack(np.ascontiguousarray(weight), self._panels, panel)
 
@@ -89,13 +113,12 @@ class StoredPanels:
 
     __slots__ = ("_form", "_spans")
 
-    def __init__(self, weights: Sequence[Stored], first: Sequence[int], count: int) -> None:
+    def __init__(
+        self, weights: Sequence[Stored], first: Sequence[int], count: int, slabs: Slabs
+    ) -> None:
         record, depth, group = weights[0].record, weights[0].shape[1], weights[0].group
-        size, spans = depth // group * record.itemsize, count // PANELS
-        # A vector load across two cache lines costs twice.
-        memory = np.zeros(spans * size + CACHE_LINE, np.uint8)
-        start = -memory.ctypes.data % CACHE_LINE
-        self._spans = memory[start : start + spans * size].reshape(spans, size)
+        size = depth // group * record.itemsize
+        self._spans: NDArray[np.uint8] = slabs.zeros((count // PANELS, size), np.uint8)
         for weight, panel in zip(weights, first, strict=True):
             weight.fill(self._spans[panel // PANELS :].view(record))
         functions = stored_product.functions(*weights[0].form)
@@ -149,6 +172,8 @@ class PackedWeights:
         [N_i, K] each; copied.
     biases
         float32 [N_i] or None, one per matrix.
+    slabs
+        Where they lie; None: in memory of their own.
 
     Raises
     ------
@@ -158,7 +183,12 @@ class PackedWeights:
 
     __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "widths", "word")
 
-    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Array | None]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Matrix],
+        biases: Sequence[Array | None],
+        slabs: Slabs | None = None,
+    ) -> None:
         if not alike(weights):
             depths = sorted({weight.shape[1] for weight in weights})
             raise ValueError(f"matrices of one product have one depth and one form, not {depths}")
@@ -168,7 +198,7 @@ class PackedWeights:
         self.total = sum(self.widths)
         counts = [_panels(weight) for weight in weights]
         first = [sum(counts[:i]) for i in range(len(counts))]
-        self._panels = _pack(weights, first, sum(counts))
+        self._panels = _pack(weights, first, sum(counts), slabs or Slabs(0))
         self._bias: Array = np.zeros(sum(counts) * WIDTH, np.float32)
         self._columns = np.zeros((sum(counts), 3), np.int64)
         start = 0
@@ -268,8 +298,9 @@ def _panels(weight: Matrix) -> int:
     return -(-width // WIDTH) if isinstance(weight, np.ndarray) else -(-width // SPAN) * PANELS
 
 
-def _pack(weights: Sequence[Matrix], first: Sequence[int], count: int) -> Panels:
+def _pack(weights: Sequence[Matrix], first: Sequence[int], count: int, slabs: Slabs) -> Panels:
     floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if floats:
-        return FloatPanels(floats, first, count)
-    return StoredPanels([w for w in weights if not isinstance(w, np.ndarray)], first, count)
+        return FloatPanels(floats, first, count, slabs)
+    stored = [weight for weight in weights if not isinstance(weight, np.ndarray)]
+    return StoredPanels(stored, first, count, slabs)

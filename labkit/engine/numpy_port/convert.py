@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.cpu.linear import Matrix, alike
+from labkit.engine.cpu.linear import Matrix, Slabs, alike
 from labkit.engine.cpu.rope import RotaryTable
 from labkit.engine.cpu.stored import BITS, GROUP_SIZES, Affine, Half
 from labkit.engine.module_loader import PACKAGE, import_plain
@@ -83,6 +83,7 @@ class _Copy:
         self.mx, self.nn = mlx.core, mlx.nn
         self.made: Counter[str] = Counter()
         self._stored = stored
+        self._slabs = Slabs()
         self._linear = (mlx.nn.Linear, mlx.nn.QuantizedLinear)
         self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
         self._holders: list[Any] = []
@@ -139,7 +140,7 @@ class _Copy:
             if not alike(weights):
                 continue
             biases = [self._array(layer.get("bias"), path) for layer in siblings]
-            group = layers.ProjectionGroup(weights, biases)
+            group = layers.ProjectionGroup(weights, biases, self._slabs)
             self._holders.append(group)
             members |= {name: layers.GroupedLinear(group, i) for i, name in enumerate(names)}
             self.made.update(type(layer).__name__ for layer in siblings)
@@ -191,11 +192,11 @@ class _Copy:
         weight: Any = self._matrix(module, path)
         layer: Any
         if type(module) in self._linear:
-            layer = layers.Linear(weight, self._array(module.get("bias"), path))
+            layer = layers.Linear(weight, self._array(module.get("bias"), path), self._slabs)
         elif isinstance(weight, np.ndarray):
             layer = layers.Embedding(weight)
         else:
-            layer = layers.StoredEmbedding(weight)
+            layer = layers.StoredEmbedding(weight, self._slabs)
         self._holders.append(layer)
         return layer
 

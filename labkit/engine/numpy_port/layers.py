@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import norms
-from labkit.engine.cpu.linear import Matrix, PackedWeights
+from labkit.engine.cpu.linear import Matrix, PackedWeights, Slabs
 from labkit.engine.cpu.recording import LOOK_UP, Symbol, address_of
 from labkit.engine.cpu.rope import RotaryTable
 from labkit.engine.cpu.stored import Stored
@@ -22,8 +22,8 @@ class Linear:
 
     __slots__ = ("_packed",)
 
-    def __init__(self, weight: Matrix, bias: Array | None) -> None:
-        self._packed = PackedWeights([weight], [bias])
+    def __init__(self, weight: Matrix, bias: Array | None, slabs: Slabs) -> None:
+        self._packed = PackedWeights([weight], [bias], slabs)
 
     @property
     def held(self) -> tuple[str, int]:
@@ -44,8 +44,10 @@ class ProjectionGroup:
 
     __slots__ = ("_input", "_packed", "_ready", "_waiting")
 
-    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Array | None]) -> None:
-        self._packed = PackedWeights(weights, biases)
+    def __init__(
+        self, weights: Sequence[Matrix], biases: Sequence[Array | None], slabs: Slabs
+    ) -> None:
+        self._packed = PackedWeights(weights, biases, slabs)
         self._input: Array | None = None
         self._ready: list[Array | None] = []
         self._waiting = 0
@@ -126,8 +128,8 @@ class StoredEmbedding:
 
     __slots__ = ("_packed",)
 
-    def __init__(self, weight: Stored) -> None:
-        self._packed = PackedWeights([weight], [None])
+    def __init__(self, weight: Stored, slabs: Slabs) -> None:
+        self._packed = PackedWeights([weight], [None], slabs)
 
     @property
     def held(self) -> tuple[str, int]:
