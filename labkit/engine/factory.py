@@ -145,6 +145,7 @@ def _assemble(
             "model_type": ready.loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
+            "not_replayed": choice.forward.unreplayed,
             "dtype": expected.dtype,
             "compiled_blocks": blocks.number if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,

@@ -59,6 +59,7 @@ COUNTERS: tuple[Counter, ...] = (
     # Which part ran.
     _of("engine.name", "engine.*", "steps", "steps (kernel workloads: launches) of the engine"),
     Counter("forward.*", "steps", "steps whose forward ran there", words=("numpy", "mlx")),
+    Counter("forward.replayed", "steps", "of those, steps replayed from a recording in one call"),
     _of("engine.blas", "blas.*", "flag", "1: this BLAS multiplies for MLX", "accelerate"),
     _of("engine.kv.layout", "layout.*", "steps", "steps over this KV layout"),
     _of("engine.budget.policy", "budget.*", "flag", "1: this policy sized the KV pool"),

@@ -128,8 +128,7 @@ class CpuBackend(PagedBackend):
             plan.slot_mapping, plan.cu_seqlens_q, plan.seq_lens,
         )  # fmt: skip
         tape.run(ops, plan.total_q, told)
-        made = zip(layers.all, nonces.tolist(), counters[:, :-1], strict=True)
-        plan.launches += [Launch(layer, nonce, written) for layer, nonce, written in made]
+        plan.launches += layers.left(nonces, counters[:, :-1])
         return True
 
     def taken(self, attended: Sequence[Attended]) -> Taken:

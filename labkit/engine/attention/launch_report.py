@@ -169,7 +169,7 @@ class Rows:
     """
 
     written: NDArray[Any]
-    expected: Sequence[int]
+    expected: Sequence[int] | NDArray[np.uint64]
 
     def total(self, column: int) -> int:
         """Add up a column of all launches; one at a time, which NumPy does four times faster."""
@@ -180,6 +180,8 @@ class Rows:
         units = np.arange(self.written.shape[1], dtype=np.uint32)
         expected = np.array(self.expected, np.uint32)[:, None]
         off = self.written[:, :, STAMP].astype(np.uint32) - (units + expected)  # wraps
+        if not off.any():
+            return np.zeros(len(off), np.int64)
         first: NDArray[np.int64] = off[np.arange(len(off)), (off != 0).argmax(axis=1)].astype(int)
         return first
 
@@ -198,30 +200,56 @@ class Launch:
     merged: Any = None
 
 
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches that are alike: their layers are of one kind.
+
+    ``nonces``: uint64; ``rows``: integers [launches, units, 4 or more]; ``merged`` as ``Launch``'s.
+    """
+
+    layers: Sequence[Layer]
+    nonces: NDArray[np.uint64]
+    rows: NDArray[Any]
+    merged: NDArray[Any] | None = None
+
+
 def of_step(plan: Plan, device: str) -> Reports:
     """Report the launches of fused kernels since the last report, by kind of layers."""
+    together: list[Launches] = []
     kinds: dict[int, list[Launch]] = {}
     for launch in plan.taken():
-        kinds.setdefault(launch.layer.kind, []).append(launch)
-    return tuple(_of_kind(plan, alike, device) for alike in kinds.values())
+        if isinstance(launch, Launches):
+            together.append(launch)
+        else:
+            kinds.setdefault(launch.layer.kind, []).append(launch)
+    together += map(_joined, kinds.values())
+    return tuple(_of_kind(plan, alike, device) for alike in together)
 
 
-def _of_kind(plan: Plan, alike: Sequence[Launch], device: str) -> LaunchReport:
-    layers, count = [one.layer for one in alike], len(alike)
+def _joined(alike: Sequence[Launch]) -> Launches:
+    nonces = np.array([one.nonce for one in alike], np.uint64)
+    rows = np.stack([np.asarray(one.rows) for one in alike])
+    merged = None
+    if alike[0].merged is not None:
+        merged = np.stack([np.asarray(one.merged) for one in alike])
+    return Launches([one.layer for one in alike], nonces, rows, merged)
+
+
+def _of_kind(plan: Plan, alike: Launches, device: str) -> LaunchReport:
+    layers, count = alike.layers, len(alike.layers)
     layer = layers[0]
     chosen: Dispatch = plan.prepared[layer.kind].chosen
 
-    def rows(kernel: str, written: list[Any]) -> Rows:
-        fixed = launch_stamp(0, kernel, plan.resolver.word)
-        stamps = [(one.nonce * STAMP_FACTORS[0] + fixed) & STAMP_MASK for one in alike]
-        # Thirty arrays, in every step: half the time of ``np.stack``.
-        units = np.concatenate([np.asarray(array) for array in written])
-        return Rows(units.reshape(count, -1, units.shape[-1]), stamps)
+    def rows(kernel: str, written: NDArray[Any]) -> Rows:
+        fixed = np.uint64(launch_stamp(0, kernel, plan.resolver.word))
+        stamps = alike.nonces * np.uint64(STAMP_FACTORS[0]) + fixed
+        return Rows(written, stamps & np.uint64(STAMP_MASK))
 
-    main = rows(chosen.kernel, [one.rows for one in alike])
+    main = rows(chosen.kernel, alike.rows)
     off = main.wrong()
     if chosen.partitions > 1:
-        off = np.where(off, off, rows("reduce", [one.merged for one in alike]).wrong())
+        assert alike.merged is not None
+        off = np.where(off, off, rows("reduce", alike.merged).wrong())
     shown = int((off != 0).argmax())
     walks = layer.num_heads // chosen.sharing
     iterations, visited = main.total(ITERATIONS), main.total(BLOCKS)
@@ -231,7 +259,7 @@ def _of_kind(plan: Plan, alike: Sequence[Launch], device: str) -> LaunchReport:
         skipped, masked = whole * walks * count - visited, visited - needed * walks * count
     units = count * math.prod(chosen.grid)
     queries = 2 * plan.total_q * layer.num_heads * layer.query_bytes
-    expected = main.expected[shown]
+    expected = int(main.expected[shown])
     return LaunchReport(
         kernel=chosen.kernel,
         grid=chosen.grid,

@@ -66,6 +66,7 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy", fastmath={"contract", "nsz"})
 def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
+    """Write the activation of each number, times ``gated``'s where there is a gate."""
     if kind == SWIGLU:
         for i in range(x.size):
             out[i] = x[i] * _sigmoid(x[i]) * gated[i]
@@ -102,13 +103,18 @@ def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
 
 def _apply(kind: int, x: Array, gated: Array) -> Array:
     if isinstance(x, Symbol):
-        out: Any = x.recorder.array(x.shape)
-        x.recorder.launch(ACTIVATE, out, x, gated, numbers_of(x), kind)
-        return out  # type: ignore[no-any-return]
+        return _recorded(kind, x, gated)
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     _activate(kind, flat, np.ascontiguousarray(gated).reshape(-1), out)
     return out.reshape(x.shape)
+
+
+def _recorded(kind: int, x: Symbol, gated: Any) -> Any:
+    """Record ``_apply``."""
+    out = x.recorder.array(x.shape)
+    x.recorder.launch(ACTIVATE, out, x, gated, numbers_of(x), kind)
+    return out
 
 
 def swiglu(gate: Array, x: Array) -> Array:

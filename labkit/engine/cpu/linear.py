@@ -68,7 +68,8 @@ class Slabs:
             self._free = np.zeros(max(self._size, size + CACHE_LINE), np.uint8)
             start = -self._free.ctypes.data % CACHE_LINE
         taken, self._free = self._free[start : start + size], self._free[start + size :]
-        return taken.view(kind).reshape(shape)
+        zeros: NDArray[Any] = taken.view(kind).reshape(shape)
+        return zeros
 
 
 class FloatPanels:

@@ -21,6 +21,7 @@ SERIAL_BELOW = 16384
 # row's length alone.
 @njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
 def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """Normalise a row."""
     total = np.float32(0.0)
     for i in range(x.size):
         total += x[i] * x[i]

@@ -2,9 +2,9 @@
 
 A small step costs as much in Python, between its launches, as in them. But steps differ only in
 their numbers and in how many rows there are, so the launches are written down once, from a
-forward over ``Symbol``\\ s, and replayed by one call (``tape``). A launch is a row of int64: what it
-is, where it writes, and operands. An operand is ``constant + rows * per_row``: an address, a count
-of rows, a size.
+forward over symbols, and replayed by one call (``tape``). A launch is a row of int64: what it is,
+where it writes, and operands. An operand is ``constant + rows * per_row``: an address, a count of
+rows, a size.
 
 A forward whose code asks for what cannot be recorded raises ``NotRecorded``, and is run as it is.
 """
@@ -152,8 +152,9 @@ class Symbol(_Refusing):
         if isinstance(other, Symbol):
             return self._with(MULTIPLY, other)
         number = np.asarray(other)
-        # In NumPy a float64 scalar of its own type would make the product float64.
-        if number.ndim or (isinstance(other, np.generic | np.ndarray) and number.dtype != np.float32):
+        # NumPy's own numbers have a type, which the product would have too.
+        typed = isinstance(other, np.generic | np.ndarray) and number.dtype != np.float32
+        if number.ndim or typed:
             raise NotRecorded("it multiplies by an array that is not of the step")
         out = self.recorder.array(self.shape)
         bits = int(np.float32(number).view(np.uint32))

@@ -19,6 +19,7 @@ SERIAL_BELOW = 16384
 
 @njit(inline="always")
 def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
+    """Rotate a row to position ``at``."""
     half = cos.shape[1]
     if traditional:
         for i in range(half):

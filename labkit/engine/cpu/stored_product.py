@@ -358,6 +358,7 @@ def _many(panel, block, functions, groups, units, x, spans, bias, columns, out):
 
 @njit(error_model="numpy")
 def multiply_task(task, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Multiply a span with few rows, or a panel with a block of many."""
     if x.shape[0] <= MOST:
         _few(task, functions, groups, units, x, spans, bias, columns, out)
     else:

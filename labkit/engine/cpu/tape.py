@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, prange, types
+from numba import carray, cfunc, prange, types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
@@ -28,7 +28,7 @@ from labkit.engine.cpu.gemm import (
     WIDTH,
     multiply_group,
 )
-from labkit.engine.cpu.intrinsics import take_ticket
+from labkit.engine.cpu.intrinsics import call_body, take_ticket
 from labkit.engine.cpu.jit import inlined, inner, intrinsic, kernel
 from labkit.engine.cpu.norms import rms_row
 from labkit.engine.cpu.products import QUAD
@@ -38,6 +38,7 @@ from labkit.engine.cpu.recording import (
     AHEAD,
     AHEAD_BYTES,
     ATTEND,
+    FIELDS,
     LOOK_UP,
     LOOK_UP_STORED,
     MULTIPLY,
@@ -167,24 +168,22 @@ def _tasks(op: Any, rows: int) -> int:
 
 @inner
 def _units(op: Any, rows: int, workers: int) -> int:
-    """Return into how many units a launch is cut."""
-    code, small = op[0], rows
+    """Return into how many units a launch is cut; a small one is not."""
+    code, units = int(op[0]), rows
     if code == ATTEND:
-        return workers
-    if code == PRODUCT or code == STORED_PRODUCT:
+        units = workers
+    elif code in (PRODUCT, STORED_PRODUCT):
         cost = op[7] * WIDTH * op[3] * (rows + WEIGHT_COST)
-        return 1 if cost < SERIAL_BELOW else min(_tasks(op, rows), SHARES * workers)
-    if code == ACTIVATE:
-        return 1 if op[4] < activations.SERIAL_BELOW else (op[4] + CHUNK - 1) // CHUNK
-    if code == ADD or code == MULTIPLY or code == SCALE:
-        return (op[4] + 4 * CHUNK - 1) // (4 * CHUNK)
-    if code == RMS_NORM:
-        small = 1 if op[3] * op[4] < norms.SERIAL_BELOW else rows
+        units = 1 if cost < SERIAL_BELOW else min(_tasks(op, rows), SHARES * workers)
+    elif code == ACTIVATE:
+        units = 1 if op[4] < activations.SERIAL_BELOW else (op[4] + CHUNK - 1) // CHUNK
+    elif code in (ADD, MULTIPLY, SCALE):
+        units = (op[4] + 4 * CHUNK - 1) // (4 * CHUNK)
+    elif code == RMS_NORM:
+        units = 1 if op[3] * op[4] < norms.SERIAL_BELOW else rows
     elif code == ROTATE:
-        small = 1 if rows * op[3] * op[4] < rope.SERIAL_BELOW else rows
-    elif code == SCATTER:
-        small = 1 if rows < workers else rows
-    return small
+        units = 1 if rows * op[3] * op[4] < rope.SERIAL_BELOW else rows
+    return units
 
 
 @inner
@@ -269,25 +268,13 @@ def _normalise(op: Any, first: int, end: int) -> None:
 
 
 @inner
-def _run(
-    op: Any,
-    unit: int,
-    units: int,
-    rows: int,
-    lookup: Any,
-    launches: NDArray[Any],
-    memory: NDArray[Any],
-    counters: NDArray[Any],
-    slots: NDArray[Any],
-    cu_seqlens_q: NDArray[Any],
-    seq_lens: NDArray[Any],
-) -> None:
-    """Compute one unit of a launch."""
+def _compute(op: Any, unit: int, units: int, rows: int, mine: Any, slots: Any) -> None:
+    """Compute one unit of a launch that is not attention's; ``mine``: of a layer, for its keys."""
     code = op[0]
-    if code == PRODUCT or code == STORED_PRODUCT:
+    if code in (PRODUCT, STORED_PRODUCT):
         first, end = _share(unit, units, _tasks(op, rows))
         _product(op, rows, first, end)
-    elif code == ADD or code == MULTIPLY or code == SCALE or code == ACTIVATE:
+    elif code in (ADD, MULTIPLY, SCALE, ACTIVATE):
         first, end = _share(unit, units, op[4])
         _combine(op, first, end)
     elif code == RMS_NORM:
@@ -296,28 +283,36 @@ def _run(
     elif code == ROTATE:
         first, end = _share(unit, units, rows)
         _rotate(op, first, end)
-    elif code == LOOK_UP or code == LOOK_UP_STORED:
+    elif code in (LOOK_UP, LOOK_UP_STORED):
         first, end = _share(unit, units, rows)
         for row in range(first, end):
-            _look_up(op, np.int64(_int32s(op[2], rows)[row]), row)
-    elif code == SCATTER:
+            _look_up(op, int(_int32s(op[2], rows)[row]), row)
+    else:
         first, end = _share(unit, units, rows)
-        mine = launches[op[4]]
         for token in range(first, end):
             write_token(
                 token, mine[ELEMENT], op[2], op[3], mine[K_POOL], mine[V_POOL], slots,
                 mine[SLOT_NUMBERS],
             )  # fmt: skip
-    else:
-        mine = launches[op[3]]
-        decode_share(
-            unit, mine[NONCE], lookup, mine[BODY], mine[LAYER], memory, counters[op[3]],
-            cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
-        )  # fmt: skip
+
+
+@cfunc("int64(int64, int64, int64, int64, int64, int64, int64)", cache=True, error_model="numpy")
+def compute(op, unit, units, rows, mine, slots, _unused):  # type: ignore[no-untyped-def]
+    """Compute one unit, by addresses: compiled once, for every lookup."""
+    _compute(
+        carray(_pointer(op), (FIELDS,), np.int64),
+        unit,
+        units,
+        rows,
+        carray(_pointer(mine), (LAUNCH_FIELDS,), np.int64),
+        carray(_pointer(slots), (rows,), np.int64),
+    )
+    return 0
 
 
 @kernel
 def replay(
+    body: int,
     ops: NDArray[Any],
     rows: int,
     state: NDArray[Any],
@@ -333,6 +328,8 @@ def replay(
 
     Parameters
     ----------
+    body
+        The address of ``compute``.
     ops
         int64 [launches, fields], as in ``recording``.
     state
@@ -346,7 +343,7 @@ def replay(
     slots
         int64 [rows]: where new keys and values go.
     """
-    workers = len(memory)
+    workers, slots_at = len(memory), slots.ctypes.data
     done = np.int64(state.ctypes.data)
     for _ in prange(workers):
         before, target, at, end = 0, 0, 0, 0
@@ -367,10 +364,15 @@ def replay(
             ticket = done + 8 * (1 + i)
             unit = take_ticket(ticket)
             while unit < units:
-                _run(
-                    op, unit, units, rows, lookup, launches, memory, counters, slots,
-                    cu_seqlens_q, seq_lens,
-                )  # fmt: skip
+                if op[0] == ATTEND:
+                    mine = launches[op[3]]
+                    decode_share(
+                        unit, mine[NONCE], lookup, mine[BODY], mine[LAYER], memory,
+                        counters[op[3]], cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
+                    )  # fmt: skip
+                else:
+                    mine_at = launches[op[4]].ctypes.data if op[0] == SCATTER else 0
+                    call_body(body, op.ctypes.data, unit, units, rows, mine_at, slots_at, 0)
                 _finish(done)
                 unit = take_ticket(ticket)
             before += units
@@ -399,7 +401,7 @@ class Tape:
 
     def run(self, ops: NDArray[np.int64], rows: int, attention: Attention) -> None:
         """Run them."""
-        replay(ops, rows, np.zeros(1 + len(ops), np.int64), *attention)
+        replay(compute.address, ops, rows, np.zeros(1 + len(ops), np.int64), *attention)
 
 
 class Attention(NamedTuple):
