@@ -19,6 +19,12 @@ What is exchanged. ``convert`` copies a loaded model's tree of modules:
 A trial of two tokens decides. A model whose code asks for what has no counterpart here runs on
 MLX, and the record says why; the self-test at load compares either with plain mlx_lm.
 
+What is replayed. A small step would cost as much in Python, between its launches, as in them. So
+the launches of a forward are written down once, from a forward over symbols (``cpu.recording``),
+and a step of decodes, up to 64 rows of them, is one compiled call (``cpu.tape``) with the same
+bits. Where a model's code cannot be recorded, or attention is another than the decode kernel, steps
+run as they are; ``forward.replayed`` counts the others, and the record says why there are none.
+
 What is patched in the process: nothing. mlx, mlx_lm and ``sys.modules`` stay as they were, which
 is what lets plain mlx_lm, two engines and a draft model live in one process.
 
@@ -32,7 +38,8 @@ What holds, each line a test in ``tests/engine/numpy_port/test_convert.py``:
 6. A token's bits do not depend on what it is batched with.
 7. Between two forwards a model holds weights and nothing of a step: engines may take turns with
    one, and a forward that failed leaves nothing that the next could take for its own.
-8. Float32 embeddings and norms are views of MLX's arrays; only a product packs its matrices anew.
+8. A replayed step has the bits of the forward (``tests/engine/numpy_port/test_taped.py``).
+9. Float32 embeddings and norms are views of MLX's arrays; only a product packs its matrices anew.
 
 Importing this package imports neither MLX nor numba.
 """

@@ -1,0 +1,172 @@
+"""Steps that are replayed: the bits of the forward that was recorded, or the forward itself."""
+
+import numpy as np
+import pytest
+
+from labkit import config
+from labkit.engine import Request, SamplingParams, create
+from labkit.engine.cpu.recording import MOST_ROWS, NotRecorded, Recorder
+from labkit.engine.forward import PackedForward
+
+TOKENS = 12
+
+
+def make(path, attention=None, kv=None, **options):
+    return create(
+        config.Engine(
+            kv=config.KV(block_size=8, **(kv or {})),
+            attention=config.Attention(**(attention or {})),
+            budget=config.Budget(blocks=160),
+            **options,
+        ),
+        path,
+    )
+
+
+def prompts(lengths):
+    rng = np.random.default_rng(5)
+    return [tuple(rng.integers(0, 298, n).tolist()) for n in lengths]
+
+
+def logits_of(engine, lengths=(7, 1, 18), tokens=TOKENS):
+    """Serve, and return the bytes of every request's logits, token by token."""
+    seen, sample = {}, engine._loop._sampler
+
+    def capture(logits, states):
+        for row, state in zip(logits[: len(states)], states, strict=True):
+            seen[state.request_id, state.num_tokens] = row.tobytes()
+        return sample(logits, states)
+
+    engine._loop._sampler = capture
+    for i, ids in enumerate(prompts(lengths)):
+        engine.submit(Request(str(i), ids, SamplingParams(max_tokens=tokens, ignore_eos=True)))
+    while engine.has_work():
+        engine.step()
+    engine._loop._sampler = sample
+    return seen
+
+
+def replayed(engine):
+    return engine.counters().get("forward.replayed", 0)
+
+
+@pytest.fixture
+def as_it_is(monkeypatch):
+    """A function that serves without replaying anything."""
+
+    def serve(engine, *arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(PackedForward, "_replayed", lambda *_: None)
+            engine.reset_counters()
+            seen = logits_of(engine, *arguments)
+            assert not replayed(engine)
+        return seen
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("qwen3", {}),
+        ("llama", {"attention": {"resolver": "seq_map"}}),
+        ("llama", {"kv": {"dtype": config.Precision.float16}}),
+        ("gemma3", {}),  # windows of two kinds, a scaled embedding, gated GELU
+        ("quantised", {}),
+        ("quantised", {"weights": config.Weights.float32}),
+        ("qwen3", {"decode_shape": config.DecodeShape.fixed}),
+        ("qwen3", {"pipeline": config.Pipeline.overlap}),
+    ],
+)
+def test_a_replayed_step_has_the_bits_of_the_forward(model_dir, as_it_is, model, options):
+    engine = make(model_dir(model), **options)
+    engine.reset_counters()
+    seen = logits_of(engine)
+    assert replayed(engine) >= TOKENS - 3
+    counters = engine.counters()
+    assert seen == as_it_is(engine)
+    kernels = ("kernel.decode", "attention.kv_blocks_visited", "attention.bytes")
+    assert [counters[name] for name in kernels] == [engine.counters()[name] for name in kernels]
+
+
+def test_positions_may_outgrow_the_tables_of_cosines(model_dir, as_it_is):
+    engine = make(model_dir("qwen3"))
+    seen = logits_of(engine, (250,))
+    assert replayed(engine) >= TOKENS - 1
+    assert seen == as_it_is(engine, (250,))
+
+
+def test_another_engine_of_the_same_model_has_its_own_memory(model_dir):
+    from labkit.engine.shared_models import SharedModels
+
+    models, path = SharedModels(), model_dir("qwen3")
+    options = config.Engine(kv=config.KV(block_size=8), budget=config.Budget(blocks=64))
+    first, second = (create(options, path, models) for _ in range(2))
+    expected = logits_of(first)
+    assert logits_of(second) == expected
+    assert logits_of(first) == expected
+    assert replayed(first) and replayed(second)
+
+
+def test_steps_of_many_rows_run_as_they_are(model_dir):
+    engine = make(model_dir("qwen3"), scheduler=config.Scheduler(max_num_seqs=MOST_ROWS + 1))
+    engine.reset_counters()
+    logits_of(engine, [1] * (MOST_ROWS + 1), 3)
+    assert engine.counters()["forward.numpy"] > 1
+    assert not replayed(engine)
+
+
+@pytest.mark.parametrize("attention", [{"backend": "gather"}, {"split_kv": "2"}])
+def test_other_attention_runs_as_it_is(model_dir, attention):
+    engine = make(model_dir("qwen3"), attention=attention)
+    logits_of(engine)
+    assert not replayed(engine)
+
+
+def test_what_cannot_be_recorded_is_served_and_says_why(tmp_path):
+    from small_models import COMMON, build_model_dir
+
+    settings = {**COMMON, "model_type": "starcoder2", "norm_epsilon": 1e-5}
+    engine = make(build_model_dir(tmp_path / "starcoder2", settings))
+    assert len(logits_of(engine)) == 3 * TOKENS
+    assert not replayed(engine)
+    assert "\n" not in engine.notes["not_replayed"]
+
+
+def symbol(*shape):
+    return Recorder().array((2, *shape))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: np.tanh(x),
+        lambda x: np.split(x, 2, axis=-1),
+        lambda x: x + np.ones((2, 1, 8), np.float32),
+        lambda x: x * np.float64(2),
+        lambda x: x + symbol(1, 4),
+        lambda x: x.reshape(2, 2, 4).transpose(0, 2, 1).reshape(2, 8),
+        lambda x: x.reshape(2, 2, 4).transpose(0, 2, 1).operand,
+        lambda x: x.astype(np.float64),
+        lambda x: x.recorder.places() + 1,
+        lambda x: x.recorder.array((1, 8)),
+        lambda x: float(x),
+    ],
+)
+def test_a_symbol_refuses_what_no_launch_computes(compute):
+    with pytest.raises((NotRecorded, TypeError)):
+        compute(symbol(1, 8))
+
+
+def test_arrays_that_are_needed_at_once_lie_apart():
+    recorder = Recorder()
+    recorder.ids()
+    a = recorder.array((2, 16))
+    recorder.launch(0, a)
+    b = a * 2.0
+    c = b * 2.0  # where a lay
+    d = b + c
+    recorded = recorder.finish((d * 3.0).reshape(2, 1, 16))
+    _, b_at, c_at, d_at = (recorded.constants[i, 1] for i in range(4))
+    assert len({b_at, c_at, d_at}) == 3
+    assert recorded.constants[2, 1] == recorded.constants[0, 1]
