@@ -10,14 +10,16 @@ from labkit.experiment.arms import at_scale
 from labkit.experiment.claims import choices
 from labkit.experiment.composer import Composer, quote
 from labkit.records import counters
-from labkit.workload import metrics
+from labkit.workload import headroom, metrics
+from labkit.workload.headroom import Claim
 from labkit.workload.metrics import Served
+from labkit.workload.sources import listed
 
 ABLATIONS = sorted(path.stem for path in (app.CONF / "ablation").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
 SERVED = Served("r", 8, 0.0, [1, 2], [], [0.5, 1.0], "length", due=0.0)
 LATER = Served("s", 8, 1.0, [1, 2], [], [1.5, 2.0], "length", due=1.0)
-COUNTED = dict.fromkeys(("steps.total", "host_ms", "shape.repeated", "peak_kv_bytes"), 1.0)
+COUNTED = ("steps.total", "host_ms", "shape.repeated", "kv.slots_held", "kv.slots_filled")
 HOST = {"map_us", "plan_us"}  # of a kernel's records
 
 
@@ -33,16 +35,18 @@ def cases(whole):
     asked = whole.workload
     if asked.times_kernels:
         return {case.name: {"dispatch_us", "single_us", *HOST} for case in asked.cases}
+    if asked.kind == "headroom":
+        return {"all": {metric.name for metric in headroom.metrics(Claim(1, 1, 1, 1))}}
     made = [
         *metrics.serving_metrics([SERVED], 1, limits=asked.limits),
-        *metrics.counted_metrics({**COUNTED, "kv_used_bytes": 1.0}),
+        *metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),
         *metrics.sending_metrics([SERVED, LATER]),
     ]
     found = {"all": {metric.name for metric in made} | set(AGREEMENT)}
     if asked.per_request:
         assert asked.prompts.source == "listed"
         own = {metric.name for metric in metrics.request_metrics(SERVED)}
-        found |= {one.prompt: own for one in asked.prompts.listed[: asked.num_requests]}
+        found |= {text.name: own for text in listed.texts(whole, asked.prompts.listed)}
     return found
 
 

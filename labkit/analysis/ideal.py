@@ -9,6 +9,11 @@ from statistics import median
 from labkit.records import Record
 
 CHANCE = 0.01  # of random drafts more are not accepted by chance
+ROUNDING = 1e-9
+# What pads a batch: whose count of padding is shown where it is 0, too.
+PADS = ("layout.padded", "engine.mlx_lm")
+# Rows beyond the requests' own, whatever their lengths.
+BY_SHAPE = ("decode_shape.bucketed", "decode_shape.fixed")
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,8 @@ class Reached:
     """What an arm could reach and did, as shares; None: it has nothing of the kind.
 
     ``hits_allowed``: prompt tokens that an unlimited cache would find, ``hits``: that were found;
-    ``accepted``: drafted tokens that were right; ``padded``: rows computed for no token.
+    ``accepted``: drafted tokens that were right. ``padded``: rows computed for no token,
+    ``padding_allowed``: of one rectangle of all requests, as long as the longest, what holds none.
     ``unshared`` and ``random``: the arm is the control of hits, or of acceptance.
     """
 
@@ -24,6 +30,7 @@ class Reached:
     hits_allowed: float | None
     hits: float | None
     accepted: float | None
+    padding_allowed: float | None
     padded: float | None
     unshared: bool
     random: bool
@@ -38,6 +45,10 @@ class Reached:
                     f"{self.arm}: {self.hits:.1%} of its prompts hit, and they share "
                     f"{self.hits_allowed:.1%}"
                 )
+        allowed = self.padding_allowed
+        if self.padded is not None and allowed is not None and self.padded > allowed + ROUNDING:
+            why = f"the lengths allow {allowed:.1%}" if allowed else "all requests are alike"
+            yield f"{self.arm}: {self.padded:.1%} of its rows are padding, and {why}"
         if self.random and (self.accepted or 0.0) > CHANCE:
             yield f"{self.arm}: {self.accepted:.1%} of its drafts are right, and they are random"
 
@@ -67,10 +78,21 @@ def _reached(arm: str, runs: Sequence[Record]) -> Reached:
         hits_allowed=sharing["shared_tokens"] / asked if alone else None,
         hits=median(found) if caches else None,
         accepted=_share(counters, "spec.accepted", "spec.drafted"),
+        padding_allowed=_padding_allowed(runs[0].notes.get("rectangle"), counters),
         padded=_share(counters, "tokens.padded", "tokens.padded", "tokens.computed"),
         unshared=bool(sharing["unshared"]) and runs[0].notes.get("cache_state") != "warm",
         random=any(counts.get("spec.random") for counts in counters),
     )
+
+
+def _padding_allowed(
+    rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
+) -> float | None:
+    """Return the share of a rectangle that holds no token; None of an arm that pads otherwise."""
+    pads = any(counts.get(name) for counts in counters for name in PADS)
+    if rectangle is None or not pads or any(c.get(name) for c in counters for name in BY_SHAPE):
+        return None
+    return 1 - rectangle["tokens"] / rectangle["slots"]
 
 
 def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> float | None:
@@ -80,6 +102,7 @@ def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> floa
         for counts in counters
         if (whole := sum(counts.get(name, 0.0) for name in of))
     ]
-    if not known or (part in of and not any(known)):
+    zeros = part in of and not any(c.get(name) for c in counters for name in PADS)
+    if not known or (zeros and not any(known)):
         return None
     return median(known)

@@ -79,7 +79,7 @@ class Case(Group, place="workload.cases"):
 
 KIND = "workload.kind"
 KERNEL = ReadBy(KIND, ("kernel",))
-REQUESTS = ReadBy(KIND, ("requests", OWN_CLASS))
+REQUESTS = ReadBy(KIND, ("requests", "headroom", OWN_CLASS))
 
 
 @dataclass
@@ -89,8 +89,9 @@ class Workload(Group, place="workload"):
     name: str = option("chat", "What reports call it.")
     kind: str = option(
         "requests",
-        "What the engine is given: attention cases, or requests.",
-        words=("kernel", "requests"),
+        "What the engine is given: attention cases or requests; headroom: nothing, its memory is "
+        "planned.",
+        words=("kernel", "requests", "headroom"),
         own_class=True,
     )
     warmup: int = option(

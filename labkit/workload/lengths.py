@@ -1,13 +1,15 @@
-"""Lengths drawn as a workload describes them."""
+"""Lengths of requests: drawn as a workload describes them, and the rectangle that holds them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import cycle, islice
 from math import log
 
 import numpy as np
 
 from labkit.config import LengthKind, Lengths
+from labkit.workload.prompts import Prompt
 
 
 def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
@@ -23,3 +25,15 @@ def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
     drawn = rng.lognormal(log(lengths.median), lengths.sigma, count)
     # Cut as floats: a wide law may exceed what an integer holds.
     return [int(n) for n in np.clip(drawn, low, high).astype(int)]
+
+
+def rectangle_notes(prompts: Sequence[Prompt]) -> dict[str, int]:
+    """Return the rows that requests need, and those of one rectangle of them all.
+
+    ``slots``: every request as long as the longest prompt and the longest answer. A batch that is
+    padded to its own longest takes no more, whichever requests are in it. An answer's last token is
+    not computed.
+    """
+    own = [(len(prompt.token_ids), prompt.max_tokens) for prompt in prompts]
+    longest = max(p for p, _ in own) + max(o for _, o in own) - 1
+    return {"tokens": sum(p + o - 1 for p, o in own), "slots": len(own) * longest}

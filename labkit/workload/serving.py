@@ -16,6 +16,7 @@ from labkit.workload import arrivals
 from labkit.workload.clients import Plan
 from labkit.workload.digest import token_digest
 from labkit.workload.drive import Clock, Drive, Wait
+from labkit.workload.lengths import rectangle_notes
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.metrics import (
     Served,
@@ -188,6 +189,7 @@ class ServingSession:
                 warm=self._workload.cache_state is CacheState.warm,
                 unshared=self._workload.prompts.unshared,
             ),
+            "rectangle": rectangle_notes(self._prompts),
             # What it decided at load; an engine of a user's own need not say.
             "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": drive.timeline.report(),

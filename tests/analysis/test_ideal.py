@@ -63,3 +63,29 @@ def test_the_controls_find_counts_that_are_not_what_they_are_called():
 def test_records_of_before_and_arms_with_nothing_to_reach_have_no_table():
     old = Record("a", "baseline", 0, 0, 0, "ok", "now", counters=hits(4))
     assert ideal_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
+
+
+def padding(padded, computed=100, *, tokens=80, slots=100, **more):
+    counters = {"layout.padded": 5.0, "tokens.padded": float(padded), "tokens.computed": computed}
+    return run("a", {**counters, **more}, rectangle={"tokens": tokens, "slots": slots})
+
+
+def test_padding_stands_beside_what_the_lengths_allow():
+    table = ideal_table(CELL, [padding(10, 90)])
+    assert [c.heading for c in table.columns] == ["arm", "padding allowed", "rows of padding"]
+    assert [table.cells(line) for line in table.lines] == [["a", "20.0%", "10.0%"]]
+    assert disagreements(padding(20, 80)) == []  # all of it
+
+
+def test_padding_that_the_lengths_do_not_allow_is_a_disagreement():
+    assert disagreements(padding(21, 79)) == [
+        "a: 21.0% of its rows are padding, and the lengths allow 20.0%"
+    ]
+    # The control: requests that are all alike.
+    assert disagreements(padding(1, 99, tokens=100)) == [
+        "a: 1.0% of its rows are padding, and all requests are alike"
+    ]
+    alike = ideal_table(CELL, [padding(0, tokens=100)])
+    assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]
+    # A fixed shape pads by its own rule.
+    assert disagreements(padding(50, 50, **{"decode_shape.fixed": 3.0})) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.formatting import scaled, slug, unit_name
+from labkit.analysis.rendering.kv_held import held, held_figure, held_stem
 from labkit.analysis.rendering.memory_timeline import timeline_figure, timeline_stem, timelines
 from labkit.analysis.rendering.roofline import points, roofline_figure, roofline_stem
 from labkit.analysis.rendering.styles import arm_styles, save, style
@@ -34,6 +35,8 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             save(figure, folder / case_stem(cell, case))
         if found:
             save(roofline_figure(cell, found), folder / roofline_stem(cell))
+        if stored := held(cell):
+            save(held_figure(stored), folder / held_stem(cell))
         for timeline in timelines(records, real_arms(cell)):
             save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 

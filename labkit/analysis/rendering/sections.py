@@ -20,7 +20,7 @@ from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.confirmation import confirmation_sentence
 from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.formatting import count
-from labkit.analysis.rendering import charts, http_tables, svg, tables, work_tables
+from labkit.analysis.rendering import charts, http_tables, kv_held, svg, tables, work_tables
 from labkit.analysis.rendering.figures import case_names, case_stem, run_positions
 from labkit.analysis.rendering.ideal_table import ideal_table
 from labkit.analysis.rendering.memory_timeline import (
@@ -358,6 +358,14 @@ def _memory(report: CellReport) -> Iterator[Part]:
         yield Caption([f"{caption}."])
 
 
+def _held(report: CellReport) -> Sequence[Part]:
+    found = kv_held.held(report.cell)
+    if not found:
+        return []
+    chart = Chart(kv_held.held_chart(found), kv_held.CAPTION)
+    return [chart, Picture(kv_held.held_stem(report.cell), kv_held.CAPTION)]
+
+
 def _drift(report: CellReport) -> Sequence[Part]:
     caption = (
         "What arms leave over of the metric (solid, mean of the primary rows) and the "
@@ -395,6 +403,7 @@ WORK = (
         "The ideal beside the achieved",
         lambda report: _tables(ideal_table(report.cell, report.records)),
     ),
+    Section("KV memory held and used", _held),
     Section(
         "What became of the requests",
         lambda report: _tables(traffic_table(report.cell, report.records)),

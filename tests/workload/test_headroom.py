@@ -1,0 +1,63 @@
+"""Claims on simulated machines: the articles' formulas, and what a layout without a pool takes."""
+
+import dataclasses
+
+import pytest
+
+from labkit import app, workload
+from labkit.config import ConfigError, Engine
+from labkit.experiment.arms import compose_cell
+from labkit.workload import headroom
+
+GIB = 1 << 30
+
+
+def composed(*overrides):
+    app.register()
+    with app.initialized():
+        return compose_cell([], ["experiment=memory_policies", *overrides]).experiments
+
+
+@pytest.mark.parametrize(
+    ("machine", "hint"), [("sim_m1_pro_32gb", 2 / 3), ("sim_m1_max_64gb", 3 / 4)]
+)
+def test_each_policy_takes_its_formula_s_share(machine, hint):
+    found = {
+        arm: headroom.claim(experiment)
+        for arm, experiment in composed(f"engine.budget.machine={machine}").items()
+    }
+    share = {arm: one.ceiling / one.total for arm, one in found.items()}
+    assert share == pytest.approx(
+        {"auto": 0, "vllm": 0.9 * hint, "mistralrs": 0.9 * hint, "llamacpp": hint,
+         "vllm_metal": 0.6}, abs=1e-6,
+    )  # fmt: skip
+    for arm in ("vllm", "mistralrs", "vllm_metal"):  # a pool fills what it may take
+        assert found[arm].left_pct == pytest.approx(100 * (1 - share[arm]), abs=0.2), arm
+        assert found["auto"].left_pct > found[arm].left_pct
+    # llama.cpp's pool is as large as its n_ctx, not as its ceiling.
+    assert found["llamacpp"].tokens == 511 * 16
+
+
+def test_auto_takes_what_its_requests_take():
+    arms = composed("workload.concurrency=1")
+    one, sixteen = (headroom.claim(a) for a in (arms["auto"], composed()["auto"]))
+    assert one.tokens % 256 == 0 and 8 * one.tokens < sixteen.tokens <= 16 * one.tokens
+    per_token = 4 * 28 * 2 * 8 * 128
+    assert sixteen.taken - one.taken == (sixteen.tokens - one.tokens) * per_token
+
+
+def test_records_say_the_claim_and_who_made_it():
+    arms = composed()
+    turns = workload.load(list(arms.values()), None)
+    measured = dict(zip(arms, turns.measure(lambda what: None), strict=True))
+    names = [metric.name for metric in measured["vllm"].cases[0].metrics]
+    assert names == ["left_pct", "taken_pct", "ceiling_pct", "kv_tokens"]
+    assert "ceiling_pct" not in [m.name for m in measured["auto"].cases[0].metrics]
+    assert measured["vllm"].counters["budget.vllm"] == 1
+
+
+def test_an_engine_that_plans_no_memory_is_one_line():
+    auto = composed()["auto"]
+    own = dataclasses.replace(auto, engine=Engine(name="mlx_lm"))
+    with pytest.raises(ConfigError, match=r"^workload\.kind=headroom: engine=mlx_lm .* planned"):
+        headroom.claim(own)

@@ -1,0 +1,45 @@
+"""The control of padding, on a smaller model: what is counted is what the lengths allow."""
+
+from labkit import app, workload
+from labkit.analysis.ideal import reached
+from labkit.experiment.arms import compose_cell
+from labkit.records import Record
+from labkit.workload.lengths import rectangle_notes
+from labkit.workload.prompts import Prompt
+
+SMALL = [
+    "ablation=padding_control",
+    "design.control=false",
+    "model.shape.num_layers=1",
+    "model.shape.hidden_size=64",
+    "model.shape.intermediate_size=96",
+    "workload.warmup=0",
+]
+
+
+def test_the_rectangle_of_three_requests():
+    asked = [Prompt("a", (1,) * 5, 2), Prompt("b", (1,) * 2, 4), Prompt("c", (1,), 1)]
+    # 5 + 1, 2 + 3 and 1 + 0 rows are computed; each of three rows is 5 + 3 long.
+    assert rectangle_notes(asked) == {"tokens": 6 + 5 + 1, "slots": 3 * 8}
+    alike = rectangle_notes([Prompt(str(i), (1,) * 7, 3) for i in range(4)])
+    assert alike["tokens"] == alike["slots"] == 4 * 9
+
+
+def test_requests_that_are_alike_leave_nothing_to_pad():
+    app.register()
+    with app.initialized():
+        cell = compose_cell([], SMALL)
+    claims, records = cell.experiment.ablation.claims, []
+    for name, arm in cell.experiments.items():
+        workload.prepare(arm)
+        found = workload.measure(arm)
+        assert all(found.counters[counter] > 0 for counter in claims.engaged[name])
+        role = "baseline" if name == "uneven" else "arm"
+        shown = {"counters": found.counters, "notes": found.notes}
+        records.append(Record(name, role, 0, 0, 0, "ok", "now", **shown))
+    shares = {one.arm: one for one in reached(list(cell.experiments), records)}
+    assert not [line for one in shares.values() for line in one.disagreements()]
+    for arm in ("alike", "alike_static"):
+        assert shares[arm].padded == shares[arm].padding_allowed == 0
+    for arm in ("uneven", "uneven_static"):
+        assert 0 < shares[arm].padded <= shares[arm].padding_allowed < 1
