@@ -9,7 +9,6 @@ from math import log
 import numpy as np
 
 from labkit.config import LengthKind, Lengths
-from labkit.workload.prompts import Prompt
 
 
 def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
@@ -27,13 +26,13 @@ def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
     return [int(n) for n in np.clip(drawn, low, high).astype(int)]
 
 
-def rectangle_notes(prompts: Sequence[Prompt]) -> dict[str, int]:
+def rectangle_notes(own: Sequence[tuple[int, int]]) -> dict[str, int]:
     """Return the rows that requests need, and those of one rectangle of them all.
 
+    ``own``: prompt and output tokens of each, as they were served.
     ``slots``: every request as long as the longest prompt and the longest answer. A batch that is
     padded to its own longest takes no more, whichever requests are in it. An answer's last token is
     not computed.
     """
-    own = [(len(prompt.token_ids), prompt.max_tokens) for prompt in prompts]
     longest = max(p for p, _ in own) + max(o for _, o in own) - 1
     return {"tokens": sum(p + o - 1 for p, o in own), "slots": len(own) * longest}

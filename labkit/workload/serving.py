@@ -189,7 +189,7 @@ class ServingSession:
                 warm=self._workload.cache_state is CacheState.warm,
                 unshared=self._workload.prompts.unshared,
             ),
-            "rectangle": rectangle_notes(self._prompts),
+            "rectangle": rectangle_notes([(r.prompt_tokens, len(r.tokens)) for r in served]),
             # What it decided at load; an engine of a user's own need not say.
             "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": drive.timeline.report(),

@@ -5,7 +5,6 @@ from labkit.analysis.ideal import reached
 from labkit.experiment.arms import compose_cell
 from labkit.records import Record
 from labkit.workload.lengths import rectangle_notes
-from labkit.workload.prompts import Prompt
 
 SMALL = [
     "ablation=padding_control",
@@ -18,10 +17,9 @@ SMALL = [
 
 
 def test_the_rectangle_of_three_requests():
-    asked = [Prompt("a", (1,) * 5, 2), Prompt("b", (1,) * 2, 4), Prompt("c", (1,), 1)]
     # 5 + 1, 2 + 3 and 1 + 0 rows are computed; each of three rows is 5 + 3 long.
-    assert rectangle_notes(asked) == {"tokens": 6 + 5 + 1, "slots": 3 * 8}
-    alike = rectangle_notes([Prompt(str(i), (1,) * 7, 3) for i in range(4)])
+    assert rectangle_notes([(5, 2), (2, 4), (1, 1)]) == {"tokens": 6 + 5 + 1, "slots": 3 * 8}
+    alike = rectangle_notes([(7, 3)] * 4)
     assert alike["tokens"] == alike["slots"] == 4 * 9
 
 
