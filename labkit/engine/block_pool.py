@@ -49,7 +49,7 @@ class BlockPool:
     @property
     def num_kept(self) -> int:
         """Blocks whose contents are kept, held or idle."""
-        return sum(self._kept)
+        return self._kept.count(1)
 
     def idle_among(self, blocks: Iterable[int]) -> int:
         """Return how many of ``blocks`` are idle."""

@@ -12,7 +12,6 @@ Invariants, each pinned by a test:
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Mapping, Sequence
 
 from labkit import config
@@ -22,6 +21,7 @@ from labkit.engine.kv_layout.kv_cache import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepPlan
+from labkit.engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -38,8 +38,9 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._waiting: list[RequestState] = []
-        self._running: list[RequestState] = []
+        self._place = scheduling.QUEUES[options.queue]
+        self._waiting = WaitingQueue(self._place)
+        self._running: dict[str, RequestState] = {}  # in the order of admission
         self._phases = scheduling.TURNS[options.order, options.composition]
         self._split = options.composition is config.Composition.split
         self._last: Phase | None = None
@@ -48,14 +49,13 @@ class Scheduler:
         self._reservation = scheduling.RESERVATIONS[options.reservation]
         given = options.watermark
         self._watermark = config.DEFAULT_WATERMARK if given is None else given
-        self._place = scheduling.QUEUES[options.queue]
         self._serial = 0
         self.counts = Counters()
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens of running requests whose keys and values are computed."""
-        return sum(state.num_computed_tokens for state in self._running)
+        return sum(state.num_computed_tokens for state in self._running.values())
 
     def is_running(self, request_id: str) -> bool:
         """Tell whether a request of this id has been admitted and has not ended."""
@@ -90,7 +90,7 @@ class Scheduler:
             )
         self._live[request.request_id] = state
         self._serial += 1
-        insort(self._waiting, state, key=self._place)
+        self._waiting.add(state)
         self.counts.add("requests.submitted")
 
     def abort(self, request_id: str) -> None:
@@ -113,7 +113,7 @@ class Scheduler:
         state.num_once_computed = max(state.num_once_computed, state.num_scheduled_tokens)
         state.num_computed_tokens = state.num_in_flight_tokens = state.num_unknown_tokens = 0
         state.num_preemptions += 1
-        insort(self._waiting, state, key=self._place)
+        self._waiting.add(state)
         self.counts.add("preemptions")
 
     def _end(self, state: RequestState) -> None:
@@ -124,13 +124,15 @@ class Scheduler:
 
     def _release(self, state: RequestState) -> None:
         """Take a live request out of its list and free what it holds: the only way to leave."""
-        running = state.status is RequestStatus.running
-        (self._running if running else self._waiting).remove(state)
+        if state.status is RequestStatus.running:
+            del self._running[state.request_id]
+        else:
+            self._waiting.remove(state)
         self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
         """Choose this step's chunks: who goes first takes what it needs of the token budget."""
-        step = StepPlan(self._options.max_num_batched_tokens, self._running)
+        step = StepPlan(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phases(self._last):
             cap = self._chunk_cap(self._options.chunk, len(step.work[Phase.decode]))
             if phase is Phase.prefill:
@@ -184,7 +186,7 @@ class Scheduler:
         start = state.num_scheduled_tokens
         if start + count > state.num_held_tokens:
             while not self._cache.grow(state.request_id, start + count):
-                victim = max(self._running, key=self._place)
+                victim = max(self._running.values(), key=self._place)
                 self.preempt(victim.request_id)
                 step.drop(victim)
                 if victim is state:
@@ -195,21 +197,21 @@ class Scheduler:
 
     def _admit(self) -> RequestState | None:
         """Let the first waiting request run, if a place and the memory asked for are free."""
-        if not self._waiting or len(self._running) >= self._options.max_num_seqs:
+        state = self._waiting.first
+        if state is None or len(self._running) >= self._options.max_num_seqs:
             return None
-        state = self._waiting[0]
         tokens, spare = self._reservation(state, len(self._running), self._watermark)
         cached = self._cache.reserve(state, tokens, spare)
         if cached is None:
             return None
-        del self._waiting[0]
+        self._waiting.remove(state)
         state.num_computed_tokens, state.num_held_tokens = cached, tokens
         state.status = RequestStatus.running
-        self._running.append(state)
+        self._running[state.request_id] = state
         self.counts.at_least("requests.most_running", len(self._running))
         self.counts.add(f"admission.{self._options.admission.value}")
         self.counts.add(f"reservation.{self._options.reservation.value}")
-        if any(other.serial < state.serial for other in self._waiting):  # overtaken
+        if self._waiting.overtaken_by(state):
             self.counts.add(f"queue.{self._options.queue.value}")
         return state
 
@@ -279,13 +281,13 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise ``AssertionError`` unless lists, statuses and blocks agree."""
-        running = {state.request_id for state in self._running}
+        running = set(self._running)
         waiting = {state.request_id for state in self._waiting}
         if running & waiting or running | waiting != set(self._live):
             raise AssertionError("a live request is not in exactly one list")
         if len(running) > self._options.max_num_seqs:
             raise AssertionError("more requests run than max_num_seqs")
-        for state in self._running:
+        for state in self._running.values():
             if not 0 <= state.num_computed_tokens < state.num_tokens:
                 raise AssertionError(f"request {state.request_id} has nothing left to compute")
         self._cache.check(running)

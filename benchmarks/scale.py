@@ -1,0 +1,195 @@
+"""What a step of the engine costs its host as the pool, the batch and the queue grow.
+
+    python benchmarks/scale.py [--rounds 5] [--largest 1000000]
+
+Scheduler, block pool, prefix cache and input builder are the engine's own; in the model's
+place a stub says token 1 after every row at once. So a step is what the host does: schedule,
+build the packed arrays, update. Medians over steps, then over rounds; the sizes of a table take
+turns in every round, so that what the machine does meanwhile happens to all alike.
+
+- blocks: 64 requests decode, in pools of 1,000 to 1,000,000 blocks; with the hash prefix cache
+  the pool is full of idle blocks, and every block that is needed is evicted first.
+- running: 16 to 1,024 requests decode together.
+- waiting: so many requests are asked for at once and served to the end, 256 at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from labkit import config
+from labkit.engine import prefix_cache
+from labkit.engine.block_pool import BlockPool
+from labkit.engine.input_builder import InputBuilder
+from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.request import Request, SamplingParams
+from labkit.engine.sampler import Sampled
+from labkit.engine.scheduler import Scheduler
+
+BLOCK = 16
+PROMPT = 128
+POOLS = (1_000, 10_000, 100_000, 1_000_000)
+RUNNING = (16, 64, 256, 1_024)
+WAITING = (1_000, 10_000, 100_000)
+ROWS = 64  # requests that run beside every size of the pool
+STEPS = 48  # a request fills three blocks in them
+FLAT = 1.5  # times the cost at the smallest size, beyond which it is not called flat
+
+
+class Host:
+    """The parts of the engine that run on the host, a stub in the model's place."""
+
+    def __init__(self, num_blocks: int, rows: int, prefixes: str = "none") -> None:
+        self.pool = BlockPool(num_blocks)
+        found = prefix_cache.create(prefixes, self.pool, BLOCK)
+        cache = KVCacheManager(self.pool, BLOCK, found)
+        self.step_tokens = max(rows, 8192)
+        options = config.Scheduler(
+            max_num_seqs=rows,
+            max_num_batched_tokens=self.step_tokens,
+            reservation=config.Reservation.optimistic,
+        )
+        self.scheduler = Scheduler(options, cache, frozenset())
+        self.builder = InputBuilder(cache)
+        self._asked = 0
+
+    def ask(self, count: int, prompt: int, max_tokens: int) -> None:
+        """Queue requests of which no two share a block."""
+        for number in range(self._asked, self._asked + count):
+            ids = (number, *[1] * (prompt - 1))
+            self.scheduler.add(Request(f"r{number}", ids, SamplingParams(max_tokens=max_tokens)))
+        self._asked += count
+
+    def step(self) -> None:
+        """Schedule, build, let the stub answer, update."""
+        output = self.scheduler.schedule()
+        batch = self.builder.build(output)
+        answers = {state.request_id: [Sampled(1, None)] for state in batch.sampling}
+        self.scheduler.update(output, answers)
+
+    def timed(self, steps: int) -> float:
+        """Return the mean microseconds of a step: what happens in some of them only counts."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        return (time.perf_counter() - start) / steps * 1e6
+
+    def drain(self) -> int:
+        """Step until nothing is live; return how many steps that took."""
+        steps = 0
+        while self.scheduler.has_work():
+            self.step()
+            steps += 1
+        return steps
+
+
+def fill(host: Host) -> None:
+    """Leave the whole pool idle: the prefixes of requests that have ended."""
+    while host.pool.num_free:
+        host.ask(1, min(host.pool.num_free, 500) * BLOCK, 1)
+        host.drain()
+
+
+def decoding(num_blocks: int, rows: int, prefixes: str = "none") -> Callable[[], float]:
+    """Return what times steps (us) in which ``rows`` requests decode, fresh ones each time."""
+    host = Host(num_blocks, rows, prefixes)
+    if prefixes != "none":
+        fill(host)
+
+    def turn() -> float:
+        host.ask(rows, PROMPT, 2 * STEPS)
+        for _ in range(-(-rows * PROMPT // host.step_tokens) + 1):  # the prompts
+            host.step()
+        cost = host.timed(STEPS)
+        host.drain()
+        return cost
+
+    return turn
+
+
+def by_pool(prefixes: str, largest: int, rounds: int) -> dict[int, float]:
+    """Return the cost of a step (us) by the pool's size."""
+    sizes = [size for size in POOLS if size <= largest]
+    return in_turns({size: decoding(size, ROWS, prefixes) for size in sizes}, rounds)
+
+
+def by_running(rounds: int) -> dict[int, float]:
+    """Return the cost of a step (us) by how many requests run."""
+    return in_turns({rows: decoding(rows * 16 + 1, rows) for rows in RUNNING}, rounds)
+
+
+def by_waiting(largest: int, rounds: int) -> dict[int, float]:
+    """Return the cost of a request from its submission to its end (us) by how many are asked."""
+
+    def turn(count: int) -> Callable[[], float]:
+        def served() -> float:
+            host = Host(256 * 3 + 1, 256)
+            start = time.perf_counter()
+            host.ask(count, 32, 4)
+            host.drain()
+            return (time.perf_counter() - start) / count * 1e6
+
+        return served
+
+    return in_turns({count: turn(count) for count in WAITING if count <= largest}, rounds)
+
+
+def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, float]:
+    """Return each size's median over rounds; in a round every size has a turn."""
+    found: dict[int, list[float]] = {size: [] for size in turns}
+    for turn in turns.values():  # warm up
+        turn()
+    for _ in range(rounds):
+        for size, turn in turns.items():
+            found[size].append(turn())
+    return {size: median(values) for size, values in found.items()}
+
+
+def lines(title: str, found: dict[int, float], unit: str) -> Iterator[str]:
+    """Yield a table: size, cost, and what that is to the smallest size's."""
+    first = next(iter(found.values()))
+    yield f"{title:>22}  {unit:>14}  ratio"
+    for size, cost in found.items():
+        yield f"{size:22,}  {cost:14.1f}  {cost / first:5.2f}"
+    yield ""
+
+
+def main() -> int:
+    """Measure, print the tables; exit 1 where growth is not what it must be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--largest", type=int, default=1_000_000)
+    options = parser.parse_args()
+    gc.collect()
+    gc.freeze()
+    failed = []
+    for prefixes in ("none", "hash"):
+        found = by_pool(prefixes, options.largest, options.rounds)
+        print("\n".join(lines(f"blocks, prefixes={prefixes}", found, "us a step")))
+        if max(found.values()) > FLAT * found[POOLS[0]]:
+            failed.append(f"prefixes={prefixes}: a step's cost is not flat in the pool's size")
+    running = by_running(options.rounds)
+    print("\n".join(lines("requests running", running, "us a step")))
+    few, many = RUNNING[0], RUNNING[-1]
+    if running[many] / many > FLAT * running[few] / few:
+        failed.append("a step's cost grows faster than the requests that run")
+    waiting = by_waiting(options.largest, min(options.rounds, 2))
+    print("\n".join(lines("requests asked at once", waiting, "us a request")))
+    if max(waiting.values()) > FLAT * waiting[WAITING[0]]:
+        failed.append("a request's cost grows with how many wait")
+    print(
+        "\n".join(failed) or "flat in blocks and waiting requests, at most linear in running ones"
+    )
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

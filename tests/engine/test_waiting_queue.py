@@ -1,0 +1,38 @@
+"""The queue of waiting requests against a sorted list, whatever comes and goes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.config import Queue
+from labkit.engine.request import Request, RequestState
+from labkit.engine.scheduling import QUEUES
+from labkit.engine.waiting_queue import WaitingQueue
+
+# What happens: a request comes, the first is admitted, one is aborted, one is sent back.
+HAPPENS = st.lists(st.tuples(st.sampled_from("caxb"), st.integers(0, 3)), max_size=60)
+
+
+@given(st.sampled_from(list(Queue)), HAPPENS)
+def test_it_is_a_sorted_list(kind, happens):
+    place = QUEUES[kind]
+    queue, waits, runs, serial = WaitingQueue(place), [], [], 0
+    for what, number in happens:
+        if what == "c":
+            state = RequestState(Request(f"r{serial}", (1,), priority=number), serial)
+            serial += 1
+            queue.add(state)
+            waits.append(state)
+        elif what == "a" and waits:
+            state = queue.first
+            queue.remove(state)
+            waits.remove(state)
+            assert queue.overtaken_by(state) == any(o.serial < state.serial for o in waits)
+            runs.append(state)
+        elif what == "x" and waits:
+            queue.remove(waits.pop(number % len(waits)))
+        elif what == "b" and runs:
+            state = runs.pop(number % len(runs))
+            queue.add(state)
+            waits.append(state)
+        assert queue.first is min(waits, key=place, default=None)
+        assert len(queue) == len(waits) and set(queue) == set(waits)
