@@ -20,6 +20,7 @@ from labkit.config import ConfigError, Experiment
 
 if TYPE_CHECKING:
     from labkit.experiment.arms import ComposedCell
+    from labkit.experiment.spread import Spread
     from labkit.study import Study
 
 HERE = Path(__file__).resolve().parent
@@ -192,6 +193,26 @@ def shown(command: Command) -> list[str]:
         return at_scale(given, Composer())
 
 
+def launcher_of(command: Command) -> Spread:
+    """Return Hydra's launcher of the command's cells, checked; nothing is written.
+
+    Raises
+    ------
+    ConfigError
+        In one line what the launcher lacks.
+    """
+    from hydra import compose
+
+    from labkit.experiment.composer import expand
+    from labkit.experiment.spread import Spread
+
+    with initialized():
+        first = expand(command.overrides)[0]
+        spread = Spread.of(compose("config", overrides=first, return_hydra_config=True).hydra)
+    spread.check(command.multirun)
+    return spread
+
+
 def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
     """Hand a checked command to Hydra, whose jobs run the study's cells.
 
@@ -205,11 +226,13 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         """Run one cell; it was composed before, arm by arm."""
         from hydra.core.hydra_config import HydraConfig
 
-        from labkit.experiment.arms import cell_name
+        from labkit.experiment.arms import cell_name, compose_cell
 
         facts = HydraConfig.get()
+        hydra, task = list(facts.overrides.hydra), list(facts.overrides.task)
         if study is not None:
-            study.run(cell_name(facts.overrides.task), Path(facts.runtime.output_dir))
+            folder = Path(facts.runtime.output_dir)
+            study.run(cell_name(task), folder, lambda: compose_cell(hydra, task))
 
     logging.raiseExceptions = False  # a closed pipe (| head) is no error to tell about
     sys.argv = [sys.argv[0], *argv]
@@ -220,24 +243,37 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
-def study_folder(command: Command) -> tuple[Path, list[str]]:
-    """Return the study's folder and the overrides that say so (``out=`` added if absent)."""
-    for override in command.overrides:
-        if override.startswith("out="):
-            return Path(override.partition("=")[2].strip("'\"")), list(command.overrides)
+def study_folder(command: Command, whole: bool = False) -> tuple[Path, list[str]]:
+    """Return the study's folder and the overrides that say so (``out=`` added if absent).
+
+    ``whole``: as a path from the root, for cells that may run anywhere.
+    """
+    from labkit.experiment.composer import quote
+
+    named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
+    rest = [o for o in command.overrides if not o.startswith("out=")]
+    out = Path(named[-1]) if named else _fresh_folder()
+    if whole:
+        out = out.absolute()
+        return out, [*rest, f"out={quote(str(out))}"]
+    return out, [*command.overrides, *([] if named else [f"out={out}"])]
+
+
+def _fresh_folder() -> Path:
     from datetime import datetime
 
     stem = f"outputs/{datetime.now():%Y-%m-%d/%H-%M-%S}"
-    out = next(o for o in (stem, *(f"{stem}-{n}" for n in range(2, 1000))) if not Path(o).exists())
-    return Path(out), [*command.overrides, f"out={out}"]
+    stems = (stem, *(f"{stem}-{n}" for n in range(2, 1000)))
+    return next(Path(o) for o in stems if not Path(o).exists())
 
 
 def run(command: Command) -> int:
     """Run a study, or plan it, and return the exit code."""
+    from labkit.experiment.spread import is_loss
     from labkit.study import Study
 
-    cells = compose_cells(command)
-    out, overrides = study_folder(command)
+    cells, spread = compose_cells(command), launcher_of(command)
+    out, overrides = study_folder(command, whole=not spread.here)
     study = Study(out, cells)
     study.refuse_changes()
     if cells[0].experiment.plan:
@@ -246,12 +282,28 @@ def run(command: Command) -> int:
         print_plan(cells, out)
         return 0
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
+    jobs = spread.jobs()
+    if not spread.here:
+        say(f"{len(cells)} cells go to hydra/launcher={spread.word}; this waits until all end")
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:
-        say(f"interrupted; nothing is lost. Continue with: {again}")
+        left = "".join(f"; Slurm job {job} goes on without us" for job in jobs.running())
+        say(f"interrupted; nothing is lost{left}. Continue with: {again}")
         return 130
-    return study.finish()
+    except Exception as error:
+        if not is_loss(error):
+            raise
+        say(str(error).split("\n")[0])
+    jobs.wait()
+    status = study.finish()
+    if not spread.here:
+        missing = [*jobs.endings(), *study.unfinished()]
+        for line in missing:
+            say(line)
+        if missing:
+            say(f"nothing is lost; continue with: {again}")
+    return status
 
 
 def _quoted(words: Sequence[str]) -> list[str]:

@@ -6,15 +6,16 @@ The only place where running and analysing meet: neither package knows the other
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
 from labkit.config import Experiment, Redo
 from labkit.experiment import StudyError, progress, runner
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell_file import refuse_changes
+from labkit.records import last_sitting
 
 if TYPE_CHECKING:
     from labkit.analysis.study_analysis import Analyst
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 class Study:
     """The cells that a command asks for, and the folder that they share.
 
-    ``launcher`` carries out the runs; by default one fresh process per run.
+    ``launcher`` carries out the runs; by default one fresh process per run. Sent to another
+    process, a study has no cells: whoever runs one there composes it, and writes its files only.
+    The report of all is written where the study was asked for.
     """
 
     def __init__(
@@ -35,6 +38,11 @@ class Study:
         self._composed = {cell.name: cell for cell in composed}
         self._launcher = launcher
         self._analyst: Analyst | None = None
+        self._home = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what would make every job as large as the study."""
+        return {**self.__dict__, "_composed": {}, "_analyst": None, "_home": False}
 
     def refuse_changes(self) -> None:
         """Refuse a folder that holds other arms or another design; write nothing.
@@ -47,14 +55,17 @@ class Study:
         for cell in self._cells():
             refuse_changes(cell)
 
-    def run(self, name: str, folder: Path) -> None:
+    def run(
+        self, name: str, folder: Path, compose: Callable[[], ComposedCell] | None = None
+    ) -> None:
         """Run what is missing of a cell, analyse it and show its table.
 
-        What stops only this cell is said in one line, and the cell stays unfinished: the
-        next cells run, and the study's exit code tells.
+        ``compose`` makes the cell anew, in a process that the study was sent to. What stops
+        only this cell is said in one line, and the cell stays unfinished: the next cells run,
+        and the study's exit code tells.
         """
-        composed = self._composed[name]
-        show = progress.create(sys.stderr)
+        composed = self._composed[name] if compose is None or self._home else compose()
+        show = progress.create(sys.stderr) if self._home else progress.Plain(sys.stderr)
         try:
             _prepare(composed.experiments.values(), show)
             for cell in to_cells(composed, folder):
@@ -69,14 +80,25 @@ class Study:
         )
         analysis.write_cell(cell.dir, analyst)
         analysis.print_cell(cell.dir, analyst=analyst)
-        analysis.write_study(cell.dir.parent, plots=False, analyst=analyst)
+        if self._home:
+            analysis.write_study(cell.dir.parent, plots=False, analyst=analyst)
 
     def finish(self) -> int:
-        """Draw the study's plots, and return its exit code from its cells' files."""
-        if not all((cell.dir / "cell.json").exists() for cell in self._cells()):
+        """Write the report of all cells, and return the exit code that their files say."""
+        cells = list(self._cells())
+        begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
+        if not begun:
             return 1
-        cells = analysis.write_study(self.out, analyst=self._analyses())
-        return max(cell.status for cell in cells)
+        found = analysis.write_study(self.out, analyst=self._analyses())
+        return max(int(len(begun) < len(cells)), *(one.status for one in found))
+
+    def unfinished(self) -> Iterator[str]:
+        """Name every cell that lacks blocks, and what became of whoever worked on it."""
+        for cell in self._cells():
+            left = runner.unfinished(cell)
+            if left:
+                runs = f"{len(left)} of {len(cell.schedule())} runs are missing"
+                yield f"{cell.name}: {runs}; {last_sitting(cell.dir)}"
 
     def _analyses(self) -> Analyst:
         """Load the statistics when there is something to analyse."""

@@ -24,7 +24,7 @@ from labkit.analysis.ideal import reached
 from labkit.analysis.statistics.bimodality import Modes, find_modes
 from labkit.analysis.statistics.power import fewest_blocks
 from labkit.analysis.verdict import NOISE
-from labkit.records import Record
+from labkit.records import Record, last_sitting
 
 STEAL_SHARE = 0.01
 FOREIGN_CORES = 0.25
@@ -63,7 +63,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     data = analysis.data
     asked, done = int(data.design["blocks"]), len(data.blocks_done)
     if done < asked:
-        yield f"unfinished: {done} of {asked} blocks; the same command continues"
+        last = last_sitting(data.dir)
+        yield f"unfinished: {done} of {asked} blocks; {last}; the same command continues"
     elif data.withheld is not None:
         yield data.withheld
     fewest = fewest_blocks(data.levels.runs)

@@ -75,6 +75,12 @@ class Design(Group, place="design"):
         unit="blocks",
     )
 
+    across_hosts: bool = option(
+        False,
+        "The host is a blocking factor: a cell's blocks may be of several hosts, each block of "
+        "one, and cells of several machines may be compared with each other.",
+    )
+
     def __post_init__(self) -> None:
         """Check that the looks spend no more than alpha."""
         super().__post_init__()

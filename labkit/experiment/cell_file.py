@@ -63,6 +63,7 @@ def facts(cell: Cell, blocks: int) -> dict[str, Any]:
             "control": cell.design.control,
             "order": "permuted_blocks",
             "isolation": cell.design.isolation.value,
+            "across_hosts": cell.design.across_hosts,
             "looks": [to_plain(look) for look in cell.design.looks],
             "alpha": cell.design.alpha,
             "margin_pct": cell.design.margin_pct,
@@ -166,8 +167,9 @@ def write_facts(cell: Cell, blocks: int) -> None:
         if not paths.arm(arm.name).exists():
             write_json(paths.arm(arm.name), arm.to_json())
     kept = _kept_design(cell)
-    if kept.get("blocks", 0) < blocks:
-        fresh = facts(cell, blocks)
+    hosts = kept.get("across_hosts", False) != cell.design.across_hosts
+    if kept.get("blocks", 0) < blocks or hosts:
+        fresh = facts(cell, max(blocks, kept.get("blocks", 0)))
         fresh["design"] |= {key: kept[key] for key in ("looks_taken",) if key in kept}
         fresh["design"]["shown"] = shown(cell)
         write_json(cell.dir / "cell.json", fresh)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.config import ConfigError, Experiment, options_page
+from labkit.experiment.spread import missing
 from labkit.records.counters import nearest
 
 
@@ -74,6 +75,8 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     group, option = match.groups()
     listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
     options = listed.group(1).split() if listed else []
+    if group == "hydra/launcher" and option in LAUNCHERS:
+        return missing(LAUNCHERS[option], LAUNCHERS[option])
     if not options:
         return f"{group}={option}: no such group or file; " + HELP
     return f"{group}={option}: no such {group}{nearest(option, options)}; there are: " + ", ".join(
@@ -82,6 +85,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
 
 
 HELP = "python -m labkit --help lists them"
+LAUNCHERS = {"submitit_slurm": "slurm"}  # what our own files build on, and the extra it is in
 
 
 def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:

@@ -1,17 +1,26 @@
-"""One timing cell per host: an advisory lock that says who holds it and since when."""
+"""Who may work: one timing cell per host, and one process per cell wherever it runs.
+
+Both locks are the kernel's (flock): they end with the process that holds them, however that
+ends, and are not inherited by workers. The file says who holds it and since when.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment import StudyError
+from labkit.experiment import Interrupted, StudyError
+from labkit.machine import fingerprint
+from labkit.records import DONE, Sitting, last_sitting, sitting_path
+
+Tell = Callable[[str], None]
 
 
 def lock_path(device: str = "cpu") -> Path:
@@ -24,14 +33,11 @@ def timing_lock(
     holder: str,
     *,
     device: str = "cpu",
-    on_wait: Callable[[str], None] = lambda line: None,
+    on_wait: Tell = lambda line: None,
     check: Callable[[], None] = lambda: None,
     poll_s: float = 0.5,
 ) -> Iterator[None]:
     """Hold the host's timing lock; wait for it while another cell is timing.
-
-    The lock is the kernel's (flock): it ends with the process that holds it, however
-    that ends, and is not inherited by workers.
 
     Parameters
     ----------
@@ -48,40 +54,122 @@ def timing_lock(
         The lock file can't be opened.
     """
     path = lock_path(device)
+
+    def held_by() -> str:
+        return describe(path)
+
+    with _held(path, "timing lock", held_by, on_wait, check, poll_s) as descriptor:
+        facts = {"holder": holder, "pid": os.getpid(), "since": time.time()}
+        _write(descriptor, json.dumps(facts))
+        yield
+
+
+@contextmanager
+def cell_lock(
+    cell_dir: Path,
+    *,
+    on_wait: Tell = lambda line: None,
+    check: Callable[[], None] = lambda: None,
+    poll_s: float = 0.5,
+) -> Iterator[None]:
+    """Work on a cell alone, and leave a :class:`Sitting` that says how it went.
+
+    A job of a cluster may still run when its cell is asked for again. ``on_wait``, ``check``
+    and ``poll_s`` as in :func:`timing_lock`.
+
+    Raises
+    ------
+    StudyError
+        The folder's file system has no locks.
+    """
+    cell_dir.mkdir(parents=True, exist_ok=True)
+
+    def held_by() -> str:
+        return f"{cell_dir}: {last_sitting(cell_dir)}"
+
+    path = sitting_path(cell_dir)
+    with _held(path, "cell's lock", held_by, on_wait, check, poll_s) as descriptor:
+        sitting = Sitting(fingerprint.host(), os.getpid(), fingerprint.utc_now(), job(os.environ))
+        _write(descriptor, sitting.to_text())
+        how = DONE
+        try:
+            yield
+        except BaseException as error:
+            how = _cause(error)
+            raise
+        finally:
+            with contextlib.suppress(OSError):  # a full disk: what stopped the work says so
+                _write(descriptor, sitting.end(fingerprint.utc_now(), how).to_text())
+
+
+def job(environ: Mapping[str, str]) -> str | None:
+    """Name the Slurm job in whose environment this is; None outside of one."""
+    if "SLURM_JOB_ID" not in environ:
+        return None
+    array = environ.get("SLURM_ARRAY_JOB_ID")
+    task = environ.get("SLURM_ARRAY_TASK_ID")
+    name = f"Slurm job {environ['SLURM_JOB_ID'] if array is None else f'{array}_{task}'}"
+    starts = int(environ.get("SLURM_RESTART_COUNT", "0")) + 1
+    return name if starts == 1 else f"{name}, start {starts}"
+
+
+def _cause(error: BaseException) -> str:
+    """Say in one line what stopped a sitting."""
+    if isinstance(error, Interrupted):
+        return str(error)  # the signal's name
+    if isinstance(error, SystemExit):
+        return "its cluster's time limit, or a job that goes first; it is queued again"
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+@contextmanager
+def _held(
+    path: Path,
+    name: str,
+    held_by: Callable[[], str],
+    on_wait: Tell,
+    check: Callable[[], None],
+    poll_s: float,
+) -> Iterator[int]:
+    """Hold the lock of a file, and hand its descriptor on."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise StudyError(f"{path}: the timing lock can't be opened: {error.strerror}") from None
+        raise StudyError(f"{path}: the {name} can't be opened: {error.strerror}") from None
     try:
-        _acquire(descriptor, on_wait, check, poll_s)
-        facts = {"holder": holder, "pid": os.getpid(), "since": time.time()}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(facts).encode(), 0)
-        yield
+        told = -float("inf")
+        while not _acquired(descriptor, path, name):
+            check()
+            if time.monotonic() - told >= 60:
+                told = time.monotonic()
+                on_wait(f"waiting: {held_by()}")
+            time.sleep(poll_s)
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _acquire(
-    descriptor: int, on_wait: Callable[[str], None], check: Callable[[], None], poll_s: float
-) -> None:
-    told = -float("inf")
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            check()
-            if time.monotonic() - told >= 60:
-                told = time.monotonic()
-                on_wait(f"waiting: {describe(descriptor)}")
-            time.sleep(poll_s)
-
-
-def describe(descriptor: int) -> str:
-    """Say in one line who holds the lock, since when and for how long."""
+def _acquired(descriptor: int, path: Path, name: str) -> bool:
     try:
-        facts = json.loads(os.pread(descriptor, 4096, 0))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise StudyError(
+            f"{path}: the {name} can't be had: {error.strerror}; choose a file system with locks"
+        ) from None
+    return True
+
+
+def _write(descriptor: int, text: str) -> None:
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+
+
+def describe(path: Path) -> str:
+    """Say in one line who holds a timing lock, since when and for how long."""
+    try:
+        facts = json.loads(path.read_text())
         since = float(facts["since"])
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
         held = max(0, round(time.time() - since))
@@ -89,5 +177,5 @@ def describe(descriptor: int) -> str:
             f"{facts['holder']} (pid {facts['pid']}) is timing on this host "
             f"since {clock}, for {held} s"
         )
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another cell is timing on this host"

@@ -17,6 +17,8 @@ from labkit.machine import linux, memory_limit
 
 TICK_S = 1.0
 GRACE_S = 0.5  # for a Python traceback of a hanging worker (faulthandler on SIGABRT)
+# With what a cluster stops a job, or warns it: every process of the job gets it.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ def run(
     """
     with Signals() as signals:
         ending = _run(command, environment, log, timeout_s, signals, on_tick)
+        if -ending.code in STOPS:  # the worker may have had it first
+            select.select(signals.fds, [], [], GRACE_S)
     signals.check()  # one that came at the very end is not lost
     return ending
 

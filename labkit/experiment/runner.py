@@ -26,9 +26,10 @@ from labkit.experiment.cell_file import (
     write_facts,
 )
 from labkit.experiment.launcher import Launcher, ProcessLauncher
-from labkit.experiment.lock import timing_lock
+from labkit.experiment.lock import cell_lock, timing_lock
 from labkit.experiment.progress import Progress
 from labkit.experiment.signals import Signals
+from labkit.machine import fingerprint
 from labkit.machine.cache import CacheError
 from labkit.records import Record, RecordError, read, write
 
@@ -78,6 +79,7 @@ def run_cell(
     with (
         _one_line(cell),
         Signals() as signals,
+        cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
         timing_lock(str(cell.dir), on_wait=progress.note, check=signals.check),
     ):
         refuse_changes(cell)
@@ -86,6 +88,8 @@ def run_cell(
             progress.note(more)
         write_facts(cell, cell.stops[0])
         todo, records = _tidy(cell, progress, redo_failed)
+        if todo:
+            _refuse_host(cell, records)
         found = len(records)
         output_store.settle(cell.dir, records)
         last_kept = [r.name for r in cell.schedule() if r.block == output_store.BLOCK][-1]
@@ -106,6 +110,17 @@ def run_cell(
             progress.end()
     failed = tuple(record.run for record in records if not record.ok)
     return CellOutcome(len(records) - found, found, failed, time.monotonic() - start)
+
+
+def _refuse_host(cell: Cell, records: Sequence[Record]) -> None:
+    """Refuse to go on elsewhere with a cell whose runs are compared on one host."""
+    here = fingerprint.host()
+    theirs = {str(record.environment.get("host", here)) for record in records} - {here}
+    if theirs and not cell.design.across_hosts:
+        raise StudyError(
+            f"its runs are of host {', '.join(sorted(theirs))}, and this is host {here}: "
+            "go on there, or set design.across_hosts=true (each block stays on one host)"
+        )
 
 
 def _carry_out(

@@ -21,6 +21,7 @@ from labkit.records.schema import (
     parse_run_name,
     run_name,
 )
+from labkit.records.sitting import DONE, Sitting, is_held, last_sitting, sitting_path
 from labkit.records.store import (
     read,
     read_arm,
@@ -33,6 +34,7 @@ from labkit.records.store import (
 
 __all__ = [
     "BETTER",
+    "DONE",
     "MACHINE_FIELDS",
     "OUTCOMES",
     "PROCESSES",
@@ -43,6 +45,9 @@ __all__ = [
     "Metric",
     "Record",
     "RecordError",
+    "Sitting",
+    "is_held",
+    "last_sitting",
     "machine_difference",
     "parse_run_name",
     "read",
@@ -52,6 +57,7 @@ __all__ = [
     "read_json",
     "read_runs",
     "run_name",
+    "sitting_path",
     "values_path",
     "write",
     "write_json",

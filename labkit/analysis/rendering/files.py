@@ -18,7 +18,7 @@ from labkit.analysis.rendering.sections import CellReport
 from labkit.analysis.rendering.styles import save, style
 from labkit.analysis.rendering.traffic_tables import LOAD_STEM, load_figure
 from labkit.analysis.study_analysis import Analyst, study_json
-from labkit.records import read_cell, write_json
+from labkit.records import is_held, read_cell, write_json
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
 
@@ -30,6 +30,8 @@ def write_cell(cell_dir: str | Path, analyst: Analyst | None = None) -> dict[str
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     path, found = analysis.data.dir / "cell.json", dict(analysis.json)
+    if is_held(path.parent):  # whoever works on the cell writes the file too
+        return found
     kept = read_cell(path.parent)["design"] if path.is_file() else {}
     if "looks_taken" in kept:  # the runner may have noted it after the runs were analysed
         found["design"] = {**found["design"], "looks_taken": kept["looks_taken"]}
