@@ -282,7 +282,7 @@ def run(command: Command) -> int:
         print_plan(cells, out)
         return 0
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
-    jobs = spread.jobs()
+    jobs, lost = spread.jobs(), list[str]()
     if not spread.here:
         say(f"{len(cells)} cells go to hydra/launcher={spread.word}; this waits until all end")
     try:
@@ -294,11 +294,11 @@ def run(command: Command) -> int:
     except Exception as error:
         if not is_loss(error):
             raise
-        say(str(error).split("\n")[0])
+        lost = [str(error).split("\n")[0]]
     jobs.wait()
     status = study.finish()
     if not spread.here:
-        missing = [*jobs.endings(), *study.unfinished()]
+        missing = [*(jobs.endings() or lost), *study.unfinished()]
         for line in missing:
             say(line)
         if missing:

@@ -6,6 +6,8 @@ import pytest
 
 from labkit.machine import cache
 
+CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
+
 # One pool of threads per test process is enough.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -15,6 +17,15 @@ def pytest_configure():
     import numba
 
     numba.config.CACHE_DIR = str(cache.numba_folder())
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out what starts a cluster, unless ``-m`` asks for it by name."""
+    asked = config.option.markexpr
+    away = [i for i in items for m in CLUSTERS if m in i.keywords and m not in asked]
+    if away:
+        config.hook.pytest_deselected(items=away)
+        items[:] = [item for item in items if item not in away]
 
 
 @pytest.fixture

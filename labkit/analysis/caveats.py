@@ -21,6 +21,7 @@ from labkit.analysis.disturbance import (
 )
 from labkit.analysis.formatting import count, p_text
 from labkit.analysis.ideal import reached
+from labkit.analysis.machines import comparable, hosts_sentence
 from labkit.analysis.statistics.bimodality import Modes, find_modes
 from labkit.analysis.statistics.power import fewest_blocks
 from labkit.analysis.verdict import NOISE
@@ -71,7 +72,13 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if asked < fewest:
         runs = f"{count(asked, 'block')} of {data.levels.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
-    if data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
+    hosts = hosts_sentence(analysis)
+    if hosts is not None:
+        yield hosts
+    beside = analysis.beside()
+    if beside is not None and not comparable(analysis, beside):
+        yield f"{beside.name} ran on another machine: the two are not compared"
+    elif data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
         yield (
             "every process held all arms in turn (design.isolation=in_process): an arm could "
             "disturb another, and what differs from process to process is paired away; "

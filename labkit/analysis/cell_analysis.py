@@ -109,6 +109,15 @@ class CellData:
         return tuple(sorted(block for block, n in counts.items() if n >= expected))
 
     @cached_property
+    def hosts(self) -> Mapping[str, tuple[int, ...]]:
+        """The blocks of every host that ran some."""
+        found: dict[str, set[int]] = {}
+        for record in self.records:
+            if record.environment.get("host"):
+                found.setdefault(str(record.environment["host"]), set()).add(record.block)
+        return {host: tuple(sorted(blocks)) for host, blocks in found.items()}
+
+    @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
         """Each run's probe before the arm, by block and position (mean log microseconds)."""
         return probe_values(self.records)
@@ -292,7 +301,7 @@ def analyse(
     names = [arm.name for arm in data.arms]
     report = same_outputs.compare_outputs(data.records, names, Values(cell_dir))
     found = {
-        "healthy": gates.healthy(data.records),
+        "healthy": gates.healthy(data.records, bool(data.design.get("across_hosts", False))),
         "engaged": gates.engaged(data.records, data.arms),
         "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.comparison import Comparison
+from labkit.analysis.machines import comparable
 from labkit.analysis.statistics.effect import log_ratio, percent
 from labkit.records import PROCESSES
 
@@ -90,10 +91,10 @@ def _sign(value: float) -> int:
 def confirmation(analysis: CellAnalysis) -> list[Agreement] | None:
     """Hold a cell of turns against the cell that confirms it, whichever this one is.
 
-    None where there is no such pair, or the other one has no runs yet.
+    None where there is no such pair, the other one has no runs yet, or is of another machine.
     """
     other = analysis.beside()
-    if other is None:
+    if other is None or not comparable(analysis, other):
         return None
     confirms = analysis.data.dir.name.endswith(PROCESSES)
     return agreements(other, analysis) if confirms else agreements(analysis, other)

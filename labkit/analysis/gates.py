@@ -44,8 +44,10 @@ class Gate:
         return {"status": self.status, "reasons": [*shown, *([f"{rest} more"] if rest else [])]}
 
 
-def healthy(records: Sequence[Record]) -> Gate:
+def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
     """Fail on a failed run, swap growth within a run, a client that was late, or a changed host.
+
+    ``across_hosts``: hosts may change from block to block, but not within one.
 
     An arm can cause the first three. They leave nothing out and choose no runs: they forbid
     every verdict of the cell, so no arm gains by them.
@@ -67,17 +69,28 @@ def healthy(records: Sequence[Record]) -> Gate:
                 None,
                 f"swap grew in {record.run}",
             )
+<<<<<<< HEAD
         for late in over_http.late(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
     hosts: dict[str, str] = {}
+=======
+    for hosts in _hosts(records, across_hosts):
+        if len(hosts) > 1:
+            runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
+            gate.fail(f"runs are from different hosts: {runs}", None, "the host changed")
+    return gate
+
+
+def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
+    """Return the hosts among which nothing is compared but on one of them, with a run of each."""
+    found: dict[int, dict[str, str]] = {}
+>>>>>>> 6977920 (A machine's cells are shown apart; the host as a blocking factor; Slurm on loopback in tests/slurm)
     for record in records:
         for state in (record.environment, record.environment_end):
             if state.get("host"):
-                hosts.setdefault(str(state["host"]), record.run)
-    if len(hosts) > 1:
-        runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
-        gate.fail(f"runs are from different hosts: {runs}", None, "the host changed")
-    return gate
+                part = found.setdefault(record.block if by_block else 0, {})
+                part.setdefault(str(state["host"]), record.run)
+    return found.values()
 
 
 def _swap(environment: Mapping[str, Any]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from labkit.analysis.answer import answer
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
 from labkit.analysis.comparison import row_tests
+from labkit.analysis.machines import machine_name, machines
 from labkit.analysis.statistics.multiplicity import joint_p
 from labkit.analysis.verdict import DECIDED
 from labkit.records import PROCESSES, SCHEMA_VERSION, RecordError
@@ -107,6 +108,7 @@ def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, A
         "schema_version": SCHEMA_VERSION,
         "study": study_dir.resolve().name,
         "exit_code": max(analysis.status for analysis in analyses),
+        "machines": [machine.name for machine in machines(analyses)],
         "cells": [_cell(analysis) for analysis in analyses],
         "family": study_family(analyses) if len(analyses) > 1 else [],
     }
@@ -122,6 +124,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
     return {
         "cell": cell["cell"],
         "dir": analysis.data.dir.name,
+        "machine": machine_name(analysis),
         "question": cell["question"],
         "answer": answer(analysis),
         "status": analysis.status,

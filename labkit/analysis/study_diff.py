@@ -309,10 +309,19 @@ def _cells(
 
 
 def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
-    old, new = one.environment, other.environment
-    field = machine_difference(old, new)
-    if field is not None:
-        raise Refused(f"other machines: {field} is {old.get(field)} and {new.get(field)}")
+    """Refuse where any run of the two is of another kind of machine.
+
+    Blocks of several hosts of one kind (``design.across_hosts=true``) are well: both studies
+    are relabelled within their blocks, so within a host.
+    """
+    old = one.environment
+    for record in (*one.data.records, *other.data.records):
+        new = record.environment or old
+        field = machine_difference(old, new)
+        if field is not None:
+            raise Refused(
+                f"{one.name}: other machines: {field} is {old.get(field)} and {new.get(field)}"
+            )
 
 
 def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:

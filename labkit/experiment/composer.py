@@ -126,7 +126,7 @@ def quote(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(quote(item) for item in value) + "]"
     text = str(value)
-    if re.fullmatch(r"[A-Za-z_][\w./-]*", text) and text.lower() not in ("null", "true", "false"):
+    if re.fullmatch(r"[A-Za-z_/][\w./-]*", text) and text.lower() not in ("null", "true", "false"):
         return text
     escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", text).replace("'", "\\'")
     return f"'{escaped}'"

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.analysis.formatting import slug
-from labkit.analysis.load_curve import curves
 from labkit.analysis.rendering.csv_latex import csv_text, latex_text
 from labkit.analysis.rendering.html import study_html
 from labkit.analysis.rendering.markdown import markdown_table, study_markdown
+from labkit.analysis.rendering.overview import overviews
 from labkit.analysis.rendering.sections import CellReport
 from labkit.analysis.rendering.styles import save, style
-from labkit.analysis.rendering.traffic_tables import LOAD_STEM, load_figure
+from labkit.analysis.rendering.traffic_tables import load_figure
 from labkit.analysis.study_analysis import Analyst, study_json
 from labkit.records import is_held, read_cell, write_json
 
@@ -68,7 +68,7 @@ def write_study(
     write_text(folder / "report.md", study_markdown(study, analyses))
     write_text(folder / "report.html", study_html(study, analyses, folder))
     if plots:
-        _write_plots(analyses, folder / "plots")
+        _write_plots(study, analyses, folder / "plots")
     return analyses
 
 
@@ -79,16 +79,18 @@ def _write_tables(report: CellReport, folder: Path) -> None:
     write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
 
 
-def _write_plots(analyses: Sequence[CellAnalysis], folder: Path) -> None:
+def _write_plots(
+    study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path
+) -> None:
     from labkit.analysis.rendering.figures import write_figures
 
     folder.mkdir(exist_ok=True)
     for analysis in analyses:
         write_figures(analysis.json, analysis.data.records, folder)
-    found = curves(analyses)
-    if found:
-        with style():
-            save(load_figure(found), folder / LOAD_STEM)
+    for overview in overviews(study, analyses):
+        if overview.curves:
+            with style():
+                save(load_figure(overview.curves), folder / overview.stem)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.formatting import count
-from labkit.analysis.load_curve import curves
+from labkit.analysis.rendering.overview import overviews
 from labkit.analysis.rendering.sections import PAGE, CellReport
-from labkit.analysis.rendering.tables import cells_table
-from labkit.analysis.rendering.traffic_tables import load_chart, load_table
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -27,14 +25,11 @@ def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    found = curves(analyses)
     template = environment.get_template("report.html.j2")
     return template.render(
         study=study,
         count=count,
-        cells=cells_table(study),
-        loads=load_table(found),
-        load_chart=load_chart(found) if found else "",
+        overviews=overviews(study, analyses),
         page=PAGE,
         reports=[
             CellReport(analysis, _folder(analysis, study_dir), f"cell{index}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.load_curve import curves
+from labkit.analysis.rendering.overview import Overview, overviews
 from labkit.analysis.rendering.sections import (
     DOCUMENT,
     Bullets,
@@ -17,8 +17,7 @@ from labkit.analysis.rendering.sections import (
     Prose,
     Tabular,
 )
-from labkit.analysis.rendering.tables import Table, cells_table
-from labkit.analysis.rendering.traffic_tables import LOAD_STEM, load_table
+from labkit.analysis.rendering.tables import Table
 
 
 def markdown_table(table: Table[Any]) -> str:
@@ -36,16 +35,22 @@ def _escaped(text: str) -> str:
 def study_markdown(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> str:
     """Write the whole report; pictures are linked relative to the study."""
     parts = [f"# {study['study']}", ""]
-    if len(analyses) > 1:
-        parts += [markdown_table(cells_table(study)), ""]
-    loads = load_table(curves(analyses))
-    if loads is not None:
-        title = "## Throughput against latency"
-        parts += [title, "", markdown_table(loads), "", *loads.notes, ""]
-        parts += [f"![Throughput against latency](plots/{LOAD_STEM}.png)", ""]
+    for overview in overviews(study, analyses):
+        parts += _overview(overview)
     for analysis in analyses:
         parts += _cell(CellReport(analysis))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _overview(found: Overview) -> Iterator[str]:
+    if found.machine is not None:
+        yield from (f"## {found.machine}", "")
+    if found.cells is not None:
+        yield from (markdown_table(found.cells), "")
+    loads = found.loads
+    if loads is not None:
+        yield from ("## Throughput against latency", "", markdown_table(loads), "")
+        yield from (*loads.notes, "", f"![Throughput against latency](plots/{found.stem}.png)", "")
 
 
 def _cell(report: CellReport) -> Iterator[str]:

@@ -6,7 +6,7 @@ how far outputs agree, spread, second analyses, failed runs; and the cells of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
@@ -231,14 +231,14 @@ def failures_table(cell: Json, folder: str = "") -> Table[Json]:
     return Table(columns, tuple(cell["failures"]))
 
 
-def cells_table(study: Json) -> Table[tuple[int, Json]]:
-    """Lay out the cells of a study, by number, with their answers."""
+def cells_table(study: Json, places: Iterable[int]) -> Table[tuple[int, Json]]:
+    """Lay out the cells of a study that stand at ``places``, with their answers."""
     columns: tuple[Column[tuple[int, Json]], ...] = (
         Column("cell", lambda c: c[1]["cell"], number=False, link=lambda c: f"#cell{c[0]}"),
         Column("answer", lambda c: c[1]["answer"], number=False),
         Column("gates", lambda c: c[1]["gates"], gates_text, number=False),
     )
-    return Table(columns, tuple(enumerate(study["cells"])), prose=True)
+    return Table(columns, tuple((i, study["cells"][i]) for i in places), prose=True)
 
 
 def gates_text(gates: Mapping[str, str]) -> str:

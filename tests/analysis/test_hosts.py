@@ -1,0 +1,179 @@
+"""Runs of several hosts: what is compared with what, and what is not."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit.analysis import exit_code, write_study
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.statistics.permutation import permutation_test
+from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_diff import Refused, compare_studies
+from labkit.experiment.blocks import schedule
+from labkit.records import PROCESSES, Sitting, sitting_path
+
+
+def on(host, factor=1.0, **facts):
+    """A change of records: they are of another host, which is slower by a factor."""
+
+    def change(record):
+        cases = tuple(
+            replace(
+                case,
+                metrics=tuple(
+                    replace(m, repeats=tuple(factor * r for r in m.repeats)) for m in case.metrics
+                ),
+            )
+            for case in record.cases
+        )
+        return replace(
+            record,
+            cases=cases,
+            environment={**record.environment, "host": host, **facts},
+            environment_end={"host": host},
+        )
+
+    return change
+
+
+def from_block(block, change):
+    return lambda record: change(record) if record.block >= block else record
+
+
+def across(cell):
+    """Declare that the host of a cell is a blocking factor."""
+    facts = json.loads((cell / "cell.json").read_text())
+    facts["design"]["across_hosts"] = True
+    (cell / "cell.json").write_text(json.dumps(facts))
+    return cell
+
+
+def only(study):
+    (found,) = Analyst().study(study)
+    return found
+
+
+def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell):
+    cell = make_cell(blocks=8, runs=1, change=from_block(4, on("def", 1.3)))
+    assert only(cell).gates["healthy"].status == "fail"
+    assert {one.verdict.word for one in only(cell).judged} == {"invalid"}
+    found = only(across(cell))
+    assert found.gates["healthy"].status == "pass"
+    words = {one.found.arm: one.verdict.word for one in found.judged}
+    assert words["seq_map"] == "faster"  # by 5 %, on hosts that are 30 % apart
+    for one in found.judged:
+        if one.found.arm == "seq_map":
+            assert one.found.effect_pct == pytest.approx(-5, abs=1.0)
+    (said,) = [line for line in weaknesses(found) if "2 hosts" in line]
+    assert "4 of abc, 4 of def" in said and re.search(r"seq_map −[45]\.\d% on abc", said)
+
+
+def test_a_block_of_two_hosts_is_never_compared(make_cell):
+    cell = across(make_cell(change=lambda r: on("def")(r) if r.position > 3 else r))
+    gate = only(cell).gates["healthy"]
+    assert gate.status == "fail" and "different hosts" in gate.reasons[0]
+
+
+def test_an_arm_that_is_worse_on_one_host_is_shown(make_cell):
+    def change(record):
+        return on("def", 1.5 if record.arm == "seq_map" else 1.3)(record)
+
+    found = only(across(make_cell(blocks=8, runs=1, change=from_block(4, change))))
+    (said,) = [line for line in weaknesses(found) if "2 hosts" in line]
+    assert re.search(r"seq_map −[45]\.\d% on abc, \+(9|10)\.?\d*% on def", said)
+
+
+HOSTS = np.repeat([0.0, 0.3], 5)  # log time by block: five blocks of each of two hosts
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.05])
+def test_relabelling_within_blocks_keeps_its_level_and_power_over_hosts(effect):
+    """The machine drifts within a host too; who ignores blocks sees nothing but the hosts."""
+    found = blind = 0
+    for seed in range(400):
+        rng = np.random.default_rng(seed)
+        order = schedule(("a", "b"), len(HOSTS), 1, seed)
+        logs = {name: np.zeros((len(HOSTS), 1)) for name in "ab"}
+        for place, run in enumerate(order):
+            log = HOSTS[run.block] + 0.002 * place + rng.normal(0, 0.02)
+            logs[run.arm][run.block, 0] = log + effect * (run.arm == "b")
+        found += permutation_test(logs["a"], logs["b"]) <= 0.05
+        blind += permutation_test(logs["a"].reshape(1, -1), logs["b"].reshape(1, -1)) <= 0.05
+    assert (found <= 0.07 * 400) if effect == 0.0 else (found >= 0.9 * 400)
+    assert blind < 0.05 * 400
+
+
+def two_machines(make_cell, **more):
+    for index, change in enumerate((None, on("def", cpu_model="other", cores=8))):
+        made = make_cell(f"study/rate={index}", change=change)
+    return made.parent
+
+
+def test_cells_of_two_machines_are_shown_apart(make_cell):
+    study = two_machines(make_cell)
+    write_study(study, plots=False)
+    said = json.loads((study / "study.json").read_text())
+    assert said["machines"] == ["host abc, test, 2 cores, Linux", "host def, other, 8 cores, Linux"]
+    assert [cell["machine"] for cell in said["cells"]] == said["machines"]
+    report = (study / "report.md").read_text()
+    first, second = (report.index(f"## {name}") for name in said["machines"])
+    assert first < report.index("| rate=0 |") < second < report.index("| rate=1 |")
+    assert all(
+        f"<h2>{name}</h2>" in (study / "report.html").read_text() for name in said["machines"]
+    )
+    assert exit_code(study) == 0
+
+
+def test_cells_of_one_machine_or_of_any_stand_in_one_table(make_cell):
+    study = two_machines(make_cell)
+    for cell in study.glob("rate=*"):
+        across(cell)
+    write_study(study, plots=False)
+    said = json.loads((study / "study.json").read_text())
+    assert said["machines"] == ["any host (design.across_hosts=true)"]
+    assert "## host" not in (study / "report.md").read_text()
+
+
+def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "labkit.analysis.rendering.overview.curves",
+        lambda cells: seen.append([cell.name for cell in cells]) or [],
+    )
+    write_study(two_machines(make_cell), plots=False)
+    assert ["rate=0"] in seen and ["rate=1"] in seen and ["rate=0", "rate=1"] not in seen
+
+
+def test_what_confirms_a_cell_on_another_machine_confirms_nothing(make_cell):
+    turns = make_cell("study/cell", isolation="in_process", runs=1, blocks=8)
+    apart = make_cell(f"study/cell{PROCESSES}", change=on("def"))
+    analyst = Analyst()
+    said = weaknesses(analyst.cell(turns))
+    assert any("ran on another machine: the two are not compared" in line for line in said)
+    for cell in (turns, apart):
+        across(cell)
+    assert not any("another machine" in line for line in weaknesses(Analyst().cell(turns)))
+
+
+def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
+    old = only(make_cell("old/cell"))
+    same = across(make_cell("new/cell", change=from_block(2, on("def", 1.3)), seed=2))
+    assert compare_studies([old], [only(same)], 2.0).changes
+    other = across(make_cell("other/cell", change=from_block(2, on("def", cores=8)), seed=2))
+    with pytest.raises(Refused, match="cores is 2 and 8"):
+        compare_studies([old], [only(other)], 2.0)
+
+
+def test_a_cell_that_was_stopped_says_by_what(make_cell):
+    cell = make_cell(change=lambda record: record if record.block < 3 else None)
+    assert any("3 of 4 blocks; nobody has worked on it" in line for line in weaknesses(only(cell)))
+    began = Sitting("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
+    sitting_path(cell).write_text(began.to_text())
+    (said,) = [line for line in weaknesses(only(cell)) if "unfinished" in line]
+    assert "Slurm job 7_0 (process 12 on host abc) began" in said and "its node is lost" in said
+    sitting_path(cell).write_text(began.end("2026-11-20T20:01:00Z", "SIGTERM").to_text())
+    (said,) = [line for line in weaknesses(only(cell)) if "unfinished" in line]
+    assert "was stopped at 2026-11-20T20:01:00Z: SIGTERM" in said
