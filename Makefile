@@ -12,7 +12,7 @@ INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compil
 SAMPLE ?= 100
 SEED ?= 0
 
-.PHONY: demo test test-slow mutants lint bench mac clean
+.PHONY: demo test test-slow test-slurm test-ray mutants lint bench mac clean
 .DEFAULT_GOAL := demo
 
 $(READY): pyproject.toml
@@ -37,6 +37,13 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(RUN) -m pytest -n 2 -m "slow and not metal"
+
+test-slurm: $(DEV)  ## with Debian's slurm-wlm and munge: a real Slurm, on this machine alone
+	$(RUN) -m pytest -m slurm tests/slurm
+
+test-ray: $(DEV)  ## a local cluster of two workers
+	@$(INSTALL) -e '.[ray]'
+	$(RUN) -m pytest -m ray tests/slurm
 
 mutants: $(DEV)  ## SAMPLE mutants of each package; SEED draws others
 	$(RUN) tests/mutants/run.py --sample $(SAMPLE) --seed $(SEED)

@@ -110,12 +110,16 @@ def _search_path(folder: str) -> str:
 
 def register() -> None:
     """Register the schema and the resolvers that ``conf/`` uses; harmless to call again."""
+    import warnings
+
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
     from labkit.experiment.arms import cell_name
 
     ConfigStore.instance().store(name="schema", node=Experiment)
+    # Our files of these names hold a plugin's settings: that its schema checks them is well.
+    warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
     OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
     OmegaConf.register_new_resolver("options", _help, replace=True)
 
@@ -269,6 +273,7 @@ def _fresh_folder() -> Path:
 
 def run(command: Command) -> int:
     """Run a study, or plan it, and return the exit code."""
+    from labkit.analysis.formatting import count
     from labkit.experiment.spread import is_loss
     from labkit.study import Study
 
@@ -284,7 +289,8 @@ def run(command: Command) -> int:
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
     jobs, lost = spread.jobs(), list[str]()
     if not spread.here:
-        say(f"{len(cells)} cells go to hydra/launcher={spread.word}; this waits until all end")
+        cells_to_run = count(len(cells), "cell")
+        say(f"{cells_to_run} sent to hydra/launcher={spread.word}; waiting until all have ended")
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from labkit.config import ConfigError
+from labkit.experiment import StudyError
 from labkit.experiment.cell_file import refuse_changes, write_facts
+from labkit.experiment.launcher import ProcessLauncher
 from labkit.experiment.progress import Progress
 from labkit.experiment.runner import run_cell, unfinished
-from labkit.machine import revision
-from labkit.records import read_arms, read_cell, read_runs
+from labkit.machine import fingerprint, revision
+from labkit.records import last_sitting, read_arms, read_cell, read_runs
 
 
 def test_a_cell_leaves_all_its_files(make_cell, launcher):
@@ -153,3 +159,44 @@ def test_every_record_says_what_was_changed(make_cell, launcher, monkeypatch):
     run_cell(cell, launcher)
     found = {r.environment["git_changes"] for r in read_runs(cell.dir)}
     assert found == {"0123456789abcdef"}
+
+
+def test_a_cell_goes_on_elsewhere_only_where_the_host_is_a_blocking_factor(
+    make_cell, launcher, monkeypatch
+):
+    """As after a requeue to another node; the lost block is run again there, whole."""
+    run_cell(make_cell(blocks=1), launcher)
+    here = fingerprint.host()
+    monkeypatch.setattr(fingerprint, "host", lambda: "elsewhere")
+    assert run_cell(make_cell(blocks=1), launcher).ran == 0
+    with pytest.raises(StudyError, match=f"host {here}, and this is host elsewhere") as refused:
+        run_cell(make_cell(blocks=2), launcher)
+    assert "design.across_hosts=true" in str(refused.value)
+    outcome = run_cell(make_cell(blocks=2, across_hosts=True), launcher)
+    assert (outcome.ran, outcome.found) == (3, 3)
+    assert read_cell(make_cell().dir)["design"]["across_hosts"] is True
+
+
+def test_a_run_that_a_cluster_s_signal_ended_is_no_failed_run(make_cell, launcher):
+    """Slurm signals every process of a job: the worker may die before its parent hears of it."""
+
+    def warned(number, frame):
+        raise SystemExit(-1)  # as submitit does, having queued the job again
+
+    class Warned(Progress):
+        def run_started(self, run):
+            code = "import os, signal, sys, time; time.sleep(0.2); "
+            code += "os.kill(int(sys.argv[1]), signal.SIGUSR2)"
+            subprocess.Popen([sys.executable, "-c", code, str(os.getpid())])
+
+    before = signal.signal(signal.SIGUSR2, warned)
+    dies = ProcessLauncher((sys.executable, "-c", "import os; os.kill(os.getpid(), 12)"))
+    cell = make_cell()
+    try:
+        with pytest.raises(SystemExit):
+            run_cell(cell, dies, Warned())
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert read_runs(cell.dir) == []
+    assert "time limit" in last_sitting(cell.dir)
+    assert run_cell(cell, launcher).ran == 3

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.lock import lock_path, timing_lock
+from labkit.experiment.lock import cell_lock, job, lock_path, timing_lock
+from labkit.records import is_held, last_sitting
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,3 +103,62 @@ def test_a_folder_that_cannot_be_written_is_one_line(own_folder, tmp_path, monke
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     with pytest.raises(StudyError, match="timing lock"), timing_lock("one"):
         pass
+
+
+def test_a_cell_is_worked_on_by_one_process_wherever_it_runs(tmp_path):
+    told = []
+
+    def give_up():
+        if told:
+            raise Interrupted("enough")
+
+    assert last_sitting(tmp_path / "cell") == "nobody has worked on it"
+    with cell_lock(tmp_path / "cell"):
+        assert is_held(tmp_path / "cell")
+        with (
+            pytest.raises(Interrupted),
+            cell_lock(tmp_path / "cell", on_wait=told.append, check=give_up, poll_s=0.01),
+        ):
+            pytest.fail("two work on a cell")
+    assert f"process {os.getpid()} on host" in told[0] and "works on it since" in told[0]
+    assert not is_held(tmp_path / "cell")
+    assert "ended its work at" in last_sitting(tmp_path / "cell")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (Interrupted("SIGTERM"), ": SIGTERM"),
+        (SystemExit(-1), "time limit"),
+        (OSError(28, "No space left\n on device"), "OSError: [Errno 28] No space left on device"),
+    ],
+)
+def test_a_sitting_says_what_stopped_it(tmp_path, error, says):
+    with pytest.raises(type(error)), cell_lock(tmp_path):
+        raise error
+    assert "was stopped at" in last_sitting(tmp_path) and says in last_sitting(tmp_path)
+
+
+def test_a_killed_sitting_has_no_end(tmp_path):
+    code = f"""
+import os, signal
+from pathlib import Path
+from labkit.experiment.lock import cell_lock
+with cell_lock(Path({str(tmp_path)!r})):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "12"}
+    subprocess.run([sys.executable, "-c", code], env=environ)
+    assert not is_held(tmp_path)
+    said = last_sitting(tmp_path)
+    assert said.startswith("Slurm job 12 (process ") and said.endswith("or its node is lost")
+    with cell_lock(tmp_path):
+        pass
+    assert "ended its work" in last_sitting(tmp_path)
+
+
+def test_a_job_is_named_as_slurm_names_it():
+    assert job({}) is None
+    assert job({"SLURM_JOB_ID": "12"}) == "Slurm job 12"
+    array = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4"}
+    assert job({**array, "SLURM_RESTART_COUNT": "1"}) == "Slurm job 12_4, start 2"

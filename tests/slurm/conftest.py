@@ -11,10 +11,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+
+# Makes ``studies`` importable: tests are no packages here.
+sys.path.insert(0, str(Path(__file__).parent))
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PLACES = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
@@ -44,6 +48,19 @@ SlurmdLogFile={folder}/slurmd.log
 {node} NodeAddr=127.0.0.1 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
+
+
+@pytest.fixture(scope="session")
+def local(tmp_path_factory):
+    """What the same study says on this machine, its cells one after the other."""
+    from studies import command, own_environment, tables
+
+    folder = tmp_path_factory.mktemp("local")
+    environ = {**os.environ, **own_environment(folder)}
+    subprocess.run(
+        command("out=study"), cwd=folder, env=environ, check=True, capture_output=True, text=True
+    )
+    return tables(folder / "study")
 
 
 def found(name: str) -> str:

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-from labkit.records import read_cell, read_runs
+from studies import BLOCKS, cells, command, own_environment, tables
 
 pytestmark = pytest.mark.slurm
-
-ROOT = Path(__file__).resolve().parents[2]
-BLOCKS = 6
-STUDY = (
-    "ablation=seq_map",
-    "workload.cases=[{name: decode, decode: 4, context: 40}]",
-    "design=quick",
-    f"design.blocks={BLOCKS}",
-    "design.runs_per_block=1",
-    "seed=1,2",
-)
 
 
 @pytest.fixture
 def here(tmp_path, cluster):
     """A folder of the test's own, and the environment of its commands."""
-    (tmp_path / "tmp").mkdir()
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    # No time is claimed here, so the lock of whoever is timing is not waited for.
-    return tmp_path, {**cluster, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "tmp")}
+    return tmp_path, {**cluster, **own_environment(tmp_path)}
 
 
 def launch(here, *words):
     """Start a study in Slurm."""
     folder, environ = here
-    command = [sys.executable, "-m", "labkit", *STUDY, *words, "hydra/launcher=slurm", "-m"]
     return subprocess.Popen(
-        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command(*words, "hydra/launcher=slurm"),
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -65,10 +52,6 @@ def slurm(here, *command):
     subprocess.run(command, env=here[1], check=True, capture_output=True)
 
 
-def cells(folder):
-    return sorted(path.parent for path in folder.glob("*/cell.json"))
-
-
 def in_the_middle(here, out, study, known=()):
     """Wait until some cell has a block and lacks others; return it and its job."""
     end = time.monotonic() + 240
@@ -84,37 +67,6 @@ def in_the_middle(here, out, study, known=()):
                 return cell, running[0]
         time.sleep(0.1)
     pytest.fail(f"no cell was ever in the middle: {ended(study, 60)}")
-
-
-def tables(folder):
-    """Everything that a study says, but for times and what follows from them."""
-    return {cell.name: table(cell) for cell in cells(folder)}
-
-
-def table(cell):
-    said = read_cell(cell)
-    rows = [
-        [row[key] for key in ("case", "metric", "unit", "better", "primary", "skipped")]
-        + [[found["arm"], found["blocks"]] for found in row["comparisons"]]
-        for row in said["rows"]
-    ]
-    runs = [
-        (r.run, r.outcome, [(c.case, c.outputs["digest"]) for c in r.cases])
-        for r in read_runs(cell)
-    ]
-    kept = ("cell", "question", "arms", "design", "gates", "failures")
-    return {**{key: said[key] for key in kept}, "rows": rows, "runs": runs}
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    """The same study on this machine, without Slurm."""
-    folder = tmp_path_factory.mktemp("local")
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "labkit", *STUDY, "out=study", "-m"]
-    environ = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)}
-    subprocess.run(command, cwd=folder, env=environ, check=True, capture_output=True)
-    return tables(folder / "study")
 
 
 def test_a_requeued_job_ends_with_the_tables_of_a_local_study(here, local):

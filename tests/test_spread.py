@@ -1,0 +1,115 @@
+"""Launchers: what they lack, what is sent to a job, and what Slurm's queue says."""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit import app
+from labkit.config import ConfigError
+from labkit.experiment import spread
+from labkit.experiment.arms import compose_cell
+from labkit.study import Study
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def without_extras(tmp_path_factory):
+    """An environment in which everything is installed but Hydra's plugins."""
+    import hydra
+
+    folder = tmp_path_factory.mktemp("site")
+    for path in Path(hydra.__file__).parents[1].iterdir():
+        if not path.name.startswith(("hydra_plugins", "hydra_submitit", "hydra_joblib", "_")):
+            (folder / path.name).symlink_to(path)
+    path = os.pathsep.join([str(ROOT), str(folder)])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@pytest.mark.parametrize("name", ["slurm", "joblib", "ray"])
+def test_a_missing_extra_is_named_and_nothing_is_written(name, without_extras, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "labkit", f"hydra/launcher={name}", "seed=1,2", "-m"],
+        cwd=tmp_path,
+        env=without_extras,
+        capture_output=True,
+        text=True,
+    )
+    said = f"labkit: hydra/launcher={name}: it is not installed; pip install 'labkit[{name}]'\n"
+    assert (done.returncode, done.stderr) == (2, said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def launcher(*words):
+    app.register()
+    return app.launcher_of(app.parse(words))
+
+
+def test_without_a_launcher_cells_run_here():
+    assert launcher("seed=1").here and launcher("seed=1,2", "-m").here
+
+
+def test_a_launcher_needs_cells_to_launch():
+    pytest.importorskip("joblib")
+    with pytest.raises(ConfigError, match=r"hydra/launcher=joblib: .* add -m at the end"):
+        launcher("hydra/launcher=joblib")
+    assert not launcher("hydra/launcher=joblib", "-m").here
+
+
+def test_slurm_is_named_where_there_is_none(monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(spread.shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="hydra/launcher=slurm: there is no srun here"):
+        launcher("hydra/launcher=slurm", "-m")
+
+
+def test_a_study_that_is_spread_is_a_path_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, overrides = app.study_folder(app.parse(["out=a b", "seed=1"]), whole=True)
+    assert out == tmp_path / "a b" and overrides == ["seed=1", f"out='{out}'"]
+    out, overrides = app.study_folder(app.parse(["out=a"]), whole=True)
+    assert overrides == [f"out={tmp_path / 'a'}"]
+    assert app.study_folder(app.parse(["out=a"])) == (Path("a"), ["out=a"])
+
+
+def test_a_job_is_sent_no_cells_and_composes_its_own(tmp_path, monkeypatch):
+    words = [f"seed={i}" for i in range(20)]
+    app.register()
+    cells = app.compose_cells(app.parse([f"seed={','.join(map(str, range(20)))}", "-m"]))
+    study = Study(tmp_path, cells)
+    sent = pickle.dumps(study)
+    assert len(sent) < 1000
+    ran = []
+    there = pickle.loads(sent)
+    monkeypatch.setattr("labkit.study._prepare", lambda asked, show: None)
+    monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
+    with app.initialized():
+        for word in words[:2]:
+            folder = tmp_path / word
+            there.run(f"seed={word[5:]}", folder, lambda word=word: compose_cell([], [word]))
+    assert [cell.name for cell in ran] == ["seed=0", "seed=1"]
+    assert [arm.to_json() for arm in ran[1].arms] == [arm.to_json() for arm in cells[1].arms]
+
+
+QUEUE = "7_0|RUNNING\n7_1|CONFIGURING\n7_2|COMPLETED\n7_3|NODE_FAIL\n9|PENDING\n"
+
+
+def test_the_queue_says_which_jobs_are_over_and_how():
+    pytest.importorskip("submitit")
+    from labkit.experiment.slurm import QueueWatcher
+
+    watcher = QueueWatcher()
+    jobs = [f"7_{i}" for i in (10, 0, 1, 2, 3)]
+    for job in jobs:
+        watcher.register_job(job)
+    watcher._info_dict.update(watcher.read_info(QUEUE.encode()))
+    assert watcher.jobs == ["7_0", "7_1", "7_2", "7_3", "7_10"]
+    states = {job: watcher.get_state(job, "cache") for job in watcher.jobs}
+    # A node that boots is not over, whatever submitit's own list says; 7_10 is forgotten.
+    assert list(states.values()) == ["RUNNING", "RUNNING", "COMPLETED", "NODE_FAIL", "GONE"]
+    over = [job for job in watcher.jobs if watcher.is_done(job, "cache")]
+    assert over == ["7_2", "7_3", "7_10"]
