@@ -79,9 +79,7 @@ def _write_tables(report: CellReport, folder: Path) -> None:
     write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
 
 
-def _write_plots(
-    study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path
-) -> None:
+def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path) -> None:
     from labkit.analysis.rendering.figures import write_figures
 
     folder.mkdir(exist_ok=True)
