@@ -69,11 +69,8 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
                 None,
                 f"swap grew in {record.run}",
             )
-<<<<<<< HEAD
         for late in over_http.late(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
-    hosts: dict[str, str] = {}
-=======
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:
             runs = ", ".join(f"{host} ({run})" for host, run in hosts.items())
@@ -84,7 +81,6 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
     """Return the hosts among which nothing is compared but on one of them, with a run of each."""
     found: dict[int, dict[str, str]] = {}
->>>>>>> 6977920 (A machine's cells are shown apart; the host as a blocking factor; Slurm on loopback in tests/slurm)
     for record in records:
         for state in (record.environment, record.environment_end):
             if state.get("host"):
