@@ -11,6 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import labkit
 from labkit import config
@@ -149,6 +150,7 @@ def start(options: config.Engine, model_dir: Path) -> ServerProcess:
     """
     server = options.server
     if server.url is not None:
+        _require_listener(server.url)
         return ServerProcess(server, server.url.rstrip("/").removesuffix("/v1"), None)
     port = free_port()
     command = command_of(options, model_dir, port)
@@ -157,6 +159,18 @@ def start(options: config.Engine, model_dir: Path) -> ServerProcess:
     except KeeperError as error:
         raise EngineError(f"engine.server.preset={server.preset}: {error}") from None
     return ServerProcess(server, f"http://127.0.0.1:{port}", kept)
+
+
+def _require_listener(url: str) -> None:
+    """Raise ``EngineError`` at once where nobody listens at a kept server's address."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), TRY_S).close()
+    except OSError as error:
+        raise EngineError(
+            f"engine.server.url={url}: nobody listens there ({error.strerror or error})"
+        ) from None
 
 
 def command_of(options: config.Engine, model_dir: Path, port: int) -> list[str]:

@@ -67,6 +67,16 @@ def test_a_server_that_ends_says_why(tiny_dir):
     )
 
 
+def test_a_kept_server_that_is_not_there_is_one_line_at_once(tiny_dir):
+    url = f"http://127.0.0.1:{server_process.free_port()}/v1"
+    asked = config.Engine(name="openai", server=config.Opponent(url=url))
+    with pytest.raises(EngineError) as caught:
+        openai.create(asked, tiny_dir)
+    assert (
+        str(caught.value) == f"engine.server.url={url}: nobody listens there (Connection refused)"
+    )
+
+
 def test_a_program_that_is_not_there_is_named_before_anything_runs(tiny_dir):
     server = config.Opponent(preset="other", command="/no/such/server {port}")
     asked = config.Engine(name="openai", server=server)

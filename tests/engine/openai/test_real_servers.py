@@ -1,0 +1,75 @@
+"""The presets that run here: the real servers say what labkit's engine says inside the process."""
+
+import importlib.util
+import time
+
+import pytest
+
+from labkit import config
+from labkit.engine import create, openai
+from labkit.models.spelling import Spelling
+
+TEXTS = ("The river runs", "A clock on the wall of the kitchen", "One")
+NEEDS = {"mlx_lm": "mlx_lm", "labkit": "uvloop", "xllamacpp": "xllamacpp"}
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_dir):
+    """Prompts that are the same ids again when a server reads their text."""
+    from labkit.models import tokenizer
+
+    return [tuple(tokenizer.load(tiny_dir).encode(text)) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def inside(tiny_dir, prompts):
+    """What labkit's engine samples after each prompt, inside this process."""
+    from labkit.engine.request import Request, SamplingParams
+
+    engine = create(config.Engine(name="paged", budget=config.Budget(blocks=40)), tiny_dir)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    tokens = {f"r{i}": [] for i in range(len(prompts))}
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(f"r{i}", prompt, params))
+    while engine.has_work():
+        for event in engine.step():
+            tokens[event.request_id].append(event.token)
+    engine.close()
+    return tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", NEEDS)
+def test_a_server_says_what_the_engine_inside_says(preset, tiny_dir, prompts, inside, drive, ask):
+    if importlib.util.find_spec(NEEDS[preset]) is None:
+        pytest.skip(f"{NEEDS[preset]} is not installed")
+    server = config.Opponent(preset=preset)
+    asked = config.Engine(name="openai", server=server)
+    openai.prepare(asked, tiny_dir)
+    engine = openai.create(asked, tiny_dir)
+    try:
+        engine.reset_counters()
+        entries = drive(engine, ask(*prompts, tokens=8)).entries
+        counts, notes = engine.counters(), engine.notes["server"]
+    finally:
+        start = time.monotonic()
+        engine.close()
+        assert time.monotonic() - start < 10
+    assert [entry.outcome for entry in entries] == ["served"] * 3, [e.error for e in entries]
+    assert [entry.output_tokens for entry in entries] == [8] * 3
+    assert counts["tokens.usage"] == 24 and counts["finish.length"] == 3
+    if notes["identity"] == "token ids":
+        assert {entry.request_id: entry.tokens for entry in entries} == inside
+    else:
+        spelling = Spelling(tiny_dir)
+        assert {e.request_id: e.text for e in entries} == {
+            name: spelling.text(tokens) for name, tokens in inside.items()
+        }
+    assert counts["tokens.prompt_usage"] == counts["tokens.prompt"]
+    assert counts["prompts.respelled"] == 0
+    assert notes["identity"] == ("token ids" if preset == "labkit" else "text")
+
+
+def test_the_presets_that_run_here_are_those():
+    run = {name for name, preset in config.PRESETS.items() if preset.run_here}
+    assert run == {*NEEDS, "null_server"}
