@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -104,3 +105,18 @@ def test_the_observer_sees_foreign_load_and_its_own_cost():
     assert 0 <= report["cpu_s"] < 1
     assert len(report["samples"]["t_s"]) == 3
     json.dumps(report, allow_nan=False)
+
+
+@linux_only
+def test_the_cpu_time_of_a_process_is_that_of_its_children_too():
+    """A server that a run has started is no foreign load, while it runs and when it has ended."""
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(1, flush=True)\ninput()"
+    before = linux.process_cpu_s(os.getpid())
+    child = subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    assert linux.process_cpu_s(os.getpid()) - before >= 0.28
+    child.communicate(b"\n")
+    assert linux.process_cpu_s(os.getpid()) - before >= 0.28
+    assert linux.process_cpu_s(1 << 22) == 0.0
