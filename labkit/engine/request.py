@@ -6,8 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 MAX_LOGPROBS = 20
+
+
+class Constraint(Protocol):
+    """What one request's output must look like, token by token."""
+
+    def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
+        """Say which ids may come after ``output``: [vocab_size], at least one of them.
+
+        A function of its arguments: drafts are asked about too, and may be taken back.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,8 @@ class SamplingParams:
     seed
         Seed of this request's own random stream; None: derived from the request id. A
         draw depends on the seed and the position only, never on the batch.
+    constraint
+        Tokens that it does not allow are never chosen; not for two requests at once.
 
     Raises
     ------
@@ -66,6 +82,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int | None = None
+    constraint: Constraint | None = field(default=None, hash=False, compare=False, repr=False)
     # Derived once, since they are asked for every token.
     adjusts: bool = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
@@ -103,7 +120,7 @@ class SamplingParams:
         if not all(isinstance(text, str) and text for text in stop):
             raise ValueError(f"stop={stop}: allowed are texts that are not empty")
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
-        adjusts = bool(bias) or any(penalties)
+        adjusts = bool(bias) or any(penalties) or self.constraint is not None
         plain = self.temperature == 0 and not adjusts and self.logprobs is None
         for name, item in {
             "logit_bias": bias,

@@ -1,8 +1,8 @@
 """From logits to tokens, each request by its own parameters and its own random stream.
 
 In this order, as vLLM and mlx_lm have it: bias, penalties (repetition, frequency,
-presence); then greedy takes the best, or temperature, top-k, top-p and min-p leave
-candidates, of which one uniform number picks one.
+presence), what a constraint allows; then greedy takes the best, or temperature, top-k,
+top-p and min-p leave candidates, of which one uniform number picks one.
 """
 
 from __future__ import annotations
@@ -155,11 +155,12 @@ def draw(seed: int, position: int) -> float:
 def adjust(
     logits: Rows, params: SamplingParams, token_ids: Sequence[int], num_prompt_tokens: int
 ) -> Rows:
-    """Return a row [vocabulary] with bias and penalties applied; ``logits`` stays as it is.
+    """Return a row [vocabulary] as the parameters change it; ``logits`` stays as it is.
 
     Bias, then repetition over prompt and output, then frequency and presence over the
-    output. The tokens are counted anew each time (50 us per 1,000): a count kept beside
-    the request would have to follow preemption and rejected drafts.
+    output, then minus infinity for what the constraint does not allow. The tokens are
+    counted anew each time (50 us per 1,000): a count kept beside the request would have to
+    follow preemption and rejected drafts.
     """
     if not params.adjusts:
         return logits
@@ -175,6 +176,9 @@ def adjust(
         used, counts = np.unique(output, return_counts=True)
         logits[used] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
         logits[used] -= np.float32(params.presence_penalty)
+    if params.constraint is not None:
+        allowed = params.constraint.allowed(token_ids[num_prompt_tokens:], len(logits))
+        logits[~allowed] = -np.inf
     return logits
 
 

@@ -12,13 +12,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import meta
 from jinja2.exceptions import SecurityError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
 
-Message = Mapping[str, str]  # role (system, user or assistant) and content
+# Role (system, user, assistant or tool) and content, a text; an assistant's ``tool_calls``.
+Message = Mapping[str, Any]
+# What a model may call, as JSON: the OpenAI API's ``tools``.
+Tools = Sequence[Mapping[str, Any]]
 
 LONGEST_TEMPLATE = 1 << 18  # characters
 ROOM = 1 << 20  # characters that a template may write besides what it is given
@@ -43,7 +47,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """A template, compiled.
+    """A template, compiled. ``takes_tools``: it reads what the model may call.
 
     Parameters
     ----------
@@ -63,26 +67,33 @@ class ChatTemplate:
             raise ConfigError(
                 f"chat template: it has {len(source)} characters; allowed are {LONGEST_TEMPLATE}"
             )
+        self.source = source
         self._tokens = dict(tokens)
+        sandbox = Sandbox()
         try:
-            self._template = Sandbox().from_string(source)
+            self._template = sandbox.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(sandbox.parse(source))
         except Exception as error:  # of Jinja, or of Python compiling what Jinja made of it
             raise ConfigError(f"chat template: {_line(error)}") from None
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """Write a conversation up to where the model's next answer begins.
 
         Raises
         ------
         ConfigError
-            The template fails, refuses these messages, or writes too much.
+            The template fails, refuses these messages, or writes too much; or there are tools
+            and it does not read them.
         """
-        room = ROOM + sum(len(message["content"]) for message in messages)
+        if tools and not self.takes_tools:
+            raise ConfigError("chat template: the model's has no tools")
+        room = ROOM + len(json.dumps([messages, tools]))
         written: list[str] = []
         try:
             for part in self._template.generate(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=True,
+                **({"tools": [dict(tool) for tool in tools]} if tools else {}),
                 **self._tokens,
             ):
                 written.append(part)

@@ -11,7 +11,7 @@ from labkit.config import ConfigError
 if TYPE_CHECKING:
     import tokenizers
 
-    from labkit.models.chat_template import ChatTemplate, Message
+    from labkit.models.chat_template import ChatTemplate, Message, Tools
 
 
 class Tokenizer:
@@ -36,17 +36,17 @@ class Tokenizer:
         """Turn text into token ids; ``special``: with the tokens that the model's files add."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Turn a conversation into the token ids before the model's next answer.
 
         Raises
         ------
         ConfigError
-            The model has no chat template, or it refuses the conversation.
+            The model has no chat template, or it refuses the conversation or the tools.
         """
         if self.template is None:
             raise ConfigError("chat template: the model has none")
-        return self.encode(self.template.render(messages), special=False)
+        return self.encode(self.template.render(messages, tools), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens are written out."""

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Any, cast
+import json
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
-from labkit.engine.base import Logprobs
 from labkit.server.api_error import invalid
-from labkit.server.event_stream import DONE, Answer, event
+from labkit.server.chat_writer import ChatWriter
+from labkit.server.event_stream import Answer
 from labkit.server.openai_types import (
-    ChatChoice,
-    ChatChunk,
-    ChatCompletion,
-    ChatLogprobs,
     ChatMessage,
     ChatRequest,
-    ChunkChoice,
-    Delta,
-    Message,
-    Usage,
+    JsonFormat,
+    NamedTool,
+    SchemaFormat,
+    ToolCall,
 )
 from labkit.server.sampled_text import (
-    Written,
     check_choices,
     check_model,
     check_stream,
-    collect,
     decode,
     encode_conversation,
     output_tokens,
     to_params,
-    token_logprob,
-    usage,
 )
-from labkit.server.service import Generation, Service, new_id
+from labkit.server.service import Service, new_id
+from labkit.server.structured_output import GrammarConstraint
+from labkit.server.tool_calls import CallFormat
 
+Tools = list[dict[str, Any]]
 _decoder = msgspec.json.Decoder(ChatRequest)
-_encode = msgspec.json.Encoder().encode
 
 
 async def answer(service: Service, body: bytes) -> Answer:
@@ -54,14 +48,16 @@ async def answer(service: Service, body: bytes) -> Answer:
     check_model(service, asked.model)
     check_stream(asked)
     n = check_choices(service, asked.n)
-    prompt = await encode_conversation(service, plain(asked.messages))
+    form, tools = _tools(service, asked)
+    prompt = await encode_conversation(service, plain(asked.messages), tools)
     limit = _limit(asked)
     most = service.options.max_output_tokens
     max_tokens = output_tokens(service, prompt, limit, default=most, param="messages")
     params = to_params(service, asked, max_tokens=max_tokens, logprobs=_logprobs(asked))
+    constraint = await service.read(_constraint, service, asked, form, tools)
     call_id = new_id("chatcmpl")
-    generation = service.generate(call_id, [prompt], params, n)
-    writer = ChatWriter(service, asked, call_id, generation, prompt, n)
+    generation = service.generate(call_id, [prompt], params, n, constraint)
+    writer = ChatWriter(service, asked, call_id, generation, prompt, n, form, tools)
     timeout_s = service.options.timeout_s
     if asked.stream:
         return Answer(generation, timeout_s, events=writer.events())
@@ -81,8 +77,66 @@ def _logprobs(asked: ChatRequest) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
+def _tools(service: Service, asked: ChatRequest) -> tuple[CallFormat | None, Tools]:
+    """Return how calls are written and what may be called; (None, []) where nothing may.
+
+    Raises
+    ------
+    ApiError
+        The model's template has no tools, or the choice names none of them.
+    """
+    choice = asked.tool_choice
+    if not asked.tools:
+        if choice not in (None, "none"):
+            raise invalid("tool_choice: there are no tools", "tool_choice")
+        return None, []
+    if asked.parallel_tool_calls is False:
+        raise invalid("parallel_tool_calls=false: not here", "parallel_tool_calls")
+    if choice == "none":
+        return None, []
+    form = service.call_format
+    if form is None:
+        raise invalid("tools: the model's chat template has none that are known here", "tools")
+    if asked.response_format is not None and not _is_text(asked):
+        raise invalid("response_format: with tools only tool_choice=none", "response_format")
+    tools: Tools = [msgspec.to_builtins(tool) for tool in asked.tools]
+    for tool in tools:
+        tool["function"] = {k: v for k, v in tool["function"].items() if v is not None}
+    if isinstance(choice, NamedTool):
+        named = choice.function.name
+        if named not in {tool["function"]["name"] for tool in tools}:
+            raise invalid(f"tool_choice: there is no function {named!r}", "tool_choice")
+    return form, tools
+
+
+def _is_text(asked: ChatRequest) -> bool:
+    return not isinstance(asked.response_format, JsonFormat | SchemaFormat)
+
+
+def _constraint(
+    service: Service, asked: ChatRequest, form: CallFormat | None, tools: Tools
+) -> GrammarConstraint | None:
+    """Return what the output must look like; None: anything."""
+    choice, wanted = asked.tool_choice, asked.response_format
+    forced = form is not None and (choice == "required" or isinstance(choice, NamedTool))
+    if asked.ignore_eos and (forced or not _is_text(asked)):
+        raise invalid("ignore_eos: what has a form has an end", "ignore_eos")
+    if form is not None and forced:
+        if isinstance(choice, NamedTool):
+            tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        grammar = form.grammar(tools, service.tokenizer)
+        if grammar is None:
+            raise invalid("tool_choice: this model's calls cannot be enforced", "tool_choice")
+        return service.grammars.of_lark(grammar, "tools")
+    if isinstance(wanted, SchemaFormat):
+        return service.grammars.of_schema(wanted.json_schema.schema, "response_format")
+    if isinstance(wanted, JsonFormat):
+        return service.grammars.of_schema({"type": "object"}, "response_format")
+    return None
+
+
 def plain(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages as chat templates read them: contents are texts."""
+    """Return messages as chat templates read them: contents are texts, arguments objects."""
     return [_plain(message) for message in messages]
 
 
@@ -95,106 +149,22 @@ def _plain(message: ChatMessage) -> dict[str, Any]:
             raise invalid(f"messages: a message of role {message.role} needs content", "messages")
         content = message.refusal or ""
     role = "system" if message.role == "developer" else message.role
-    return {"role": role, "content": content}
+    written: dict[str, Any] = {"role": role, "content": content}
+    if message.name is not None:
+        written["name"] = message.name
+    if message.tool_calls and role == "assistant":
+        written["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        written["tool_call_id"] = message.tool_call_id
+    return written
 
 
-class ChatWriter:
-    """Writes a generation as the API's objects."""
-
-    def __init__(
-        self,
-        service: Service,
-        asked: ChatRequest,
-        call_id: str,
-        generation: Generation,
-        prompt: Sequence[int],
-        n: int,
-    ) -> None:
-        self._service = service
-        self._asked = asked
-        self._id = call_id
-        self._generation = generation
-        self._prompt = prompt
-        self._n = n
-        self._ids = bool(asked.return_token_ids)
-
-    async def whole(self) -> bytes:
-        """Return the answer in one piece."""
-        found = await collect(self._generation, self._n)
-        choices = [self._choice(index, written) for index, written in enumerate(found)]
-        return _encode(
-            ChatCompletion(
-                self._id,
-                "chat.completion",
-                self._generation.created,
-                self._service.name,
-                choices,
-                self._usage(sum(len(choice.tokens) for choice in found)),
-                list(self._prompt) if self._ids else UNSET,
-            )
-        )
-
-    def _choice(self, index: int, written: Written) -> ChatChoice:
-        return ChatChoice(
-            index,
-            Message("assistant", written.text),
-            cast(Any, written.finish_reason),
-            self._logprobs(written.tokens, written.logprobs),
-            written.tokens if self._ids else UNSET,
-        )
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the answer as server-sent events, each step's together."""
-        options = self._asked.stream_options
-        with_usage = bool(options and options.include_usage)
-        running = bool(options and options.continuous_usage_stats)
-        begun: set[int] = set()
-        written = 0
-        async for pieces in self._generation.pieces():
-            parts = []
-            for piece in pieces:
-                written += piece.token is not None
-                if not (piece.text or self._ids or piece.logprobs or piece.finish_reason):
-                    continue
-                tokens = [] if piece.token is None else [piece.token]
-                choice = ChunkChoice(
-                    piece.index,
-                    Delta(
-                        UNSET if piece.index in begun else "assistant",
-                        piece.text if piece.text or piece.index not in begun else UNSET,
-                    ),
-                    piece.finish_reason,
-                    self._logprobs(tokens, [piece.logprobs] if piece.logprobs else []),
-                    tokens if self._ids else UNSET,
-                )
-                now: Any = self._usage(written) if running else None if with_usage else UNSET
-                parts.append(self._chunk([choice], now, first=not begun))
-                begun.add(piece.index)
-            if parts:
-                yield b"".join(parts)
-        yield (self._chunk([], self._usage(written)) if with_usage else b"") + DONE
-
-    def _chunk(self, choices: list[ChunkChoice], used: Any, *, first: bool = False) -> bytes:
-        return event(
-            _encode(
-                ChatChunk(
-                    self._id,
-                    "chat.completion.chunk",
-                    self._generation.created,
-                    self._service.name,
-                    choices,
-                    used,
-                    list(self._prompt) if first and self._ids else UNSET,
-                )
-            )
-        )
-
-    def _usage(self, written: int) -> Usage:
-        return usage(len(self._prompt), written)
-
-    def _logprobs(self, tokens: Sequence[int], found: Sequence[Logprobs]) -> ChatLogprobs | None:
-        if not self._asked.logprobs:
-            return None
-        tokenizer = self._service.tokenizer
-        pairs = zip(tokens, found, strict=True)
-        return ChatLogprobs([token_logprob(tokenizer, token, one) for token, one in pairs])
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise invalid(f"messages: the arguments of {call.function.name} are no object", "messages")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}

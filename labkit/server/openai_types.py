@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+JsonObject = dict[str, Any]
 Int64 = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -86,6 +87,58 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     refusal: str | None = None
 
 
+class Function(Struct, forbid_unknown_fields=True):
+    """A function that the model may call; ``parameters`` is a JSON schema."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_.-]+$")]
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(Struct, forbid_unknown_fields=True):
+    """A tool: functions are all there is here."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Struct, forbid_unknown_fields=True):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedTool(Struct, forbid_unknown_fields=True):
+    """A choice of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonFormat(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object."""
+
+
+class NamedSchema(Struct, forbid_unknown_fields=True):
+    """A JSON schema; it is always enforced, whatever ``strict`` says."""
+
+    name: str
+    schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+
+
+class SchemaFormat(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON as a schema says."""
+
+    json_schema: NamedSchema
+
+
 class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     """``POST /v1/chat/completions``."""
 
@@ -93,6 +146,10 @@ class ChatRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class Usage(Struct, frozen=True):
@@ -250,6 +307,3 @@ class ModelList(Struct, frozen=True):
 
     object: Literal["list"]
     data: list[ModelCard]
-
-
-JsonObject = dict[str, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -201,9 +201,11 @@ async def encode_text(service: Service, text: str) -> list[int]:
     return await service.read(service.tokenizer.encode, text)
 
 
-async def encode_conversation(service: Service, messages: list[dict[str, Any]]) -> list[int]:
+async def encode_conversation(
+    service: Service, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[int]:
     """Return the token ids before the model's answer; ``ApiError`` if it knows no such form."""
     try:
-        return await service.read(service.tokenizer.encode_chat, messages)
+        return await service.read(service.tokenizer.encode_chat, messages, tools)
     except ConfigError as error:
         raise invalid(str(error), "messages") from None

@@ -20,6 +20,8 @@ from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.engine_thread import EngineThread
+from labkit.server.structured_output import GrammarConstraint, Grammars
+from labkit.server.tool_calls import call_format
 
 T = TypeVar("T")
 RETRY_S = 1  # what a client is told to wait where the server is full (seconds)
@@ -64,7 +66,7 @@ class Generation:
         if event.request_id not in self._unfinished:
             return
         if event.finish_reason == "error":
-            self.fail(invalid(event.error or "the engine refused", code="context_length_exceeded"))
+            self.fail(invalid(event.error or "the engine refused"))
             return
         index, processor = self._choices[event.request_id]
         text, reason = processor.advance(event)
@@ -144,6 +146,10 @@ class Service:
         self.name = name
         self.tokenizer = tokenizer
         self.vocab_size = model.vocab_size
+        self.grammars = Grammars(
+            model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids
+        )
+        self.call_format = call_format(tokenizer)
         asked = options.max_prompt_tokens + options.max_output_tokens
         bounds = [asked if model.context is None else model.context]
         bounds += [engine.longest()] if isinstance(engine, Bounded) else []
@@ -184,9 +190,14 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work, *args)
 
     def generate(
-        self, call_id: str, prompts: Sequence[Sequence[int]], params: SamplingParams, n: int
+        self,
+        call_id: str,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        n: int,
+        constraint: GrammarConstraint | None = None,
     ) -> Generation:
-        """Begin ``n`` choices of each prompt.
+        """Begin ``n`` choices of each prompt, each with a copy of the constraint.
 
         Raises
         ------
@@ -206,7 +217,7 @@ class Service:
                 retry_after=RETRY_S,
             )
         requests = [
-            Request(f"{call_id}-{at * n + choice}", tuple(prompt), nth(params, choice))
+            Request(f"{call_id}-{at * n + choice}", tuple(prompt), nth(params, choice, constraint))
             for at, prompt in enumerate(prompts)
             for choice in range(n)
         ]
@@ -260,11 +271,13 @@ class Service:
         return len(self._live)
 
 
-def nth(params: SamplingParams, choice: int) -> SamplingParams:
+def nth(
+    params: SamplingParams, choice: int, constraint: GrammarConstraint | None
+) -> SamplingParams:
     """Return the parameters of a request's choice: each draws from a stream of its own."""
-    if choice == 0 or params.seed is None:
-        return params
-    return dataclasses.replace(params, seed=(params.seed + choice) % (1 << 64))
+    own = None if constraint is None else constraint.copy()
+    seed = params.seed if params.seed is None else (params.seed + choice) % (1 << 64)
+    return dataclasses.replace(params, seed=seed, constraint=own)
 
 
 def new_id(kind: str) -> str:

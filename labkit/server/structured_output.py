@@ -1,0 +1,111 @@
+"""Outputs of a given form: llguidance's masks, computed on the CPU beside the logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.server.api_error import invalid
+
+# As json.dumps writes: a space where most texts have one, and no room for endless white space.
+STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """Makes constraints for a model's vocabulary.
+
+    Parameters
+    ----------
+    tokenizer_json
+        The model's tokenizer.json; it is read at the first use (0.3 s for 49,152 tokens).
+    vocab_size, eos_token_ids
+        The model's.
+    """
+
+    def __init__(self, tokenizer_json: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._path = tokenizer_json
+        self._vocab_size = vocab_size
+        self._ends = list(eos_token_ids)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from llguidance import LLTokenizer
+
+        return LLTokenizer(str(self._path), n_vocab=self._vocab_size, eos_token=self._ends or None)
+
+    def of_schema(self, schema: Mapping[str, Any], param: str) -> GrammarConstraint:
+        """Return the constraint of a JSON schema.
+
+        Raises
+        ------
+        ApiError
+            llguidance cannot enforce the schema; ``param`` is the option that holds it.
+        """
+        from llguidance import LLMatcher
+
+        return self._made(
+            LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=STYLE), param
+        )
+
+    def of_lark(self, grammar: str, param: str) -> GrammarConstraint:
+        """Return the constraint of a grammar in llguidance's Lark; errors as ``of_schema``."""
+        from llguidance import LLMatcher
+
+        return self._made(LLMatcher.grammar_from_lark(grammar), param)
+
+    def _made(self, grammar: str, param: str) -> GrammarConstraint:
+        from llguidance import LLMatcher
+
+        if not self._ends:
+            raise invalid(f"{param}: the model has no token that ends a text", param)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise invalid(f"{param}: {matcher.get_error()}", param)
+        return GrammarConstraint(matcher, self._ends)
+
+
+class GrammarConstraint:
+    """A grammar's state after a request's output; see ``labkit.engine.request.Constraint``."""
+
+    def __init__(self, matcher: Any, ends: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._ends = list(ends)
+        self._read: list[int] = []
+
+    def copy(self) -> GrammarConstraint:
+        """Return one for another request, at the beginning."""
+        matcher = self._matcher.deep_copy()
+        matcher.reset()
+        return GrammarConstraint(matcher, self._ends)
+
+    def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
+        """Say which ids may come after ``output``; where it is complete, those that end a text."""
+        self._follow(output)
+        if self._matcher.is_stopped():
+            mask = np.zeros(vocab_size, np.bool_)
+            mask[self._ends] = True
+            return mask
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        found = np.unpackbits(bits, count=min(vocab_size, 8 * len(bits)), bitorder="little")
+        mask = np.zeros(vocab_size, np.bool_)
+        mask[: len(found)] = found
+        return mask
+
+    def _follow(self, output: Sequence[int]) -> None:
+        """Move the matcher from the tokens it has read to ``output``."""
+        same = 0
+        for old, new in zip(self._read, output, strict=False):
+            if old != new:
+                break
+            same += 1
+        moved = same == len(self._read) or self._matcher.rollback(len(self._read) - same)
+        more = list(output[same:])
+        if not (moved and (not more or self._matcher.consume_tokens(more))):
+            raise RuntimeError(f"a constraint was left: {self._matcher.get_error()}")
+        self._read = list(output)
