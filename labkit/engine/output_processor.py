@@ -68,11 +68,16 @@ class OutputProcessor:
     def advance(self, event: TokenEvent) -> tuple[str, FinishReason | None]:
         """Take the request's next event; return the text that it adds, and how it ends."""
         delta, reason = self._stops.add(self._read(event)), event.finish_reason
-        if self._stops.hit:
+        if self._stops.hit is not None:
             reason = "stop"
         elif reason is not None:
             delta += self._stops.finish()
         return delta, reason
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop text that ended the request; None: none did."""
+        return self._stops.hit
 
     def _read(self, event: TokenEvent) -> str:
         """Note the event's token; return the text that is complete with it."""
@@ -90,23 +95,23 @@ class StopTexts:
     """Looks for the first stop text; holds back what may be the beginning of one.
 
     What is returned for a text does not depend on how it is cut into pieces: the stop
-    text that is complete first ends it, the longest of those that end together.
+    text that is complete first ends it, the longest of those that end together: ``hit``.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
-        self.hit = False
+        self.hit: str | None = None
 
     def add(self, piece: str) -> str:
         """Take more text; return what is certainly before any stop text."""
         if not self._stops:
             return piece
         text, self._held = self._held + piece, ""
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.hit = True
-            return text[: min(found)[1]]
+            _, begin, self.hit = min(found)
+            return text[:begin]
         shown = len(text) - self._begun(text)
         self._held = text[shown:]
         return text[:shown]

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from labkit.engine.base import Logprobs
 from labkit.server.event_stream import DONE, event
+from labkit.server.generation import Generation, Piece
 from labkit.server.openai_types import (
     ChatChoice,
     ChatChunk,
@@ -26,7 +27,7 @@ from labkit.server.openai_types import (
     Usage,
 )
 from labkit.server.sampled_text import Written, collect, token_logprob, usage
-from labkit.server.service import Generation, Piece, Service
+from labkit.server.service import Service
 from labkit.server.tool_calls import Call, CallFormat, CallReader
 
 _encode = msgspec.json.Encoder().encode

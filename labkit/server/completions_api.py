@@ -11,6 +11,7 @@ from msgspec import UNSET
 from labkit.engine.base import Logprobs
 from labkit.server.api_error import invalid
 from labkit.server.event_stream import DONE, Answer, event
+from labkit.server.generation import Generation
 from labkit.server.openai_types import (
     Completion,
     CompletionRequest,
@@ -31,7 +32,7 @@ from labkit.server.sampled_text import (
     to_params,
     usage,
 )
-from labkit.server.service import Generation, Service, new_id
+from labkit.server.service import Service, new_id
 
 DEFAULT_MAX_TOKENS = 16  # the API's
 _decoder = msgspec.json.Decoder(CompletionRequest)

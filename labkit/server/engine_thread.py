@@ -6,13 +6,31 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.base import InferenceEngine, TokenEvent
-from labkit.engine.request import Request
+from labkit.engine.base import EngineError, InferenceEngine, Observable, TokenEvent
+from labkit.engine.request import Request, SamplingParams
 
 Command = Callable[[InferenceEngine], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step did.
+
+    ``began`` and ``ended`` are seconds on the thread's clock; ``admitted`` are the requests
+    that began to run in it, ``counters`` the engine's after it, and ``kv_bytes`` what
+    requests hold then (None: the engine does not say).
+    """
+
+    began: float
+    ended: float
+    events: list[TokenEvent]
+    admitted: list[str]
+    counters: Mapping[str, float]
+    kv_bytes: int | None
 
 
 class EngineThread:
@@ -22,8 +40,8 @@ class EngineThread:
     ----------
     engine
         Ready to serve; from ``start`` on only this thread calls it, and closes it.
-    on_events
-        Called in this thread with the events of each step.
+    on_step
+        Called in this thread with each step.
     on_end
         Called in this thread when it ends: with the exception that ended it, or None.
     clock
@@ -33,17 +51,19 @@ class EngineThread:
     def __init__(
         self,
         engine: InferenceEngine,
-        on_events: Callable[[list[TokenEvent]], None],
+        on_step: Callable[[Step], None],
         on_end: Callable[[BaseException | None], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
-        self._on_events = on_events
+        self._on_step = on_step
         self._on_end = on_end
         self._clock = clock
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._watched = engine if isinstance(engine, Observable) else None
         self._busy_since: float | None = None
+        self._queued: set[str] = set()  # submitted, and not seen running yet
 
     def start(self) -> None:
         """Begin."""
@@ -51,15 +71,21 @@ class EngineThread:
 
     def submit(self, request: Request) -> None:
         """Queue a request; what comes of it, a refusal too, comes as events."""
-        self._inbox.put(lambda engine: engine.submit(request))
+
+        def submit(engine: InferenceEngine) -> None:
+            self._queued.add(request.request_id)
+            engine.submit(request)
+
+        self._inbox.put(submit)
 
     def abort(self, request_id: str) -> None:
         """End a request; events that are under way still come."""
-        self._inbox.put(lambda engine: engine.abort(request_id))
 
-    def ask(self, command: Command) -> None:
-        """Run ``command`` between two steps."""
-        self._inbox.put(command)
+        def abort(engine: InferenceEngine) -> None:
+            self._queued.discard(request_id)
+            engine.abort(request_id)
+
+        self._inbox.put(abort)
 
     def stop(self, timeout_s: float | None = None) -> None:
         """End after the step that runs, and wait for that."""
@@ -83,9 +109,7 @@ class EngineThread:
         try:
             while self._obey():
                 if self._engine.has_work():
-                    events = self._engine.step()
-                    if events:
-                        self._on_events(events)
+                    self._step()
             self._engine.close()
         except BaseException as error:
             traceback.print_exc()
@@ -93,6 +117,23 @@ class EngineThread:
         finally:
             self._busy_since = None
             self._on_end(ended_by)
+
+    def _step(self) -> None:
+        engine, began = self._engine, self._clock()
+        events = engine.step()
+        watched = self._watched
+        admitted: list[str] = []
+        if self._queued:
+            told = {event.request_id for event in events}
+            admitted = [
+                request_id
+                for request_id in self._queued
+                if request_id in told or (watched and watched.is_running(request_id))
+            ]
+            self._queued.difference_update(admitted)
+        kv_bytes = watched.kv_bytes().held if watched else None
+        counters = engine.counters()
+        self._on_step(Step(began, self._clock(), events, admitted, counters, kv_bytes))
 
     def _obey(self) -> bool:
         """Carry out the commands that are there, waiting for one if there is nothing to do.
@@ -121,9 +162,6 @@ def warm_up(engine: InferenceEngine, rows: int, vocab_size: int) -> None:
     EngineError, RuntimeError
         The engine does not generate.
     """
-    from labkit.engine.base import EngineError
-    from labkit.engine.request import SamplingParams
-
     for count in dict.fromkeys((1, rows)):
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         for number in range(count):

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from labkit.server.api_error import ApiError
-from labkit.server.service import Generation
+from labkit.server.generation import Generation
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -123,6 +123,11 @@ DONE = b"data: [DONE]\n\n"
 def event(encoded: bytes) -> bytes:
     """Return a server-sent event."""
     return b"data: " + encoded + b"\n\n"
+
+
+def named_event(name: str, encoded: bytes) -> bytes:
+    """Return a server-sent event that says what it is."""
+    return b"event: " + name.encode() + b"\n" + event(encoded)
 
 
 def broken_stream(error: ApiError) -> bytes:

@@ -12,10 +12,51 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from labkit import __version__
-from labkit.server import chat_api, completions_api
+from labkit.server import chat_api, completions_api, messages_api, responses_api, tokens_api
 from labkit.server.api_error import ApiError
-from labkit.server.openai_types import ModelCard, ModelList
+from labkit.server.messages_api import MessageError, MessageObject, MessagesRequest
+from labkit.server.openai_types import (
+    ChatCompletion,
+    ChatRequest,
+    Completion,
+    CompletionRequest,
+    ModelCard,
+    ModelList,
+)
+from labkit.server.openapi import Got, Posted, describe
+from labkit.server.responses_api import ResponseObject, ResponsesRequest
+from labkit.server.server_metrics import CONTENT_TYPE
 from labkit.server.service import Service
+
+
+class Health(msgspec.Struct, frozen=True):
+    """The engine can serve."""
+
+    status: str
+
+
+class Version(msgspec.Struct, frozen=True):
+    """labkit's version."""
+
+    version: str
+
+
+MESSAGES = "/v1/messages"
+POSTED = [
+    Posted("/v1/completions", completions_api.answer, CompletionRequest, Completion, True),
+    Posted("/v1/chat/completions", chat_api.answer, ChatRequest, ChatCompletion, True),
+    Posted("/v1/responses", responses_api.answer, ResponsesRequest, ResponseObject, True),
+    Posted(MESSAGES, messages_api.answer, MessagesRequest, MessageObject, True, MessageError),
+    Posted("/tokenize", tokens_api.tokenize, tokens_api.TokenizeRequest, tokens_api.Tokens),
+    Posted("/detokenize", tokens_api.detokenize, tokens_api.DetokenizeRequest, tokens_api.Text),
+]
+GOT = [
+    Got("/v1/models", ModelList, (401,)),
+    Got("/v1/models/{model}", ModelCard, (401, 404)),
+    Got("/health", Health, (503,)),
+    Got("/version", Version),
+    Got("/metrics", None),
+]
 
 
 def create_app(service: Service) -> FastAPI:
@@ -31,23 +72,30 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(HTTPException, _say_http)
     app.add_exception_handler(Exception, _say_bug)
     routes = Routes(service)
-    allowed = [Depends(routes.check_key)]
-    for path, answer in (
-        ("/v1/completions", completions_api.answer),
-        ("/v1/chat/completions", chat_api.answer),
-    ):
+    with_key = [Depends(routes.check_key)]
+
+    def add(path: str, endpoint: Callable[..., Any], method: str, key: bool) -> None:
+        dependencies = with_key if key else []
         app.add_api_route(
-            path, routes.posted(answer), methods=["POST"], dependencies=allowed, response_model=None
+            path,
+            endpoint,
+            methods=[method],
+            dependencies=dependencies,
+            include_in_schema=False,
+            response_model=None,
         )
-    for path, endpoint in (
-        ("/v1/models", routes.models),
-        ("/v1/models/{model:path}", routes.model),
-    ):
-        app.add_api_route(
-            path, endpoint, methods=["GET"], dependencies=allowed, response_model=None
-        )
-    app.add_api_route("/health", routes.health, methods=["GET"], response_model=None)
-    app.add_api_route("/version", routes.version, methods=["GET"], response_model=None)
+
+    for item in POSTED:
+        add(item.path, routes.posted(item.answer), "POST", True)
+    add("/v1/embeddings", routes.embeddings, "POST", True)
+    add("/v1/models", routes.models, "GET", True)
+    add("/v1/models/{model:path}", routes.model, "GET", True)
+    # Whoever watches the server has no key.
+    add("/health", routes.health, "GET", False)
+    add("/version", routes.version, "GET", False)
+    add("/metrics", routes.metrics, "GET", False)
+    document = describe(POSTED, GOT, service.name)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     return app
 
 
@@ -107,26 +155,34 @@ class Routes:
         service = self._service
         return ModelCard(service.name, "model", service.created, "labkit", service.context)
 
+    async def embeddings(self) -> Response:
+        """Refuse: an engine that generates has none."""
+        raise ApiError(404, "this server has no embeddings", code="unsupported")
+
     async def health(self) -> Response:
         """Answer 200 while the engine can serve, else 503."""
         trouble = self._service.trouble()
         if trouble is not None:
             raise ApiError(503, trouble, code="unhealthy")
-        return _json({"status": "ok"})
+        return _json(Health("ok"))
 
     async def version(self) -> Response:
         """``GET /version``."""
-        return _json({"version": __version__})
+        return _json(Version(__version__))
+
+    async def metrics(self) -> Response:
+        """``GET /metrics``, as Prometheus reads it."""
+        return Response(self._service.metrics_page(), media_type=CONTENT_TYPE)
 
 
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def _say(_: Request, error: Any) -> Response:
-    return Response(
-        error.encode(), error.status, headers=error.headers, media_type="application/json"
-    )
+async def _say(request: Request, error: Any) -> Response:
+    theirs = request.url.path == MESSAGES
+    body = messages_api.encode_error(error) if theirs else error.encode()
+    return Response(body, error.status, headers=error.headers, media_type="application/json")
 
 
 async def _say_http(request: Request, error: Any) -> Response:

@@ -14,8 +14,10 @@ from labkit.engine.base import Logprobs
 from labkit.engine.request import SamplingParams
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
+from labkit.server.generation import Generation, Piece
 from labkit.server.openai_types import Sampling, TokenLogprob, TopLogprob, Usage
-from labkit.server.service import Generation, Piece, Service
+from labkit.server.service import Service, new_id
+from labkit.server.structured_output import GrammarConstraint
 
 T = TypeVar("T")
 LEAST_LOGPROB = -9999.0  # JSON has no infinity
@@ -147,6 +149,7 @@ class Written:
     texts: list[str] = field(default_factory=list)
     logprobs: list[Logprobs] = field(default_factory=list)
     finish_reason: str | None = None
+    stop: str | None = None
 
     @property
     def text(self) -> str:
@@ -161,7 +164,7 @@ class Written:
             self.texts.append(piece.text)
         if piece.logprobs is not None:
             self.logprobs.append(piece.logprobs)
-        self.finish_reason = piece.finish_reason
+        self.finish_reason, self.stop = piece.finish_reason, piece.stop
 
 
 async def collect(generation: Generation, count: int) -> list[Written]:
@@ -209,3 +212,45 @@ async def encode_conversation(
         return await service.read(service.tokenizer.encode_chat, messages, tools)
     except ConfigError as error:
         raise invalid(str(error), "messages") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation that is being continued: by one choice."""
+
+    id: str
+    prompt: list[int]
+    generation: Generation
+
+
+async def converse(
+    service: Service,
+    kind: str,
+    messages: list[dict[str, Any]],
+    asked: Sampling,
+    *,
+    limit: int | None,
+    param: str,
+    constraint: GrammarConstraint | None = None,
+) -> Conversation:
+    """Begin the answer to a conversation.
+
+    Parameters
+    ----------
+    kind
+        What its id begins with.
+    limit, param
+        How many tokens it may have, where that is said, and the option that holds the messages.
+
+    Raises
+    ------
+    ApiError
+        It cannot be served.
+    """
+    prompt = await encode_conversation(service, messages)
+    most = service.options.max_output_tokens
+    max_tokens = output_tokens(service, prompt, limit, default=most, param=param)
+    params = to_params(service, asked, max_tokens=max_tokens, logprobs=None)
+    call_id = new_id(kind)
+    generation = service.generate(call_id, [prompt], params, 1, constraint)
+    return Conversation(call_id, prompt, generation)

@@ -7,114 +7,25 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from labkit import config
-from labkit.engine.base import NO_TOKEN, Bounded, InferenceEngine, Logprobs, TokenEvent
-from labkit.engine.output_processor import OutputProcessor
+from labkit.engine.base import NO_TOKEN, Bounded, InferenceEngine
 from labkit.engine.request import Request, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.api_error import ApiError, invalid
-from labkit.server.engine_thread import EngineThread
+from labkit.server.api_error import ApiError
+from labkit.server.engine_thread import EngineThread, Step
+from labkit.server.generation import Generation
+from labkit.server.server_metrics import Metrics
 from labkit.server.structured_output import GrammarConstraint, Grammars
 from labkit.server.tool_calls import call_format
 
 T = TypeVar("T")
+CACHE_FACTS = {"blocks.total": "num_gpu_blocks", "kv_block_bytes": "block_bytes"}
 RETRY_S = 1  # what a client is told to wait where the server is full (seconds)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """One more token of a choice, or its end.
-
-    ``token`` is None for an end without a token. ``text`` is what the token adds to the
-    choice's text, often nothing; ``finish_reason`` is None but for the last piece.
-    """
-
-    index: int
-    token: int | None
-    text: str
-    finish_reason: Literal["stop", "length"] | None
-    logprobs: Logprobs | None
-
-
-class Generation:
-    """One API request under way: the engine's requests it became, and the pieces that wait.
-
-    Made, read and closed on the event loop. ``index`` of a piece counts choices, those of
-    the first prompt first.
-    """
-
-    def __init__(self, service: Service, requests: Sequence[Request]) -> None:
-        self.created = int(time.time())
-        self._service = service
-        self._choices = {
-            request.request_id: (index, OutputProcessor(request, None, service.tokenizer))
-            for index, request in enumerate(requests)
-        }
-        self._unfinished = set(self._choices)
-        self._pieces: list[Piece] = []
-        self._error: ApiError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, event: TokenEvent) -> None:
-        """Take an event of one of its requests."""
-        if event.request_id not in self._unfinished:
-            return
-        if event.finish_reason == "error":
-            self.fail(invalid(event.error or "the engine refused"))
-            return
-        index, processor = self._choices[event.request_id]
-        text, reason = processor.advance(event)
-        if reason is not None:
-            self._unfinished.discard(event.request_id)
-            self._service.forget(event.request_id, abort=event.finish_reason is None)
-        token = None if event.token == NO_TOKEN else event.token
-        done: Any = reason
-        self._pieces.append(Piece(index, token, text, done, event.logprobs))
-
-    def fail(self, error: ApiError) -> None:
-        """End it with an error, which its reader gets after the pieces that are there."""
-        if self._error is None and self._unfinished:
-            self._error = error
-            self.close()
-            self.wake()
-
-    def wake(self) -> None:
-        """Let the reader go on."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """Yield what has come since the last time, until every choice has ended.
-
-        Raises
-        ------
-        ApiError
-            It could not be served, or not to its end.
-        """
-        loop = asyncio.get_running_loop()
-        while True:
-            if self._pieces:
-                pieces, self._pieces = self._pieces, []
-                yield pieces
-            elif self._error is not None:
-                raise self._error
-            elif not self._unfinished:
-                return
-            else:
-                self._waiter = loop.create_future()
-                await self._waiter
-
-    def close(self) -> None:
-        """Abort what has not ended; harmless to call again."""
-        for request_id in self._unfinished:
-            self._service.forget(request_id, abort=True)
-        self._unfinished.clear()
 
 
 class Service:
@@ -157,6 +68,11 @@ class Service:
         self.created = int(time.time())
         self._engine = engine
         self._live: dict[str, Generation] = {}
+        self._running: set[str] = set()
+        found = engine.counters()
+        blocks = {k: f"{found[k]:g}" for k in ("blocks.total", "kv_block_bytes") if k in found}
+        facts = {CACHE_FACTS[name]: value for name, value in blocks.items()}
+        self.metrics = Metrics(name, facts)
         self._readers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="reader")
         self._thread: EngineThread | None = None
         self._ended_by: str | None = None
@@ -172,7 +88,7 @@ class Service:
 
         self._thread = EngineThread(
             self._engine,
-            lambda events: tell(self._deliver, events),
+            lambda step: tell(self._deliver, step),
             lambda error: tell(self._engine_ended, error),
         )
         self._thread.start()
@@ -221,7 +137,8 @@ class Service:
             for at, prompt in enumerate(prompts)
             for choice in range(n)
         ]
-        generation = Generation(self, requests)
+        generation = Generation(requests, self.tokenizer, self.forget)
+        self.metrics.observe("request_params_n", n)
         for request in requests:
             self._live[request.request_id] = generation
             # Stop texts are looked for here: the engine has no tokenizer.
@@ -229,21 +146,40 @@ class Service:
             self._thread.submit(dataclasses.replace(request, params=bare) if bare else request)
         return generation
 
-    def forget(self, request_id: str, *, abort: bool) -> None:
+    def forget(self, request_id: str, abort: bool, reason: str) -> None:
         """Drop an engine request that has ended, or shall."""
-        if self._live.pop(request_id, None) is not None and abort and self._thread is not None:
+        generation = self._live.pop(request_id, None)
+        if generation is None:
+            return
+        if abort and self._thread is not None:
             self._thread.abort(request_id)
+        self._running.discard(request_id)
+        metrics, times = self.metrics, generation.times[request_id]
+        metrics.end(generation.requests[request_id], times, time.monotonic(), reason)
 
-    def _deliver(self, events: list[TokenEvent]) -> None:
+    def _deliver(self, step: Step) -> None:
         """Hand a step's events to the generations that wait for them."""
         woken: dict[int, Generation] = {}
-        for event in events:
+        for request_id in step.admitted:
+            if request_id in self._live:
+                self._live[request_id].times[request_id].admitted = step.began
+                self._running.add(request_id)
+        for event in step.events:
             generation = self._live.get(event.request_id)
             if generation is not None:
+                if event.token != NO_TOKEN:
+                    self.metrics.token(generation.times[event.request_id], step.ended)
                 generation.put(event)
                 woken[id(generation)] = generation
+        self.metrics.step(step)
         for generation in woken.values():
             generation.wake()
+
+    def metrics_page(self) -> bytes:
+        """Return the metrics as Prometheus reads them."""
+        self.metrics.running.set(len(self._running))
+        self.metrics.waiting.set(len(self._live) - len(self._running))
+        return self.metrics.page()
 
     def _engine_ended(self, error: BaseException | None) -> None:
         if error is not None:

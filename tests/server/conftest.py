@@ -66,8 +66,14 @@ class Running:
         return self.process.wait(timeout=30)
 
 
+@pytest.fixture(scope="session")
+def serving():
+    """A context manager: the log's path and overrides to a running server."""
+    return _serving
+
+
 @contextlib.contextmanager
-def serving(log, *overrides):
+def _serving(log, *overrides):
     """Start ``labkit.serve`` on a free port, wait until it serves, and end it."""
     command = [sys.executable, "-m", "labkit.serve", "server.port=0", *map(str, overrides)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -85,7 +91,7 @@ def serving(log, *overrides):
 
 
 @pytest.fixture(scope="session")
-def server(chat_model, tmp_path_factory):
+def server(chat_model, serving, tmp_path_factory):
     """A server of the tiny model that stays for all tests."""
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(

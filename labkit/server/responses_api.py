@@ -1,0 +1,287 @@
+"""``/v1/responses``: text in, text out. Nothing is stored: a request brings all that was said."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from labkit.server.api_error import ApiError, invalid
+from labkit.server.event_stream import Answer, named_event
+from labkit.server.openai_types import JsonObject, Sampling
+from labkit.server.sampled_text import Conversation, Written, check_model, converse, decode
+from labkit.server.service import Service, new_id
+from labkit.server.structured_output import GrammarConstraint
+
+
+class InputText(Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
+    """A part of what was asked."""
+
+    text: str
+
+
+class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
+    """A part of what was answered."""
+
+    text: str
+    annotations: list[JsonObject] = []
+    logprobs: list[JsonObject] | None = None
+
+
+class InputMessage(Struct, forbid_unknown_fields=True):
+    """A message of the conversation; ``id`` and ``status`` come back from answers."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+
+
+class PlainText(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class AnyObject(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object."""
+
+
+class OfSchema(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON as a schema says; it is always enforced."""
+
+    name: str
+    schema: JsonObject
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Struct, forbid_unknown_fields=True):
+    """What the text must look like."""
+
+    format: PlainText | AnyObject | OfSchema | None = None
+
+
+class ResponsesRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """``POST /v1/responses``."""
+
+    model: str
+    input: str | Annotated[list[InputMessage], Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    text: TextOptions | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+
+
+class OutputMessage(Struct, frozen=True):
+    """What the model says."""
+
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class InputDetails(Struct, frozen=True):
+    """Of the prompt's tokens; none are said to be cached."""
+
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(Struct, frozen=True):
+    """Of the answer's tokens."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Struct, frozen=True):
+    """Tokens read and written."""
+
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails = InputDetails()
+    output_tokens_details: OutputDetails = OutputDetails()
+
+
+class Incomplete(Struct, frozen=True):
+    """Why an answer is not whole."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(Struct, frozen=True, kw_only=True):
+    """The answer to a ``ResponsesRequest``."""
+
+    id: str
+    created_at: int
+    model: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    output: list[OutputMessage]
+    usage: ResponseUsage | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    temperature: float
+    top_p: float
+    text: JsonObject
+    incomplete_details: Incomplete | None = None
+    object: Literal["response"] = "response"
+    error: None = None
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    store: bool = False
+    tool_choice: Literal["auto"] = "auto"
+    tools: list[JsonObject] = []
+
+
+_decoder = msgspec.json.Decoder(ResponsesRequest)
+_encode = msgspec.json.Encoder().encode
+
+
+async def answer(service: Service, body: bytes) -> Answer:
+    """Begin what a body asks for.
+
+    Raises
+    ------
+    ApiError
+        It cannot be served.
+    """
+    asked = decode(_decoder, body)
+    check_model(service, asked.model)
+    if asked.store:
+        raise invalid("store=true: nothing is stored here", "store")
+    conversation = await converse(
+        service,
+        "resp",
+        _messages(asked),
+        Sampling(model=asked.model, temperature=asked.temperature, top_p=asked.top_p),
+        limit=asked.max_output_tokens,
+        param="input",
+        constraint=await service.read(_constraint, service, asked),
+    )
+    writer = ResponseWriter(service, asked, conversation)
+    timeout_s, generation = service.options.timeout_s, conversation.generation
+    if asked.stream:
+        return Answer(generation, timeout_s, events=writer.events(), broken=writer.broken)
+    return Answer(generation, timeout_s, whole=writer.whole)
+
+
+def _messages(asked: ResponsesRequest) -> list[dict[str, Any]]:
+    said = [{"role": "system", "content": asked.instructions}] if asked.instructions else []
+    if isinstance(asked.input, str):
+        return [*said, {"role": "user", "content": asked.input}]
+    for message in asked.input:
+        parts = message.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        role = "system" if message.role == "developer" else message.role
+        said.append({"role": role, "content": text})
+    return said
+
+
+def _constraint(service: Service, asked: ResponsesRequest) -> GrammarConstraint | None:
+    wanted = asked.text.format if asked.text else None
+    if isinstance(wanted, OfSchema):
+        return service.grammars.of_schema(wanted.schema, "text.format")
+    if isinstance(wanted, AnyObject):
+        return service.grammars.of_schema({"type": "object"}, "text.format")
+    return None
+
+
+class ResponseWriter:
+    """Writes a conversation's answer as a response, whole or as its events."""
+
+    def __init__(
+        self, service: Service, asked: ResponsesRequest, conversation: Conversation
+    ) -> None:
+        self._service = service
+        self._asked = asked
+        self._conversation = conversation
+        self._message_id = new_id("msg")
+        self._sequence = 0
+
+    async def whole(self) -> bytes:
+        """Return the answer in one piece."""
+        written = Written()
+        async for pieces in self._conversation.generation.pieces():
+            for piece in pieces:
+                written.add(piece)
+        return _encode(self._response(written))
+
+    def _response(self, written: Written | None) -> ResponseObject:
+        """Return the response; without an answer it is in progress."""
+        asked, prompt = self._asked, len(self._conversation.prompt)
+        cut = written is not None and written.finish_reason == "length"
+        count = len(written.tokens) if written else 0
+        chosen = asked.text.format if asked.text else None
+        return ResponseObject(
+            id=self._conversation.id,
+            created_at=self._conversation.generation.created,
+            model=self._service.name,
+            status="in_progress" if written is None else "incomplete" if cut else "completed",
+            output=[] if written is None else [self._message(written)],
+            usage=None if written is None else ResponseUsage(prompt, count, prompt + count),
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            metadata=asked.metadata or {},
+            temperature=1.0 if asked.temperature is None else asked.temperature,
+            top_p=1.0 if asked.top_p is None else asked.top_p,
+            text={"format": msgspec.to_builtins(chosen or PlainText())},
+            incomplete_details=Incomplete("max_output_tokens") if cut else None,
+        )
+
+    def _message(self, written: Written) -> OutputMessage:
+        status: Any = "incomplete" if written.finish_reason == "length" else "completed"
+        return OutputMessage(self._message_id, status, [OutputText(written.text)])
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the answer as the API's events, each step's together."""
+        written, place = Written(), {"output_index": 0}
+        part = {**place, "item_id": self._message_id, "content_index": 0}
+        begun = False
+        async for pieces in self._conversation.generation.pieces():
+            sent = []
+            if not begun:
+                begun = True
+                blank = OutputMessage(self._message_id, "in_progress", [])
+                sent += [
+                    self._event("response.created", response=self._response(None)),
+                    self._event("response.in_progress", response=self._response(None)),
+                    self._event("response.output_item.added", item=blank, **place),
+                    self._event("response.content_part.added", part=OutputText(""), **part),
+                ]
+            for piece in pieces:
+                written.add(piece)
+                if piece.text:
+                    delta = {**part, "delta": piece.text, "logprobs": []}
+                    sent.append(self._event("response.output_text.delta", **delta))
+            if sent:
+                yield b"".join(sent)
+        done = {**part, "text": written.text, "logprobs": []}
+        whole = self._response(written)
+        yield b"".join(
+            [
+                self._event("response.output_text.done", **done),
+                self._event("response.content_part.done", part=OutputText(written.text), **part),
+                self._event("response.output_item.done", item=self._message(written), **place),
+                self._event(f"response.{whole.status}", response=whole),
+            ]
+        )
+
+    def broken(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream which has begun."""
+        detail = error.detail
+        return self._event("error", message=detail.message, code=detail.type, param=detail.param)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        told = {"type": name, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return named_event(name, _encode(told))
