@@ -87,3 +87,6 @@ class Serve(Group):
             "engine.attention.resolver=identity: it serves pure decode only, and requests begin "
             "with a prefill",
         )
+        for name, _, _ in self.server.options() if self.shell else ():
+            if name != "max_output_tokens":
+                self.server.require_default(name, "shell=true listens nowhere")

@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.cli import say
 from labkit.config import ConfigError, Engine, Serve, from_plain
 
 if TYPE_CHECKING:
-    from labkit.server.service import Service
+    from labkit.engine.base import InferenceEngine
+    from labkit.models import ModelDir
+    from labkit.models.tokenizer import Tokenizer
 
 PROG = "labkit.serve"
 WARM_ROWS = 16  # requests that the warm-up serves together at most
@@ -38,16 +41,26 @@ def main() -> int:
 
 
 def serve(asked: Serve) -> None:
-    """Load, warm up, and serve until a signal."""
+    """Load, warm up, and serve until a signal; or talk in this terminal."""
+    if asked.shell:
+        from labkit.server.shell import Shell
+
+        loaded = load(asked)
+        Shell(loaded.engine, loaded.tokenizer, asked.server.max_output_tokens).run()
+        return
     from labkit.server import listener, routes
+    from labkit.server.service import Service
 
     bound = listener.bind(asked.server)
-    service = load(asked)
+    loaded, name = load(asked), asked.server.model_name
+    service = Service(
+        asked.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
+    )
     where = listener.url(bound)
 
     def ready() -> None:
-        name = asked.engine.name
-        note(f"{where} serves {service.name} (engine={name}); ctrl-C stops it")
+        engine = asked.engine.name
+        note(f"{where} serves {service.name} (engine={engine}); ctrl-C stops it")
 
     listener.run(service, routes.create_app(service), bound, ready)
     note("stopped")
@@ -58,7 +71,16 @@ def note(line: str) -> None:
     print(f"{PROG}: {line}", flush=True)
 
 
-def load(asked: Serve) -> Service:
+@dataclass(frozen=True)
+class Loaded:
+    """A model that has generated tokens."""
+
+    model: ModelDir
+    tokenizer: Tokenizer
+    engine: InferenceEngine
+
+
+def load(asked: Serve) -> Loaded:
     """Settle what the process has one of, load the model, and generate a token."""
     note(f"loading model={asked.model.name}")
     settle(asked.engine)
@@ -66,14 +88,12 @@ def load(asked: Serve) -> Service:
     from labkit.engine.factory import create
     from labkit.models import tokenizer
     from labkit.server.engine_thread import warm_up
-    from labkit.server.service import Service
 
     model = models.resolve(asked.model)
     reader = tokenizer.load(model.path)
     engine = create(asked.engine, model.path)
     warm_up(engine, min(WARM_ROWS, asked.engine.scheduler.max_num_seqs), model.vocab_size)
-    name = asked.server.model_name or model.name
-    return Service(asked.server, name, reader, engine, model)
+    return Loaded(model, reader, engine)
 
 
 def settle(engine: Engine) -> None:

@@ -15,6 +15,11 @@ from labkit.server.service import Service
 
 REFERENCE = "#/components/schemas/{name}"
 JSON, EVENTS = "application/json", "text/event-stream"
+EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 WHY = {
     400: "a mistake in the request",
     401: "no valid API key",
@@ -78,7 +83,7 @@ def describe(posted: list[Posted], got: list[Got], model: str) -> dict[str, Any]
 def _post(item: Posted) -> dict[str, Any]:
     content = _content(item.told)
     if item.streams:
-        content[EVENTS] = {"schema": {"type": "string"}}
+        content[EVENTS] = {"schema": EVENT}
     return {
         "requestBody": {"required": True, "content": _content(item.asked)},
         "responses": {

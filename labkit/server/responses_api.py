@@ -31,13 +31,14 @@ class OutputText(Struct, tag_field="type", tag="output_text", forbid_unknown_fie
 
 
 class InputMessage(Struct, forbid_unknown_fields=True):
-    """A message of the conversation; ``id`` and ``status`` come back from answers."""
+    """A message of the conversation; ``id``, ``status`` and ``phase`` come back from answers."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None
+    phase: str | None = None
 
 
 class PlainText(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 openai = pytest.importorskip("openai")
+sys.path.insert(0, str(Path(__file__).parent))  # for ``engines``: tests are no packages here
 
 TEMPLATE = """\
 {%- if tools %}<|bos|>system

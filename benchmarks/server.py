@@ -1,0 +1,333 @@
+"""What HTTP costs: output tokens per second inside the process, through our server, and others'.
+
+All servers are started once and stay; rounds are interleaved in a fresh random order. In a round
+16 clients each send their next request (the same texts everywhere, greedy) when the last one has
+ended, so that an engine that ends a request finds the next one a round trip later. The client is
+one event loop that reads raw sockets. mlx_lm.server gets OpenBLAS (preloaded), which it does not
+have from pip. llama.cpp's server runs where ``--llama`` names its command and a GGUF file of the
+same weights. Run as ``python benchmarks/server.py``; ``--json FILE`` writes every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+INSIDE, OURS, MLX_LM, LLAMA = "in process", "labkit.serve", "mlx_lm.server", "llama.cpp"
+TARGETS = {INSIDE: 0.95, MLX_LM: 4.0, LLAMA: 1.3}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a round asks: so many texts, so many tokens of each, so many at once."""
+
+    texts: tuple[str, ...]
+    max_tokens: int
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of it."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def tok_s(self) -> float:
+        """Output tokens per second."""
+        return self.tokens / self.seconds
+
+
+# --- inside the process ---------------------------------------------------------------------
+
+
+def child(model: str) -> None:
+    """Serve rounds that come as lines of JSON; print their figures."""
+    from labkit.engine.request import Request, SamplingParams
+    from labkit.serve import compose
+    from labkit.server.__main__ import load
+
+    loaded = load(compose([f"model={model}"]))
+    engine, encode = loaded.engine, loaded.tokenizer.encode
+    print("ready", flush=True)
+    for number, line in enumerate(sys.stdin):
+        asked = Load(**json.loads(line))
+        params = SamplingParams(max_tokens=asked.max_tokens, ignore_eos=True)
+        start, tokens = time.perf_counter(), 0
+        waiting = [
+            Request(f"{number}-{at}", tuple(encode(text)), params)
+            for at, text in enumerate(asked.texts)
+        ][::-1]
+        for _ in range(min(asked.concurrency, len(waiting))):
+            engine.submit(waiting.pop())
+        while engine.has_work():
+            for event in engine.step():
+                tokens += 1
+                if event.finish_reason is not None and waiting:
+                    engine.submit(waiting.pop())
+        print(json.dumps([tokens, time.perf_counter() - start]), flush=True)
+
+
+class Inside:
+    """The engine in a process of its own, driven by its steps."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def round(self, asked: Load) -> Round:
+        """Do a round."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(vars(asked)) + "\n")
+        self._process.stdin.flush()
+        return Round(*json.loads(self._process.stdout.readline()))
+
+
+# --- over HTTP ------------------------------------------------------------------------------
+
+
+class Served:
+    """An OpenAI-compatible server, asked by as many clients as a round has."""
+
+    def __init__(self, url: str, extra: dict[str, Any]) -> None:
+        self._host, _, self._port = urlsplit(url).netloc.partition(":")
+        self._extra = extra
+
+    def round(self, asked: Load) -> Round:
+        """Do a round."""
+        return asyncio.run(self._round(asked))
+
+    async def _round(self, asked: Load) -> Round:
+        waiting, start, tokens = list(asked.texts)[::-1], time.perf_counter(), 0
+
+        async def client() -> None:
+            nonlocal tokens
+            while waiting:
+                tokens += await self._ask(waiting.pop(), asked.max_tokens)
+
+        await asyncio.gather(*(client() for _ in range(asked.concurrency)))
+        return Round(tokens, time.perf_counter() - start)
+
+    async def _ask(self, text: str, max_tokens: int) -> int:
+        """Stream a completion; return how many tokens the server says it had."""
+        body = {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body |= {"stream_options": {"include_usage": True}, **self._extra}
+        data = json.dumps(body).encode()
+        reader, writer = await asyncio.open_connection(self._host, int(self._port))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+        )
+        tail = b""
+        while part := await reader.read(1 << 16):
+            tail = (tail + part)[-4096:]
+        writer.close()
+        counts = re.findall(rb'"completion_tokens": ?(\d+)', tail)
+        assert counts, tail
+        return int(counts[-1])
+
+
+@contextlib.contextmanager
+def process(command: Sequence[str], log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in a group of its own, and end it with all that it started."""
+    with log.open("w") as output:
+        started = subprocess.Popen(
+            command, stderr=output, text=True, start_new_session=True, **options
+        )
+    try:
+        yield started
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def until_it_generates(arm: Served, text: str, started: subprocess.Popen[str], log: Path) -> None:
+    """Wait for a first token: a health page may answer over a dead engine."""
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            arm.round(Load((text,), 2, 1))
+            return
+        except (OSError, AssertionError):
+            if started.poll() is not None or time.monotonic() > deadline:
+                sys.exit(f"{log}: the server did not start\n{log.read_text()[-2000:]}")
+            time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def inside(model: str, folder: Path) -> Iterator[Inside]:
+    """Start the engine's process, with the environment that the server's process has."""
+    from labkit.machine.threads import core_count, worker_environment
+
+    environment, _ = worker_environment(os.environ, threads=core_count(), cores=core_count())
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", "--model", model]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+    with process(command, folder / "inside.log", **pipes) as started:
+        assert started.stdout
+        for line in started.stdout:
+            if line == "ready\n":
+                break
+        yield Inside(started)
+
+
+@contextlib.contextmanager
+def ours(model: str, folder: Path, text: str) -> Iterator[Served]:
+    """Start labkit's server."""
+    port, log = free_port(), folder / "ours.log"
+    command = [sys.executable, "-m", "labkit.serve", f"model={model}", f"server.port={port}"]
+    with process(command, log, stdout=subprocess.DEVNULL) as started:
+        arm = Served(f"http://127.0.0.1:{port}", {"model": model, "ignore_eos": True})
+        until_it_generates(arm, text, started, log)
+        yield arm
+
+
+@contextlib.contextmanager
+def mlx_lm(path: Path, folder: Path, text: str) -> Iterator[Served]:
+    """Start mlx_lm's server on the same model directory."""
+    from labkit.machine.threads import core_count
+
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if sys.platform == "linux":
+        from labkit.machine import blas
+
+        environment["LD_PRELOAD"] = str(blas.prepare())
+        environment["OPENBLAS_NUM_THREADS"] = str(core_count())
+    port, log = free_port(), folder / "mlx_lm.log"
+    command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(path)]
+    command += ["--port", str(port)]
+    with process(command, log, stdout=subprocess.DEVNULL, env=environment) as started:
+        arm = Served(f"http://127.0.0.1:{port}", {"model": str(path)})
+        until_it_generates(arm, text, started, log)
+        yield arm
+
+
+@contextlib.contextmanager
+def llama(command: str, folder: Path, text: str) -> Iterator[Served]:
+    """Start llama.cpp's server; ``{port}`` in the command is filled in."""
+    port, log = free_port(), folder / "llama.log"
+    words = command.format(port=port).split()
+    with process(words, log, stdout=subprocess.DEVNULL) as started:
+        arm = Served(f"http://127.0.0.1:{port}", {"model": "x", "ignore_eos": True})
+        until_it_generates(arm, text, started, log)
+        yield arm
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+# --- the comparison -------------------------------------------------------------------------
+
+
+def texts(path: Path, count: int, tokens: int) -> tuple[str, ...]:
+    """Return texts of about so many tokens each, no two alike at their beginning."""
+    from labkit.models.tokenizer import load
+
+    tokenizer, draw = load(path), random.Random(0)
+    return tuple(
+        tokenizer.decode([draw.randrange(300, tokenizer.vocab_size - 2) for _ in range(tokens)])
+        for _ in range(count)
+    )
+
+
+def compare(options: argparse.Namespace) -> dict[str, list[float]]:
+    """Run the rounds; return each arm's tokens per second."""
+    from labkit import models
+    from labkit.serve import compose
+
+    path = models.resolve(compose([f"model={options.model}"]).model).path
+    asked = Load(
+        texts(path, options.requests, options.prompt_tokens),
+        options.output_tokens,
+        options.concurrency,
+    )
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        arms: dict[str, Inside | Served] = {
+            INSIDE: stack.enter_context(inside(options.model, folder)),
+            OURS: stack.enter_context(ours(options.model, folder, asked.texts[0])),
+        }
+        if not options.no_mlx_lm:
+            arms[MLX_LM] = stack.enter_context(mlx_lm(path, folder, asked.texts[0]))
+        if options.llama:
+            arms[LLAMA] = stack.enter_context(llama(options.llama, folder, asked.texts[0]))
+        found: dict[str, list[float]] = {name: [] for name in arms}
+        for arm in arms.values():
+            arm.round(Load(asked.texts[: options.concurrency], 8, options.concurrency))
+        order = random.Random(options.seed)
+        for number in range(options.rounds):
+            for name in order.sample(sorted(arms), len(arms)):
+                done = arms[name].round(asked)
+                found[name].append(done.tok_s)
+                print(f"round {number + 1}, {name}: {done.tokens} tokens, {done.tok_s:.1f} tok/s")
+    return found
+
+
+def show(found: dict[str, list[float]]) -> None:
+    """Print the table: medians, and our server's ratio to each arm, round by round."""
+    print(
+        "\n| arm | tok/s | our server's ratio | rounds | target |\n| --- | --- | --- | --- | --- |"
+    )
+    for name, rates in found.items():
+        ratios = [mine / rate for mine, rate in zip(found[OURS], rates, strict=True)]
+        least, most = min(ratios), max(ratios)
+        target = f"{TARGETS[name]:g}" if name in TARGETS else ""
+        print(
+            f"| {name} | {statistics.median(rates):.1f} | {statistics.median(ratios):.3f} | "
+            f"{least:.3f} to {most:.3f} | {target} |"
+        )
+    if LLAMA not in found:
+        print("\nllama.cpp's server: not run (--llama names its command)")
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="small")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--output-tokens", type=int, default=64)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-mlx-lm", action="store_true")
+    parser.add_argument("--llama", metavar="COMMAND", help="such as 'llama-server ... {port}'")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.model)
+        return
+    found = compare(options)
+    show(found)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
