@@ -122,7 +122,8 @@ class Served:
         async def client() -> None:
             nonlocal tokens
             while waiting:
-                tokens += await self._ask(waiting.pop(), asked.max_tokens)
+                count = await self._ask(waiting.pop(), asked.max_tokens)
+                tokens += count
 
         await asyncio.gather(*(client() for _ in range(asked.concurrency)))
         return Round(tokens, time.perf_counter() - start)

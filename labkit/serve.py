@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -96,12 +97,14 @@ def become_server(asked: Serve) -> NoReturn:
     environment, _ = threads.worker_environment(
         os.environ, threads=asked.engine.threads or cores, cores=cores
     )
-    reader, writer = os.pipe()
-    os.set_inheritable(reader, True)
-    os.write(writer, json.dumps(to_plain(asked)).encode())
-    os.close(writer)
     environment |= asked.engine.mlx.environment()
-    os.execve(sys.executable, [sys.executable, "-m", "labkit.server", str(reader)], environment)
+    # A file without a name: an API key stays out of the list of processes and off the disk's.
+    with tempfile.TemporaryFile() as file:
+        file.write(json.dumps(to_plain(asked)).encode())
+        file.seek(0)
+        os.set_inheritable(file.fileno(), True)
+        command = [sys.executable, "-m", "labkit.server", str(file.fileno())]
+        os.execve(sys.executable, command, environment)
 
 
 if __name__ == "__main__":

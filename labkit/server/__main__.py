@@ -1,8 +1,7 @@
 """The server's process: ``python -m labkit.server FD``, started by ``labkit.serve``.
 
-``FD`` is a pipe that holds the checked config as JSON: an API key stays out of the list of
-processes. Exit codes: 0 where a signal ended it, 2 with one line where it cannot serve, 130
-where ctrl-C came before it served.
+``FD`` is an open file that holds the checked config as JSON. Exit codes: 0 where a signal
+ended it, 2 with one line where it cannot serve, 130 where ctrl-C came before it served.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ WARM_ROWS = 16  # requests that the warm-up serves together at most
 
 def main() -> int:
     """Serve; return the exit code."""
-    with os.fdopen(int(sys.argv[1]), encoding="utf-8") as pipe:
-        asked = from_plain(Serve, json.load(pipe))
+    with os.fdopen(int(sys.argv[1]), encoding="utf-8") as file:
+        asked = from_plain(Serve, json.load(file))
     try:
         serve(asked)
     except KeyboardInterrupt:

@@ -192,6 +192,5 @@ class ChatWriter:
     def _logprobs(self, tokens: Sequence[int], found: Sequence[Logprobs]) -> ChatLogprobs | None:
         if not self._asked.logprobs:
             return None
-        tokenizer = self._service.tokenizer
         pairs = zip(tokens, found, strict=True)
-        return ChatLogprobs([token_logprob(tokenizer, token, one) for token, one in pairs])
+        return ChatLogprobs([token_logprob(self._service, token, one) for token, one in pairs])

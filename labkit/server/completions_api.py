@@ -162,7 +162,7 @@ class CompletionWriter:
     ) -> TextLogprobs | None:
         if self._asked.logprobs is None:
             return None
-        piece = self._service.tokenizer.piece
+        piece = self._service.spell
         spelled = [piece(token) for token in tokens]
         offsets = []
         for text in spelled:

@@ -65,7 +65,7 @@ class Listener(uvicorn.Server):
                 loop="uvloop",
                 ws="none",
                 lifespan="off",
-                log_level=logging.WARNING,
+                log_level=logging.ERROR,
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=75,

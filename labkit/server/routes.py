@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from labkit import __version__
@@ -121,7 +122,11 @@ class Routes:
         """Return the endpoint that answers a body."""
 
         async def endpoint(request: Request) -> Response:
-            return await answer(self._service, await self._body(request))
+            try:
+                body = await self._body(request)
+            except ClientDisconnect:
+                return Response()  # nobody reads it
+            return await answer(self._service, body)
 
         return endpoint
 

@@ -12,7 +12,6 @@ import msgspec
 from labkit.config import ConfigError
 from labkit.engine.base import Logprobs
 from labkit.engine.request import SamplingParams
-from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
 from labkit.server.generation import Generation, Piece
 from labkit.server.openai_types import Sampling, TokenLogprob, TopLogprob, Usage
@@ -181,15 +180,15 @@ def usage(prompt_tokens: int, completion_tokens: int) -> Usage:
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
-def token_logprob(tokenizer: Tokenizer, token: int, found: Logprobs) -> TokenLogprob:
+def token_logprob(service: Service, token: int, found: Logprobs) -> TokenLogprob:
     """Return what a chat says about a token."""
-    own = _spelled(tokenizer, token, found.token)
-    top = [_spelled(tokenizer, *pair) for pair in found.top]
+    own = _spelled(service, token, found.token)
+    top = [_spelled(service, *pair) for pair in found.top]
     return TokenLogprob(own.token, own.logprob, own.bytes, top)
 
 
-def _spelled(tokenizer: Tokenizer, token: int, logprob: float) -> TopLogprob:
-    text = tokenizer.piece(token)
+def _spelled(service: Service, token: int, logprob: float) -> TopLogprob:
+    text = service.spell(token)
     whole = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
     return TopLogprob(text, finite(logprob), whole)
 

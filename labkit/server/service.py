@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -56,6 +57,8 @@ class Service:
         self.options = options
         self.name = name
         self.tokenizer = tokenizer
+        # An id's text is asked for again and again where log probabilities are told.
+        self.spell = functools.lru_cache(maxsize=1 << 16)(tokenizer.piece)
         self.vocab_size = model.vocab_size
         self.grammars = Grammars(
             model.path / "tokenizer.json", model.vocab_size, model.eos_token_ids

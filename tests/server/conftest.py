@@ -1,10 +1,8 @@
 """Servers for tests: the real command, on the tiny model with a chat template that has tools."""
 
 import contextlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,39 +12,17 @@ from pathlib import Path
 import pytest
 
 openai = pytest.importorskip("openai")
-sys.path.insert(0, str(Path(__file__).parent))  # for ``engines``: tests are no packages here
-
-TEMPLATE = """\
-{%- if tools %}<|bos|>system
-# Tools
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}
-Answer with <tool_call>{"name": ..., "arguments": ...}</tool_call>
-{% endif %}
-{%- for message in messages %}
-{{- message.role }}: {{ message.content or '' }}
-{%- for tool_call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ tool_call.name or tool_call.function.name }}"}
-</tool_call>
-{%- endfor %}
-{% endfor %}
-{%- if add_generation_prompt %}assistant:{% endif %}"""
+sys.path.insert(
+    0, str(Path(__file__).parent)
+)  # for ``engines`` and ``chat_model``: tests are no packages here
 
 
 @pytest.fixture(scope="session")
 def chat_model(tmp_path_factory):
     """The tiny model's directory, with a chat template."""
-    from labkit import models
-    from labkit.config import Model, ModelShape
+    from chat_model import build
 
-    source = models.resolve(Model(shape=ModelShape())).path
-    folder = tmp_path_factory.mktemp("chat") / "tiny-chat"
-    shutil.copytree(source, folder)
-    path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": TEMPLATE}))
-    return folder
+    return build(tmp_path_factory.mktemp("chat") / "tiny-chat")
 
 
 class Running:

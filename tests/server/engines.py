@@ -11,6 +11,9 @@ class Words:
     def encode(self, text):
         return [ord(letter) for letter in text]
 
+    def piece(self, token):
+        return chr(token)
+
     def decode(self, ids):
         return "".join(map(chr, ids))
 
