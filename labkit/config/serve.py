@@ -87,6 +87,10 @@ class Serve(Group):
             "engine.attention.resolver=identity: it serves pure decode only, and requests begin "
             "with a prefill",
         )
+        require(
+            self.engine.name != "openai",
+            "engine=openai: it asks another server; serve an engine that computes, such as paged",
+        )
         for name, _, _ in self.server.options() if self.shell else ():
             if name != "max_output_tokens":
                 self.server.require_default(name, "shell=true listens nowhere")

@@ -52,8 +52,6 @@ async def answer(service: Service, body: bytes) -> Answer:
     check_stream(asked)
     n = check_choices(service, asked.n)
     prompts = await _prompts(service, asked.prompt)
-    if len(prompts) * n > service.options.max_live:
-        raise invalid(f"prompt: {len(prompts)} prompts are too many", "prompt")
     allowed = [
         output_tokens(service, p, asked.max_tokens, default=DEFAULT_MAX_TOKENS, param="prompt")
         for p in prompts

@@ -17,7 +17,7 @@ from labkit.engine.base import NO_TOKEN, Bounded, InferenceEngine
 from labkit.engine.request import Request, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
-from labkit.server.api_error import ApiError
+from labkit.server.api_error import ApiError, invalid
 from labkit.server.engine_thread import EngineThread, Step
 from labkit.server.generation import Generation
 from labkit.server.server_metrics import Metrics
@@ -127,6 +127,10 @@ class Service:
         if trouble is not None or self._thread is None:
             raise ApiError(503, trouble or "the server has not started")
         count = len(prompts) * n
+        if count > self.options.max_live:
+            raise invalid(
+                f"{count} completions are asked for; allowed are {self.options.max_live} at once"
+            )
         if len(self._live) + count > self.options.max_live:
             raise ApiError(
                 429,

@@ -115,6 +115,11 @@ def test_a_prompt_that_is_too_long(narrow):
     assert answer[0] == 400 and answer[2]["error"]["code"] == "context_length_exceeded"
 
 
+def test_more_than_ever_fits_is_no_reason_to_come_back(narrow):
+    with pytest.raises(openai.BadRequestError, match="3 completions are asked for"):
+        narrow.client(api_key="sesame").completions.create(**HELLO, n=3)
+
+
 def endless(client, **options):
     """A stream that does not end by itself while a test runs."""
     asked = {**HELLO, "max_tokens": 30_000, "extra_body": {"ignore_eos": True}, **options}
