@@ -1,5 +1,6 @@
 """The Python door over the engine's strategies: text, stop texts and sampling stay the same."""
 
+import numpy as np
 import pytest
 
 from labkit.config import Model, ModelShape
@@ -40,9 +41,16 @@ def tiny():
     return resolve(Model(name="llm_strategies_test", shape=shape)).path
 
 
-def serve(tiny, stops=((),) * 5, **options):
+class Residues:
+    """Allows, after so many tokens, the ids that leave the same remainder."""
+
+    def allowed(self, output, vocab_size):
+        return np.arange(vocab_size) % 5 == len(output) % 5
+
+
+def serve(tiny, stops=((),) * 5, constraint=None, **options):
     params = [
-        SamplingParams(max_tokens=24, ignore_eos=True, stop=stop, **asked)
+        SamplingParams(max_tokens=24, ignore_eos=True, stop=stop, constraint=constraint, **asked)
         for asked, stop in zip(ASKED, stops, strict=True)
     ]
     with LLM(tiny, **{"max_num_seqs": 3, "blocks": 40, "block_size": 8} | options) as llm:
@@ -77,3 +85,22 @@ def test_a_stop_text_ends_each_at_the_same_place(name, tiny, plain):
     for out, whole, stop in zip(outputs, plain, stops, strict=True):
         assert out.text == whole.text[: whole.text.index(stop)]
         assert out.finish_reason == "stop"
+
+
+@pytest.fixture(scope="module")
+def constrained(tiny):
+    return serve(tiny, constraint=Residues())[0]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_constraint_holds_whatever_is_drafted_or_computed_again(tiny, constrained, name):
+    outputs, _ = serve(tiny, constraint=Residues(), **STRATEGIES[name])
+    assert [o.token_ids for o in outputs] == [o.token_ids for o in constrained]
+    for output in outputs:
+        assert [token % 5 for token in output.token_ids] == [at % 5 for at in range(24)]
+
+
+def test_log_probabilities_know_no_constraint(tiny, plain, constrained):
+    assert [o.token_ids for o in plain] != [o.token_ids for o in constrained]
+    told = constrained[1].logprobs  # of the model's own distribution, which knows no constraint
+    assert any(one.token < max(value for _, value in one.top) for one in told)
