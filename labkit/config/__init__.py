@@ -52,6 +52,7 @@ from labkit.config.mlx import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
 from labkit.config.opponent import PRESETS, Api, Ending, Opponent, Preset
 from labkit.config.option import ConfigError, is_class_path, require
+from labkit.config.parallel import Parallel
 from labkit.config.scheduler import (
     DEFAULT_WATERMARK,
     Admission,
@@ -129,6 +130,7 @@ __all__ = [
     "Opponent",
     "Order",
     "PackagedFile",
+    "Parallel",
     "Pipeline",
     "Precision",
     "PrefixAlign",

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
-from labkit.config.budget import Budget
+from labkit.config.budget import Budget, BudgetPolicy
 from labkit.config.mlx import Mlx
 from labkit.config.opponent import Opponent
 from labkit.config.option import Group, is_class_path, option, require
+from labkit.config.parallel import Parallel
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
 from labkit.config.speculative import SPECULATION, Drafts, Speculation
 
@@ -142,6 +143,7 @@ class Engine(Group, place="engine"):
     scheduler: Scheduler = field(default_factory=Scheduler)
     budget: Budget = field(default_factory=Budget)
     drafts: Drafts = field(default_factory=Drafts)
+    parallel: Parallel = field(default_factory=Parallel)
     mlx: Mlx = field(default_factory=Mlx)
     server: Opponent = field(default_factory=Opponent)
 
@@ -168,6 +170,8 @@ class Engine(Group, place="engine"):
             self._check_kv_dtype()
         if self.prefix_align is PrefixAlign.chunk:
             self._check_chunk_alignment()
+        if not self.parallel.alone:
+            self._check_parallel()
         if self.name in ELSEWHERE:
             self._check_elsewhere()
         if self.name == "openai":
@@ -285,6 +289,41 @@ class Engine(Group, place="engine"):
             "engine.scheduler.chunk_policy=shrinking: engine.prefix_align=chunk needs chunks that "
             "end in the same places every time; set static",
         )
+
+    def _check_parallel(self) -> None:
+        """Refuse what ranks that compute a step together cannot have."""
+        where, attention = f"engine.parallel.size={self.parallel.size}", self.attention
+        require(
+            self.name not in LAYOUT_OF or self.kv.layout is KVLayout.paged,
+            f"{where}: engine.name={self.name} computes in one process; set engine=paged",
+        )
+        require(
+            attention.device is Device.cpu and attention.backend in ("fused", "gather"),
+            f"{where}: engine.attention.backend={attention.backend} on engine.attention.device="
+            f"{attention.device.value} is not divided among ranks; set fused or gather, and cpu",
+        )
+        require(
+            self.threads is None or self.threads >= self.parallel.size,
+            f"{where}: engine.threads={self.threads} is less than a thread for each rank",
+        )
+        require(
+            self.budget.policy is BudgetPolicy.fixed,
+            f"{where}: engine.budget.policy={self.budget.policy.value} sizes the pool by what a "
+            "process finds free, and the ranks' pools must have the same blocks; set fixed",
+        )
+        require(
+            self.memory_limit is None,
+            f"{where}: engine.memory_limit={self.memory_limit} holds one process; leave it null",
+        )
+        for key, (choice, reason) in {
+            "speculation": (self.speculation, "drafts of several ranks are not compared; set none"),
+            "pipeline": (self.pipeline, "ranks agree on a step when none is in flight; set sync"),
+            "decode_shape": (self.decode_shape, "ranks pad no step; set exact"),
+        }.items():
+            require(
+                choice.value in ("none", "sync", "exact"),
+                f"{where}: engine.{key}={choice.value}: {reason}",
+            )
 
     def _check_elsewhere(self) -> None:
         """Refuse whatever is not left at its default and is of labkit's own engine."""

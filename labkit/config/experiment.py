@@ -9,7 +9,7 @@ from typing import Any
 from labkit.config.attention import Device, Precision
 from labkit.config.design import Design
 from labkit.config.engine import Engine
-from labkit.config.model import Model
+from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, require
 from labkit.config.workload import Workload
 
@@ -151,6 +151,18 @@ class Experiment(Group):
                 f"engine.attention.resolver=identity: it serves pure decode only, and workload="
                 f"{self.workload.name} serves requests, which begin with a prefill",
             )
+        if self.model.shape is not None and self.engine.name == "paged":
+            self._check_shares(self.model.shape, self.engine.parallel.size)
+
+    def _check_shares(self, shape: ModelShape, size: int) -> None:
+        """Check that every rank gets as many heads and feed-forward columns as the others."""
+        for name in ("num_heads", "num_kv_heads", "intermediate_size"):
+            whole = getattr(shape, name)
+            require(
+                whole % size == 0,
+                f"engine.parallel.size={size}: model.shape.{name}={whole} is not a multiple of it; "
+                "set another size or shape",
+            )
 
     def _check_scales(self) -> None:
         words = [scale.value for scale in Scale]
@@ -183,6 +195,11 @@ class Experiment(Group):
             f"workload.dtype={workload.dtype.value}: engine.attention.backend={attention.backend} "
             "on engine.attention.device=cpu computes in float32; set device=metal or emulated, or "
             "backend=gather, or leave workload.dtype=float32",
+        )
+        require(
+            self.engine.parallel.alone,
+            f"engine.parallel.size={self.engine.parallel.size}: workload={workload.name} times the "
+            "kernels of one process; set workload=chat",
         )
         require(
             kv_dtype is Precision.float32,

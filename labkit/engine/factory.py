@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit import config
 from labkit.engine import (
@@ -20,11 +21,15 @@ from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import InputBuilder, Padding
 from labkit.engine.kv_layout import KVLayout
 from labkit.engine.model_runner import ModelRunner, start_by
+from labkit.engine.parallel.agreement import Alone
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import Ready, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_loop import StepLoop
 from labkit.machine import memory
+
+if TYPE_CHECKING:
+    from labkit.engine.parallel.ring import Ring
 
 _METHODS = (
     "submit",
@@ -70,10 +75,28 @@ def create(
         from labkit.engine import openai
 
         return openai.create(options, Path(model_dir))
-    return _create_paged(options, Path(model_dir), models or SharedModels())
+    if not options.parallel.alone:
+        from labkit.engine.parallel import ranked_engine
+
+        return ranked_engine.create(options, Path(model_dir))
+    return _create_paged(options, Path(model_dir), models or SharedModels(), Alone())
 
 
-def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
+def create_rank(options: config.Engine, model_dir: Path, ring: Ring, peers: Alone) -> PagedEngine:
+    """Build one rank's engine, of its share of the model; ``peers`` are the other ranks.
+
+    Raises
+    ------
+    EngineError
+        As ``create``.
+    """
+    preflight.settle(options)
+    return _create_paged(options, model_dir, SharedModels(ring), peers)
+
+
+def _create_paged(
+    options: config.Engine, model_dir: Path, models: SharedModels, peers: Alone
+) -> PagedEngine:
     """Load, test, size the pool, put the parts together."""
     if options.attention.resolver == "identity":
         raise EngineError(
@@ -110,7 +133,7 @@ def _create_paged(options: config.Engine, model_dir: Path, models: SharedModels)
         lambda: activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
     )
     layout = kind.create(shapes, pool.blocks)
-    return _assemble(options, ready, layout, draft, pool, difference)
+    return _assemble(options, ready, layout, draft, pool, difference, peers)
 
 
 def _assemble(
@@ -120,6 +143,7 @@ def _assemble(
     draft: LoadedDraft | None,
     pool: Decision,
     difference: float,
+    peers: Alone,
 ) -> PagedEngine:
     choice, expected, counters = ready.choice, ready.expected, Counters()
     vocab_size = expected.logits[0].shape[-1]
@@ -134,6 +158,7 @@ def _assemble(
         start_by(options.pipeline, run_model, counters),
         speculation.create(options, layout.cache, run_draft, counters, vocab_size),
         counters,
+        peers,
     )
     return PagedEngine(
         scheduler=scheduler,
@@ -157,6 +182,7 @@ def _assemble(
             f"dtype.{expected.dtype}": 1,
             **{f"weights.{form}": size for form, size in choice.weights.items()},
             "batch_invariant": float(options.batch_invariant),
+            "ranks.kv_heads": max(shape.num_kv_heads for shape in expected.shapes),
         },
         name=options.name,
     )

@@ -77,6 +77,7 @@ class PackedForward:
         ]
         self._selector = select_rows(loaded.model)
         self._taped: Taped | None = None
+        self._sums = loaded.sums
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
         """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
@@ -105,6 +106,8 @@ class PackedForward:
             counters.add("forward.replayed")
         if self.blocks is not None:
             self.blocks.count(counters)
+        if self._sums:
+            counters.add("ranks.sums", self._sums)
         rows: Logits = logits
         if self.name == "mlx":
             rows = DeviceLogits(logits)

@@ -47,7 +47,8 @@ class LLM:
         A directory that mlx_lm can load.
     **options
         The engine's options (``labkit.config.Engine``), each by its own name wherever it
-        stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``.
+        stands in the tree: ``LLM(path, max_num_seqs=8, block_size=32, resolver="seq_map")``;
+        ``parallel_size`` is that of ``engine.parallel``, whose ranks are started and ended here.
         Not ``name``, which is a preset's, and not ``blas``, ``threads``, ``memory_limit`` and
         those of ``mlx``: a process settles them before MLX and numba are imported
         (``labkit.machine``, ``NUMBA_NUM_THREADS``, MLX's own variables).
@@ -241,12 +242,15 @@ def engine_config(options: dict[str, Any]) -> config.Engine:
     for name, value in options.items():
         config.require(name in homes, f"{name}: no such engine option; there are {_names(homes)}")
         group = homes[name]
-        (tree.setdefault(group, {}) if group else tree)[name] = value
+        leaf = LEAVES.get(name, name)
+        (tree.setdefault(group, {}) if group else tree)[leaf] = value
     return config.from_plain(config.Engine, tree)
 
 
 # What a process settles before an engine is made, and which engine it is.
 NOT_OPTIONS = ("name", "blas", "threads", "memory_limit", "mlx")
+# Options whose own name says too little without their group's.
+LEAVES = {"parallel_size": "size"}
 
 
 def _homes() -> dict[str, str | None]:
@@ -258,7 +262,9 @@ def _homes() -> dict[str, str | None]:
         if item.name in NOT_OPTIONS:
             continue
         if dataclasses.is_dataclass(value):
-            homes |= {leaf.name: item.name for leaf in dataclasses.fields(value)}
+            names = {leaf: name for name, leaf in LEAVES.items()}
+            leaves = (leaf.name for leaf in dataclasses.fields(value))
+            homes |= {names.get(leaf, leaf): item.name for leaf in leaves}
         else:
             homes[item.name] = None
     return homes

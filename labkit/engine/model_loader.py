@@ -40,7 +40,7 @@ class LoadedModel:
     """A model, what its layers cache, and what its config says.
 
     ``windows``: per cached layer the sliding window in tokens, or None. ``matrices``: what
-    loading did to them.
+    loading did to them. ``sums``: layers whose results the ranks that share the model add up.
     """
 
     model: Any
@@ -48,6 +48,7 @@ class LoadedModel:
     windows: tuple[int | None, ...]
     eos_token_ids: frozenset[int]
     matrices: dtype.Matrices = dtype.Matrices.cast
+    sums: int = 0
 
 
 @functools.cache

@@ -7,7 +7,7 @@ same one, packed weights and all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from labkit.machine import memory
 
 if TYPE_CHECKING:
     from labkit.engine.mlx_lm.loading import Loaded
+    from labkit.engine.parallel.ring import Ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,13 @@ class Ready:
 
 
 class SharedModels:
-    """The models of engines of which never two step at the same time."""
+    """The models of engines of which never two step at the same time.
 
-    def __init__(self) -> None:
+    ``ring``: of every model there is only this rank's share; None: all of it.
+    """
+
+    def __init__(self, ring: Ring | None = None) -> None:
+        self._ring = ring
         self._chosen: dict[tuple[Any, ...], Ready] = {}
         self._expected: dict[tuple[Any, ...], Expected] = {}
         self._mlx_lm: dict[tuple[Path, str | None, Matrices], Loaded] = {}
@@ -76,6 +81,12 @@ class SharedModels:
         if ready is not None:
             return Ready(ready.loaded, ready.choice, expected)
         assert fresh is not None
+        if self._ring is not None:
+            from labkit.engine.parallel.sharding import divide
+
+            fresh = divide(fresh, self._ring)
+            expected = replace(expected, shapes=self_test.cached(fresh)[0])
+            self._expected[asked] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
         memory.give_back()  # widened weights, and MLX's, of which the forward has copies
         ready = Ready(fresh, choice, expected)

@@ -23,6 +23,7 @@ from labkit.engine.base import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
 from labkit.engine.logits import Wait
 from labkit.engine.model_runner import Runner
+from labkit.engine.parallel.agreement import Alone
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
@@ -43,7 +44,8 @@ class Flight:
 class StepLoop:
     """The parts of a step, and the two orders in which they run.
 
-    ``pipeline`` says whose results a step processes: its own, or those of the step before.
+    ``pipeline`` says whose results a step processes: its own, or those of the step before;
+    ``peers`` who must schedule the same before it is computed.
     Counted are ``pipeline.overlapped``, steps launched before the results of the one before were
     processed.
     """
@@ -57,7 +59,9 @@ class StepLoop:
         runner: Runner,
         speculation: Speculation,
         counters: Counters,
+        peers: Alone,
     ) -> None:
+        self._peers = peers
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._builder = builder
@@ -95,7 +99,9 @@ class StepLoop:
         return self._scheduler.update(last.scheduled, sampled) if last else []
 
     def _schedule(self) -> SchedulerOutput:
-        return self._speculation.draft(self._scheduler.schedule())
+        scheduled = self._speculation.draft(self._scheduler.schedule())
+        self._peers.agree(scheduled, self._counters)
+        return scheduled
 
     def _build(self, scheduled: SchedulerOutput) -> Batch:
         return self._padding.pad(self._builder.build(scheduled))
@@ -109,6 +115,7 @@ class StepLoop:
                 "steps.total": 1,
                 f"steps.{shape}": 1,
                 f"pipeline.{self._pipeline.value}": 1,
+                f"ranks.{self._peers.ranks}": 1,
                 f"speculation.{self._speculation.name}": 1,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,

@@ -218,13 +218,14 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
 
         resolve(arm.model)
     from labkit import workload
-    from labkit.engine import budget
+    from labkit.engine import budget, parallel
     from labkit.workload import devices
 
     try:
         devices.check(arm)
         workload.check(arm)
         budget.check(arm)
+        parallel.check(arm)
     except ConfigError as error:
         raise ConfigError(f"arm {name}: {error}") from None
 

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import output_store, stages, watchdog
+from labkit.experiment import output_store, stages
 from labkit.experiment.in_process import Process
 from labkit.experiment.stages import Stopwatch, one_line
-from labkit.machine import fingerprint
+from labkit.machine import fingerprint, watchdog
 from labkit.records import (
     Arm,
     Record,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -194,16 +195,22 @@ def memory() -> tuple[int, int]:
 
 
 def process_memory(pid: int | None = None) -> dict[str, int]:
-    """Return what a process (None: this one) has in memory and in swap.
+    """Return what a process (None: this one) and those below it have in memory and in swap.
 
     Raises
     ------
     OSError
         It is gone, or a zombie, which has no memory left.
     """
-    sizes = _process_sizes("self" if pid is None else str(pid))
+    whole = os.getpid() if pid is None else pid
+    sizes = _process_sizes(str(whole))
     names = {"rss_bytes": "VmRSS", "swap_bytes": "VmSwap"}
-    return {name: sizes[key] for name, key in names.items() if key in sizes}
+    found = {name: sizes[key] for name, key in names.items() if key in sizes}
+    for child in _children(whole):
+        with suppress(OSError):  # it has just ended
+            for name, size in process_memory(child).items():
+                found[name] = found.get(name, 0) + size
+    return found
 
 
 def peak_rss() -> int:

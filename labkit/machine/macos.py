@@ -14,6 +14,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -207,7 +208,7 @@ def memory() -> tuple[int, int]:
 
 
 def process_memory(pid: int | None = None) -> dict[str, int]:
-    """Return what a process (None: this one) has in memory.
+    """Return what a process (None: this one) and those below it have in memory.
 
     Raises
     ------
@@ -217,9 +218,14 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
     import psutil
 
     try:
-        return {"rss_bytes": int(psutil.Process(pid).memory_info().rss)}
+        whole = psutil.Process(pid)
+        size = int(whole.memory_info().rss)
+        for child in whole.children(recursive=True):
+            with suppress(psutil.Error):  # it has just ended
+                size += int(child.memory_info().rss)
     except psutil.Error as error:
         raise OSError(str(error)) from None
+    return {"rss_bytes": size}
 
 
 def peak_rss() -> int:

@@ -31,9 +31,10 @@ class System(Protocol):
         """Return the machine's memory and how much of it is free, in bytes."""
 
     def process_memory(self, pid: int | None = None) -> dict[str, int]:
-        """Return what a process (None: this one) has in memory and in swap.
+        """Return what a process (None: this one) and those below it have in memory and in swap.
 
-        ``rss_bytes`` and, where the system tells, ``swap_bytes``.
+        ``rss_bytes``, in which what they share counts for each, and, where the system tells,
+        ``swap_bytes``.
 
         Raises
         ------

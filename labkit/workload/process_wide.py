@@ -83,6 +83,16 @@ def _own_engine(engines: Sequence[Engine]) -> str | None:
     return f"engine.name={own}: nobody knows what it does between its steps"
 
 
+def _ranks(engines: Sequence[Engine]) -> str | None:
+    size = max(engine.parallel.size for engine in engines)
+    if size == 1:
+        return None
+    return (
+        f"engine.parallel.size={size}: its ranks are processes of their own, whose memory and "
+        "threads would lie beside the other arms'"
+    )
+
+
 def _live_budget(engines: Sequence[Engine]) -> str | None:
     """Refuse pools sized by the memory that is free, which the arms loaded before have taken."""
     for engine in engines:
@@ -130,6 +140,7 @@ OF_AN_ENGINE: tuple[Rule, ...] = (
         lambda e: threads.blas_threads(e.name, e.threads),
         "OpenBLAS has one pool in a process",
     ),
+    _ranks,
     _live_budget,
     _no_overlap,
     _own_engine,

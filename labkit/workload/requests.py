@@ -124,7 +124,8 @@ class RequestKind:
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * budget.cached_bytes(experiment.engine, model)
         seen = foreseen.sentences(experiment, in_flight[:together])
-        return Estimate(seconds, PROCESS_BYTES + model.weight_bytes + kv, seen)
+        ranks = experiment.engine.parallel.size  # each of which reads the whole model first
+        return Estimate(seconds, ranks * (PROCESS_BYTES + model.weight_bytes) + kv, seen)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)

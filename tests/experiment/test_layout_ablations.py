@@ -5,7 +5,11 @@ import pytest
 from labkit import app, workload
 from labkit.experiment.arms import compose_cell
 
-FEWER = {"kv_layout": ["workload.num_requests=2"], "batching": []}
+FEWER = {
+    "kv_layout": ["workload.num_requests=2"],
+    "batching": [],
+    "tensor_parallel": ["workload.num_requests=3", "model.shape.num_kv_heads=2"],
+}
 SMALL = [
     "model.shape.hidden_size=64",
     "model.shape.num_layers=1",
@@ -21,7 +25,7 @@ def measured(name):
     """Return the ablation, and what every arm measured of its workload, once."""
     app.register()
     with app.initialized():
-        cell = compose_cell([], [f"ablation={name}", "design.control=false", *FEWER[name], *SMALL])
+        cell = compose_cell([], [f"ablation={name}", "design.control=false", *SMALL, *FEWER[name]])
     results = {}
     for arm, experiment in cell.experiments.items():
         workload.prepare(experiment)

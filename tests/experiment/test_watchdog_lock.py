@@ -24,7 +24,7 @@ PARENT = textwrap.dedent(
     child = '''
     import os, sys, time
     {patch}
-    from labkit.experiment import watchdog
+    from labkit.machine import watchdog
     watchdog.start(int(sys.argv[1]), {lifeline})
     print(os.getpid(), flush=True)
     time.sleep(60)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import stages, watchdog, worker
+from labkit.experiment import stages, worker
 from labkit.experiment.launcher import _environment, _marker
 from labkit.experiment.runner import run_cell
-from labkit.machine import fingerprint
+from labkit.machine import fingerprint, watchdog
 from labkit.machine.threads import worker_environment
 from labkit.records import Arm, Record, read, read_runs, write_json
 

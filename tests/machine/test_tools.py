@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
 import pytest
 
-from labkit.machine import fingerprint, macos, macos_tools, nvidia, reading, revision
+from labkit.machine import fingerprint, linux, macos, macos_tools, nvidia, reading, revision
 from labkit.machine.observer import Observer
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 @pytest.fixture
@@ -215,6 +219,27 @@ def test_processes_are_accounted_for_without_linux_files():
     assert macos.process_cpu_s(1 << 30) == 0.0
     with pytest.raises(OSError, match=str(1 << 30)):
         macos.process_memory(1 << 30)
+
+
+CHILD = "x = bytearray(64 << 20)\nprint(1, flush=True)\nwhile True: pass"
+PARENT = f"import subprocess, sys; subprocess.call([sys.executable, '-c', {CHILD!r}])"
+
+
+@pytest.mark.parametrize("here", [macos, pytest.param(linux, marks=linux_only)])
+def test_a_process_answers_for_those_that_it_started(here):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        parent.stdout.readline()
+        before, end = here.process_cpu_s(parent.pid), time.monotonic() + 30
+        while here.process_cpu_s(parent.pid) < before + 0.2 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert here.process_cpu_s(parent.pid) >= before + 0.2  # the parent itself only waits
+        assert here.process_memory(parent.pid)["rss_bytes"] > 64 << 20
+    finally:
+        os.killpg(parent.pid, signal.SIGKILL)
+        parent.communicate()
 
 
 def test_nvidia_smi_is_read_and_left_alone_without_a_driver(tmp_path, monkeypatch):

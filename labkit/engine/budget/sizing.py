@@ -60,7 +60,8 @@ def size_pool(
     EngineError
         The budget is refused: one line that ends in what to set.
     """
-    per_token = sum(shape.token_bytes() for shape in shapes)
+    # A rank's shapes are its own heads; the budget counts the pools of all.
+    per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
     weights = model_dir, dtype.asked(options), dtype.matrices(options)
     model = facts.of_directory(*weights)
     known = model is not None

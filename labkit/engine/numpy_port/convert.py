@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from labkit.engine.cpu.stored import BITS, GROUP_SIZES, Affine, Half
 from labkit.engine.module_loader import PACKAGE, import_plain
 from labkit.engine.numpy_port import layers
 from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
+from labkit.engine.parallel import ring
 
 Array = NDArray[np.float32]
 
@@ -84,7 +86,12 @@ class _Copy:
         self.made: Counter[str] = Counter()
         self._stored = stored
         self._slabs = Slabs()
-        self._linear = (mlx.nn.Linear, mlx.nn.QuantizedLinear)
+        # Those of a rank add up nothing: they have some of the outputs, of all of the input.
+        self._linear = (
+            *(mlx.nn.Linear, mlx.nn.QuantizedLinear),
+            *(mlx.nn.AllToShardedLinear, mlx.nn.QuantizedAllToShardedLinear),
+        )
+        self._summed = (mlx.nn.ShardedToAllLinear, mlx.nn.QuantizedShardedToAllLinear)
         self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
         self._holders: list[Any] = []
         self._modules = modules()
@@ -168,7 +175,7 @@ class _Copy:
 
     def _matrix(self, layer: Any, path: str) -> Matrix:
         """Return a layer's weight, as it lies where that may be."""
-        if type(layer) in (self.nn.QuantizedLinear, self.nn.QuantizedEmbedding):
+        if "scales" in layer:
             bits, group, mode = layer.bits, layer.group_size, layer.mode
             if not self._stored or mode != "affine" or bits not in BITS or group not in GROUP_SIZES:
                 raise NoCounterpart(
@@ -193,6 +200,10 @@ class _Copy:
         layer: Any
         if type(module) in self._linear:
             layer = layers.Linear(weight, self._array(module.get("bias"), path), self._slabs)
+        elif type(module) in self._summed:
+            add_up = partial(ring.all_sum, group=module.group)
+            bias = self._array(module.get("bias"), path)
+            layer = layers.SummedLinear(weight, bias, self._slabs, add_up)
         elif isinstance(weight, np.ndarray):
             layer = layers.Embedding(weight)
         else:
@@ -205,7 +216,7 @@ class _Copy:
         nn, kind = self.nn, type(module)
         name = kind.__name__
         layer: Any
-        if kind in (*self._linear, *self._embedding):
+        if kind in (*self._linear, *self._summed, *self._embedding):
             layer = self._with_matrix(module, path)
         elif name.startswith("Quantized") or name.startswith("QQ"):
             raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.cpu import norms
 from labkit.engine.cpu.linear import Matrix, PackedWeights, Slabs
-from labkit.engine.cpu.recording import LOOK_UP, Symbol, address_of
+from labkit.engine.cpu.recording import LOOK_UP, NotRecorded, Symbol, address_of
 from labkit.engine.cpu.rope import RotaryTable
 from labkit.engine.cpu.stored import Stored
 
@@ -33,6 +33,38 @@ class Linear:
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N]."""
         return self._packed.multiply(x)[0]
+
+
+class SummedLinear:
+    """A linear layer of which every rank has some of the inputs: their products are added up.
+
+    ``add_up`` returns the sum over the ranks of what it is given; the bias comes after.
+    """
+
+    __slots__ = ("_add_up", "_bias", "_packed")
+
+    def __init__(
+        self,
+        weight: Matrix,
+        bias: Array | None,
+        slabs: Slabs,
+        add_up: Callable[[Array], Array],
+    ) -> None:
+        self._packed = PackedWeights([weight], [None], slabs)
+        self._bias = bias
+        self._add_up = add_up
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 [..., N], the same in every rank, for this rank's x [..., K]."""
+        if isinstance(x, Symbol):
+            raise NotRecorded("its layers are added up with those of other ranks")
+        total = self._add_up(self._packed.multiply(x)[0])
+        return total if self._bias is None else total + self._bias
 
 
 class ProjectionGroup:

@@ -18,13 +18,21 @@ PR_SET_PDEATHSIG = 1
 PERIOD_S = 0.25
 
 
-def start(parent: int, lifeline: int | None) -> None:
+def start(parent: int, lifeline: int | None, *, lasting: bool = True) -> None:
     """Watch process ``parent`` from now on; kill this process group when it is gone.
 
-    ``lifeline``: descriptor of the pipe; with it the thread sleeps until the end, so
-    that watching costs a measurement nothing.
+    Parameters
+    ----------
+    parent
+        Its process id.
+    lifeline
+        Descriptor of the pipe; with it the thread sleeps until the end, so that watching costs
+        a measurement nothing.
+    lasting
+        Whether the thread that started this process lives as long as ``parent``: Linux sends
+        the signal when that thread ends.
     """
-    if sys.platform == "linux":
+    if lasting and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if not alive(parent):  # it died before the call above
         end()

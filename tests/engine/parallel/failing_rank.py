@@ -1,0 +1,73 @@
+"""A rank that goes wrong on purpose: FAULT says how, in rank 1 alone."""
+
+import os
+import signal
+import sys
+
+from labkit.engine.model_runner import ModelRunner
+from labkit.engine.parallel import rank
+from labkit.engine.sampler import Sampler
+from labkit.engine.scheduler import Scheduler
+
+STEP = 4  # in which it goes wrong
+
+
+class Counted:
+    """Calls ``then`` in the place of a method when it is called for the STEP-th time."""
+
+    def __init__(self, owner, name, then):
+        self.calls, self.original, self.then = 0, getattr(owner, name), then
+        setattr(owner, name, lambda *args, **options: self(*args, **options))
+
+    def __call__(self, *args, **options):
+        self.calls += 1
+        if self.calls == STEP:
+            return self.then(self.original, *args, **options)
+        return self.original(*args, **options)
+
+
+def fewer(original, scheduler):
+    scheduler._options.max_num_batched_tokens = 1
+    return original(scheduler)
+
+
+def nothing(original, scheduler):
+    from labkit.engine.scheduler_output import SchedulerOutput
+
+    return SchedulerOutput(())
+
+
+def another(original, sampler, logits, states):
+    from dataclasses import replace
+
+    first, *rest = original(sampler, logits, states)
+    return [replace(first, token=first.token ^ 1), *rest]
+
+
+def die(original, *args, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop(original, *args, **options):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def wrong(original, *args, **options):
+    raise ZeroDivisionError("on purpose")
+
+
+FAULTS = {
+    "fewer": (Scheduler, "schedule", fewer),
+    "nothing": (Scheduler, "schedule", nothing),
+    "stop": (Scheduler, "schedule", stop),
+    "die": (ModelRunner, "launch", die),
+    "wrong": (ModelRunner, "launch", wrong),
+    "another": (Sampler, "__call__", another),
+}
+
+if __name__ == "__main__":
+    if os.environ["MLX_RANK"] == "1":
+        Counted(*FAULTS[os.environ["FAULT"]])
+    status = rank.main()
+    sys.stderr.flush()
+    os._exit(status)

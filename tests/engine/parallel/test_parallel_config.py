@@ -1,0 +1,151 @@
+"""What cannot be divided, or not with that: one line before anything runs."""
+
+import pytest
+
+from labkit import workload
+from labkit.config import (
+    KV,
+    Attention,
+    Budget,
+    BudgetPolicy,
+    ConfigError,
+    DecodeShape,
+    Device,
+    Engine,
+    Experiment,
+    KVLayout,
+    Model,
+    ModelShape,
+    Parallel,
+    Pipeline,
+    Speculation,
+    from_plain,
+)
+from labkit.engine import parallel
+from labkit.engine.base import Counters, EngineError
+from labkit.engine.parallel.agreement import Agreement, after
+from labkit.engine.request import Request, RequestState
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.models import resolve
+
+KERNELS = {
+    "name": "kernels",
+    "kind": "kernel",
+    "cases": [{"name": "c", "decode": 1, "context": 16}],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"name": "contiguous", "kv": KV(layout=KVLayout.contiguous),
+             "attention": Attention(backend="sdpa")},
+            "engine.name=contiguous computes in one process; set engine=paged",
+        ),
+        ({"attention": Attention(backend="reference")}, "backend=reference"),
+        ({"attention": Attention(device=Device.emulated)}, "engine.attention.device=emulated"),
+        ({"threads": 1}, "engine.threads=1 is less than a thread for each rank"),
+        ({"budget": Budget(policy=BudgetPolicy.vllm)}, "policy=vllm sizes the pool"),
+        ({"memory_limit": 1 << 30}, "engine.memory_limit=1073741824 holds one process"),
+        ({"speculation": Speculation.ngram}, "engine.speculation=ngram"),
+        ({"pipeline": Pipeline.overlap}, "engine.pipeline=overlap"),
+        ({"decode_shape": DecodeShape.fixed}, "engine.decode_shape=fixed"),
+    ],
+)  # fmt: skip
+def test_what_ranks_cannot_have_is_refused(changes, said):
+    Engine(**changes)  # alone it is fine
+    with pytest.raises(ConfigError, match=r"engine\.parallel\.size=2: ") as caught:
+        Engine(parallel=Parallel(2), **changes)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_other_engines_do_not_have_it():
+    with pytest.raises(ConfigError, match=r"parallel\.size=2: engine=mlx_lm does not have it"):
+        Engine(name="mlx_lm", parallel=Parallel(2))
+    with pytest.raises(ConfigError, match=r"parallel\.size=0: allowed are 1 to 64 \(ranks\)"):
+        Parallel(0)
+
+
+def experiment(size, shape=None, kind=None):
+    plain = {
+        "engine": {"parallel": {"size": size}},
+        "model": {"shape": shape or {}},
+        "ablation": {"arms": {"base": {}}},
+    }
+    return from_plain(Experiment, plain | ({"workload": kind} if kind else {}))
+
+
+@pytest.mark.parametrize(
+    ("size", "shape", "said"),
+    [
+        (8, {}, "model.shape.num_kv_heads=4"),
+        (2, {"num_heads": 3, "num_kv_heads": 3}, "model.shape.num_heads=3"),
+        (2, {"intermediate_size": 771}, "model.shape.intermediate_size=771"),
+    ],
+)
+def test_a_shape_that_cannot_be_divided_is_refused(size, shape, said):
+    experiment(1, shape)
+    with pytest.raises(ConfigError, match=rf"parallel\.size={size}: {said} is not a multiple"):
+        experiment(size, shape)
+
+
+def test_kernels_are_of_one_process():
+    experiment(1, kind=KERNELS)
+    with pytest.raises(ConfigError, match=r"parallel\.size=2: workload=kernels times the kernels"):
+        experiment(2, kind=KERNELS)
+
+
+def test_a_directory_that_cannot_be_divided_is_refused():
+    shape = ModelShape(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=2, vocab_size=512)
+    path = resolve(Model(name="ranks_test", shape=shape)).path
+
+    def at(size):
+        plain = {"ablation": {"arms": {"base": {}}}, "engine": {"parallel": {"size": size}}}
+        return from_plain(Experiment, {**plain, "model": {"name": "local", "path": str(path)}})
+
+    parallel.check(at(1))
+    parallel.check(at(2))
+    with pytest.raises(ConfigError, match=r"size=4: .*: num_attention_heads=2 is not a mult"):
+        parallel.check(at(4))
+
+
+def test_arms_with_ranks_have_processes_of_their_own():
+    arms = [experiment(1), experiment(2)]
+    assert "engine.parallel.size=2: its ranks are processes" in workload.apart(arms)
+    assert workload.apart([experiment(1)] * 2) is None
+
+
+def scheduled(tokens=(1, 2, 3), start=0, count=3, name="a"):
+    state = RequestState(Request(name, tokens))
+    return SchedulerOutput((ScheduledChunk(state, start, count),))
+
+
+def test_a_digest_tells_every_step_from_every_other():
+    same = [after("", scheduled()) for _ in range(2)]
+    assert same[0] == same[1]
+    others = [
+        after("before", scheduled()),
+        after("", scheduled(name="b")),
+        after("", scheduled(tokens=(1, 2, 4))),  # another token sampled in the step before
+        after("", scheduled(count=2)),
+        after("", scheduled(start=1, count=2)),
+        after("", SchedulerOutput(())),
+    ]
+    assert len({same[0], *others}) == 1 + len(others)
+
+
+def test_steps_are_counted_once_they_are_agreed_on():
+    sent, counters = [], Counters()
+    agreement = Agreement(2, sent.append)
+    for step in (scheduled(), scheduled(), SchedulerOutput(())):
+        agreement.agree(step, counters)
+    assert counters.as_dict() == {"ranks.agreed": 2}
+    assert len(set(sent)) == 3 and agreement.digest == sent[-1]
+
+    def broken(digest):
+        raise EngineError("another step")
+
+    with pytest.raises(EngineError):
+        Agreement(2, broken).agree(scheduled(), counters)
+    assert counters.as_dict() == {"ranks.agreed": 2}

@@ -1,0 +1,147 @@
+"""What goes wrong in a rank is named at once, and no rank outlives the engine's process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.config import Budget, Engine, Parallel, Scheduler
+from labkit.engine import Request, SamplingParams
+from labkit.engine.base import EngineError
+from labkit.engine.parallel import ranked_engine, ranks
+
+FAILING = (sys.executable, str(Path(__file__).with_name("failing_rank.py")))
+ROOT = Path(__file__).parents[3]
+
+
+def make(path, command=ranks.COMMAND, straggler_s=60.0):
+    scheduler = Scheduler(max_num_seqs=3, max_num_batched_tokens=16)
+    engine = Engine(parallel=Parallel(2), budget=Budget(blocks=64), scheduler=scheduler)
+    made = ranked_engine.create(engine, path, command, straggler_s)
+    for index in range(3):
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        made.submit(Request(str(index), tuple(range(1, 12 + index)), params))
+    return made
+
+
+def drain(engine):
+    while engine.has_work():
+        engine.step()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if sys.platform == "linux":  # a zombie that nobody has collected yet is dead
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    return True
+
+
+def gone(pids, seconds=5.0):
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("fewer", r"do not compute the same step \(rank 0: \w{16}; rank 1: \w{16}\)"),
+        ("nothing", "do not compute the same step"),
+        ("another", "sampled different tokens from the same step"),
+        ("die", r"rank 1 \(process \d+\) has ended: SIGKILL"),
+        ("wrong", "rank 1: ZeroDivisionError: on purpose"),
+        ("stop", "rank 1 stays behind the others for 1 s"),
+    ],
+)
+def test_a_rank_that_goes_wrong_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, said):
+    real = ranks.threads.worker_environment
+
+    def environment(base, **facts):
+        clean, removed = real(base, **facts)
+        path = os.pathsep.join([str(ROOT), clean.get("PYTHONPATH", "")])
+        return clean | {"FAULT": fault, "PYTHONPATH": path}, removed
+
+    monkeypatch.setattr(ranks.threads, "worker_environment", environment)
+    engine = make(model_dir("qwen3"), FAILING, 1.0 if fault == "stop" else 60.0)
+    pids = engine._ranks.pids
+    with pytest.raises(RuntimeError, match=said) as caught:
+        drain(engine)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, ranks.RankError) is (fault != "wrong")
+    assert gone(pids, 0.0) and not engine.has_work()
+    with pytest.raises(EngineError, match="the ranks have ended"):
+        engine.submit(Request("late", (1,), SamplingParams()))
+    engine.close()
+
+
+def test_ctrl_c_while_ranks_compute_ends_them(model_dir, monkeypatch):
+    engine = make(model_dir("qwen3"))
+    pids = engine._ranks.pids
+
+    def interrupted(pipes, seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ranks, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert gone(pids, 0.0)
+
+
+def test_ranks_ignore_the_terminal_s_ctrl_c(model_dir):
+    engine = make(model_dir("qwen3"))
+    for pid in engine._ranks.pids:
+        os.kill(pid, signal.SIGINT)
+    drain(engine)
+    pids = engine._ranks.pids
+    engine.close()
+    assert gone(pids, 0.0)
+
+
+OWNER = """
+import sys, threading
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_parallel_failures import make
+def own():
+    engine = make(Path(sys.argv[1]))
+    engine.step()
+    print(*engine._ranks.pids, flush=True)
+    return engine
+{start}
+sys.stdin.read()
+"""
+STARTS = {
+    "main": "engine = own()",
+    # The thread that started the ranks ends; they must not.
+    "thread": "t = threading.Thread(target=lambda: held.append(own())); held = []; t.start()\n"
+    "t.join(); held[0].step(); print('stepped', flush=True)",
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ranks_end_with_the_process_that_started_them(model_dir, start):
+    code = OWNER.format(tests=str(Path(__file__).parent), start=STARTS[start])
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(model_dir("qwen3"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        pids = [int(word) for word in owner.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(alive, pids))
+        if start == "thread":
+            assert owner.stdout.readline() == "stepped\n"
+    finally:
+        owner.kill()
+        owner.communicate()
+    assert gone(pids)
