@@ -50,7 +50,7 @@ def test_every_group_knows_its_place():
         model=config.Model(shape=config.ModelShape()),
     )
     known = list(places(whole, ""))
-    assert len(known) == 20 and all(known)
+    assert len(known) == 21 and all(known)
 
 
 def test_readers_are_choices_that_there_are():
