@@ -52,7 +52,7 @@ ENGINES = {
     "ngram": ["engine.speculation=ngram"],
     "ngram_staircase": ["engine.speculation=ngram", "engine.drafts.verification=staircase"],
 }  # fmt: skip
-WORKLOADS = {"chat": "workload.num_requests=6", "agent": "workload.num_requests=4"}
+WORKLOADS = {"chat": "workload.num_requests=4", "agent": "workload.num_requests=3"}
 
 
 @pytest.fixture(scope="module")
