@@ -21,9 +21,26 @@ EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yam
 ELSEWHERE: dict[str, str] = {}
 # Experiments that show what they are about only with more of something: name and overrides.
 ASKED: dict[str, list[str]] = {
+    # Only what computes more than there is room for is bounded, and what is small is not.
+    "prefill_room": [
+        "ablation.arms.p0016_floor={engine.scheduler.max_num_seqs:32,"
+        "engine.scheduler.max_num_batched_tokens:48,engine.scheduler.prefill_floor:48}",
+    ],
+    "chunked_prefill": ["workload.prompts.input.values=[32,32,32,32,32,1200]"],
+    # Two sessions, and a pool that holds one.
+    "burst_collapse": [
+        *(f"workload.prompts.{key}" for key in ("requests=6", "turns=3", "prefix_groups=2")),
+        "ablation.arms.calm={engine.prefix_cache:hash,engine.budget.blocks:60,"
+        "workload.concurrency:1}",
+        "ablation.arms.burst={engine.prefix_cache:hash,engine.budget.blocks:60,"
+        "workload.concurrency:2}",
+    ],
+    # The control says what the noise floor is.
+    **{name: ["design.control=true"] for name in ("decode_burst", "noise_floor", "waste_demo")},
     "padding_picture": ["engine.scheduler.max_num_batched_tokens=128"],
 }
-LESS = {"padding_picture": 4, "kv_layouts": 1}  # by what lengths are divided, where it is not PART
+# By what lengths are divided, where it is not PART.
+LESS = {"padding_picture": 4, "kv_layouts": 1, "burst_collapse": 1, "chunked_prefill": 1}
 ONCE = [
     "design.blocks=1",
     "design.runs_per_block=1",
