@@ -24,7 +24,7 @@ ASKED: dict[str, list[str]] = {
     # Only what computes more than there is room for is bounded, and what is small is not.
     "prefill_room": [
         "ablation.arms.p0016_floor={engine.scheduler.max_num_seqs:32,"
-        "engine.scheduler.max_num_batched_tokens:48,engine.scheduler.prefill_floor:48}",
+        "engine.scheduler.max_num_batched_tokens:40,engine.scheduler.prefill_floor:40}",
     ],
     "chunked_prefill": ["workload.prompts.input.values=[32,32,32,32,32,1200]"],
     # Two sessions, and a pool that holds one.
@@ -40,7 +40,13 @@ ASKED: dict[str, list[str]] = {
     "padding_picture": ["engine.scheduler.max_num_batched_tokens=128"],
 }
 # By what lengths are divided, where it is not PART.
-LESS = {"padding_picture": 4, "kv_layouts": 1, "burst_collapse": 1, "chunked_prefill": 1}
+LESS = {
+    "padding_picture": 4,
+    "kv_layouts": 1,
+    "burst_collapse": 1,
+    "chunked_prefill": 1,
+    "prefill_room": 1,
+}
 ONCE = [
     "design.blocks=1",
     "design.runs_per_block=1",
