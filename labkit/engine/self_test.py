@@ -65,12 +65,8 @@ def expect(loaded: LoadedModel, block_size: int) -> Expected:
     EngineError
         It cannot be asked: what a layer caches, or what mlx_lm itself says.
     """
-    from labkit.engine.widened import widened_in_use
-
-    kept = loaded.matrices is Matrices.kept
     try:
-        with widened_in_use(loaded.model) if kept else nullcontext():
-            return _expect(loaded, block_size)
+        return _expect(loaded, block_size)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, EngineError):
             raise
@@ -79,14 +75,18 @@ def expect(loaded: LoadedModel, block_size: int) -> Expected:
 
 
 def _expect(loaded: LoadedModel, block_size: int) -> Expected:
-    shapes, dtype = cached(loaded)
-    rng = np.random.default_rng(0)
-    one = _lazy_logits(loaded.model, np.zeros((1, 1), np.int32), plain_caches(loaded.model))
-    vocab = one.shape[-1]
+    from labkit.engine.widened import by_numpy, widened_in_use
+
+    model, kept = loaded.model, loaded.matrices is Matrices.kept
+    with widened_in_use(model) if kept else nullcontext():
+        shapes, dtype = cached(loaded)
+        one = _lazy_logits(model, np.zeros((1, 1), np.int32), plain_caches(model))
+    rng, vocab = np.random.default_rng(0), one.shape[-1]
     steps = step_lengths(block_size)
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
-    logits = _all_logits(loaded.model, sequences)
+    with widened_in_use(model, by_numpy) if kept else nullcontext():
+        logits = _all_logits(model, sequences)
     return Expected(shapes, dtype, sequences, logits, steps)
 
 

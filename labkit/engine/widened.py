@@ -8,7 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_map_with_path
+
+Multiply = Callable[[mx.array, mx.array], mx.array]
 
 QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
 # The layers whose weights a forward on NumPy arrays reads as they lie.
@@ -59,11 +62,24 @@ def _plain(layer: Any) -> Any:
     return plain
 
 
+def lazily(x: mx.array, weight: mx.array) -> mx.array:
+    """Return x [..., K] @ weight [N, K].T, not evaluated."""
+    return x @ weight.T
+
+
+def by_numpy(x: mx.array, weight: mx.array) -> mx.array:
+    """Return the product as NumPy's own BLAS computes it, at once.
+
+    The BLAS that MLX was built with may take twenty times as long.
+    """
+    return mx.array(np.asarray(x.astype(mx.float32)) @ np.asarray(weight).T)
+
+
 @contextmanager
-def widened_in_use(model: Any) -> Iterator[None]:
+def widened_in_use(model: Any, multiply: Multiply = lazily) -> Iterator[None]:
     """Have a model compute in float32 while its matrices stay as they lie."""
     before = model.leaf_modules()
-    _replace(model, lambda layer: _InUse(layer) if type(layer) in MATRICES else layer)
+    _replace(model, lambda layer: _InUse(layer, multiply) if type(layer) in MATRICES else layer)
     try:
         yield
     finally:
@@ -80,9 +96,10 @@ def _replace(model: Any, by: Callable[[Any], Any]) -> None:
 class _InUse(nn.Module):  # type: ignore[misc]
     """A layer whose weight is made anew each time."""
 
-    def __init__(self, layer: Any) -> None:
+    def __init__(self, layer: Any, multiply: Multiply) -> None:
         super().__init__()
         self.layer = layer
+        self._multiply = multiply
 
     @property
     def weight(self) -> mx.array:
@@ -99,4 +116,4 @@ class _InUse(nn.Module):  # type: ignore[misc]
         return out + self.layer["bias"] if "bias" in self.layer else out
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return x @ self.weight.T
+        return self._multiply(x, self.weight)

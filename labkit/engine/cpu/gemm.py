@@ -108,6 +108,21 @@ def product(x, panels, bias, columns, out):  # type: ignore[no-untyped-def]
             multiply_group(task % groups * step, task // groups, x, panels, bias, columns, out)
 
 
+@njit(error_model="numpy")
+def take_packed(row, panels, out):  # type: ignore[no-untyped-def]
+    """Write a row of the matrix to ``out`` [K]."""
+    panel, column = row // WIDTH, row % WIDTH
+    for k in range(out.size):
+        out[k] = panels[panel, k, column]
+
+
+@pool.kernel("void(int64[::1], float32[:, :, ::1], float32[:, ::1])")
+def take(rows, panels, out):  # type: ignore[no-untyped-def]
+    """Write some rows of the matrix to ``out`` [len(rows), K]."""
+    for i in prange(rows.shape[0]):
+        take_packed(rows[i], panels, out[i])
+
+
 @pool.kernel("void(float32[:, ::1], float32[:, :, ::1], int64)")
 def pack(weight, panels, first):  # type: ignore[no-untyped-def]
     """Fill panels first, first + 1, ... with the rows of a weight matrix as columns."""

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.cpu import stored_product
-from labkit.engine.cpu.gemm import WIDTH, pack, product
+from labkit.engine.cpu.gemm import WIDTH, pack, product, take
 from labkit.engine.cpu.recording import (
+    LOOK_UP_PACKED,
     LOOK_UP_STORED,
     PRODUCT,
     STORED_PRODUCT,
@@ -36,9 +37,12 @@ class Panels(Protocol):
     def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
         """Multiply x [M, K] into ``out``; see ``gemm.product``."""
 
+    def take(self, rows: NDArray[np.int64], out: Array) -> None:
+        """Widen rows of the only matrix into ``out`` [len(rows), K]."""
+
     @property
-    def code(self) -> int:
-        """Of a product, where launches are recorded."""
+    def codes(self) -> tuple[int, int]:
+        """Of a product and of a look-up, where launches are recorded."""
 
     @property
     def memory(self) -> tuple[Any, ...]:
@@ -93,10 +97,14 @@ class FloatPanels:
         """Multiply x [M, K] into ``out``."""
         product(x, self._panels, bias, columns, out)
 
+    def take(self, rows: NDArray[np.int64], out: Array) -> None:
+        """Copy rows of the matrix to ``out`` [len(rows), K]."""
+        take(rows, self._panels, out)
+
     @property
-    def code(self) -> int:
-        """Of a product."""
-        return PRODUCT
+    def codes(self) -> tuple[int, int]:
+        """Of a product and of a look-up."""
+        return PRODUCT, LOOK_UP_PACKED
 
     @property
     def memory(self) -> tuple[Any, ...]:
@@ -139,9 +147,9 @@ class StoredPanels:
         stored_product.take(*self._form, rows, self._spans, out)
 
     @property
-    def code(self) -> int:
-        """Of a product."""
-        return STORED_PRODUCT
+    def codes(self) -> tuple[int, int]:
+        """Of a product and of a look-up."""
+        return STORED_PRODUCT, LOOK_UP_STORED
 
     @property
     def memory(self) -> tuple[Any, ...]:
@@ -217,7 +225,6 @@ class PackedWeights:
 
     def take(self, rows: NDArray[np.integer]) -> Array:
         """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
-        assert isinstance(self._panels, StoredPanels)
         if isinstance(rows, Symbol):
             return self._recorded_take(rows)
         wanted = rows.ravel().astype(np.int64)
@@ -270,7 +277,7 @@ class PackedWeights:
         out = recorder.array((rows, self.total))
         sizes = len(self._columns), self.total
         recorder.launch(
-            self._panels.code, out, x, self.depth, *matrices, *sizes, *self._panels.form,
+            self._panels.codes[0], out, x, self.depth, *matrices, *sizes, *self._panels.form,
             ahead=panels,
         )  # fmt: skip
         flat = out.reshape(-1)
@@ -282,13 +289,14 @@ class PackedWeights:
 
     def _recorded_take(self, rows: Symbol) -> Any:
         """Record ``take``."""
-        recorder, (spans, functions) = rows.recorder, self._panels.memory
-        recorder.hold(spans, functions)
+        recorder, (panels, *rest) = rows.recorder, self._panels.memory
+        recorder.hold(panels, *rest)
         recorder.vocabulary = min(recorder.vocabulary, self.total)
         out = recorder.array((*rows.shape, self.depth))
-        unused = 0, 0, 0, 0
+        matrices = address_of(panels), 0, 0
+        sizes = len(self._columns), self.total
         recorder.launch(
-            LOOK_UP_STORED, out, rows, self.depth, address_of(spans), *unused, *self._panels.form
+            self._panels.codes[1], out, rows, self.depth, *matrices, *sizes, *self._panels.form
         )
         return out
 

@@ -26,8 +26,8 @@ MOST_AHEAD = 1 << 18  # bytes that a thread asks for while it waits
 ALIGNED = 64  # bytes: of a cache line, where every array begins
 
 # What a launch is.
-(LOOK_UP, LOOK_UP_STORED, RMS_NORM, ROTATE, PRODUCT, STORED_PRODUCT, ACTIVATE, ADD, MULTIPLY,
- SCALE, SCATTER, ATTEND) = range(12)  # fmt: skip
+(LOOK_UP, LOOK_UP_PACKED, LOOK_UP_STORED, RMS_NORM, ROTATE, PRODUCT, STORED_PRODUCT, ACTIVATE, ADD,
+ MULTIPLY, SCALE, SCATTER, ATTEND) = range(13)  # fmt: skip
 # A launch's row: what, where to, operands.
 CODE, OUT, FIRST = 0, 1, 2
 # What the next product reads first, and so many bytes.

@@ -27,6 +27,7 @@ from labkit.engine.cpu.gemm import (
     WEIGHT_COST,
     WIDTH,
     multiply_group,
+    take_packed,
 )
 from labkit.engine.cpu.intrinsics import call_body, take_ticket
 from labkit.engine.cpu.jit import inlined, inner, intrinsic, kernel
@@ -40,6 +41,7 @@ from labkit.engine.cpu.recording import (
     ATTEND,
     FIELDS,
     LOOK_UP,
+    LOOK_UP_PACKED,
     LOOK_UP_STORED,
     MULTIPLY,
     OUT,
@@ -219,6 +221,8 @@ def _look_up(op: Any, token: int, row: int) -> None:
         table = _floats(op[4] + 4 * token * width, width)
         for i in range(width):
             out[i] = table[i]
+    elif op[0] == LOOK_UP_PACKED:
+        take_packed(token, carray(_pointer(op[4]), (op[7], width, WIDTH), np.float32), out)
     else:
         functions = carray(_pointer(op[9]), (FUNCTIONS,), np.int64)
         spans = carray(_pointer(op[4]), (token // SPAN + 1, op[12]), np.uint8)
@@ -283,7 +287,7 @@ def _compute(op: Any, unit: int, units: int, rows: int, mine: Any, slots: Any) -
     elif code == ROTATE:
         first, end = _share(unit, units, rows)
         _rotate(op, first, end)
-    elif code in (LOOK_UP, LOOK_UP_STORED):
+    elif code in (LOOK_UP, LOOK_UP_PACKED, LOOK_UP_STORED):
         first, end = _share(unit, units, rows)
         for row in range(first, end):
             _look_up(op, int(_int32s(op[2], rows)[row]), row)

@@ -39,7 +39,8 @@ What holds, each line a test in ``tests/engine/numpy_port/test_convert.py``:
 7. Between two forwards a model holds weights and nothing of a step: engines may take turns with
    one, and a forward that failed leaves nothing that the next could take for its own.
 8. A replayed step has the bits of the forward (``tests/engine/numpy_port/test_taped.py``).
-9. Float32 embeddings and norms are views of MLX's arrays; only a product packs its matrices anew.
+9. Float32 norms, and embeddings that are no output too, are views of MLX's arrays; only a product
+   packs its matrix anew, and then nothing else holds it.
 
 Importing this package imports neither MLX nor numba.
 """

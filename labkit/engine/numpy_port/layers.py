@@ -119,39 +119,56 @@ class GroupedLinear:
 
 
 class Embedding:
-    """Rows of a table by token id; also the output projection of tied models."""
+    """Rows of a table by token id; also the output projection of tied models.
 
-    __slots__ = ("_packed", "weight")
+    A product reads its matrix packed; from the first one on lookups do too, and the table is gone.
+    """
+
+    __slots__ = ("_packed", "_table")
 
     def __init__(self, weight: Array) -> None:
-        self.weight = weight
+        self._table: Array | None = weight
         self._packed: PackedWeights | None = None
 
     @property
+    def weight(self) -> Array:
+        """The table, float32 [N, D]."""
+        if self._table is not None:
+            return self._table
+        assert self._packed is not None
+        return self._packed.take(np.arange(self._packed.total))
+
+    @property
     def held(self) -> tuple[str, int]:
-        """What its weights are held in, and their bytes, those of the packed copy too."""
-        packed = 0 if self._packed is None else self._packed.bytes
-        return "float32", self.weight.nbytes + packed
+        """What its weights are held in, and their bytes."""
+        if self._table is not None:
+            return "float32", self._table.nbytes
+        assert self._packed is not None
+        return "float32", self._packed.bytes
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return float32 [*ids.shape, D], a fresh array."""
+        if self._packed is not None:
+            return self._packed.take(ids)
+        assert self._table is not None
         if isinstance(ids, Symbol):
-            return self._recorded(ids)
-        return self.weight.take(ids, axis=0)
+            return self._recorded(ids, self._table)
+        return self._table.take(ids, axis=0)
 
-    def _recorded(self, ids: Symbol) -> Any:
+    def _recorded(self, ids: Symbol, table: Array) -> Any:
         """Record a look-up."""
-        recorder, (rows, width) = ids.recorder, self.weight.shape
-        recorder.hold(self.weight)
+        recorder, (rows, width) = ids.recorder, table.shape
+        recorder.hold(table)
         recorder.vocabulary = min(recorder.vocabulary, rows)
         out = recorder.array((*ids.shape, width))
-        recorder.launch(LOOK_UP, out, ids, width, address_of(self.weight))
+        recorder.launch(LOOK_UP, out, ids, width, address_of(table))
         return out
 
     def as_linear(self, x: Array) -> Array:
-        """Return ``x @ weight.T``; the packed copy is made on first use."""
+        """Return ``x @ weight.T``; packed on first use."""
         if self._packed is None:
             self._packed = PackedWeights([self.weight], [None])
+            self._table = None
         return self._packed.multiply(x)[0]
 
 

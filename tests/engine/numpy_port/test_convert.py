@@ -355,6 +355,20 @@ def test_weights_read_as_they_lie_are_not_copied():
     assert np.shares_memory(model.model.norm._weight, before[1])
 
 
+def test_an_embedding_that_is_the_output_too_is_held_once():
+    model = build("llama", {})
+    table = np.array(model.model.embed_tokens.weight)
+    report = convert(model)
+    matrices = sum(v.size for n, v in tree_flatten(build("llama", {}).parameters()) if v.ndim == 2)
+    padded = report.weights["float32"] / 4 / matrices  # panels are as wide as a register tile
+    assert 1 <= padded < 1.3
+    np.testing.assert_array_equal(model.model.embed_tokens.weight, table)
+    ids = np.array([[5], [0], [VOCABULARY - 1]])
+    np.testing.assert_array_equal(model.model.embed_tokens(ids), table[ids])
+    with pytest.raises(IndexError):
+        model.model.embed_tokens(np.array([[VOCABULARY]]))
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gemma3_text", "llama-traditional"])
 def test_a_token_has_the_same_bits_in_any_batch(name):
     # Each token attends to itself alone, so that only the batch differs.
