@@ -4,7 +4,11 @@ labkit with the weights as they lie, labkit with float32 ones, mlx_lm with float
 OpenBLAS; its own product of quantised weights takes minutes here) and, where xllamacpp is
 installed, llama.cpp. Every arm is one process that loads once; the arms take turns in each
 round, and the table shows medians over rounds and the median of the rounds' ratios. Run as
-``python benchmarks/quantised.py``; ``--rounds N``, ``--arms A,B``, ``--json FILE``.
+``python benchmarks/quantised.py``; ``--rounds N``, ``--arms A,B``, ``--cases A;B``,
+``--json FILE``.
+
+Besides: how often each arm's next token after a piece of English is that of labkit in float32
+(what llama.cpp's products in int8 cost), and labkit's products beside the machine's sgemm.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -33,32 +38,58 @@ SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # beyond weights and KV
 
 @dataclass(frozen=True)
 class Case:
-    """So many requests of so many prompt tokens and output tokens, all at once."""
+    """Requests, all at once, of which ``streams`` run at a time.
+
+    ``kind``: ``alike`` (all of ``prompt`` and ``output`` tokens, of which the outputs are timed, or
+    the prompts where there is one of output), ``ragged`` (twice as many requests as run at a time,
+    lengths from log-normal distributions around these; all tokens are timed) or ``text`` (pieces of
+    English; nothing is timed).
+    """
 
     name: str
     streams: int
     prompt: int
     output: int
+    kind: str = "alike"
 
-    @property
-    def decodes(self) -> bool:
-        """Whether decoding is timed; otherwise the prompts are."""
-        return self.output > 1
+    def requests(self) -> list[tuple[list[int], int]]:
+        """Draw them from a seed: token ids, and how many are asked for."""
+        import numpy as np
+
+        rng = np.random.default_rng(self.prompt)
+        if self.kind == "text":
+            return [(ids, self.output) for ids in pieces(self.streams, self.prompt)]
+        lengths = [(self.prompt, self.output)] * self.streams
+        if self.kind == "ragged":
+            count = 2 * self.streams
+            drawn = [
+                np.clip(rng.lognormal(math.log(middle), 0.7, count), middle / 8, 3 * middle)
+                for middle in (self.prompt, self.output)
+            ]
+            lengths = [(int(p), int(o)) for p, o in zip(*drawn, strict=True)]
+        return [(rng.integers(100, 40_000, p).tolist(), o) for p, o in lengths]
 
 
 CASES = (
     Case("decode, 1 stream", 1, 32, 64),
     Case("decode, 16 streams", 16, 32, 32),
     Case("prefill, 512 tokens", 1, 512, 1),
+    Case("ragged, 16 streams", 16, 128, 32, "ragged"),
 )
+AGREEMENT = Case("next token of English", 64, 48, 1, "text")
 
 
-def prompts(case: Case) -> list[list[int]]:
-    """Draw ordinary token ids from a seed."""
-    import numpy as np
+def pieces(count: int, length: int) -> list[list[int]]:
+    """Cut token ids out of the packaged texts, evenly."""
+    from tokenizers import Tokenizer
 
-    rng = np.random.default_rng(case.prompt)
-    return rng.integers(100, 40_000, (case.streams, case.prompt)).tolist()
+    from labkit.models.corpus import packaged_texts
+
+    folder, _ = model_files()
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode("\n".join(packaged_texts()), add_special_tokens=False).ids
+    pitch = (len(ids) - length) // count
+    return [ids[i * pitch : i * pitch + length] for i in range(count)]
 
 
 class OnLabkit:
@@ -76,7 +107,9 @@ class OnLabkit:
         options: dict[str, Any] = {"budget": config.Budget(blocks=KV_TOKENS // BLOCK)}
         held = config.Weights.model if arm == STORED else config.Weights.float32
         engine = config.Engine(
-            name="paged" if ours else "mlx_lm", weights=held, **(options if ours else {})
+            name="paged" if ours else "mlx_lm",
+            weights=held,
+            **(options if ours else {}),
         )
         self.engine = create(engine, folder)
 
@@ -84,10 +117,11 @@ class OnLabkit:
         """Serve a case; seconds until all have begun and from then on, and the tokens."""
         from labkit.engine import Request, SamplingParams
 
-        params = SamplingParams(max_tokens=case.output, ignore_eos=True)
-        for index, ids in enumerate(prompts(case)):
+        requests = case.requests()
+        for index, (ids, output) in enumerate(requests):
+            params = SamplingParams(max_tokens=output, ignore_eos=True)
             self.engine.submit(Request(f"{index}", tuple(ids), params))
-        tokens: list[list[int]] = [[] for _ in range(case.streams)]
+        tokens: list[list[int]] = [[] for _ in requests]
         start, begun = time.perf_counter(), None
         while self.engine.has_work():
             for event in self.engine.step():
@@ -97,7 +131,8 @@ class OnLabkit:
         end = time.perf_counter()
         assert begun is not None
         made = sum(map(len, tokens)) - before
-        return {"begun": begun - start, "rest": end - begun, "made": made, "tokens": tokens}
+        wall = {"wall": end - start, "begun": begun - start, "rest": end - begun}
+        return {**wall, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
         """Return the bytes of weights and of the KV pool, 0 where it counts none."""
@@ -124,22 +159,22 @@ class OnLlama:
         """Serve a case; the server says how long the prompts took."""
         from concurrent.futures import ThreadPoolExecutor
 
-        asked = {"n_predict": case.output, "ignore_eos": True, "temperature": 0}
+        requests = case.requests()
+        fixed = {"cache_prompt": False, "return_tokens": True, "ignore_eos": True, "temperature": 0}
+
+        def answer(request: tuple[list[int], int]) -> Any:
+            ids, output = request
+            return self.server.handle_completions({"prompt": ids, "n_predict": output, **fixed})
+
         start = time.perf_counter()
-        with ThreadPoolExecutor(case.streams) as pool:
-            answers = list(
-                pool.map(
-                    lambda ids: self.server.handle_completions(
-                        {"prompt": ids, "cache_prompt": False, "return_tokens": True, **asked}
-                    ),
-                    prompts(case),
-                )
-            )
+        with ThreadPoolExecutor(len(requests)) as pool:
+            answers = list(pool.map(answer, requests))
         wall = time.perf_counter() - start
         begun = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
-        made = case.streams * (case.output - 1)
+        made = sum(output - 1 for _, output in requests)
         tokens = [answer.get("tokens") for answer in answers]
-        return {"begun": begun, "rest": wall - begun, "made": made, "tokens": tokens}
+        times = {"wall": wall, "begun": begun, "rest": wall - begun}
+        return {**times, "made": made, "tokens": tokens}
 
     def bytes(self) -> dict[str, float]:
         """Return nothing: it does not say."""
@@ -172,7 +207,9 @@ class Arm:
         from labkit.machine.threads import core_count, worker_environment
 
         environment, _ = worker_environment(os.environ, threads=threads, cores=core_count())
-        environment["PYTHONPATH"] = str(ROOT)
+        # What else was on the path may hold llama.cpp's bindings.
+        before = environment.get("PYTHONPATH", "").split(os.pathsep)
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, before)])
         words = [name, str(folder), str(gguf), str(threads)]
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--child", *words],
@@ -195,17 +232,22 @@ class Arm:
 
 
 def speed(case: Case, figures: dict[str, Any]) -> float:
-    """Return tokens per second: of decoding, or of the prompts."""
-    if case.decodes:
+    """Return tokens per second: of decoding, of the prompts, or of both."""
+    if case.kind == "ragged":
+        return sum(len(ids) + output for ids, output in case.requests()) / figures["wall"]
+    if case.output > 1:
         return figures["made"] / figures["rest"]
     return case.streams * case.prompt / figures["begun"]
 
 
-def measure(arms: dict[str, Arm], rounds: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+Found = dict[str, dict[str, list[dict[str, Any]]]]
+
+
+def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found:
     """Let the arms take turns, in an order that turns from round to round; the first is warm-up."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {case.name: {} for case in CASES}
+    found: Found = {case.name: {} for case in cases}
     for number in range(-1, rounds):
-        for case in CASES:
+        for case in cases:
             for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
                 figures = arms[name].serve(case)
                 if figures is not None and number >= 0:
@@ -213,14 +255,14 @@ def measure(arms: dict[str, Arm], rounds: int) -> dict[str, dict[str, list[dict[
     return found
 
 
-def show(arms: dict[str, Arm], found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+def show(arms: dict[str, Arm], cases: tuple[Case, ...], found: Found) -> None:
     """Print the table."""
     from labkit.doctor.measure import cpu_bandwidth
 
     for name, arm in arms.items():
         print(f"{name:12} loaded in {arm.loaded['load_s']:.1f} s")
     print(f"\n{'case':22}{'arm':14}{'tok/s':>9}   ratios to {STORED}: median (range)  tokens")
-    for case in CASES:
+    for case in cases:
         ours = found[case.name].get(STORED, [])
         for name, entries in found[case.name].items():
             speeds = [speed(case, entry) for entry in entries]
@@ -233,7 +275,7 @@ def show(arms: dict[str, Arm], found: dict[str, dict[str, list[dict[str, Any]]]]
                     f"  {'the same' if same else 'others'}"
                 )
             print(text)
-    if STORED in arms:
+    if STORED in arms and CASES[0] in cases:
         read, held = cpu_bandwidth()["gb_s"], arms[STORED].loaded["weight_bytes"]
         entries = found[CASES[0].name][STORED]
         rate = held * statistics.median(speed(CASES[0], entry) for entry in entries) / 1e9
@@ -242,6 +284,54 @@ def show(arms: dict[str, Arm], found: dict[str, dict[str, list[dict[str, Any]]]]
             f"({rate / read:.0%})"
         )
         show_memory(arms[STORED], held)
+
+
+def show_agreement(arms: dict[str, Arm]) -> None:
+    """Print how often an arm's next token is that of labkit in float32."""
+    answers = {name: arm.serve(AGREEMENT) for name, arm in arms.items()}
+    theirs = answers.pop(FLOAT32)
+    assert theirs is not None
+    for name, answer in answers.items():
+        if answer is not None:
+            pairs = zip(answer["tokens"], theirs["tokens"], strict=True)
+            same = sum(mine == expected for mine, expected in pairs)
+            print(f"{AGREEMENT.name}, {name}: {same} of {AGREEMENT.streams} are {FLOAT32}'s")
+
+
+def show_products() -> None:
+    """Print what labkit's products reach on the model's shapes, beside sgemm at its best."""
+    import numpy as np
+
+    from labkit.engine.cpu.linear import PackedWeights
+    from labkit.engine.cpu.stored import Affine
+
+    def rate(work: int, call: Any, *arguments: Any) -> float:
+        times = []
+        for _ in range(9):
+            start = time.perf_counter()
+            call(*arguments)
+            times.append(time.perf_counter() - start)
+        return 2 * work / min(times) / 1e9
+
+    rng = np.random.default_rng(0)
+    square = rng.standard_normal((2048, 2048), np.float32)
+    best = rate(2048**3, np.matmul, square, square)
+    print(f"\nsgemm of 2048: {best:.0f} GFLOP/s; labkit's products with 512 rows, of that:")
+    time.sleep(0.5)  # until the BLAS's threads have stopped spinning
+    for depth, width in ((576, 960), (576, 3072), (1536, 576)):
+        x = rng.standard_normal((512, depth), np.float32)
+        words = rng.integers(0, 1 << 32, (width, depth // 8), np.uint32)
+        scales = rng.standard_normal((width, depth // 32)).astype(np.float16)
+        wide = rng.standard_normal((width, depth), np.float32)
+        rates = {
+            kind: rate(512 * depth * width, packed.multiply, x)
+            for kind, packed in (
+                ("4 bits", PackedWeights([Affine(words, scales, scales, 4)], [None])),
+                ("float32", PackedWeights([wide], [None])),
+            )
+        }
+        shares = ", ".join(f"{kind} {got / best:.0%}" for kind, got in rates.items())
+        print(f"  {depth} x {width}: {shares}")
 
 
 def show_memory(arm: Arm, weights: float) -> None:
@@ -277,6 +367,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--cases", default=";".join(case.name for case in CASES))
     parser.add_argument("--json", type=Path, help="write every figure to this file")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -294,8 +385,12 @@ def main() -> None:
     files = model_files()
     with timing_lock("benchmarks/quantised.py", on_wait=print):
         arms = {name: Arm(name, *files, core_count()) for name in asked}
-        found = measure(arms, options.rounds)
-        show(arms, found)
+        cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
+        found = measure(arms, cases, options.rounds)
+        show(arms, cases, found)
+        if FLOAT32 in arms:
+            show_agreement(arms)
+        show_products()
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

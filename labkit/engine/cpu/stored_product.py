@@ -341,8 +341,8 @@ def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type:
 
 
 @njit(error_model="numpy")
-def _many(panel, block, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Widen a panel and multiply it with one block of rows."""
+def _many(panel, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
+    """Widen a panel, once, and multiply it with all rows."""
     if columns[panel, 2] >= columns[panel, 1]:
         return
     span_bytes, part = spans.shape[1], panel % PANELS
@@ -350,20 +350,21 @@ def _many(panel, block, functions, groups, units, x, spans, bias, columns, out):
     wide = np.empty((x.shape[1], WIDTH), np.float32)
     wide_at = np.int64(wide.ctypes.data)
     _call(functions[WIDEN], (span_at, groups, units, part, wide_at))
-    share = span_bytes // PANELS
-    ahead = span_at + span_bytes + part * share
-    panel_rows(wide_at, panel, block, x, bias, columns, out, ahead, share)
+    blocks = (x.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK
+    share = span_bytes // PANELS // blocks  # of what comes next, which each block asks for
+    ahead = span_at + span_bytes + part * (span_bytes // PANELS)
+    for block in range(blocks):
+        panel_rows(wide_at, panel, block, x, bias, columns, out, ahead + block * share, share)
     wide[0, 0] = 0  # which so lives until here
 
 
 @njit(error_model="numpy")
 def multiply_task(task, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Multiply a span with few rows, or a panel with a block of many."""
+    """Multiply a span with few rows, or a panel with many."""
     if x.shape[0] <= MOST:
         _few(task, functions, groups, units, x, spans, bias, columns, out)
     else:
-        panels = columns.shape[0]
-        _many(task % panels, task // panels, functions, groups, units, x, spans, bias, columns, out)
+        _many(task, functions, groups, units, x, spans, bias, columns, out)
 
 
 @pool.kernel(
@@ -377,8 +378,7 @@ def product(functions, groups, units, x, spans, bias, columns, out):  # type: ig
     ``groups`` records of ``units`` units make a span.
     """
     m = x.shape[0]
-    blocks = (m + ROW_BLOCK - 1) // ROW_BLOCK
-    tasks = spans.shape[0] if m <= MOST else columns.shape[0] * blocks
+    tasks = spans.shape[0] if m <= MOST else columns.shape[0]
     if spans.shape[0] * SPAN * x.shape[1] * (m + WEIGHT_COST) < SERIAL_BELOW:
         for task in range(tasks):
             multiply_task(task, functions, groups, units, x, spans, bias, columns, out)

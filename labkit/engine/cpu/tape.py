@@ -157,15 +157,10 @@ def _int32s(address: int, size: int) -> Any:
 def _tasks(op: Any, rows: int) -> int:
     """Return into how many tasks a product falls."""
     panels: int = op[7]
-    if op[0] == PRODUCT:
-        step = QUAD if rows == 1 else 1
-        groups = (panels + step - 1) // step
-    elif rows <= MOST:
-        groups = panels // PANELS
-    else:
-        groups = panels
-    blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK if op[0] == PRODUCT or rows > MOST else 1
-    return groups * blocks
+    if op[0] == STORED_PRODUCT:
+        return panels // PANELS if rows <= MOST else panels
+    step = QUAD if rows == 1 else 1
+    return (panels + step - 1) // step * ((rows + ROW_BLOCK - 1) // ROW_BLOCK)
 
 
 @inner
