@@ -48,10 +48,58 @@ def attention():
         yield name, digest(backend.forward(0, *new, plan), *backend.keys, *backend.values)
 
 
+def norms():
+    from labkit.engine.cpu import norms
+
+    numbers = Numbers()
+    for width in (16, 64, 100, 576, 1000):
+        x, weight, bias = numbers(5, width), numbers(width), numbers(width)
+        yield f"rms {width}", digest(norms.rms_norm(x, weight, 1e-5))
+        yield f"layer {width}", digest(norms.layer_norm(x, weight, bias, 1e-5))
+
+
+def elementwise():
+    from labkit.engine.cpu import activations
+    from labkit.engine.cpu.rope import RotaryTable
+
+    numbers = Numbers()
+    x, gated = 4 * numbers(3, 1001), numbers(3, 1001)
+    yield "swiglu", digest(activations.swiglu(x, gated))
+    for name in ("silu", "sigmoid", "gelu_approx", "gelu"):
+        yield name, digest(getattr(activations, name)(x))
+    heads, positions = numbers(7, 3, 1, 80), np.arange(7, dtype=np.int32) * 11
+    for traditional in (False, True):
+        table = RotaryTable(np.geomspace(1, 1e-4, 40).astype(np.float32), 1.0)
+        yield f"rope {traditional}", digest(
+            table.rotate(heads, positions, traditional=traditional, input_scale=1.1)
+        )
+
+
+def stored():
+    from labkit.engine.cpu.linear import PackedWeights
+    from labkit.engine.cpu.stored import Affine
+
+    numbers = Numbers()
+    words = numbers.random.integers(0, 1 << 32, (45, 12), np.uint32)
+    scales, biases = (numbers(45, 3).astype(np.float16) for _ in range(2))
+    packed = PackedWeights([Affine(words, scales, biases, 4)], [numbers(45)])
+    for rows in (1, 2, 9, 30):
+        yield f"stored {rows}", digest(*packed.multiply(numbers(rows, 96)))
+    yield "taken", digest(packed.take(np.arange(45)))
+
+
+KERNELS = {
+    "gemm": gemm,
+    "attention": attention,
+    "norms": norms,
+    "elementwise": elementwise,
+    "stored": stored,
+}
+
 if __name__ == "__main__":
     from labkit.engine.cpu.registers import HOST
 
     print(HOST.lanes)
     for kernels in sys.argv[1:]:
-        for name, value in {"gemm": gemm, "attention": attention}[kernels]():
+        for name, value in KERNELS[kernels]():
             print(name, value)
