@@ -70,8 +70,9 @@ def elementwise():
     heads, positions = numbers(7, 3, 1, 80), np.arange(7, dtype=np.int32) * 11
     for traditional in (False, True):
         table = RotaryTable(np.geomspace(1, 1e-4, 40).astype(np.float32), 1.0)
-        yield f"rope {traditional}", digest(
-            table.rotate(heads, positions, traditional=traditional, input_scale=1.1)
+        yield (
+            f"rope {traditional}",
+            digest(table.rotate(heads, positions, traditional=traditional, input_scale=1.1)),
         )
 
 
