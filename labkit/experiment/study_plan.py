@@ -14,6 +14,7 @@ from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
 from labkit.experiment.history import History
 from labkit.experiment.runner import unfinished
+from labkit.machine import memory
 from labkit.workload.measurement import Estimate
 
 
@@ -100,6 +101,11 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
             f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
             f"and {plan.bytes / 2**30:.1f} GiB per {where}"
         )
+        here = memory.this_machine().total
+        if plan.bytes > here:
+            console.print(
+                f"that is more than this machine's {here / 2**30:.1f} GiB: it will not fit"
+            )
         for sentence in plan.foreseen:
             console.print(escape(sentence))
         if plan.apart is not None:

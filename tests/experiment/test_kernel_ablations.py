@@ -72,11 +72,35 @@ def test_every_claim_holds(name):
         assert not all(same.values()), "the arms are bit-identical: claim it"
 
 
-def test_an_ablation_may_run_on_the_emulated_kernels():
+@pytest.fixture
+def compiler():
     try:
         find_compiler()
     except EmulatorUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.slow)])
+def test_ragged_tails_and_verification_are_bit_identical(device, request):
+    """The article's correctness check: decode, mixed, ragged-tail and verification batches."""
+    if device == "emulated":
+        request.getfixturevalue("compiler")
+    _, results = measured(
+        "seq_map",
+        "workload=kernel_ragged",
+        f"engine.attention.device={device}",
+        "workload.num_heads=2",
+        "workload.num_kv_heads=1",
+    )
+    names = [case.case for case in results["seq_map"].cases]
+    assert sum("verification" in name for name in names) == 2
+    assert sum("ragged tails" in name for name in names) == 2
+    assert digests(results["binary_search"]) == digests(results["seq_map"])
+    kernels = {case.notes["kernel"] for case in results["seq_map"].cases}
+    assert kernels == {"decode", "tiled"}
+
+
+def test_an_ablation_may_run_on_the_emulated_kernels(compiler):
     _, results = measured(
         "seq_map",
         "engine.attention.device=emulated",
