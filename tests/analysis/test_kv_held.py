@@ -26,8 +26,9 @@ def test_every_arm_says_what_it_held_used_and_wasted():
     ]
 
 
-def test_one_arm_alone_has_no_picture():
+def test_arms_that_do_not_differ_have_no_picture():
     assert kv_held.held(cell(padded=(90, 35), mlx_lm=(90, None))) == []
+    assert kv_held.held(cell(paged=(36, 35), seq_map=(36, 35))) == []
 
 
 def test_bars_are_as_long_as_their_bytes(tmp_path):

@@ -35,7 +35,7 @@ class Held:
 
 
 def held(cell: Json) -> list[Held]:
-    """Return the arms that count both; nothing where fewer than two do."""
+    """Return the arms that count both; nothing where all hold and use the same."""
     counted = {arm["name"]: arm["counters"] for arm in cell["arms"]}
     found = [
         Held(arm, most / 2**20, min(used, most) / 2**20)
@@ -43,7 +43,7 @@ def held(cell: Json) -> list[Held]:
         if (most := counted[arm].get("peak_kv_bytes"))
         and (used := counted[arm].get("kv_used_bytes"))
     ]
-    return found if len(found) > 1 else []
+    return found if len({(one.held, one.used) for one in found}) > 1 else []
 
 
 def held_chart(found: Sequence[Held]) -> str:
