@@ -23,9 +23,12 @@ from labkit.config import (
 )
 from labkit.engine import parallel
 from labkit.engine.base import Counters, EngineError
+from labkit.engine.budget.sizing import size_pool
+from labkit.engine.kv_layout.kv_cache import LayerShape
 from labkit.engine.parallel.agreement import Agreement, after
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.machine import memory
 from labkit.models import resolve
 
 KERNELS = {
@@ -114,6 +117,23 @@ def test_arms_with_ranks_have_processes_of_their_own():
     arms = [experiment(1), experiment(2)]
     assert "engine.parallel.size=2: its ranks are processes" in workload.apart(arms)
     assert workload.apart([experiment(1)] * 2) is None
+
+
+def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
+    machine = memory.find("sim_m1_pro_16gb")
+    whole = (LayerShape(2, 64, 64),) * 3
+    half = (LayerShape(1, 64, 64),) * 3
+    blocks = [
+        size_pool(
+            Engine(parallel=Parallel(size), budget=Budget(bytes=1 << 22)),
+            model_dir("qwen3"),
+            machine,
+            shapes,
+            lambda: 0,
+        ).blocks
+        for size, shapes in ((1, whole), (2, half))
+    ]
+    assert blocks[0] == blocks[1] > 16
 
 
 def scheduled(tokens=(1, 2, 3), start=0, count=3, name="a"):
