@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import psutil
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP = b"stop\n"
 GRACE_S = 5.0  # from the signal to stop until the kill
@@ -199,8 +201,6 @@ def _let_end(server: subprocess.Popen[bytes], log: _Log) -> None:
 
 def _descendants() -> Iterator[int]:
     """Yield whatever descends from this process, until there is nothing any more."""
-    import psutil
-
     for _ in range(ROUNDS):
         found = psutil.Process().children(recursive=True)
         alive = [child for child in found if _runs(child)]
@@ -211,8 +211,6 @@ def _descendants() -> Iterator[int]:
 
 
 def _runs(process: Any) -> bool:
-    import psutil
-
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -2,7 +2,8 @@
 
 The loop only stamps and hands over; nothing is parsed in it, so that the streams whose chunks come
 together do not wait for each other. How late it was, and what CPU it took, it measures itself.
-Nothing is sent twice: a connection that breaks has failed its request.
+Nothing is sent twice: a connection that breaks has failed its request. None is used twice either,
+for a server may close one that is idle just when the next request goes out on it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class HttpClient:
         trace.on_connection_create_end.append(self._connected)
         self._watcher = self._loop.create_task(self._watch())
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None),
+            connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=None, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_read=self._silence_s),
             trace_configs=[trace],
             read_bufsize=1 << 20,

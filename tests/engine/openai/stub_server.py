@@ -121,7 +121,9 @@ class Stub:
         known = "prefix_cache" in self.modes and prompt_of(body) in self.served
         slow = "carries_over" in self.modes and self.longest > 500
         self.longest = max(self.longest, len(prompt_of(body)))
-        return 0.002 if known else 0.03 if slow else 0.01
+        if not self.modes & {"prefix_cache", "carries_over"}:
+            return 0.01
+        return 0.003 if known else 0.12 if slow else 0.03
 
 
 def prompt_of(body):

@@ -41,3 +41,19 @@ def test_a_foreseen_engine_notes_its_floor(opponent, ask):
 def test_nothing_is_spread_where_there_is_nothing():
     assert floor.spread_ms([]) is None
     assert floor.spread_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
+
+
+def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
+    """One that is kept may be closed by a server just when it is used again."""
+    from labkit import config
+    from labkit.engine import openai
+
+    server = config.Opponent(preset="null_server")
+    engine = openai.create(config.Engine(name="openai", server=server), tiny_dir)
+    try:
+        engine.reset_counters()
+        entries = drive(engine, ask((300,), (301,), (302,)), together=1).entries
+        assert [entry.outcome for entry in entries] == ["served"] * 3
+        assert len(engine._client.connecting) == 3
+    finally:
+        engine.close()

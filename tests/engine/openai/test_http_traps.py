@@ -3,7 +3,6 @@
 What reproduces a trap asks one server twice; labkit asks a fresh one, warmed up by other prompts.
 """
 
-import sys
 from pathlib import Path
 from statistics import median
 
@@ -42,13 +41,14 @@ def test_a_prompt_set_that_a_kept_server_knows(opponent, fresh, drive, ask):
     """The same prompts again find their prefix computed; to a fresh server they are new."""
     kept, _ = opponent("prefix_cache")
     first, again = (tpot(drive(kept, ask(*PROMPTS), 1).entries) for _ in range(2))
-    assert again < 0.66 * first and kept.counters()["tokens.cached"] > 0
+    assert again < 0.5 * first and kept.counters()["tokens.cached"] > 0
     runs = []
     for _ in range(2):
         engine = fresh("prefix_cache")
         runs.append(tpot(drive(engine, ask(*PROMPTS), 1).entries))
         assert engine.counters()["tokens.cached"] == 0
-    assert min(runs) > 0.66 * max(runs)
+        assert engine.notes["server"]["kept"] is None
+    assert min(runs) > 0.5 * max(runs)
 
 
 def test_what_a_long_test_leaves_to_the_next_one(opponent, fresh, drive, ask):
@@ -57,11 +57,11 @@ def test_what_a_long_test_leaves_to_the_next_one(opponent, fresh, drive, ask):
     before = tpot(drive(kept, ask(*PROMPTS)).entries)
     drive(kept, ask(LONG))
     after = tpot(drive(kept, ask(*PROMPTS)).entries)
-    assert after > 1.5 * before
+    assert after > 2 * before
     engine = fresh("carries_over")
     drive(engine, ask(LONG))
     engine.close()
-    assert tpot(drive(fresh("carries_over"), ask(*PROMPTS)).entries) < 0.66 * after
+    assert tpot(drive(fresh("carries_over"), ask(*PROMPTS)).entries) < 0.5 * after
 
 
 def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, drive, ask):
@@ -69,7 +69,3 @@ def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, drive, a
     (entry,) = drive(engine, ask(PROMPTS[0])).entries
     assert entry.ttft > 0.15  # the stub waits for so long after the role
     assert len(entry.chunk_times) == 6 and engine.counters()["stream.empty"] == 1
-
-
-def test_the_fresh_server_is_a_program_of_its_own(fresh):
-    assert fresh().notes["server"]["kept"] is None and sys.executable
