@@ -105,7 +105,7 @@ def test_the_log_of_a_server_is_the_runs(tiny_dir, capfd):
 RUN = textwrap.dedent(
     """
     import sys, time
-    from labkit.experiment import watchdog
+    from labkit.machine import watchdog
     from labkit.machine.keeper import Kept
     if len(sys.argv) > 3:
         watchdog.start(int(sys.argv[3]), None)
@@ -138,7 +138,9 @@ def test_kill_9_leaves_no_server(killed):
     )
     pids = []
     while len(pids) < 2:
-        pids += pids_in(process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, "the run ended before its server had begun"
+        pids += pids_in(line)
     assert all(map(running, pids))
     os.kill(process.pid, signal.SIGKILL)
     try:
