@@ -73,12 +73,15 @@ def claim(experiment: Experiment) -> Claim:
 
 
 def metrics(found: Claim) -> tuple[Metric, ...]:
-    """Return what a record says of a claim; the share that is left decides."""
+    """Return what a record says of a claim; the share that is taken decides.
+
+    What is left may be below 0: nothing stops ``auto`` from taking more than there is.
+    """
     share = 100 / found.total
     ceiling = [Metric("ceiling_pct", "% of RAM", "higher", False, (found.ceiling * share,))]
     return (
-        Metric("left_pct", "% of RAM", "higher", True, (found.left_pct,)),
-        Metric("taken_pct", "% of RAM", "lower", False, (found.taken * share,)),
+        Metric("taken_pct", "% of RAM", "lower", True, (found.taken * share,)),
+        Metric("left_pct", "% of RAM", "higher", False, (found.left_pct,)),
         *(ceiling if found.ceiling else []),
         Metric("kv_tokens", "tokens", "higher", False, (float(found.tokens),)),
     )

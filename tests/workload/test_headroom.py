@@ -46,12 +46,17 @@ def test_auto_takes_what_its_requests_take():
     assert sixteen.taken - one.taken == (sixteen.tokens - one.tokens) * per_token
 
 
+def test_nothing_stops_auto_from_taking_more_than_there_is():
+    auto = headroom.claim(composed("engine.budget.machine=sim_m1_8gb")["auto"])
+    assert auto.taken > auto.total and auto.left_pct < 0
+
+
 def test_records_say_the_claim_and_who_made_it():
     arms = composed()
     turns = workload.load(list(arms.values()), None)
     measured = dict(zip(arms, turns.measure(lambda what: None), strict=True))
     names = [metric.name for metric in measured["vllm"].cases[0].metrics]
-    assert names == ["left_pct", "taken_pct", "ceiling_pct", "kv_tokens"]
+    assert names == ["taken_pct", "left_pct", "ceiling_pct", "kv_tokens"]
     assert "ceiling_pct" not in [m.name for m in measured["auto"].cases[0].metrics]
     assert measured["vllm"].counters["budget.vllm"] == 1
 
