@@ -1,23 +1,29 @@
-"""What a step of the engine costs its host as the pool, the batch and the queue grow.
+"""How costs grow: a step of the engine's host, and the analysis of a study.
 
-    python benchmarks/scale.py [--rounds 5] [--largest 1000000]
+    python benchmarks/scale.py [--parts engine,records] [--rounds 5] [--largest 1000000]
 
-Scheduler, block pool, prefix cache and input builder are the engine's own; in the model's
-place a stub says token 1 after every row at once. So a step is what the host does: schedule,
-build the packed arrays, update. Medians over steps, then over rounds; the sizes of a table take
-turns in every round, so that what the machine does meanwhile happens to all alike.
+``engine``: scheduler, block pool, prefix cache and input builder are the engine's own; in the
+model's place a stub says token 1 after every row at once. So a step is what the host does:
+schedule, build the packed arrays, update. The sizes of a table take turns in every round, so that
+what the machine does meanwhile happens to all alike; medians of rounds.
 
 - blocks: 64 requests decode, in pools of 1,000 to 1,000,000 blocks; with the hash prefix cache
   the pool is full of idle blocks, and every block that is needed is evicted first.
 - running: 16 to 1,024 requests decode together.
+- context: 8 requests decode behind contexts of 1,000 to 100,000 tokens.
 - waiting: so many requests are asked for at once and served to the end, 256 at a time.
+
+``records``: the committed study of 30 runs, its blocks copied under further numbers, is analysed
+and written from its files (no plots): one cell of up to 1,000 runs, and cells of 30 runs each.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +45,9 @@ PROMPT = 128
 POOLS = (1_000, 10_000, 100_000, 1_000_000)
 RUNNING = (16, 64, 256, 1_024)
 WAITING = (1_000, 10_000, 100_000)
+CONTEXTS = (1_000, 10_000, 100_000)
+RUNS, CELLS = (30, 300, 990), (1, 10, 33)
+REFERENCE = Path(__file__).resolve().parents[1] / "outputs" / "reference" / "seq_map"
 ROWS = 64  # requests that run beside every size of the pool
 STEPS = 48  # a request fills three blocks in them
 FLAT = 1.5  # times the cost at the smallest size, beyond which it is not called flat
@@ -126,6 +135,22 @@ def by_running(rounds: int) -> dict[int, float]:
     return in_turns({rows: decoding(rows * 16 + 1, rows) for rows in RUNNING}, rounds)
 
 
+def by_context(largest: int, rounds: int) -> dict[int, float]:
+    """Return the cost of a step (us) by the context of its requests, their prompts apart."""
+
+    def turn(tokens: int) -> Callable[[], float]:
+        def steps() -> float:
+            host = Host(8 * (tokens // BLOCK + 8), 8)
+            host.ask(8, tokens, 2 * STEPS)
+            for _ in range(8 * tokens // host.step_tokens + 2):
+                host.step()
+            return host.timed(STEPS)
+
+        return steps
+
+    return in_turns({size: turn(size) for size in CONTEXTS if size <= largest}, rounds)
+
+
 def by_waiting(largest: int, rounds: int) -> dict[int, float]:
     """Return the cost of a request from its submission to its end (us) by how many are asked."""
 
@@ -140,6 +165,38 @@ def by_waiting(largest: int, rounds: int) -> dict[int, float]:
         return served
 
     return in_turns({count: turn(count) for count in WAITING if count <= largest}, rounds)
+
+
+def analysed(cells: int, runs: int) -> float:
+    """Return the seconds that the analysis of a study takes, from its files to its report."""
+    from labkit.analysis import write_study
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(cells):
+            copy_cell(Path(folder) / f"study/cell={number}", runs)
+        start = time.perf_counter()
+        write_study(Path(folder) / "study", plots=False)
+        return time.perf_counter() - start
+
+
+def copy_cell(target: Path, runs: int) -> None:
+    """Write the committed cell with so many runs: its blocks again and again."""
+    from dataclasses import replace
+
+    from labkit.records import read_cell, read_runs, write, write_json
+
+    (source,) = (path.parent for path in REFERENCE.glob("*/cell.json"))
+    shutil.copytree(source / "arms", target / "arms")
+    (target / "runs").mkdir()
+    records = read_runs(source)
+    blocks = max(record.block for record in records) + 1
+    for number in range(runs):
+        found = records[number % len(records)]
+        found = replace(found, block=found.block + blocks * (number // len(records)))
+        write(target / "runs" / f"{found.run}.json", found)
+    facts = read_cell(source)
+    design = {**facts["design"], "blocks": blocks * runs // len(records), "looks": [], "shown": []}
+    write_json(target / "cell.json", {**facts, "cell": target.name, "design": design})
 
 
 def in_turns(turns: dict[int, Callable[[], float]], rounds: int) -> dict[int, float]:
@@ -162,32 +219,50 @@ def lines(title: str, found: dict[int, float], unit: str) -> Iterator[str]:
     yield ""
 
 
-def main() -> int:
-    """Measure, print the tables; exit 1 where growth is not what it must be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--largest", type=int, default=1_000_000)
-    options = parser.parse_args()
+def engine(largest: int, rounds: int) -> list[str]:
+    """Measure and print the engine's tables; return what grows as it must not."""
     gc.collect()
     gc.freeze()
     failed = []
     for prefixes in ("none", "hash"):
-        found = by_pool(prefixes, options.largest, options.rounds)
+        found = by_pool(prefixes, largest, rounds)
         print("\n".join(lines(f"blocks, prefixes={prefixes}", found, "us a step")))
         if max(found.values()) > FLAT * found[POOLS[0]]:
             failed.append(f"prefixes={prefixes}: a step's cost is not flat in the pool's size")
-    running = by_running(options.rounds)
+    running = by_running(rounds)
     print("\n".join(lines("requests running", running, "us a step")))
     few, many = RUNNING[0], RUNNING[-1]
     if running[many] / many > FLAT * running[few] / few:
         failed.append("a step's cost grows faster than the requests that run")
-    waiting = by_waiting(options.largest, min(options.rounds, 2))
+    print("\n".join(lines("context", by_context(largest, min(rounds, 2)), "us a step")))
+    waiting = by_waiting(largest, min(rounds, 2))
     print("\n".join(lines("requests asked at once", waiting, "us a request")))
     if max(waiting.values()) > FLAT * waiting[WAITING[0]]:
         failed.append("a request's cost grows with how many wait")
-    print(
-        "\n".join(failed) or "flat in blocks and waiting requests, at most linear in running ones"
-    )
+    return failed
+
+
+def records() -> list[str]:
+    """Measure and print what the analysis takes."""
+    analysed(1, RUNS[0])  # warm up
+    found = {runs: 1e3 * analysed(1, runs) for runs in RUNS}
+    print("\n".join(lines("runs of one cell", found, "ms a study")))
+    found = {cells: 1e3 * analysed(cells, RUNS[0]) for cells in CELLS}
+    print("\n".join(lines("cells of 30 runs", found, "ms a study")))
+    return []
+
+
+def main() -> int:
+    """Measure, print the tables; exit 1 where growth is not what it must be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="engine,records")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--largest", type=int, default=1_000_000)
+    options = parser.parse_args()
+    failed = []
+    for part in options.parts.split(","):
+        failed += records() if part == "records" else engine(options.largest, options.rounds)
+    print("\n".join(failed) or "flat in blocks and in waiting requests, linear in running ones")
     return int(bool(failed))
 
 

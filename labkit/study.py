@@ -6,6 +6,7 @@ The only place where running and analysing meet: neither package knows the other
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from labkit.analysis.study_analysis import Analyst
     from labkit.experiment.cell import Cell
     from labkit.experiment.launcher import Launcher
+
+
+REPORTING = 0.1  # of a study's time at most, for a report of all cells grows with them
 
 
 class Study:
@@ -39,6 +43,7 @@ class Study:
         self._launcher = launcher
         self._analyst: Analyst | None = None
         self._home = True
+        self._report_due = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what would make every job as large as the study."""
@@ -80,8 +85,11 @@ class Study:
         )
         analysis.write_cell(cell.dir, analyst)
         analysis.print_cell(cell.dir, analyst=analyst)
-        if self._home:
+        if self._home and time.monotonic() >= self._report_due:
+            start = time.monotonic()
             analysis.write_study(cell.dir.parent, plots=False, analyst=analyst)
+            spent = time.monotonic() - start
+            self._report_due = start + spent / REPORTING
 
     def finish(self) -> int:
         """Write the report of all cells, and return the exit code that their files say."""

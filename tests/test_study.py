@@ -6,7 +6,8 @@ import tempfile
 
 import pytest
 
-from labkit import config
+from labkit import analysis, config
+from labkit import study as study_module
 from labkit.analysis import cell_analysis, study_analysis
 from labkit.analysis.study_analysis import Analyst
 from labkit.experiment.arms import ComposedCell
@@ -80,6 +81,28 @@ def test_a_study_of_ten_cells_makes_ten_analyses(analysed, tmp_path, capsys):
     report = (study.out / "report.md").read_text()
     assert all(f"| {cell.name} | On this machine" in report for cell in cells)
     assert capsys.readouterr().out.count("On this machine other is") == 10
+
+
+def test_the_report_of_many_cells_takes_a_tenth_of_the_time_at_most(
+    analysed, tmp_path, monkeypatch
+):
+    """A clock on which a report takes 1 s and all else nothing, but for 2 s a cell."""
+    now, reports = [0.0], []
+    monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(study_module.runner, "run_cell", lambda *args, **more: None)
+    monkeypatch.setattr(analysis, "write_cell", lambda *args: None)
+    monkeypatch.setattr(analysis, "print_cell", lambda *args, **more: None)
+
+    def report(*args, **more):
+        reports.append(now[0])
+        now[0] += 1.0
+
+    monkeypatch.setattr(analysis, "write_study", report)
+    study = Study(tmp_path / "study", [composed(f"seed={i}") for i in range(40)], Planted())
+    for i in range(40):
+        now[0] += 2.0
+        study.run(f"seed={i}", study.out / f"seed={i}")
+    assert 4 <= len(reports) <= 0.1 * now[0] + 1
 
 
 def test_a_look_is_the_analysis_of_the_cell_that_ends_there(analysed, tmp_path):

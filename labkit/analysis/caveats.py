@@ -12,6 +12,7 @@ from labkit.analysis import over_http
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.confirmation import confirmation
 from labkit.analysis.disturbance import (
+    by_host,
     clock_mhz,
     memory_wait_share,
     probe_us,
@@ -49,7 +50,10 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     found += over_http.weaknesses(analysis.data.records)
     found += _disagreements(analysis)
     found += _emulated(analysis)
-    found += machine(analysis.data.records)
+    hosts = by_host(analysis.data.records)
+    for host, records in hosts.items():
+        where = f"host {host}: " if len(hosts) > 1 else ""
+        found += [f"{where}{line}" for line in machine(records)]
     found += _modes(analysis)
     found += _skipped(analysis)
     return found

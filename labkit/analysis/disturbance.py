@@ -46,15 +46,26 @@ class Reason:
 
 
 def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Reason]]:
-    """Return the disturbed blocks, each with what was wrong with which run."""
-    records = list(records)
-    probe = _median(probe_us(r) for r in records)
-    clock = _median(clock_mhz(r) for r in records)
+    """Return the disturbed blocks, each with what was wrong with which run.
+
+    Where a study's blocks are of several hosts, a run is held against its own host's median.
+    """
     found: dict[int, list[Reason]] = {}
+    for mine in by_host(records).values():
+        probe = _median(probe_us(r) for r in mine)
+        clock = _median(clock_mhz(r) for r in mine)
+        for record in mine:
+            for reason in _reasons(record, probe, clock):
+                named = replace(reason, text=f"{record.run}: {reason}")
+                found.setdefault(record.block, []).append(named)
+    return found
+
+
+def by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Group records by the host that they are of."""
+    found: dict[str, list[Record]] = {}
     for record in records:
-        for reason in _reasons(record, probe, clock):
-            named = replace(reason, text=f"{record.run}: {reason}")
-            found.setdefault(record.block, []).append(named)
+        found.setdefault(str(record.environment.get("host")), []).append(record)
     return found
 
 

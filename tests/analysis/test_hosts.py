@@ -9,6 +9,7 @@ import pytest
 
 from labkit.analysis import exit_code, write_study
 from labkit.analysis.caveats import weaknesses
+from labkit.analysis.disturbance import disturbed_blocks
 from labkit.analysis.statistics.permutation import permutation_test
 from labkit.analysis.study_analysis import Analyst
 from labkit.analysis.study_diff import Refused, compare_studies
@@ -69,6 +70,16 @@ def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell
             assert one.found.effect_pct == pytest.approx(-5, abs=1.0)
     (said,) = [line for line in weaknesses(found) if "2 hosts" in line]
     assert "4 of abc, 4 of def" in said and re.search(r"seq_map −[45]\.\d% on abc", said)
+
+
+def test_a_slower_host_is_no_disturbance(make_cell):
+    def slower(record):
+        probe = {"before": {name: 1.5 * us for name, us in record.probe["before"].items()}}
+        return replace(on("def")(record), probe=probe)
+
+    found = only(across(make_cell(blocks=8, runs=1, change=from_block(4, slower))))
+    assert disturbed_blocks(found.data.records) == {}
+    assert not any("own speed varied" in line for line in weaknesses(found))
 
 
 def test_a_block_of_two_hosts_is_never_compared(make_cell):

@@ -10,8 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit.analysis.statistics.effect import confidence_interval, equivalence
-from labkit.analysis.statistics.multiplicity import RowTest, alpha_each, joint_p, others_largest
-from labkit.analysis.statistics.permutation import permutation_test, pooled, relabellings
+from labkit.analysis.statistics.multiplicity import (
+    JOINT_DRAWS,
+    RowTest,
+    alpha_each,
+    joint_p,
+    others_largest,
+)
+from labkit.analysis.statistics.permutation import SEED, permutation_test, pooled, relabellings
 
 SHAPES = st.sampled_from([(3, 2), (4, 2), (6, 1), (8, 1)])
 SEEDS = st.integers(0, 10_000)
@@ -193,6 +199,25 @@ def test_alpha_of_a_row_is_what_the_family_leaves_it():
     assert alpha_each(copies, 0.05) == pytest.approx([alone] * 10)
     assert all(0.002 < alpha < 0.012 for alpha in alpha_each(independent, 0.05))
     assert alpha_each(independent, 0.001) == [0.0] * 10  # 2 / 256 is all that there is
+
+
+def test_the_joint_p_is_what_its_definition_says():
+    """Every cell's largest size under every joint draw, all of them kept."""
+    cells = [make_tests(*draw(seed, (4, 2), rows=3, effect=2.0)) for seed in range(4)]
+    rng = np.random.default_rng([SEED, len(cells)])
+    drawn = [rng.integers(len(tests[0].statistics), size=JOINT_DRAWS) for tests in cells]
+    for each in drawn:
+        each[0] = 0
+    sizes = {
+        (i, j): test.sizes[drawn[i]]
+        for i, tests in enumerate(cells)
+        for j, test in enumerate(tests)
+    }
+    for (i, j), p in zip(sizes, [p for ps in joint_p(cells) for p in ps], strict=True):
+        test = cells[i][j]
+        others = np.max([found for place, found in sizes.items() if place != (i, j)], axis=0)
+        against = test.reached[drawn[i]] | (others >= test.observed * (1.0 - 1e-12))
+        assert p == float(np.mean(against))
 
 
 def test_cells_are_one_family_of_joint_relabellings():
