@@ -74,6 +74,10 @@ class Stub:
         modes, most = self.modes, body["max_tokens"]
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
         write = Writer(connection, chat)
+        if "mute" in modes:  # as if all were well
+            write.event("", finish="length")
+            write.raw("[DONE]")
+            return
         delay = self._delay(body)
         if "role_first" in modes:
             write.event(delta={"role": "assistant", "content": ""})

@@ -69,3 +69,4 @@ def test_a_first_chunk_without_a_token_is_not_the_first_token(opponent, drive, a
     (entry,) = drive(engine, ask(PROMPTS[0])).entries
     assert entry.ttft > 0.15  # the stub waits for so long after the role
     assert len(entry.chunk_times) == 6 and engine.counters()["stream.empty"] == 1
+    assert engine.counters()["stream.chunks"] == 6

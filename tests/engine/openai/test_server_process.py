@@ -58,6 +58,11 @@ def test_a_healthy_page_over_a_dead_engine_does_not_pass(tiny_dir, monkeypatch):
     assert "no answer within 0 s" in said
 
 
+def test_an_answer_without_a_token_does_not_pass(tiny_dir):
+    with pytest.raises(EngineError, match=r"tries: a stream without a token$"):
+        openai.create(options("mute", start_timeout_s=2.0), tiny_dir)
+
+
 def test_a_server_that_ends_says_why(tiny_dir):
     with pytest.raises(EngineError) as caught:
         openai.create(options("ends"), tiny_dir)
