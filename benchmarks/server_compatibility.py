@@ -170,7 +170,7 @@ def _(t: Target) -> None:
     text = t.complete().choices[0].text
     stop = text.split()[1]
     answer = t.complete(stop=[stop]).choices[0]
-    assert answer.finish_reason == "stop", "it ends nothing"
+    assert answer.finish_reason == "stop", "the text goes on"
     assert answer.text == text[: text.index(stop)], "the text before it is another"
 
 
@@ -187,7 +187,9 @@ def _(t: Target) -> None:
     told = (found.logprobs and found.logprobs.content) or []
     assert len(told) == 6, f"{len(told)} of 6 tokens"
     assert all(len(item.top_logprobs) == 2 for item in told), "not two at each place"
-    assert "".join(item.token for item in told) == found.message.content, "other tokens"
+    assert "".join(item.token for item in told) == found.message.content, (
+        "the tokens are not the text"
+    )
 
 
 @check("`logprobs` of a completion")
@@ -340,6 +342,8 @@ def outcome(target: Target, function: Check) -> str:
         return "no: the client refuses the answer"
     except openai.APIStatusError as error:
         return f"no: {error.status_code}"
+    except json.JSONDecodeError:
+        return "no: the body is no JSON"
     except Exception as error:  # whatever a server's answer leads a check to
         said = " ".join(str(error).split())[:60]
         return f"no: {said or type(error).__name__}"
