@@ -167,7 +167,7 @@ def test_a_stop_lets_what_runs_go_on_then_ends_it(tmp_path):
             service.generate("other", [[1]], SamplingParams(max_tokens=1 << 20), 1),
         )
         texts = asyncio.gather(text_of(short), text_of(endless), return_exceptions=True)
-        stopping = asyncio.create_task(service.stop(0.3))
+        stopping = asyncio.create_task(service.stop(1.5))
         await asyncio.sleep(0.01)
         with pytest.raises(ApiError, match="stopping"):
             begin(service)
