@@ -57,7 +57,7 @@ def _serving(log, *overrides):
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 600  # kernels may have to be compiled
         while not (found := re.search(r"(http://\S+) serves", log.read_text())):
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)

@@ -85,7 +85,7 @@ def test_the_command_talks_through_a_pipe(chat_model):
     command = [sys.executable, "-m", "labkit.serve", "shell=true", "model=local"]
     command += [f"model.path={chat_model}", "server.max_output_tokens=4"]
     found = subprocess.run(
-        command, input="hello\nagain\n", capture_output=True, text=True, timeout=150,
+        command, input="hello\nagain\n", capture_output=True, text=True, timeout=600,
         env=dict(os.environ),
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
