@@ -72,13 +72,13 @@ def test_without_the_extra_one_line_says_what_is_missing(monkeypatch):
 
 
 def started(*words):
-    """Run the command to its end; return the exit code and what it said last."""
+    """Run the command to its end; return the exit code, its output and what it said last."""
     done = subprocess.run(
         [sys.executable, "-m", "labkit.serve", *words],
         capture_output=True, text=True, timeout=600, env=dict(os.environ),
     )  # fmt: skip
     assert "Traceback" not in done.stderr, done.stderr
-    return done.returncode, done.stderr.splitlines()[-1]
+    return done.returncode, done.stdout, done.stderr.splitlines()[-1]
 
 
 def test_a_port_that_is_taken_is_said_before_the_model_is_loaded():
@@ -87,11 +87,11 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded():
         other.listen()
         port = other.getsockname()[1]
         assert started("model=small", f"server.port={port}") == (
-            2, f"labkit.serve: server.port={port}: Address already in use",
+            2, "", f"labkit.serve: server.port={port}: Address already in use",
         )  # fmt: skip
 
 
 def test_what_the_engine_refuses_is_one_line():
-    code, said = started("model=tiny", "server.port=0", "engine.budget.bytes=1000",
+    code, _, said = started("model=tiny", "server.port=0", "engine.budget.bytes=1000",
                          "engine.budget.policy=fixed")  # fmt: skip
     assert code == 2 and said.startswith("labkit.serve: engine.budget")
