@@ -124,10 +124,22 @@ class Study:
 def _prepare(asked: Iterable[Experiment], show: progress.Progress) -> None:
     """Build once what the arms' workers need: model directories and tokenised prompts."""
     ready: list[Experiment] = []
+    said: set[str] = set()
     for experiment in asked:
         if experiment in ready:
             continue
-        if not experiment.workload.times_kernels:
-            show.note(f"preparing model={experiment.model.name} and its prompts")
+        note = _what_is_prepared(experiment)
+        if note is not None and note not in said:
+            show.note(note)
+            said.add(note)
         workload.prepare(experiment)
         ready.append(experiment)
+
+
+def _what_is_prepared(experiment: Experiment) -> str | None:
+    """Say what takes a while; None where nothing does."""
+    if experiment.workload.serves:
+        return f"preparing model={experiment.model.name} and its prompts"
+    if experiment.workload.has_engine:
+        return None
+    return f"preparing the clips of workload={experiment.workload.name} (made once, and kept)"

@@ -35,6 +35,8 @@ def cases(whole):
     asked = whole.workload
     if asked.times_kernels:
         return {case.name: {"dispatch_us", "single_us", *HOST} for case in asked.cases}
+    if asked.kind == "video":
+        return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in asked.made}
     if asked.kind == "headroom":
         return {"all": {metric.name for metric in headroom.metrics(Claim(1, 1, 1, 1))}}
     made = [
@@ -106,6 +108,7 @@ def asked(row, **facts):
         ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: there is no"),
         ("all", {}, r"rows\[0\]: must be a map, not 'all'$"),
         ({"case": "all"}, {"by": "me"}, r"^ablation\.published\.by: no such key"),
+        ({"case": "all"}, {"tables": [{"title": "t"}]}, r"tables\[0\]: it needs columns$"),
     ],
 )
 def test_a_mistake_is_one_line(row, facts, says):

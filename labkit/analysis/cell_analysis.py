@@ -299,7 +299,8 @@ def analyse(
     """Analyse one cell from its files; raises :class:`RecordError`."""
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
-    report = same_outputs.compare_outputs(data.records, names, Values(cell_dir))
+    claim = data.arms[0].identity
+    report = same_outputs.compare_outputs(data.records, names, Values(cell_dir), claim)
     found = {
         "healthy": gates.healthy(data.records, bool(data.design.get("across_hosts", False))),
         "engaged": gates.engaged(data.records, data.arms),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.analysis import frame_identity
 from labkit.analysis.divergence import (
     Outputs,
     Values,
@@ -29,6 +30,7 @@ CLAIMS = {
     "bitwise": "outputs bit-identical",
     "tokens": "outputs token-identical",
     "noise_floor": "outputs no further apart than the control's",
+    "frames": "every frame the decoder's at its place",
 }
 
 
@@ -46,8 +48,8 @@ class Difference:
 class Agreement:
     """How many outputs of an arm agree with the reference, and for how long.
 
-    Units are requests or token rows, counted once per arm: one agrees if it does in every
-    run. ``prefix``: mean share of a unit's tokens before the first difference (0 to 1).
+    Units are requests, token rows or picked frames, counted once per arm: one agrees if it does
+    in every run. ``prefix``: mean share of a unit's tokens before the first difference (0 to 1).
     """
 
     arm: str
@@ -70,9 +72,12 @@ class IdentityReport:
 
 
 def compare_outputs(
-    records: Sequence[Record], arms: Sequence[str], values: Values
+    records: Sequence[Record], arms: Sequence[str], values: Values, claim: str = "none"
 ) -> IdentityReport:
-    """Compare every good run's outputs with the first good run of the first of ``arms``."""
+    """Compare every good run's outputs with the first good run of the first of ``arms``.
+
+    ``claim``: what is claimed of them; where it is ``bitwise`` arms may not pick other frames.
+    """
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
         return IdentityReport(None, (), ())
@@ -89,7 +94,7 @@ def compare_outputs(
         worst = shares.setdefault(record.arm, {})
         for name, case in expected.items():
             other = given.get(name)
-            where = _difference(case, other, values, said)
+            where = _difference(case, other, values, said, claim == "bitwise")
             if where is None:
                 continue
             differences.append(Difference(record.arm, record.run, name, where))
@@ -102,6 +107,8 @@ def compare_outputs(
 
 
 def _size(outputs: Outputs) -> int:
+    if outputs["kind"] == "frames":
+        return len(outputs["picks"])
     return int(outputs["shape"][0]) if outputs["kind"] == "array" else len(outputs["requests"])
 
 
@@ -115,10 +122,16 @@ def _difference(
     other: CaseRecord | None,
     values: Values,
     said: dict[tuple[str, str], str | None],
+    bitwise: bool,
 ) -> str | None:
     """Say how a case's outputs differ from the reference's; None if they do not."""
-    if mine.skipped is not None:
+    theirs = None if other is None else other.outputs
+    if theirs is not None and theirs["kind"] == "frames":
+        return frame_identity.frames_difference(mine.outputs, theirs, bitwise)
+    if mine.skipped is not None or (mine.outputs is None and theirs is None):
         return None
+    if mine.outputs is not None and mine.outputs["kind"] == "frames":
+        return None  # a request that failed is counted, and has no frames
     if other is None or other.skipped is not None:
         return "the case was not run"
     a, b = mine.outputs, other.outputs
@@ -145,7 +158,9 @@ def _where(a: Outputs, b: Outputs, values: Values) -> str | None:
 
 
 def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
-    """Return for each request or token row the share that agrees from the start, 0 to 1."""
+    """Return for each request, token row or pick the share that agrees from the start, 0 to 1."""
+    if a["kind"] == "frames":
+        return {} if b is None else frame_identity.shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
         return text_shares(a, b)
     if b is None or a["kind"] != b["kind"]:

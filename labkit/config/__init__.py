@@ -76,6 +76,7 @@ from labkit.config.traffic import (
     Message,
     Prompts,
 )
+from labkit.config.video import Clip, Decoder, Picks
 from labkit.config.workload import CacheState, Case, State, Workload
 
 __all__ = [
@@ -106,10 +107,12 @@ __all__ = [
     "Case",
     "ChunkPolicy",
     "Claims",
+    "Clip",
     "Composition",
     "ConfigError",
     "DType",
     "DecodeShape",
+    "Decoder",
     "Design",
     "Device",
     "Drafts",
@@ -131,6 +134,7 @@ __all__ = [
     "Order",
     "PackagedFile",
     "Parallel",
+    "Picks",
     "Pipeline",
     "Precision",
     "PrefixAlign",

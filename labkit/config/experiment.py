@@ -20,12 +20,14 @@ YAML_WORDS = ("on", "off", "yes", "no", "true", "false", "y", "n", "null")
 class Identity(Enum):
     """What is claimed about the outputs of the arms.
 
-    noise_floor: no further apart than the A/A control is.
+    noise_floor: no further apart than the A/A control is. frames: every frame has the pixels that
+    the decoder gives at its place; arms that pick the same frames are bit-identical.
     """
 
     bitwise = "bitwise"
     tokens = "tokens"
     noise_floor = "noise_floor"
+    frames = "frames"
     none = "none"
 
 
@@ -56,9 +58,9 @@ class Ablation(Group, place="ablation"):
     published: Any = option(
         None,
         "An article's own numbers, shown beside ours and never mixed in: {source, machine, "
-        "metric, unit, rows: [{case, arms: {arm: value}, delta_pct: {arm: value}}]}; a row may "
-        "have its own metric and unit, p: {arm: value}, and when: {option: value}, the cells in "
-        "which it is shown.",
+        "metric, unit, rows: [{case, arms: {arm: value}, delta_pct: {arm: value}}], tables: "
+        "[{title, columns, rows, notes}]}; a row may have its own metric and unit, p: {arm: "
+        "value}, and when: {option: value}, the cells in which it is shown.",
         null="none",
     )
 
@@ -139,11 +141,14 @@ class Experiment(Group):
         require(bool(self.ablation.arms), f"ablation={self.ablation.name}: there is no arm")
         self._check_scales()
         require(
-            self.model.given,
+            self.model.given or not self.workload.has_engine,
             f"model={self.model.name}: set model.path=PATH to a directory that mlx_lm can load or "
             "to a GGUF file",
         )
-        if self.workload.times_kernels:
+        self._check_identity()
+        if not self.workload.has_engine:
+            self._check_no_engine()
+        elif self.workload.times_kernels:
             self._check_kernel()
         else:
             require(
@@ -180,6 +185,23 @@ class Experiment(Group):
             not self.scales or self.scale.value in self.scales,
             f"scale={self.scale.value}: this experiment has only {', '.join(self.scales)}",
         )
+
+    def _check_identity(self) -> None:
+        """Check that the outputs are of a kind that the claim is about."""
+        identity, video = self.ablation.claims.identity, not self.workload.has_engine
+        of_video = (Identity.frames, Identity.bitwise, Identity.none)
+        require(
+            identity in of_video if video else identity is not Identity.frames,
+            f"ablation.claims.identity={identity.value}: workload={self.workload.name} has "
+            + ("frames; set frames, bitwise or none" if video else "no frames"),
+        )
+
+    def _check_no_engine(self) -> None:
+        """Refuse what is set of an engine or a model that nobody asks."""
+        why = f"workload={self.workload.name} decodes clips and asks no engine"
+        for group in (*self.engine.groups(), self.model):
+            for name, _, _ in group.options():
+                group.require_default(name, why)
 
     def _check_kernel(self) -> None:
         workload, attention, kv_dtype = self.workload, self.engine.attention, self.engine.kv.dtype

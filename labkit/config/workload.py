@@ -8,6 +8,7 @@ from enum import Enum
 from labkit.config.attention import Precision
 from labkit.config.option import OWN_CLASS, Group, ReadBy, option, require
 from labkit.config.traffic import TIMED, ArrivalKind, Arrivals, Limits, Prompts
+from labkit.config.video import Clip, Decoder, Picks
 
 
 class State(Enum):
@@ -80,6 +81,9 @@ class Case(Group, place="workload.cases"):
 KIND = "workload.kind"
 KERNEL = ReadBy(KIND, ("kernel",))
 REQUESTS = ReadBy(KIND, ("requests", "headroom", OWN_CLASS))
+VIDEO = ReadBy(KIND, ("video",))
+REPEATED = ReadBy(KIND, ("kernel", "video"))
+IN_FLIGHT = ReadBy(KIND, ("requests", "headroom", "video", OWN_CLASS))
 
 
 @dataclass
@@ -89,18 +93,23 @@ class Workload(Group, place="workload"):
     name: str = option("chat", "What reports call it.")
     kind: str = option(
         "requests",
-        "What the engine is given: attention cases or requests; headroom: nothing, its memory is "
-        "planned.",
-        words=("kernel", "requests", "headroom"),
+        "What is asked: attention cases or requests of an engine, or clips of a video decoder; "
+        "headroom: nothing, an engine's memory is planned.",
+        words=("kernel", "requests", "headroom", "video"),
         own_class=True,
     )
     warmup: int = option(
         2,
-        "Unmeasured beforehand: launches of each case at least, or requests.",
+        "Unmeasured beforehand: launches of each case at least, or requests (of a video workload: "
+        "of its shortest clip).",
         least=0,
     )
     repeats: int = option(
-        1, "Launches of each case that count.", least=1, most=100_000, read_by=KERNEL
+        1,
+        "Launches of each case that count, or requests of each clip.",
+        least=1,
+        most=100_000,
+        read_by=REPEATED,
     )
     prompts: Prompts = field(default_factory=Prompts)
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -113,7 +122,7 @@ class Workload(Group, place="workload"):
         "Requests in flight at most; in a closed loop so many clients; null: any.",
         least=1,
         most=4096,
-        read_by=REQUESTS,
+        read_by=IN_FLIGHT,
     )
     stagger_ms: float = option(
         0.0,
@@ -157,27 +166,87 @@ class Workload(Group, place="workload"):
         read_by=KERNEL,
     )
     cases: list[Case] = option(factory=list, meaning="The rows.", read_by=KERNEL)
+    made: list[Clip] = option(factory=list, meaning="Clips that are synthesised.", read_by=VIDEO)
+    clips: str | None = option(
+        None, "A folder of your own clips.", null="those that are made", read_by=VIDEO
+    )
+    frames: int = option(
+        16, "Frames to pick of a clip.", least=1, most=4096, unit="frames", read_by=VIDEO
+    )
+    picks: Picks = option(Picks.stream, read_by=VIDEO)
+    decoder: Decoder = option(Decoder.pyav, read_by=VIDEO)
+    decoder_threads: int = option(
+        1, "Of each request's decoder.", least=1, most=64, unit="threads", read_by=VIDEO
+    )
+    questions: str | None = option(
+        None,
+        "Questions about your own clips, as lines of JSON (docs/video.md); a model answers them "
+        "from the picked frames.",
+        null="none",
+        read_by=VIDEO,
+    )
+    vlm: str | None = option(
+        None,
+        "Who answers: a directory or hub id that mlx-vlm can load.",
+        null="nobody",
+        read_by=VIDEO,
+    )
 
     def __post_init__(self) -> None:
         """Check what spans options."""
         super().__post_init__()
-        if self.times_kernels:
-            self._check_kernel()
-        else:
+        if self.serves:
             self._check_arrivals()
-
-    @property
-    def times_kernels(self) -> bool:
-        """Whether attention alone is timed, and nothing served."""
-        return self.kind in KERNEL
-
-    def _check_kernel(self) -> None:
+            return
         for name in ("prompts", "arrivals", "limits"):
             group = getattr(self, name)
             require(
                 group == type(group)(),
                 f"workload.{name}: {KIND}={self.kind} does not read it; it is for {REQUESTS}",
             )
+        if self.times_kernels:
+            self._check_kernel()
+        else:
+            self._check_video()
+
+    @property
+    def times_kernels(self) -> bool:
+        """Whether attention alone is timed, and nothing served."""
+        return self.kind in KERNEL
+
+    @property
+    def serves(self) -> bool:
+        """Whether a model serves requests."""
+        return self.kind in REQUESTS
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether an engine is asked, or a part of one."""
+        return self.kind not in VIDEO
+
+    def _check_video(self) -> None:
+        require(
+            bool(self.made) or self.clips is not None,
+            f"workload={self.name}: workload.made is empty; set workload.clips=DIR",
+        )
+        names = [clip.name for clip in self.made]
+        require(len(set(names)) == len(names), "workload.made: two clips have the same name")
+        require(
+            self.decoder is Decoder.pyav or self.picks is Picks.stream,
+            f"workload.decoder=opencv: it can only stream; workload.picks={self.picks.value} needs "
+            "workload.decoder=pyav",
+        )
+        require(
+            self.questions is None or self.clips is not None,
+            f"workload.questions={self.questions}: questions are about clips of your own; set "
+            "workload.clips=DIR",
+        )
+        require(
+            (self.questions is None) == (self.vlm is None),
+            "workload.questions and workload.vlm go together: who asks needs a model that answers",
+        )
+
+    def _check_kernel(self) -> None:
         require(bool(self.cases), f"workload={self.name}: workload.cases is empty")
         names = [case.name for case in self.cases]
         require(len(set(names)) == len(names), "workload.cases: two cases have the same name")

@@ -31,6 +31,7 @@ from labkit.experiment.composer import Composer, quote
 from labkit.records import PROCESSES, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config
+OF_AN_ENGINE = ("engine", "model")  # and does not where no engine is asked
 UNNAMED = ("out", "plan", "redo", "design.blocks")
 
 
@@ -115,11 +116,12 @@ def at_scale(overrides: Sequence[str], composer: Composer) -> list[str]:
 
 def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
     ablation, plain = whole.ablation, to_plain(experiment)
+    absent = () if experiment.workload.has_engine else OF_AN_ENGINE
     return Arm(
         name=name,
         role="baseline" if name == ablation.baseline_arm else "arm",
         overrides=to_plain(ablation.arms[name]),
-        config={key: plain[key] for key in CONFIG},
+        config={key: plain[key] for key in CONFIG if key not in absent},
         identity=ablation.claims.identity.value,
         engaged=tuple(ablation.claims.engaged.get(name, [])),
         all_served=ablation.claims.all_served,

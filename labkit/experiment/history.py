@@ -67,8 +67,8 @@ def _same_work(kept: Arm, ours: Experiment) -> bool:
     """Compare what is asked; an option that a record is too old to know is not compared."""
     asked = to_plain(ours.workload)
     same = all(asked.get(key) == value for key, value in kept.config["workload"].items())
-    kernel = ours.workload.times_kernels
-    return same and (kernel or kept.config["model"]["name"] == ours.model.name)
+    served = ours.workload.serves
+    return same and (not served or kept.config["model"]["name"] == ours.model.name)
 
 
 def _files(root: Path) -> Iterator[Path]:

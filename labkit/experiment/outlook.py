@@ -79,7 +79,7 @@ def in_a_minute(composed: ComposedCell, past: History) -> str:
     ways = [way for way in WAYS if apart is None or way is Isolation.process]
     seen = {way: found for way in ways if (found := _minute(composed, past, way)) is not None}
     if not seen:
-        how = "python -m labkit.doctor estimates it" if _on_cpu(composed) else "run it once"
+        how = "python -m labkit.doctor estimates it" if _engines_on_cpu(composed) else "run it once"
         return f"what one minute sees is not known: no earlier study of this workload here ({how})"
     text = ", ".join(f"{words} {WAYS[way]}" for way, (words, _) in seen.items())
     missing = "".join(f"; {WAYS[way]}: not known" for way in ways if way not in seen)
@@ -115,16 +115,17 @@ def start_up(composed: ComposedCell, past: History) -> str:
 
 
 def _doctors_sight(composed: ComposedCell) -> Sight | None:
-    """Return the doctor's sight of this kind of workload, or None: it knows the CPU alone."""
-    return doctor_noise.find_sight(_kind(composed)) if _on_cpu(composed) else None
+    """Return the doctor's sight of this kind of workload, or None: it knows engines on the CPU."""
+    return doctor_noise.find_sight(_kind(composed)) if _engines_on_cpu(composed) else None
 
 
 def _doctors_name(composed: ComposedCell) -> str:
     return f"the doctor's short {_kind(composed)}, estimated"
 
 
-def _on_cpu(composed: ComposedCell) -> bool:
-    return all(arm.engine.attention.device is Device.cpu for arm in composed.experiments.values())
+def _engines_on_cpu(composed: ComposedCell) -> bool:
+    arms = composed.experiments.values()
+    return all(a.workload.has_engine and a.engine.attention.device is Device.cpu for a in arms)
 
 
 def _kind(composed: ComposedCell) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 from labkit.config import ConfigError, Experiment, require
 from labkit.records.counters import nearest
 
-KEYS = ("source", "machine", "metric", "unit", "rows")
+KEYS = ("source", "machine", "metric", "unit", "rows", "tables")
 NUMBERS = ("arms", "delta_pct", "p", "wins")  # of arms, by their name; some may be theirs alone
+TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown word for word
 ROW_KEYS = ("when", "case", "metric", "unit", *NUMBERS)
 
 
@@ -34,6 +35,11 @@ def of_cell(published: Any, whole: Experiment) -> Any:
         _known(place, row, ROW_KEYS)
         for key in ("case", "metric"):
             require(bool(row.get(key) or published.get(key)), f"{place}: it needs a {key}")
+    for index, table in enumerate(published.get("tables") or ()):
+        place = f"ablation.published.tables[{index}]"
+        _known(place, table, TABLE_KEYS)
+        for key in TABLE_KEYS[:3]:
+            require(bool(table.get(key)), f"{place}: it needs {key}")
     rows = [row for row in published.get("rows") or () if _of_this(row, whole)]
     return {**published, "rows": [{k: v for k, v in row.items() if k != "when"} for row in rows]}
 

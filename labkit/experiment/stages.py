@@ -90,10 +90,10 @@ def experiment_of(arm: Arm) -> Experiment:
 
 def uses_mlx(experiment: Experiment) -> bool:
     """Tell whether MLX multiplies for the arm; labkit's own kernels are NumPy and numba."""
-    kernel = experiment.workload.times_kernels
+    kernel, backend = experiment.workload.times_kernels, experiment.engine.attention.backend
     if experiment.engine.name == "openai":
         return False
-    return not kernel or experiment.engine.attention.backend not in ("fused", "reference")
+    return experiment.workload.serves or (kernel and backend not in ("fused", "reference"))
 
 
 def begin(draft: Draft) -> Any:

@@ -165,6 +165,17 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("spec.accepted.pos*", "tokens", "those of them that were right"),
     Counter("spec.unit_segments", "segments", "segments of one token that a draft was cut into"),
     Counter("spec.draft_ms", "ms", "time of drafting"),
+    # Videos.
+    _of("workload.picks", "picks.*", "requests",
+        "requests whose frames and decoder's counts are those of this way of picking"),
+    _of("workload.decoder", "decoder.*", "requests", "those of them with this decoder"),
+    Counter("video.packets_read", "packets", "packets that the demuxer gave"),
+    Counter("video.packets_decoded", "packets", "packets that the decoder was given"),
+    Counter("video.frames_decoded", "frames", "frames that the decoder gave"),
+    Counter("video.delta_frames", "frames", "those of them that are no keyframes"),
+    Counter("video.keyframes_alone", "frames", "frames of requests that decoded nothing else"),
+    Counter("video.seeks", "seeks", "seeks to a keyframe"),
+    Counter("video.frames_picked", "frames", "frames that requests returned, repeats included"),
     # Compiled graphs.
     Counter("compile.count", "graphs", "graphs traced for compilation"),
     Counter("compile.reused", "calls", "calls that found their graph"),

@@ -152,7 +152,8 @@ class Record:
 class Arm:
     """One arm as it was resolved: what ``arms/ARM.json`` holds.
 
-    ``config``: the plain forms of ``engine``, ``model``, ``workload`` and ``seed``.
+    ``config``: the plain forms of ``engine``, ``model``, ``workload`` and ``seed``; of the last
+    two alone where no engine is asked.
     ``engaged``: counters that must end above 0. ``all_served``: whether it is claimed that no
     request is refused or fails. ``claimed``: whether the ablation claims
     anything beyond the engine's own counter, which every arm claims.
@@ -174,7 +175,7 @@ class Arm:
 
     @property
     def engine_counter(self) -> str | None:
-        """The counter that every arm claims: its engine's word, or the name of its class."""
+        """The counter that every arm claims: its engine's word, or its class; None without one."""
         engine = self.config.get("engine")
         if not isinstance(engine, Mapping) or "name" not in engine:
             return None

@@ -11,6 +11,7 @@ from labkit.analysis.rendering.kv_held import held, held_figure, held_stem
 from labkit.analysis.rendering.memory_timeline import timeline_figure, timeline_stem, timelines
 from labkit.analysis.rendering.roofline import points, roofline_figure, roofline_stem
 from labkit.analysis.rendering.styles import arm_styles, save, style
+from labkit.analysis.rendering.video_tables import drawn, picks_figure, picks_stem, videos
 from labkit.analysis.sentences import real_arms, title
 from labkit.records import Record, parse_run_name
 
@@ -27,7 +28,7 @@ def case_names(cell: Json) -> list[str]:
 
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
-    """Draw a picture per case, the roofline and each arm's memory, where they are known."""
+    """Draw a picture per case, roofline, picked frames and memory, where they are known."""
     order, found = run_positions(cell), points(cell, records)
     with style():
         for case in case_names(cell):
@@ -37,6 +38,9 @@ def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
             save(roofline_figure(cell, found), folder / roofline_stem(cell))
         if stored := held(cell):
             save(held_figure(stored), folder / held_stem(cell))
+        clips = videos(cell, records)
+        if clips is not None and drawn(clips):
+            save(picks_figure(cell, clips), folder / picks_stem(cell))
         for timeline in timelines(records, real_arms(cell)):
             save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 

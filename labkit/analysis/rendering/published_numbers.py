@@ -97,6 +97,23 @@ def _asked(ask: Callable[[Beside, str], str], arm: str) -> Callable[[Beside], st
     return lambda line: ask(line, arm)
 
 
+def published_tables(cell: Json) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
+    """Yield the tables that were published as tables, with their titles, word for word."""
+    published = cell["published"]
+    given = published.get("tables") or [] if isinstance(published, Mapping) else []
+    for table in given:
+        columns = tuple(
+            Column[Sequence[Any]](str(heading), _at(place), number=place > 0)
+            for place, heading in enumerate(table["columns"])
+        )
+        notes = (*map(str, table.get("notes") or ()), published_line(cell) or "")
+        yield str(table["title"]), Table(columns, tuple(table["rows"]), notes)
+
+
+def _at(place: int) -> Callable[[Sequence[Any]], str]:
+    return lambda row: str(row[place]) if place < len(row) else ""
+
+
 AGREEMENT = ("agreeing_prefix", "differing_requests")  # what is published of outputs
 
 

@@ -20,7 +20,15 @@ from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.confirmation import confirmation_sentence
 from labkit.analysis.disturbance import RULES, disturbed_blocks
 from labkit.analysis.formatting import count
-from labkit.analysis.rendering import charts, http_tables, kv_held, svg, tables, work_tables
+from labkit.analysis.rendering import (
+    charts,
+    http_tables,
+    kv_held,
+    svg,
+    tables,
+    video_tables,
+    work_tables,
+)
 from labkit.analysis.rendering.figures import case_names, case_stem, run_positions
 from labkit.analysis.rendering.ideal_table import ideal_table
 from labkit.analysis.rendering.memory_timeline import (
@@ -35,6 +43,7 @@ from labkit.analysis.rendering.published_numbers import (
     agreement_rows,
     host_rows,
     published_table,
+    published_tables,
 )
 from labkit.analysis.rendering.results import Result, results_table
 from labkit.analysis.rendering.roofline import cases_line, points, roofline_chart, roofline_stem
@@ -218,6 +227,11 @@ class CellReport:
         return second_analyses(self.analysis)
 
     @cached_property
+    def videos(self) -> video_tables.Videos | None:
+        """What the records say of clips; None where there are none."""
+        return video_tables.videos(self.cell, self.records)
+
+    @cached_property
     def noise(self) -> list[str]:
         """What the probe and the observer say of the machine."""
         return noise_lines(self.analysis)
@@ -324,7 +338,11 @@ def _roofline(report: CellReport) -> Sequence[Part]:
 
 def _published(report: CellReport) -> Sequence[Part]:
     agreement = agreement_rows(report.analysis.identity.agreement)
-    return _tables(published_table(report.cell, [*agreement, *host_rows(report.records)]))
+    rows = published_table(report.cell, [*agreement, *host_rows(report.records)])
+    parts = [*_tables(rows)]
+    for name, table in published_tables(report.cell):
+        parts += [Prose([f"{name}:"]), Tabular(table)]
+    return parts
 
 
 def _outputs(report: CellReport) -> Sequence[Part]:
@@ -389,6 +407,24 @@ def _numbers(report: CellReport) -> Sequence[Part]:
     return [Runs(cell["rows"], said)]
 
 
+def _decoding(report: CellReport) -> Sequence[Part]:
+    return _tables(video_tables.decode_table(report.cell, report.videos))
+
+
+def _evidence(report: CellReport) -> Sequence[Part]:
+    found = video_tables.evidence_table(report.cell, report.videos, report.records)
+    return [*_tables(found), *_tables(video_tables.answers_table(report.cell, report.records))]
+
+
+def _picks(report: CellReport) -> Sequence[Part]:
+    drawn = [
+        Chart(chart, f"{clip}; the number of copies where a frame is picked more than once")
+        for clip, chart in video_tables.picks_charts(report.cell, report.videos)
+    ]
+    stem = video_tables.picks_stem(report.cell)
+    return [report.key, *drawn, Picture(stem, "Which frames are picked")] if drawn else []
+
+
 NOISE, WITHOUT_NOISE = "The machine's noise", "The same with the machine's noise taken out"
 OTHER = Section("Other metrics", lambda report: _tables(report.secondary))
 WORK = (
@@ -409,6 +445,13 @@ WORK = (
         lambda report: _tables(traffic_table(report.cell, report.records)),
     ),
     Section("Over HTTP", lambda report: _over_http(report)),
+    Section("Decoding, clip by clip", _decoding),
+    Section(
+        "What was read and decoded",
+        lambda report: _tables(video_tables.work_table(report.cell, report.videos)),
+    ),
+    Section("Which frames are picked", _picks),
+    Section("Visible evidence", _evidence),
     Section("Published by others", _published),
     Section(
         "Launches in a queue",

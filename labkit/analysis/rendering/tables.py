@@ -135,7 +135,9 @@ def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
 
 
 def output_unit(cell: Json) -> str:
-    """Name what agreement is counted in: requests, or token rows of kernel cases."""
+    """Name what agreement is counted in: requests, picked frames, or token rows of kernel cases."""
+    if any(row["metric"] == "decode_ms" for row in cell["rows"]):
+        return "picks"
     return "requests" if all(row["case"] == "all" for row in cell["rows"]) else "token rows"
 
 

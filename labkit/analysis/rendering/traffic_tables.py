@@ -47,7 +47,8 @@ def traffic_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
         columns.append(_counted(noted)(("good", "within the limits")))
     if open_loop:
         columns += [_middle(noted, heading, read) for heading, read in SENT.items()]
-    columns.append(_middle(noted, "sender's share of a core", _share, "{:.2%}".format))
+    if any(_share(note) is not None for notes in noted.values() for note in notes):
+        columns.append(_middle(noted, "sender's share of a core", _share, "{:.2%}".format))
     notes = ["Requests of all runs; what was refused or failed is in no other number."]
     if open_loop:
         notes.append(

@@ -48,7 +48,7 @@ def cached_bytes(engine: config.Engine, model: ModelFacts) -> int:
 def check(experiment: config.Experiment) -> Decision | None:
     """Plan an arm's pool before anything runs.
 
-    Returns None where the arm has no pool (a kernel workload, engine=mlx_lm or openai) or its
+    Returns None where the arm has no pool (nothing is served, engine=mlx_lm or openai) or its
     model does not tell enough; the worker then decides.
 
     Raises
@@ -56,7 +56,7 @@ def check(experiment: config.Experiment) -> Decision | None:
     ConfigError
         The budget is refused: one line that ends in what to set.
     """
-    if experiment.workload.times_kernels:
+    if not experiment.workload.serves:
         return None
     if experiment.engine.name in config.ELSEWHERE:
         return None

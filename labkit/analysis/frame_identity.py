@@ -1,0 +1,66 @@
+"""Are picked frames what they say they are?
+
+An output of the kind ``frames`` lists, pick by pick, the place that was asked for, the place
+that the arm says it took, a digest of its pixels, and one of the pixels that the decoder gives at
+that place when it decodes from the beginning. So an arm that picks other frames than the
+baseline is checked all the same; one that picks the same is compared with it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Outputs = Mapping[str, Any]
+
+
+def frames_difference(
+    reference: Outputs | None, mine: Outputs, all_alike: bool = False
+) -> str | None:
+    """Say what is wrong with a case's frames; None if nothing is.
+
+    ``reference``: the baseline's, where it served the case. Arms that say that they take the
+    frames that were wished for are compared with it, or all of them (``all_alike``).
+    """
+    count = len(mine["picks"])
+    if len(mine["asked"]) != count:
+        return f"{count} frames where {len(mine['asked'])} were asked for"
+    for pick, (asked, took) in enumerate(zip(mine["asked"], mine["picks"], strict=True)):
+        if asked != took:
+            return f"pick {pick} is frame {took} where frame {asked} was asked for"
+    pairs = zip(mine["pixels"], mine["decoder"], strict=True)
+    wrong = [pick for pick, (pixels, decoder) in enumerate(pairs) if pixels != decoder]
+    if wrong:
+        place = mine["picks"][wrong[0]]
+        return (
+            f"pick {wrong[0]} says frame {place} and has other pixels than the decoder gives "
+            f"there ({len(wrong)} of {count} picks)"
+        )
+    if reference is None or not (all_alike or (mine["wished"] and reference["wished"])):
+        return None
+    return _against(reference, mine)
+
+
+def _against(reference: Outputs, mine: Outputs) -> str | None:
+    if mine["digest"] == reference["digest"]:
+        return None
+    if len(mine["picks"]) != len(reference["picks"]):
+        return f"{len(mine['picks'])} frames and {len(reference['picks'])} frames"
+    pairs = zip(
+        zip(mine["picks"], mine["pixels"], strict=True),
+        zip(reference["picks"], reference["pixels"], strict=True),
+        strict=True,
+    )
+    first = next((pick for pick, (a, b) in enumerate(pairs) if a != b), None)
+    if first is None:
+        return "digests differ, but no frame's does"
+    return f"first at pick {first}, frame {mine['picks'][first]}: other pixels"
+
+
+def shares(mine: Outputs) -> dict[str, float]:
+    """Return for each pick 1 if it is what it says, else 0."""
+    rows = zip(mine["asked"], mine["picks"], mine["pixels"], mine["decoder"], strict=False)
+    return {
+        str(pick): float(asked == took and pixels == decoder)
+        for pick, (asked, took, pixels, decoder) in enumerate(rows)
+    }

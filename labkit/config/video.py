@@ -1,0 +1,90 @@
+"""Clips, and how their frames are picked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from labkit.config.option import Group, option, require
+
+MOST_FRAMES = 200_000  # of a clip that is made
+
+
+class Picks(Enum):
+    """Which frames of a clip are taken, and how the decoder gets to them.
+
+    stream: spread evenly; everything is decoded on the way. seek: the same frames, each decoded
+    from the keyframe before it. keyframes: keyframes alone, spread evenly over their list.
+    nearest: the keyframe next to each frame that stream takes. keyframes_unique: as keyframes,
+    and no keyframe twice.
+    """
+
+    stream = "stream"
+    seek = "seek"
+    keyframes = "keyframes"
+    nearest = "nearest"
+    keyframes_unique = "keyframes_unique"
+
+
+class Decoder(Enum):
+    """Whose decoder it is: PyAV's, or OpenCV's (which can only stream)."""
+
+    pyav = "pyav"
+    opencv = "opencv"
+
+
+@dataclass
+class Clip(Group, place="workload.made"):
+    """A clip that is synthesised: moving shapes, with events planted at known frames."""
+
+    name: str = option("", "What its row is called.")
+    seconds: float = option(
+        10.0, "Its length; a whole number of frames.", above=0, most=7200, unit="seconds"
+    )
+    fps: int = option(25, "Frames per second.", least=1, most=240)
+    gop: int | None = option(
+        None, "Frames from one keyframe to the next.", least=1, most=10_000, unit="frames",
+        null="a single keyframe, the first frame",
+    )  # fmt: skip
+    width: int = option(320, "Of the picture.", least=64, most=1920, multiple_of=2, unit="pixels")
+    height: int = option(180, "Of the picture.", least=48, most=1080, multiple_of=2, unit="pixels")
+    seed: int = option(0, "Of what is drawn.", least=0, most=(1 << 32) - 1)
+    events: int = option(
+        1, "Planted events of each kind: colour change, direction change, collision.", least=0,
+        most=1000,
+    )  # fmt: skip
+    frames: int | None = option(
+        None, "Frames to pick.", least=1, most=4096, unit="frames", null="workload.frames"
+    )
+    requests: int = option(
+        1, "How often it is asked for in the job that requests/s are taken of.", least=0, most=1000
+    )
+
+    def __post_init__(self) -> None:
+        """Check that the clip has frames, and room for its events."""
+        require(bool(self.name), "workload.made: every clip needs a name")
+        super().__post_init__()
+        where = f"workload.made: clip {self.name!r}"
+        total = self.seconds * self.fps
+        require(
+            self.length >= 1 and abs(total - self.length) < 1e-6,
+            f"{where}: seconds={self.seconds:g} at fps={self.fps} are {total:g} frames, which is "
+            "not a whole number of them",
+        )
+        require(
+            self.length <= MOST_FRAMES,
+            f"{where}: {self.length} frames; at most {MOST_FRAMES} are made",
+        )
+        require(
+            3 * self.events < self.length or self.events == 0,
+            f"{where}: {self.events} events of each kind do not fit into {self.length} frames",
+        )
+
+    @property
+    def length(self) -> int:
+        """Its frames."""
+        return round(self.seconds * self.fps)
+
+    def key(self, name: str) -> str:
+        """Name the clip in error lines."""
+        return f"workload.made: clip {self.name!r}: {name}"

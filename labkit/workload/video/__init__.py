@@ -1,0 +1,108 @@
+"""The kind that decodes videos: clips, and the frames that a model would be shown.
+
+No engine is asked: what is measured stands before it, between the file and the pixels. Arms
+differ in how frames are picked and decoded (``workload.picks``, ``workload.decoder``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+
+from labkit.config import Clip, Decoder, Experiment, Picks, Workload, require
+from labkit.workload.measurement import Estimate
+from labkit.workload.turns import START_SECONDS, Setting, Turns
+
+# Measured on a two-core x86-64, one decoder thread; for estimates only.
+PIXELS_PER_SECOND = 300e6
+PACKETS_PER_SECOND = 200e3
+REQUEST_SECONDS = 3e-3
+PROCESS_BYTES = 80 << 20
+SHARED = ("repeats", "warmup", "made", "clips", "questions", "vlm")  # by the arms of a process
+
+
+class VideoKind:
+    """Clips and picks; see ``Kind``."""
+
+    def check(self, experiment: Experiment) -> None:
+        """Check that the decoders are installed, and that there are clips and who answers."""
+        from labkit.workload.video import library, questions
+
+        workload = experiment.workload
+        for module in ("av", *(["cv2"] if workload.decoder is Decoder.opencv else [])):
+            require(
+                importlib.util.find_spec(module) is not None,
+                f"workload={workload.name}: the module {module} is not installed; "
+                "pip install 'labkit[video]'",
+            )
+        if workload.clips is not None:
+            questions.check(workload, [path.name for path in library.files_of(workload.clips)])
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Check again, and make the clips."""
+        from labkit.workload.video import library
+
+        self.check(experiment)
+        library.sources(experiment.workload)
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Refuse arms whose rounds would not be the same."""
+        first, *others = (e.workload for e in experiments)
+        for name in SHARED:
+            if any(getattr(w, name) != getattr(first, name) for w in others):
+                return f"the arms differ in workload.{name}: their rounds would not be aligned"
+        return None
+
+    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+        """Find the clips, and load who answers questions about them."""
+        from labkit.workload.video import library, questions
+        from labkit.workload.video.video_turns import VideoTurns
+
+        workloads = [e.workload for e in experiments]
+        sources, first = [library.sources(w) for w in workloads], workloads[0]
+        quiz = None
+        if first.questions is not None and first.vlm is not None:
+            asked = questions.read(first.questions, [source.name for source in sources[0]])
+            quiz = questions.Quiz(asked, questions.MlxVlm(first.vlm))
+        return VideoTurns(workloads, sources, setting, quiz=quiz)
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        """Count the pixels that are decoded and the packets that are read."""
+        workload = experiment.workload
+        seconds, largest = START_SECONDS, 0
+        for length, gop, pixels, wanted, requests in _sizes(workload):
+            decoded = _decoded(workload.picks, length, gop, wanted)
+            once = REQUEST_SECONDS + decoded * pixels / PIXELS_PER_SECOND
+            if workload.picks is not Picks.stream:
+                once += 2 * length / PACKETS_PER_SECOND
+            check = length * pixels / PIXELS_PER_SECOND
+            seconds += once * (workload.repeats + requests) + check
+            largest = max(largest, 3 * pixels * wanted)
+        seen = () if workload.clips is None else ("your own clips are not looked at beforehand",)
+        return Estimate(seconds, PROCESS_BYTES + largest, seen)
+
+
+def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield frames, GOP, pixels, frames to pick and requests of every clip; guessed if unknown."""
+    clips = workload.made
+    if workload.clips is not None:
+        from labkit.workload.video import library
+
+        like = Clip(name="unknown", gop=250)
+        clips = [like] * len(library.files_of(workload.clips))
+    for clip in clips:
+        gop = clip.gop or clip.length
+        wanted = clip.frames or workload.frames
+        yield clip.length, gop, clip.width * clip.height, wanted, clip.requests
+
+
+def _decoded(picks: Picks, length: int, gop: int, wanted: int) -> int:
+    """Guess how many frames are decoded."""
+    if picks is Picks.stream:
+        return length
+    if picks is Picks.seek:
+        return min(length, wanted * (gop + 1) // 2)
+    return min(wanted, -(-length // gop))
+
+
+KIND = VideoKind()

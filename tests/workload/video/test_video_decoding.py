@@ -1,0 +1,255 @@
+"""Clips as they are made, and every way to their frames: the same pixels, true counts."""
+
+import hashlib
+
+import numpy as np
+import pytest
+
+pytest.importorskip("av")
+pytest.importorskip("cv2")
+
+import clip_files as files
+
+from labkit.config import ConfigError, Picks, Workload, from_plain, to_plain
+from labkit.workload.video import evidence, synthesis
+from labkit.workload.video.checking import Reference, given
+from labkit.workload.video.decoding import proven, take
+from labkit.workload.video.demuxing import opened
+from labkit.workload.video.picking import Undecodable, legs, picked
+
+SHAPES = [(61, 7), (61, None), (40, 1), (40, 2), (1, 1), (120, 12), (30, 29)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("clips")
+
+
+def all_frames(path):
+    import av
+
+    with av.open(str(path)) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+
+
+# ------------------------------------------------------------------ clips that are made
+
+
+def test_the_same_clip_has_the_same_bytes(tmp_path):
+    digests = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        path = tmp_path / name
+        synthesis.synthesise(files.clip_of(50, 12, seed=seed, events=3), path)
+        digests.append(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(("frames", "gop"), SHAPES)
+def test_length_gop_and_size_are_what_was_asked_for(folder, frames, gop):
+    path = files.made(folder, frames, gop)
+    samples, sync = files.counted(path)
+    assert (samples, len(sync)) == (frames, len(range(0, frames, gop or frames)))
+    assert np.shape(all_frames(path)) == (frames, 64, 96, 3)
+    with opened(path, 1) as clip:
+        assert list(clip.shown().keyframes) == list(range(0, frames, gop or frames))
+        assert float(clip.stream.average_rate) == 25
+
+
+def test_a_clip_is_kept_by_what_decides_it(no_cache):
+    clip = files.clip_of(9, 3)
+    path = synthesis.made(clip)
+    written = path.stat().st_mtime_ns
+    again = synthesis.made(files.clip_of(9, 3, name="other", frames=3, requests=7))
+    assert again == path and again.stat().st_mtime_ns == written
+    assert synthesis.made(files.clip_of(9, 4)) != path
+
+
+def lanes(picture):
+    """Split a picture into its lanes."""
+    height = len(picture) // 3
+    return [picture[height * i : height * (i + 1)] for i in range(3)]
+
+
+def painted(lane, colour):
+    """Return the columns in which a lane has that colour."""
+    return np.flatnonzero((lane == colour).all(axis=2).any(axis=0))
+
+
+def test_events_happen_in_the_pictures_at_their_frames():
+    clip = files.clip_of(90, events=3, seed=9)
+    drawn = list(synthesis.pictures(clip))
+    assert len(drawn) == 90
+    at = {kind: evidence.event_frames(clip, kind) for kind in evidence.KINDS}
+    colours = [
+        next(c for c in synthesis.COLOURS if len(painted(lanes(picture)[0], c)))
+        for picture in drawn
+    ]
+    changes = [i for i in range(1, 90) if colours[i] != colours[i - 1]]
+    assert changes == at["colour change"]
+    places = [painted(lanes(picture)[1], synthesis.COLOURS[2]) for picture in drawn]
+    width = clip.width - (clip.height // 3) // 2
+    steps = [
+        (places[i][0] - places[i - 1][0] + width // 2) % width - width // 2 for i in range(1, 90)
+    ]
+    turns = [i + 1 for i in range(1, 89) if np.sign(steps[i]) != np.sign(steps[i - 1])]
+    assert turns == at["direction change"]
+    gaps = []
+    for picture in drawn:
+        left, right = (painted(lanes(picture)[2], synthesis.COLOURS[i]) for i in (1, 3))
+        gaps.append(right[0] - left[-1])
+    touching = [i for i in range(90) if gaps[i] == min(gaps)]
+    assert touching == at["collision"] and min(gaps) == 1
+
+
+# ------------------------------------------------------------------ the ways to the frames
+
+
+@pytest.mark.parametrize(("frames", "gop"), SHAPES)
+def test_every_way_gives_the_frames_of_a_list(folder, frames, gop):
+    path = files.made(folder, frames, gop)
+    listed = all_frames(path)
+    _, sync = files.counted(path)
+    for picks, decoder in files.WAYS:
+        for wanted in (1, 2, 5, 16, 64):
+            asked = files.asks(picks, decoder, wanted)
+            taken = take(path, asked, wanted)
+            assert list(taken.picks) == picked(picks, frames, sync, wanted)
+            for place in taken.picks:
+                assert np.array_equal(taken.frames[place], listed[place]), (picks, place)
+            proven(asked, taken.picks, taken.counts, sync)
+
+
+@pytest.mark.parametrize(("frames", "gop"), SHAPES)
+def test_counts_are_those_of_an_independent_count(folder, frames, gop):
+    path = files.made(folder, frames, gop)
+    samples, sync = files.counted(path)
+    for picks, decoder in files.WAYS:
+        counts = take(path, files.asks(picks, decoder), 16).counts
+        own = picked(picks, samples, sync, 16)
+        if picks is Picks.stream:
+            assert counts.frames_decoded == samples and counts.seeks == 0
+            if decoder.value == "pyav":
+                assert counts.packets_read == counts.packets_decoded == samples
+                assert counts.delta_frames == samples - len(sync)
+            continue
+        assert counts.packets_read >= samples  # the sweep
+        if picks is Picks.seek:
+            ways = legs(own, sync)
+            assert counts.seeks == len(ways)
+            assert 0 <= counts.frames_decoded - sum(way.frames for way in ways) <= 4 * len(ways)
+            keys = sum(way.start <= s <= way.stops[-1] for way in ways for s in sync)
+            assert counts.frames_decoded - counts.delta_frames in (keys, keys + len(ways))
+        else:
+            assert counts.frames_decoded == counts.packets_decoded == len(set(own)) == counts.seeks
+            assert counts.delta_frames == 0
+            assert counts.packets_read == samples + len(set(own))
+
+
+def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
+    path = files.made(folder, 61, 7)
+    _, sync = files.counted(path)
+    taken = {picks: take(path, files.asks(picks), 5) for picks in Picks}
+    for named in Picks:
+        for gone in Picks:
+            asked, counts = files.asks(named), taken[gone].counts
+            alike = {Picks.keyframes, Picks.nearest, Picks.keyframes_unique}
+            if named is gone or {named, gone} <= alike:
+                continue
+            with pytest.raises(Undecodable, match=r"which is not workload\.picks="):
+                proven(asked, taken[named].picks, counts, sync)
+
+
+# ------------------------------------------------------------------ what is wrong with a file
+
+
+def remuxed(source, target, **options):
+    import av
+
+    with av.open(str(source)) as inside, av.open(str(target), "w", options=options) as outside:
+        stream = outside.add_stream_from_template(inside.streams.video[0])
+        for packet in inside.demux(video=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                outside.mux(packet)
+    return target
+
+
+@pytest.fixture(scope="module")
+def broken(folder):
+    """Files by what is wrong with them."""
+    good = files.made(folder, 61, 7)
+    front = remuxed(good, folder / "front.mp4", movflags="+faststart")
+    data = front.read_bytes()
+    found = {
+        "a text": b"this is not a video\n" * 40,
+        "nothing": b"",
+        "its head": good.read_bytes()[:200],
+        "its index alone": data[: data.index(b"mdat") + 4],
+        "its first half": data[: len(data) // 2],
+    }
+    paths = {"missing": folder / "nowhere.mp4"}
+    for name, content in found.items():
+        paths[name] = folder / f"{name.replace(' ', '-')}.bin"
+        paths[name].write_bytes(content)
+    return paths
+
+
+@pytest.mark.parametrize(
+    "name", ["a text", "nothing", "its head", "its index alone", "its first half", "missing"]
+)
+def test_a_broken_file_is_one_clear_line(broken, name):
+    for picks, decoder in files.WAYS:
+        with pytest.raises(Undecodable) as caught:
+            found = take(broken[name], files.asks(picks, decoder), 16)
+            # What lies before the break can be taken; checking it says that the file is broken.
+            Reference(broken[name]).check(files.asks(picks, decoder), 16, given(found))
+        line = str(caught.value)
+        assert 5 < len(line) < 200 and "\n" not in line and str(broken[name]) not in line
+
+
+def test_a_pick_beyond_the_end_is_named(broken):
+    half = broken["its first half"]
+    with pytest.raises(Undecodable, match=r"frame 60 was picked of 61, and OpenCV gave \d+ frames"):
+        take(half, files.asks("stream", "opencv", 2), 2)
+    with pytest.raises(Undecodable, match=r"it ends after \d+ of the 61 frames that it promises"):
+        take(half, files.asks("keyframes"), 2)
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "mov", "ts"])
+def test_other_containers(folder, suffix):
+    good = files.made(folder, 61, 7)
+    path = remuxed(good, folder / f"other.{suffix}")
+    listed = all_frames(good)
+    for picks in Picks:
+        taken = take(path, files.asks(picks), 5)
+        assert list(taken.picks) == picked(picks, 61, range(0, 61, 7), 5)
+        for place, frame in taken.frames.items():
+            assert np.array_equal(frame, listed[place])
+
+
+def test_a_workload_says_what_it_cannot_do():
+    clip = files.clip_of(9)
+    for wrong, said in (
+        ({"made": []}, "workload.made is empty"),
+        ({"made": [clip, clip]}, "two clips have the same name"),
+        ({"decoder": "opencv", "picks": "seek"}, "it can only stream"),
+        ({"questions": "q.jsonl"}, "clips of your own"),
+        ({"questions": "q.jsonl", "clips": "d"}, "go together"),
+        ({"window": 3}, "workload.window=3"),
+        ({"temperature": 1.0}, "workload.temperature=1.0"),
+    ):
+        plain = {"kind": "video", "made": [to_plain(clip)]} | {
+            key: to_plain(value) for key, value in wrong.items()
+        }
+        with pytest.raises(ConfigError, match=said):
+            from_plain(Workload, plain)
+    for wrong, said in (
+        ({"seconds": 0.03}, "not a whole number"),
+        ({"seconds": 0.0}, "seconds=0"),
+        ({"name": ""}, "needs a name"),
+        ({"events": 5, "seconds": 0.4}, "do not fit"),
+        ({"gop": 0}, "gop=0"),
+        ({"width": 97}, "width=97"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            files.clip_of(9, **wrong)
