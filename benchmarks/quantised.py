@@ -160,7 +160,9 @@ class OnLlama:
         from concurrent.futures import ThreadPoolExecutor
 
         requests = case.requests()
-        fixed = {"cache_prompt": False, "return_tokens": True, "ignore_eos": True, "temperature": 0}
+        fixed = {"cache_prompt": False, "ignore_eos": True, "temperature": 0}
+        if case.kind == "text":
+            fixed["logprobs"] = 1  # which name the tokens, and cost time
 
         def answer(request: tuple[list[int], int]) -> Any:
             ids, output = request
@@ -172,7 +174,8 @@ class OnLlama:
         wall = time.perf_counter() - start
         begun = max(answer["timings"]["prompt_ms"] for answer in answers) / 1e3
         made = sum(output - 1 for _, output in requests)
-        tokens = [answer.get("tokens") for answer in answers]
+        told = [answer["choices"][0].get("logprobs") or {"content": []} for answer in answers]
+        tokens = [[entry["id"] for entry in one["content"]] for one in told]
         times = {"wall": wall, "begun": begun, "rest": wall - begun}
         return {**times, "made": made, "tokens": tokens}
 
@@ -270,9 +273,10 @@ def show(arms: dict[str, Arm], cases: tuple[Case, ...], found: Found) -> None:
             if ours and name != STORED:
                 ratios = [speed(case, a) / b for a, b in zip(ours, speeds, strict=True)]
                 same = [e["tokens"] for e in entries] == [e["tokens"] for e in ours]
+                words = "the same" if same else "others" if any(entries[0]["tokens"]) else "-"
                 text += (
                     f"   {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-                    f"  {'the same' if same else 'others'}"
+                    f"  {words}"
                 )
             print(text)
     if STORED in arms and CASES[0] in cases:

@@ -1,4 +1,8 @@
-"""RMSNorm and LayerNorm of rows, float32; a row's result depends on that row alone."""
+"""RMSNorm and LayerNorm of rows, float32; a row's result depends on that row alone.
+
+And on the CPU's registers: the compiler orders a row's sum by their width, so that a norm's last
+bits with AVX2 are others than with AVX-512, unlike those of all other kernels.
+"""
 
 from __future__ import annotations
 
