@@ -83,7 +83,7 @@ OTHERS = {
     [
         ("AVX2", ["gemm"]),
         pytest.param("AVX2", ["gemm", "attention"], marks=pytest.mark.slow),
-        pytest.param("AVX2", ["elementwise"], marks=pytest.mark.slow),
+        pytest.param("AVX2", ["elementwise", "stored"], marks=pytest.mark.slow),
         pytest.param("SSE", ["gemm", "attention"], marks=pytest.mark.slow),
     ],
 )
@@ -102,5 +102,5 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     narrow = run(NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
     host = run()
     assert (narrow[0], host[0]) == (str(lanes), str(registers.HOST.lanes))
-    results = {"gemm": 8, "attention": 2, "elementwise": 7}
+    results = {"gemm": 8, "attention": 2, "elementwise": 7, "stored": 5}
     assert len(host) == 1 + sum(results[name] for name in kernels) and narrow[1:] == host[1:]
