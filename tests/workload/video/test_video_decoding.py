@@ -1,6 +1,7 @@
 """Clips as they are made, and every way to their frames: the same pixels, true counts."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -157,6 +158,16 @@ def test_a_way_is_proven_by_counts_and_not_by_its_name(folder):
                 continue
             with pytest.raises(Undecodable, match=r"which is not workload\.picks="):
                 proven(asked, taken[named].picks, counts, sync)
+
+
+def test_a_delta_frame_is_no_keyframe(folder):
+    path = files.made(folder, 61, 7)
+    _, sync = files.counted(path)
+    for picks in (Picks.keyframes, Picks.nearest, Picks.keyframes_unique):
+        taken = take(path, files.asks(picks), 5)
+        counts = replace(taken.counts, delta_frames=1)
+        with pytest.raises(Undecodable, match=r"1 of them no keyframes"):
+            proven(files.asks(picks), taken.picks, counts, sync)
 
 
 # ------------------------------------------------------------------ what is wrong with a file
