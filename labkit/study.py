@@ -140,6 +140,6 @@ def _what_is_prepared(experiment: Experiment) -> str | None:
     """Say what takes a while; None where nothing does."""
     if experiment.workload.serves:
         return f"preparing model={experiment.model.name} and its prompts"
-    if experiment.workload.has_engine:
+    if not experiment.workload.made or experiment.workload.clips is not None:
         return None
     return f"preparing the clips of workload={experiment.workload.name} (made once, and kept)"
