@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 
 import pytest
 from studies import cells, command, own_environment, tables
+
+
+@pytest.fixture
+def short_folder():
+    """A folder whose path is short."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield name
 
 
 @pytest.mark.parametrize(
@@ -20,9 +28,10 @@ from studies import cells, command, own_environment, tables
     ],
     ids=["joblib", "ray"],
 )
-def test_two_workers_end_with_the_tables_of_a_local_study(launcher, local, tmp_path):
+def test_two_workers_end_with_the_tables_of_a_local_study(launcher, local, tmp_path, short_folder):
     pytest.importorskip(launcher[0].partition("=")[2])
     environ = {**os.environ, **own_environment(tmp_path)}
+    environ["RAY_TMPDIR"] = str(short_folder)  # its sockets have no room for a test's own path
     done = subprocess.run(
         command("out=study", *launcher), cwd=tmp_path, env=environ, capture_output=True, text=True
     )
