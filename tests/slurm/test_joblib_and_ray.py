@@ -42,4 +42,4 @@ def test_two_workers_end_with_the_tables_of_a_local_study(launcher, local, tmp_p
     }
     assert len(workers) == 2
     assert f"labkit: 2 cells sent to {launcher[0]}; waiting" in done.stderr
-    assert "continue with" not in done.stderr and "Warning" not in done.stderr
+    assert "continue with" not in done.stderr
