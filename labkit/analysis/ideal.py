@@ -9,7 +9,6 @@ from statistics import median
 from labkit.records import Record
 
 CHANCE = 0.01  # of random drafts more are not accepted by chance
-ROUNDING = 1e-9
 # What pads a batch: whose count of padding is shown where it is 0, too.
 PADS = ("layout.padded", "engine.mlx_lm")
 # Rows beyond the requests' own, whatever their lengths.
@@ -22,7 +21,8 @@ class Reached:
 
     ``hits_allowed``: prompt tokens that an unlimited cache would find, ``hits``: that were found;
     ``accepted``: drafted tokens that were right. ``padded``: rows computed for no token,
-    ``padding_allowed``: of one rectangle of all requests, as long as the longest, what holds none.
+    ``rectangle``: of one rectangle of all requests, as long as the longest, what holds none.
+    ``alike``: the control, no row can be padding: requests of one length, prompts of one step.
     ``unshared`` and ``random``: the arm is the control of hits, or of acceptance.
     """
 
@@ -30,8 +30,9 @@ class Reached:
     hits_allowed: float | None
     hits: float | None
     accepted: float | None
-    padding_allowed: float | None
+    rectangle: float | None
     padded: float | None
+    alike: bool
     unshared: bool
     random: bool
 
@@ -45,10 +46,9 @@ class Reached:
                     f"{self.arm}: {self.hits:.1%} of its prompts hit, and they share "
                     f"{self.hits_allowed:.1%}"
                 )
-        allowed = self.padding_allowed
-        if self.padded is not None and allowed is not None and self.padded > allowed + ROUNDING:
-            why = f"the lengths allow {allowed:.1%}" if allowed else "all requests are alike"
-            yield f"{self.arm}: {self.padded:.1%} of its rows are padding, and {why}"
+        if self.alike and (self.padded or 0.0) > 0:
+            share = f"{self.padded:.1%}"
+            yield f"{self.arm}: {share} of its rows are padding, and all requests are alike"
         if self.random and (self.accepted or 0.0) > CHANCE:
             yield f"{self.arm}: {self.accepted:.1%} of its drafts are right, and they are random"
 
@@ -78,14 +78,15 @@ def _reached(arm: str, runs: Sequence[Record]) -> Reached:
         hits_allowed=sharing["shared_tokens"] / asked if alone else None,
         hits=median(found) if caches else None,
         accepted=_share(counters, "spec.accepted", "spec.drafted"),
-        padding_allowed=_padding_allowed(runs[0].notes.get("rectangle"), counters),
+        rectangle=_rectangle(runs[0].notes.get("rectangle"), counters),
         padded=_share(counters, "tokens.padded", "tokens.padded", "tokens.computed"),
+        alike=_alike(runs[0].notes.get("rectangle"), counters),
         unshared=bool(sharing["unshared"]) and runs[0].notes.get("cache_state") != "warm",
         random=any(counts.get("spec.random") for counts in counters),
     )
 
 
-def _padding_allowed(
+def _rectangle(
     rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]
 ) -> float | None:
     """Return the share of a rectangle that holds no token; None of an arm that pads otherwise."""
@@ -93,6 +94,13 @@ def _padding_allowed(
     if rectangle is None or not pads or any(c.get(name) for c in counters for name in BY_SHAPE):
         return None
     return 1 - rectangle["tokens"] / rectangle["slots"]
+
+
+def _alike(rectangle: Mapping[str, int] | None, counters: Sequence[Mapping[str, float]]) -> bool:
+    """Tell whether nothing may be padded: none waits while others' prompts are computed."""
+    if rectangle is None or rectangle["tokens"] < rectangle["slots"]:
+        return False
+    return all(c.get("steps.prefill") == 1 and not any(map(c.get, BY_SHAPE)) for c in counters)
 
 
 def _share(counters: Sequence[Mapping[str, float]], part: str, *of: str) -> float | None:

@@ -30,9 +30,8 @@ def rectangle_notes(own: Sequence[tuple[int, int]]) -> dict[str, int]:
     """Return the rows that requests need, and those of one rectangle of them all.
 
     ``own``: prompt and output tokens of each, as they were served.
-    ``slots``: every request as long as the longest prompt and the longest answer. A batch that is
-    padded to its own longest takes no more, whichever requests are in it. An answer's last token is
-    not computed.
+    ``slots``: every request as long as the longest prompt and the longest answer. An answer's last
+    token is not computed.
     """
     longest = max(p for p, _ in own) + max(o for _, o in own) - 1
     return {"tokens": sum(p + o - 1 for p, o in own), "slots": len(own) * longest}

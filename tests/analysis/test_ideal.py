@@ -65,27 +65,26 @@ def test_records_of_before_and_arms_with_nothing_to_reach_have_no_table():
     assert ideal_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
 
 
-def padding(padded, computed=100, *, tokens=80, slots=100, **more):
-    counters = {"layout.padded": 5.0, "tokens.padded": float(padded), "tokens.computed": computed}
-    return run("a", {**counters, **more}, rectangle={"tokens": tokens, "slots": slots})
+def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **more):
+    counted = {"tokens.padded": float(padded), "tokens.computed": computed}
+    counters = {"layout.padded": 5.0, "steps.prefill": prompts, **counted, **more}
+    return run("a", counters, rectangle={"tokens": tokens, "slots": slots})
 
 
-def test_padding_stands_beside_what_the_lengths_allow():
+def test_padding_stands_beside_that_of_a_rectangle():
     table = ideal_table(CELL, [padding(10, 90)])
-    assert [c.heading for c in table.columns] == ["arm", "padding allowed", "rows of padding"]
+    heads = ["arm", "padding of one rectangle", "rows of padding"]
+    assert [c.heading for c in table.columns] == heads
     assert [table.cells(line) for line in table.lines] == [["a", "20.0%", "10.0%"]]
-    assert disagreements(padding(20, 80)) == []  # all of it
+    assert disagreements(padding(20, 80)) == []
 
 
-def test_padding_that_the_lengths_do_not_allow_is_a_disagreement():
-    assert disagreements(padding(21, 79)) == [
-        "a: 21.0% of its rows are padding, and the lengths allow 20.0%"
-    ]
-    # The control: requests that are all alike.
+def test_padding_of_requests_that_are_alike_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
         "a: 1.0% of its rows are padding, and all requests are alike"
     ]
     alike = ideal_table(CELL, [padding(0, tokens=100)])
     assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]
-    # A fixed shape pads by its own rule.
-    assert disagreements(padding(50, 50, **{"decode_shape.fixed": 3.0})) == []
+    # Rows wait for the prompts of others, and a fixed shape pads by its own rule.
+    assert disagreements(padding(1, 99, tokens=100, prompts=2.0)) == []
+    assert disagreements(padding(50, 50, tokens=100, **{"decode_shape.fixed": 3.0})) == []

@@ -1,4 +1,4 @@
-"""The control of padding, on a smaller model: what is counted is what the lengths allow."""
+"""The control of padding, on a smaller model: nothing is counted where nothing can be padded."""
 
 from labkit import app, workload
 from labkit.analysis.ideal import reached
@@ -38,6 +38,7 @@ def test_requests_that_are_alike_leave_nothing_to_pad():
     shares = {one.arm: one for one in reached(list(cell.experiments), records)}
     assert not [line for one in shares.values() for line in one.disagreements()]
     for arm in ("alike", "alike_static"):
-        assert shares[arm].padded == shares[arm].padding_allowed == 0
+        assert shares[arm].alike and shares[arm].padded == shares[arm].rectangle == 0
     for arm in ("uneven", "uneven_static"):
-        assert 0 < shares[arm].padded <= shares[arm].padding_allowed < 1
+        assert not shares[arm].alike and 0 < shares[arm].padded < 1
+        assert 0 < shares[arm].rectangle < 1

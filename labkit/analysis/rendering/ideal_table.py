@@ -22,7 +22,7 @@ def ideal_table(cell: Json, records: Sequence[Record]) -> Table[Reached] | None:
         _column("prefix hits allowed", lambda one: one.hits_allowed, found),
         _column("reached", lambda one: one.hits, found),
         _column("drafts accepted", lambda one: one.accepted, found),
-        _column("padding allowed", lambda one: one.padding_allowed, found),
+        _column("padding of one rectangle", lambda one: one.rectangle, found),
         _column("rows of padding", lambda one: one.padded, found),
     ]
     name = Column[Reached]("arm", lambda one: one.arm, number=False)
@@ -32,10 +32,10 @@ def ideal_table(cell: Json, records: Sequence[Record]) -> Table[Reached] | None:
             "Allowed: prompt tokens in whole blocks with which an earlier prompt begins, if all "
             "before it were done and nothing was ever dropped."
         )
-    if any(one.padding_allowed is not None for one in found):
+    if any(one.rectangle is not None for one in found):
         notes.append(
-            "Padding allowed: of one rectangle of all requests, each as long as the longest prompt "
-            "and the longest answer, what holds no token; the rows of a step are never more."
+            "One rectangle: all requests, each as long as the longest prompt and longest answer. "
+            "Rows that wait for others' prompts are padding too, and in no rectangle."
         )
     kept = tuple(column for column in columns if column is not None)
     return Table((name, *kept), tuple(found), tuple(notes))
