@@ -1,6 +1,7 @@
 """The files of conf/experiment: each composes at its scales, each runs when it is made tiny."""
 
 import dataclasses
+import importlib.util
 import tempfile
 import time
 from pathlib import Path
@@ -39,6 +40,8 @@ ASKED: dict[str, list[str]] = {
     **{name: ["design.control=true"] for name in ("decode_burst", "noise_floor", "waste_demo")},
     "padding_picture": ["engine.scheduler.max_num_batched_tokens=128"],
 }
+if importlib.util.find_spec("gguf") is None or importlib.util.find_spec("xllamacpp") is None:
+    ASKED["serving_overhead"] = ["~ablation.arms.llama_cpp_server"]  # the extra llamacpp
 # By what lengths are divided, where it is not PART.
 LESS = {
     "padding_picture": 4,

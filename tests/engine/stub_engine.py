@@ -15,6 +15,7 @@ from labkit.engine.engine import PagedEngine
 from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
 from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.model_runner import start_by
+from labkit.engine.parallel.agreement import Alone
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.ngram import Ngram
@@ -138,6 +139,7 @@ def make_engine(
             start_by(how, model, counters),
             speculation,
             counters,
+            Alone(),
         ),
         counters=counters,
         vocab_size=VOCAB,

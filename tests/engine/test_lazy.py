@@ -259,7 +259,8 @@ def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
         for name in ("decode", "tiled"):
             monkeypatch.setattr(attention_launches, name, here(getattr(attention_launches, name)))
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
-    assert len(deepest) == LAYERS * 3
+    # The two steps of a decode after the prompt's are replayed by one call, without Python.
+    assert len(deepest) == LAYERS * (3 if backend == "gather" else 1)
     assert set(deepest) == {4 if backend == "gather" else 3}
 
 

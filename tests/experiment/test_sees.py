@@ -27,7 +27,7 @@ def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
 def sees(design, tmp_path, arms=1, cases=10):
     cases = [Case(name=str(n), decode=1, context=1) for n in range(cases)]
     experiment = SimpleNamespace(
-        workload=SimpleNamespace(times_kernels=bool(cases), cases=cases),
+        workload=SimpleNamespace(has_engine=True, times_kernels=bool(cases), cases=cases),
         engine=Engine(name="paged"),
     )
     roles = ("baseline", *("arm",) * arms, "control")

@@ -123,7 +123,7 @@ def test_a_request_of_the_workload_s_own_list_is_checked_alike(asked):
         (["arrivals.kind=trace"], r"arrivals\.kind=trace: workload\.prompts\.source=chat has no"),
         (["concurrency=null"], r"workload\.concurrency=null: .*closed needs a number of clients"),
         (["limits.ttft_ms=0"], r"workload\.limits\.ttft_ms=0\.0: allowed are above 0"),
-        (["kind=chat"], r"workload\.kind=chat: allowed are kernel, requests or package"),
+        (["kind=chat"], r"workload\.kind=chat: allowed are kernel, requests, headroom, video"),
         (["kind=nowhere:Kind"], r"workload\.kind=nowhere:Kind: ModuleNotFoundError"),
     ],
 )
