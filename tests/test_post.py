@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.analysis.formatting import percent_text
 from labkit.post import main
 
 ROOT = Path(__file__).parent.parent
@@ -47,8 +48,7 @@ def test_placeholders_are_filled_kept_and_filled_again(write, study):
     cell = json.loads((study / CELL / "cell.json").read_text(encoding="utf-8"))
     row = cell["rows"][0]
     effect = row["comparisons"][0]["effect_pct"]
-    delta = f"{effect:+.1f}%".replace("-", "−")
-    assert f"[{delta}](study/report.html#cell0r0 '{{{{ value(" in text
+    assert f"[{percent_text(effect)}](study/report.html#cell0r0 '{{{{ value(" in text
     assert f"| {row['case']} | [{row['arms']['seq_map']['median']:,.1f}](study/report" in text
     assert "| batch | seq_map (µs) | verdict |" in text
     assert '<!-- {{ sentence("study") }} -->\n\n**' in text and "`{{ code }}`" in text
