@@ -68,7 +68,7 @@ def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
-    match = re.search(r"Could not find '([^']+)/([^'/]+)'", text)
+    match = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if not match:
         plain = re.search(r"Could not override '([^']+)'\.\s*No match in the defaults list", text)
         return f"{plain.group(1)}: no such option or group; " + HELP if plain else None
