@@ -3,27 +3,36 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
-REFERENCE = ROOT / "outputs" / "reference" / "seq_map"
+REFERENCES = ROOT / "outputs" / "reference"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_committed_report_is_that_of_the_committed_records(tmp_path):
+@pytest.mark.parametrize("name", ["seq_map", "keyframes"])
+def test_the_committed_report_is_that_of_the_committed_records(name, tmp_path):
     import shutil
 
     from labkit import analysis
 
-    study = shutil.copytree(REFERENCE, tmp_path / "seq_map")
+    reference = REFERENCES / name
+    study = shutil.copytree(reference, tmp_path / name)
     for table in (study / "tables").iterdir():
         table.unlink()
     for name in ("report.md", "report.html", "study.json"):
         (study / name).unlink()
     analysis.write_study(study, plots=False)
-    derived = [p for p in REFERENCE.glob("*") if p.is_file()]
-    derived += [*REFERENCE.glob("tables/*"), *REFERENCE.glob("*/cell.json")]
+    derived = [p for p in reference.glob("*") if p.is_file()]
+    derived += [*reference.glob("tables/*"), *reference.glob("*/cell.json")]
     assert len(derived) == 7
     for path in derived:
-        assert (study / path.relative_to(REFERENCE)).read_bytes() == path.read_bytes(), path
+        assert (study / path.relative_to(reference)).read_bytes() == path.read_bytes(), path
+
+
+def test_it_names_every_question():
+    names = [path.stem for path in (ROOT / "conf" / "ablation").glob("*.yaml")]
+    assert [name for name in names if f"`{name}`" not in README] == []
 
 
 def test_its_links_lead_somewhere():
@@ -33,7 +42,7 @@ def test_its_links_lead_somewhere():
 
 
 def test_nothing_recorded_names_a_machine_path():
-    texts = [p for p in REFERENCE.rglob("*") if p.suffix in (".json", ".md", ".html", ".csv")]
+    texts = [p for p in REFERENCES.rglob("*") if p.suffix in (".json", ".md", ".html", ".csv")]
     assert texts
     paths = re.compile(r"(?<![\w.])/(home|tmp|root|Users)/")
     assert [p.name for p in texts if paths.search(p.read_text(encoding="utf-8"))] == []
