@@ -98,7 +98,7 @@ def _noise(analysis: CellAnalysis) -> Iterator[str]:
     if withheld:
         yield (
             f"noise exceeds margin: the A/A control varies by more than ±{margin:g} % "
-            f"where {withheld} verdicts are withheld"
+            f"where {count(withheld, 'verdict')} {'is' if withheld == 1 else 'are'} withheld"
         )
     yield from _differing_control(analysis)
 
