@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 def require_client() -> None:
     """Raise ``ConfigError`` where the library that speaks HTTP is not installed."""
+    missing = [name for name in ("httptools", "uvloop") if find_spec(name) is None]
     config.require(
-        find_spec("aiohttp") is not None,
-        "engine=openai: aiohttp is not installed (pip install 'labkit[http]')",
+        not missing,
+        f"engine=openai: {', '.join(missing)} not installed (pip install 'labkit[http]')",
     )
 
 

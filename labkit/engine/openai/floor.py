@@ -91,10 +91,9 @@ def _ask(client: HttpClient, keys: Sequence[str], tokens: int) -> list[tuple[flo
     while live and time.monotonic() < deadline:
         client.wait(PAUSE_S)
         for arrival in client.arrived():
-            if arrival.block is not None:
-                list(answers[arrival.key].take(arrival.block, arrival.at, counters))
-            else:
-                live.discard(arrival.key)
+            for block in arrival.blocks:
+                list(answers[arrival.key].take(block.data, block.at, counters))
+            live.discard(arrival.key)
     return [(asked[key], answers[key]) for key in keys]
 
 

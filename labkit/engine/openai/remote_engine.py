@@ -35,7 +35,9 @@ ZERO = (
 
 
 class RemoteEngine:
-    """Requests go out over HTTP; ``step`` hands over what has arrived and never waits.
+    """Requests go out over HTTP; ``step`` hands over answers that have ended and never waits.
+
+    Their events carry the times at which they came.
 
     Parameters
     ----------
@@ -111,12 +113,12 @@ class RemoteEngine:
         return bool(self._live or self._refused)
 
     def wait(self, seconds: float) -> None:
-        """Wait until something has arrived, at most so long."""
+        """Wait until an answer has ended, at most so long."""
         if not self._refused:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
-        """Return the events of what has arrived, in that order; nothing where nothing has."""
+        """Return the events of the answers that have ended since; nothing where none has."""
         cpu = time.thread_time()
         events, self._refused = self._refused, []
         for arrival in self._client.arrived():
@@ -130,20 +132,21 @@ class RemoteEngine:
 
     def _take(self, request_id: str, arrival: Arrival) -> list[TokenEvent]:
         answer = self._live[request_id]
-        if arrival.block is not None:
-            try:
-                return list(answer.take(arrival.block, arrival.at, self._counters))
-            except StreamError as error:
-                self._client.cancel(arrival.key)
-                last: TokenEvent = failed(answer.request, arrival.at, str(error))
-        elif arrival.error is not None:
+        events: list[TokenEvent] = []
+        last: TokenEvent | None = None
+        try:
+            for block in arrival.blocks:
+                events += answer.take(block.data, block.at, self._counters)
+        except StreamError as error:
+            last = failed(answer.request, arrival.at, str(error))
+        if last is None and arrival.error is not None:
             last = failed(answer.request, arrival.at, arrival.error)
-        else:
+        if last is None:
             last = answer.conclude(arrival.at, self._spelling, self._counters)
         self._forget(request_id)
         self._answered.append(answer)
         self._counters.add("requests.failed" if last.error else "requests.finished")
-        return [last]
+        return [*events, last]
 
     def counters(self) -> dict[str, float]:
         """Return what was counted of the streams, and tokens three times over.

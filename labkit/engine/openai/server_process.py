@@ -16,13 +16,14 @@ from urllib.parse import urlsplit
 import labkit
 from labkit import config
 from labkit.engine.base import EngineError
-from labkit.engine.openai.http_client import HttpClient
+from labkit.engine.openai.http_client import Arrival, HttpClient
 from labkit.engine.openai.sse import DONE, Events, StreamError, read
 from labkit.machine import blas, threads
 from labkit.machine.keeper import KeeperError, Kept
 
 PAUSE_S = 0.05  # between two tries to reach a server that starts
 TRY_S = 10.0  # a try that is not answered within this is given up, and another made
+FAMILY_S = 10.0  # for which its processes are known: who descends from whom takes 5 ms to find out
 PROMPT = "Once upon a time"
 
 
@@ -35,6 +36,8 @@ class ServerProcess:
     def __init__(self, server: config.Opponent, url: str, kept: Kept | None) -> None:
         self.url, self.words = url, server.words if kept is not None else ""
         self._server, self._kept = server, kept
+        self._family: list[Any] = []  # its processes, as they were looked up
+        self._family_until = 0.0
 
     def check_running(self) -> None:
         """Raise ``EngineError`` where the server has ended."""
@@ -97,26 +100,12 @@ class ServerProcess:
     ) -> str | None:
         """Ask for one token; return None when it has come, else what came instead."""
         client.send(key, path, json.dumps(body).encode())
-        events, generated, deadline = Events(), False, time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             client.wait(min(PAUSE_S, seconds))
             for arrival in client.arrived():
-                if arrival.key != key:
-                    continue  # of a try that was given up
-                if arrival.error is not None:
-                    return arrival.error
-                if arrival.block is None:
-                    return None if generated else "a stream without a token"
-                try:
-                    said = [one for data in events.feed(arrival.block) if (one := read(data))]
-                except StreamError as error:
-                    client.cancel(key)
-                    return str(error)
-                generated |= any(
-                    one is not DONE
-                    and bool(one.text or one.token_ids or (one.usage and one.usage.completion))
-                    for one in said
-                )
+                if arrival.key == key:  # else it is of a try that was given up
+                    return _lack(arrival)
             self.check_running()
         client.cancel(key)
         return f"no answer within {seconds:.0f} s"
@@ -128,9 +117,13 @@ class ServerProcess:
         if self._kept is None:
             return {}
         try:
-            server = psutil.Process(self._kept.pid)
-            held = sum(one.memory_info().rss for one in (server, *server.children(recursive=True)))
+            if time.monotonic() >= self._family_until:
+                server = psutil.Process(self._kept.pid)
+                self._family = [server, *server.children(recursive=True)]
+                self._family_until = time.monotonic() + FAMILY_S
+            held = sum(one.memory_info().rss for one in self._family)
         except psutil.Error:
+            self._family_until = 0.0
             return {}
         return {"rss_bytes": float(held)}
 
@@ -138,6 +131,22 @@ class ServerProcess:
         """Stop a server that was started here, with all that descends from it."""
         if self._kept is not None:
             self._kept.stop()
+
+
+def _lack(arrival: Arrival) -> str | None:
+    """Say what an answer lacks of being one with a token; None: nothing."""
+    if arrival.error is not None:
+        return arrival.error
+    events = Events()
+    try:
+        said = [read(data) for block in arrival.blocks for data in events.feed(block.data)]
+    except StreamError as error:
+        return str(error)
+    generated = any(
+        one is not DONE and bool(one.text or one.token_ids or (one.usage and one.usage.completion))
+        for one in said
+    )
+    return None if generated else "a stream without a token"
 
 
 def start(options: config.Engine, model_dir: Path) -> ServerProcess:

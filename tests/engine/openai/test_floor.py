@@ -18,14 +18,11 @@ def test_the_floor_is_what_the_client_adds():
 
 
 def test_a_slow_client_is_seen(monkeypatch):
-    """Each block is handed over 30 ms late: the floor must say so, and not the null server."""
-    from labkit.engine.openai import http_client
+    """Each block is stamped 30 ms late: the floor must say so, and not the null server."""
+    from labkit.engine.openai import http_exchange
 
-    class Slow(http_client.Arrival):
-        def __init__(self, key, at, block=None, error=None):
-            super().__init__(key, at + 0.03, block, error)
-
-    monkeypatch.setattr(http_client, "Arrival", Slow)
+    stamp = http_exchange.Block
+    monkeypatch.setattr(http_exchange, "Block", lambda at, data: stamp(at + 0.03, data))
     found = floor.measure(streams=2, silence_s=10.0)
     assert found["chunk_ms"]["p50"] >= 30 and found["ttft_ms"]["p50"] >= 30
 

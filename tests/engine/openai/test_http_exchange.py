@@ -1,0 +1,146 @@
+"""An answer is what came until it ended, however it was framed and cut, and says how it failed."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from labkit.engine.openai.http_client import HttpClient
+from labkit.engine.openai.http_exchange import Exchange
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+
+
+class Wire:
+    """A transport that notes what is done with it."""
+
+    def __init__(self):
+        self.written, self.aborted = b"", False
+
+    def write(self, data):
+        self.written += data
+
+    def abort(self):
+        self.aborted = True
+
+
+@pytest.fixture
+def exchange():
+    """A connected exchange; ``ended`` are the reasons for which it ended."""
+    made = Exchange(b"asked", lambda seconds: None, lambda one, reason: one.ended.append(reason))
+    made.ended = []
+    made.wire = Wire()
+    made.connection_made(made.wire)
+    assert made.wire.written == b"asked"
+    return made
+
+
+def bodies(exchange):
+    return [block.data for block in exchange.blocks]
+
+
+def test_what_is_read_at_once_is_one_block_whatever_its_chunks(exchange):
+    exchange.data_received(CHUNKED)
+    exchange.data_received(b"3\r\none\r\n3\r\ntwo\r\n")
+    exchange.data_received(b"5\r\nthr")
+    exchange.data_received(b"ee\r\n0\r\n\r\n")
+    assert bodies(exchange) == [b"onetwo", b"thr", b"ee"]
+    times = [block.at for block in exchange.blocks]
+    assert times == sorted(times) and exchange.ended == [None] and exchange.wire.aborted
+    exchange.connection_lost(None)
+    assert exchange.ended == [None]
+
+
+def test_an_answer_that_says_its_length_ends_with_it(exchange):
+    exchange.data_received(HEAD + b"content-length: 4\r\n\r\nbody")
+    assert (bodies(exchange), exchange.ended) == ([b"body"], [None])
+
+
+def test_an_answer_of_unknown_length_ends_with_its_connection(exchange):
+    exchange.data_received(HEAD + b"\r\nbo")
+    exchange.data_received(b"dy")
+    assert exchange.ended == []
+    exchange.connection_lost(None)
+    assert (bodies(exchange), exchange.ended) == ([b"bo", b"dy"], [None])
+
+
+@pytest.mark.parametrize("came", [b"", CHUNKED[:20], CHUNKED + b"3\r\none\r\n"])
+def test_a_connection_that_ends_before_the_answer_is_a_failure(exchange, came):
+    if came:
+        exchange.data_received(came)
+    exchange.connection_lost(None)
+    assert exchange.ended == ["the connection ended before the answer did"]
+
+
+def test_a_connection_that_breaks_says_how(exchange):
+    exchange.data_received(HEAD + b"\r\n")
+    exchange.connection_lost(ConnectionResetError("reset by\npeer"))
+    assert exchange.ended == ["reset by peer"]
+
+
+def test_what_is_no_http_is_a_failure(exchange):
+    exchange.data_received(b"SSH-2.0-OpenSSH\r\n")
+    (reason,) = exchange.ended
+    assert reason.startswith("no HTTP answer: ")
+
+
+def test_another_status_is_the_servers_error_in_its_words(exchange):
+    exchange.data_received(b"HTTP/1.1 102 Processing\r\n\r\n")
+    assert exchange.ended == []  # it only promises an answer
+    body = b'{"error": {"message": "too many"}}'
+    exchange.data_received(b"HTTP/1.1 429 No\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    assert exchange.ended == ["429: too many"]
+
+
+def test_one_that_is_given_up_says_nothing_more(exchange):
+    exchange.data_received(CHUNKED)
+    exchange.abandon()
+    exchange.connection_lost(None)
+    assert exchange.ended == [] and exchange.wire.aborted
+
+
+def test_one_that_is_given_up_before_it_is_connected_sends_nothing():
+    exchange, wire = Exchange(b"asked", lambda s: None, lambda one, reason: None), Wire()
+    exchange.abandon()
+    exchange.connection_made(wire)
+    assert wire.aborted and wire.written == b""
+
+
+def test_a_client_asks_at_the_address_that_it_was_given():
+    """With the path before ``/v1``, and once: nothing listens there afterwards."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    port, asked = listening.getsockname()[1], []
+
+    def serve():
+        connection, _ = listening.accept()
+        with connection:
+            asked.append(connection.recv(1 << 16))
+            connection.sendall(HEAD + b"content-length: 2\r\n\r\nhi")
+        listening.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    client = HttpClient(f"http://127.0.0.1:{port}/behind", 5.0)
+    try:
+        first, second = (arrival(client, key) for key in ("first", "second"))
+    finally:
+        client.close()
+        thread.join()
+    (request,) = asked
+    assert request.startswith(b"POST /behind/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d" % port)
+    assert b"\r\nConnection: close\r\n" in request and request.endswith(b"\r\n\r\n{}")
+    assert (first.error, [block.data for block in first.blocks]) == (None, [b"hi"])
+    assert "refused" in second.error.lower() and len(client.connecting) == 1
+
+
+def arrival(client, key):
+    client.send(key, "/v1/completions", b"{}")
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        client.wait(0.05)
+        for found in client.arrived():
+            assert found.key == key
+            return found
+    raise AssertionError("nothing arrived")
