@@ -101,7 +101,8 @@ class Spoken:
         if server["kept"] is not None:
             yield (
                 f"{self.arm}: its server ran before and is kept ({server['kept']}); what it did "
-                "before, for other arms too, is part of its numbers"
+                "before, for other arms too, is part of its numbers; prompts are the same in every "
+                f"run, so that a prefix cache may know them from the one before ({self._found()})"
             )
         if not server["run_here"]:
             yield (
@@ -115,6 +116,10 @@ class Spoken:
             )
         yield from self._counts()
         yield from self._prompts()
+
+    def _found(self) -> str:
+        cached = self.counter("tokens.cached")
+        return "it does not tell" if cached is None else f"{cached:,.0f} prompt tokens were found"
 
     def _counts(self) -> Iterator[str]:
         server = self.server

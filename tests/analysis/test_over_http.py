@@ -97,10 +97,20 @@ def test_what_a_reader_must_know_of_a_server():
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
     assert "its server ran before and is kept (http://127.0.0.1:9)" in lines
+    assert "may know them from the one before (80 prompt tokens were found)" in lines
     assert "preset=vllm is written by documentation and was not run by labkit's tests" in lines
     assert "read 95 prompt tokens where the workload has 90 (prompts were sent as text)" in lines
     assert "found 80 prompt tokens in its cache, and the prompts share 16" in lines
     assert "3 chunks were tool calls" in lines
+
+
+def test_a_kept_server_that_tells_nothing_of_its_cache_is_not_taken_for_a_cold_one():
+    """The trap of a fixed prompt set: its prompts are not salted, and nobody says what it knew."""
+    record = run(server={"kept": "http://127.0.0.1:9"})
+    silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
+    (kept, *_) = over_http.weaknesses([silent])
+    assert kept.endswith("a prefix cache may know them from the one before (it does not tell)")
+    assert not any("prefix cache" in line for line in over_http.weaknesses([run()]))
 
 
 def test_what_prompts_share_may_be_found_to_the_token():

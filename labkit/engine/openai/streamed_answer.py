@@ -75,13 +75,12 @@ class Answer:
             self.ids += said.token_ids
         if said.null is not None:
             self.nulls.append((said.null["got"], said.null["sent"], at))
-        counters.add_all(
-            {
-                "stream.empty": said.empty,
-                "stream.tool_calls": said.tool_call,
-                "stream.refusals": bool(said.refusal),
-            }
-        )
+        if said.empty:
+            counters.add("stream.empty")
+        if said.tool_call:
+            counters.add("stream.tool_calls")
+        if said.refusal:
+            counters.add("stream.refusals")
 
     def _event(self, at: float, **what: Any) -> StreamEvent:
         return StreamEvent(
