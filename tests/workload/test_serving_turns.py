@@ -1,5 +1,6 @@
 """Request arms in turns: clocks of their own, fair random slices, stalls taken out."""
 
+import gc
 import random
 from contextlib import contextmanager
 from itertools import pairwise
@@ -129,6 +130,21 @@ def metrics(measurement):
 
 def speed(measurement):
     return metrics(measurement)["total_tok_s"]
+
+
+def test_what_was_loaded_is_kept_from_the_collector_while_it_is_measured():
+    frozen = []
+
+    def seconds(step, live):
+        frozen.append(gc.get_freeze_count())
+        return plain(step, live)
+
+    turns = Together(seconds).turns
+    turns.warm_up()
+    assert not any(frozen)
+    frozen.clear()
+    turns.measure(lambda text: None)
+    assert min(frozen) > 0 and gc.get_freeze_count() == 0 and gc.isenabled()
 
 
 def test_a_clock_stands_still_outside_its_turns():
