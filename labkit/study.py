@@ -138,6 +138,8 @@ def _prepare(asked: Iterable[Experiment], show: progress.Progress) -> None:
 
 def _what_is_prepared(experiment: Experiment) -> str | None:
     """Say what takes a while; None where nothing does."""
+    if experiment.workload.kind == "headroom":
+        return None  # arithmetic on the model's configuration
     if experiment.workload.serves:
         return f"preparing model={experiment.model.name} and its prompts"
     if not experiment.workload.made or experiment.workload.clips is not None:

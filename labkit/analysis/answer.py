@@ -103,9 +103,12 @@ def _clause(arm: str, results: Sequence[_Result], baseline: str | None) -> str:
         exceptions = _listed([f"{r.name} ({r.moved})" for r in _largest(moved)])
         if len(moved) > NAMED:
             exceptions = f"{count(len(moved), 'row')} ({_span(moved)})"
+        if len(flat) + len(moved) == total:
+            exceptions = f", except {exceptions}"
+        else:
+            exceptions = f"{_share(len(flat), total)}; it changes {exceptions}"
         parts.append(
-            f"{arm} changes nothing by more than {plain(_bound(flat))} %{against}"
-            f"{_share(len(flat) + len(moved), total)}, except {exceptions}"
+            f"{arm} changes nothing by more than {plain(_bound(flat))} %{against}{exceptions}"
         )
     else:
         if moved:

@@ -66,6 +66,12 @@ SENTENCES = {
         "On this machine map changes nothing by more than 1.2 % against search, except "
         "d (6.0 % slower) and c (4.1 % faster).",
     ),
+    "flat but for one, one open": (
+        cell(("a", flat()), ("b", flat()), ("c", faster(1.0, 0.5, 1.5)), ("d", unseen(6.8))),
+        "On this machine map changes nothing by more than 1.2 % against search in 2 of 4 rows; "
+        "it changes c (1.0 % slower); not decided in 1 row (d); the smallest effect that could "
+        "be seen is 6.8 %.",
+    ),
     "many exceptions are counted": (
         cell(*((f"f{i}", flat()) for i in range(4)),
              *((f"m{i}", faster(-3.0 - i, -9.0, -2.0)) for i in range(4))),
