@@ -34,6 +34,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     "--shell-completion": (),
 }
+PROGRAMS = ("compare", "doctor", "mac", "post", "report", "serve")
 SHORT = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
 
@@ -78,6 +79,8 @@ def parse(argv: Sequence[str]) -> Command:
             raise ConfigError(f"{word}: no such flag; python -m labkit --help")
         elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
             overrides.append(word)
+        elif word in PROGRAMS:
+            raise ConfigError(f"{word}: a program of its own: python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
     rest = tuple(flag for flag in flags if flag != "--multirun")
