@@ -35,6 +35,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "--shell-completion": (),
 }
 PROGRAMS = ("compare", "doctor", "mac", "post", "report", "serve")
+FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 SHORT = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
 SHORT |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
 
@@ -78,6 +79,9 @@ def parse(argv: Sequence[str]) -> Command:
         elif flag.startswith("-"):
             raise ConfigError(f"{word}: no such flag; python -m labkit --help")
         elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
+            key = word.lstrip("+~").partition("=")[0]
+            if key in FOLDERS:
+                raise ConfigError(f"{word}: set the study's folder, out=DIR")
             overrides.append(word)
         elif word in PROGRAMS:
             raise ConfigError(f"{word}: a program of its own: python -m labkit.{word} --help")

@@ -52,6 +52,7 @@ def labkit(cwd, *words, timeout=60):
         (["engine.kv.block_size=8,16,7", "-m"], "engine.kv.block_size=7"),
         (["a=[b"], "not an override"),
         (["foo"], "write key=value"),
+        (["hydra.sweep.dir=elsewhere", "-m"], "out=DIR"),
         (["report", "outputs/x"], "python -m labkit.report --help"),
         (["--frob"], "no such flag"),
         (["--cfg", "jobb"], "allowed are job"),
