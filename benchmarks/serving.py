@@ -94,7 +94,7 @@ def child() -> None:
     experiment = from_plain(Experiment, json.load(sys.stdin))
     engine = experiment.engine
     blas.activate(engine.blas.value, threads.blas_threads(engine.name, engine.threads))
-    stages.use_threads(experiment)
+    stages.use_threads(stages.budget_threads(experiment))
     measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from labkit.config import Experiment
@@ -32,6 +33,11 @@ class Member:
     draft: Draft
     arm: Arm
     experiment: Experiment
+
+    @cached_property
+    def threads(self) -> int:
+        """Its CPU budget: asked of the system once, for a turn is shorter than the answer."""
+        return stages.budget_threads(self.experiment)
 
 
 class Process:
@@ -100,7 +106,7 @@ class Process:
     def _turn(self, arm: int) -> Iterator[None]:
         """Time one arm's turn; its CPU budget holds, and it is to blame for what goes wrong."""
         member = self.culprit = self.members[arm]
-        stages.use_threads(member.experiment)
+        stages.use_threads(member.threads)
         with member.draft.watch.time("turns"):
             yield
         self.culprit = None

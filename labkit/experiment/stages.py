@@ -120,9 +120,10 @@ def note_limits(draft: Draft, experiment: Experiment) -> None:
     engine = experiment.engine
     on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None
     if experiment.workload.times_kernels and on_cpu:
-        use_threads(experiment)
+        threads = budget_threads(experiment)
+        use_threads(threads)
         with draft.watch.time("limits"):
-            draft.note(limits=limits.measure(budget_threads(experiment)))
+            draft.note(limits=limits.measure(threads))
 
 
 def finish(draft: Draft) -> None:
@@ -169,7 +170,7 @@ def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> T
     if any(map(uses_mlx, experiments)):
         threads = max(blas_threads(e.engine.name, e.engine.threads) for e in experiments)
         draft.note(blas=blas.activate(first.engine.blas.value, threads))
-    use_threads(first)
+    use_threads(budget_threads(first))
     return workload.load(experiments, setting)
 
 
@@ -180,11 +181,11 @@ def budget_threads(experiment: Experiment) -> int:
     return experiment.engine.threads or core_count()
 
 
-def use_threads(experiment: Experiment) -> None:
-    """Hand the arm's numba kernels its CPU budget from here on."""
+def use_threads(budget: int) -> None:
+    """Hand numba's kernels a CPU budget from here on, as far as the pool has threads."""
     import numba
 
-    numba.set_num_threads(min(budget_threads(experiment), numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(budget, numba.config.NUMBA_NUM_THREADS))
 
 
 def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:

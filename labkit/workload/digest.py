@@ -31,7 +31,7 @@ def array_outputs(out: NDArray[Any], dtype: str = "float32") -> dict[str, Any]:
     by_head = np.ascontiguousarray(out.transpose(1, 0, 2))
     return {
         "kind": "array",
-        "digest": hashlib.sha256(out.tobytes()).hexdigest(),
+        "digest": hashlib.sha256(out.data).hexdigest(),
         "shape": list(out.shape),
         "dtype": dtype,
         "rows": _crc32s(out),

@@ -21,11 +21,22 @@ if TYPE_CHECKING:
     from labkit.engine.attention.launch_report import LaunchReport
 
 
+@dataclass(frozen=True)
+class Expected:
+    """An output, and its fingerprint (``array_outputs``): hashed once for all who agree.
+
+    ``out``: [tokens, heads, head_dim].
+    """
+
+    out: NDArray[Any]
+    fingerprint: dict[str, object]
+
+
 @dataclass
 class Seat:
-    """An arm at a row: its batches, the outputs that it must give, and what was measured.
+    """An arm at a row: its batches, the output that it must give, and what was measured.
 
-    ``expected``: [tokens, heads, head_dim]; arms that agree share the array.
+    ``expected``: one object of all arms that agree.
     ``chain``: digests of the outputs of a chain. ``plan_s``, ``map_us``: what planning the
     batch takes, and building the resolver's maps as part of it. ``alone``: seconds of
     launches by themselves, where chains are timed. ``host``: seconds that the host took to
@@ -35,8 +46,7 @@ class Seat:
     arm: int
     whole: Batch
     wash: Batch
-    expected: NDArray[Any]
-    outputs: dict[str, object]
+    expected: Expected
     chain: tuple[bytes, ...]
     plan_s: float
     map_us: float
@@ -74,9 +84,9 @@ class Row:
 
 def check(seat: Seat, launch: Launch, which: str) -> None:
     """Refuse outputs that are not, bit for bit, those of the arm's first launches."""
-    out, expected = launch.outputs[0], seat.expected
+    out, expected = launch.outputs[0], seat.expected.out
     where = f"{seat.whole.size.case.name}: {which}"
-    if not np.array_equal(_words(out), _words(expected)):
+    if not same(out, expected):
         refuse_nan(out, where)
         word = f"u{out.itemsize}"
         rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
@@ -90,13 +100,14 @@ def check(seat: Seat, launch: Launch, which: str) -> None:
             raise InvalidOutput(f"{where}: launch {number + 1} differs from the first chain's")
 
 
-def _words(array: NDArray[Any]) -> NDArray[np.uint64]:
-    return array.reshape(-1).view(np.uint64)
+def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Tell whether two outputs are the same bits."""
+    return np.array_equal(a.reshape(-1).view(np.uint64), b.reshape(-1).view(np.uint64))
 
 
 def digest(out: NDArray[Any]) -> bytes:
     """Return what tells an output from another."""
-    return hashlib.sha256(out.tobytes()).digest()
+    return hashlib.sha256(out.data).digest()
 
 
 def refuse_nan(out: NDArray[Any], where: str) -> None:
@@ -118,7 +129,7 @@ def record(seat: Seat, row: Row) -> CaseRecord:
     return CaseRecord(
         case=row.name,
         metrics=tuple(metrics),
-        outputs=dict(seat.outputs),
+        outputs=dict(seat.expected.fingerprint),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,
@@ -144,7 +155,8 @@ def record(seat: Seat, row: Row) -> CaseRecord:
 def values(seat: Seat, row: Row) -> dict[str, NDArray[np.float32]]:
     """Return an arm's output by its digest, unless all arms of the row agree."""
     agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
-    return {} if agree else {str(seat.outputs["digest"]): cases.in_float32(seat.expected)}
+    own = seat.expected
+    return {} if agree else {str(own.fingerprint["digest"]): cases.in_float32(own.out)}
 
 
 def _queue_notes(seat: Seat, row: Row) -> dict[str, object]:

@@ -40,7 +40,7 @@ from labkit.records import CaseRecord
 from labkit.workload import cases, kernel_rows
 from labkit.workload.cases import Geometry, Memory
 from labkit.workload.digest import array_outputs
-from labkit.workload.kernel_rows import Row, Seat
+from labkit.workload.kernel_rows import Expected, Row, Seat, same
 from labkit.workload.launches import (
     Batch,
     Clock,
@@ -148,7 +148,7 @@ class KernelTurns:
         """
         names = dict.fromkeys(case.name for arm in self._arms for case in arm.workload.cases)
         for name in names:
-            shared: dict[str, NDArray[Any]] = {}
+            shared: list[Expected] = []
             seats = [
                 self._seat(index, case, shared)
                 for index, arm in self._in_random_order()
@@ -167,8 +167,11 @@ class KernelTurns:
                 row.seats += [replace(s, seconds=[], alone=[], host=[], places=[]) for s in seats]
                 self._rows.append(row)
 
-    def _seat(self, index: int, case: Case, shared: dict[str, NDArray[Any]]) -> Seat:
-        """Plan an arm's batch and its wash-out, and launch the batch for its outputs."""
+    def _seat(self, index: int, case: Case, shared: list[Expected]) -> Seat:
+        """Plan an arm's batch and its wash-out, and launch the batch for its outputs.
+
+        ``shared``: the outputs of the arms before, to which this one's is added if it differs.
+        """
         arm = self._arms[index]
         with self._setting.turn(index):
             whole = self._batch(arm, case)
@@ -179,10 +182,11 @@ class KernelTurns:
             first = self._launch(index, whole, "the first launch")
             (out,) = first.outputs
             kernel_rows.refuse_nan(out, f"{case.name}: the first launch")
-            outputs = array_outputs(out, whole.dtype.value)
-            digest = str(outputs["digest"])
-            expected = shared.setdefault(digest, out if digest in shared else out.copy())
-            seat = Seat(index, whole, wash, expected, outputs, (), plan_s, map_us)
+            expected = next((one for one in shared if same(one.out, out)), None)
+            if expected is None:
+                expected = Expected(out.copy(), array_outputs(out, whole.dtype.value))
+                shared.append(expected)
+            seat = Seat(index, whole, wash, expected, (), plan_s, map_us)
             return replace(seat, chain=self._first_chain(seat), report=first.report)
 
     def _first_chain(self, seat: Seat) -> tuple[bytes, ...]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -146,7 +147,7 @@ class HostBatch(Batch):
 
     dtype = Precision.float32
 
-    @property
+    @cached_property
     def timed(self) -> int:
         """See ``cases.timed``."""
         return cases.timed(self.size, self.workload)

@@ -92,10 +92,14 @@ class Turns:
 @pytest.fixture
 def world(monkeypatch):
     ok = {"engine.paged": 1.0, "resolver.seq_map": 1.0}
-    world = SimpleNamespace(events=[], threads=None, counters=[ok, ok, ok])
+    world = SimpleNamespace(events=[], threads=None, asked=0, counters=[ok, ok, ok])
 
-    def use_threads(experiment):
-        world.threads = experiment.engine.attention.resolver
+    def budget_threads(experiment):
+        world.asked += 1
+        return experiment.engine.attention.resolver
+
+    def use_threads(budget):
+        world.threads = budget
 
     def load(experiments, setting, draft):
         return Turns(world, experiments, setting)
@@ -105,6 +109,7 @@ def world(monkeypatch):
     monkeypatch.setattr(stages, "probe_again", lambda draft, probe: None)
     monkeypatch.setattr(stages, "note_limits", lambda draft, experiment: None)
     monkeypatch.setattr(stages, "finish", lambda draft: None)
+    monkeypatch.setattr(stages, "budget_threads", budget_threads)
     monkeypatch.setattr(stages, "use_threads", use_threads)
     return world
 
@@ -130,6 +135,21 @@ def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
     assert [record.arm for record in records] == ["base", "seq_map", "control"]
     assert all(record.notes["together"] == [r.run for r in records] for record in records)
     assert all(record.seconds["turns"] >= 0 for record in records)
+
+
+def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, monkeypatch):
+    class Twice(Turns):
+        def measure(self, beat):
+            super().measure(beat)
+            return super().measure(beat)
+
+    def load(experiments, setting, draft):
+        return Twice(world, experiments, setting)
+
+    monkeypatch.setattr(stages, "load", load)
+    block_of(make())
+    turns = [event for event in world.events if event[0] == "turn"]
+    assert len(turns) == 6 and world.asked == 3
 
 
 def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
@@ -182,7 +202,7 @@ def test_an_arm_s_budget_of_threads_is_numba_s(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "numba", numba)
     for threads in (1, 3, 9):
-        stages.use_threads(SimpleNamespace(engine=SimpleNamespace(threads=threads)))
+        stages.use_threads(threads)
     assert asked == [1, 3, 4]
 
 

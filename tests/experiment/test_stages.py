@@ -70,7 +70,7 @@ def test_a_record_says_which_pool_of_threads_ran():
 def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, noted, monkeypatch):
     monkeypatch.setattr(blas, "activate", lambda kind, threads: {"name": kind, "threads": threads})
     monkeypatch.setattr(workload, "load", lambda *_, **__: None)
-    monkeypatch.setattr(stages, "use_threads", lambda experiment: None)
+    monkeypatch.setattr(stages, "use_threads", lambda budget: None)
     draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
     arm = experiment(asked, attention={"backend": backend}, blas="stock")
     stages.load([arm], by_itself(0), draft)
@@ -89,7 +89,7 @@ def test_a_record_has_the_probe_of_before_and_of_after(monkeypatch):
 
 def test_the_budget_of_threads_holds_before_anything_loads_and_before_limits(monkeypatch):
     done = []
-    monkeypatch.setattr(stages, "use_threads", lambda e: done.append(e.engine.threads))
+    monkeypatch.setattr(stages, "use_threads", done.append)
     monkeypatch.setattr(workload, "load", lambda *_: done.append("load"))
     monkeypatch.setattr(limits, "measure", lambda threads: done.append(("limits", threads)))
     draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
@@ -103,7 +103,7 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
     monkeypatch.setattr(limits, "measure", lambda threads: {"threads": threads})
 
     used = []
-    monkeypatch.setattr(stages, "use_threads", lambda asked: used.append(asked.engine.threads))
+    monkeypatch.setattr(stages, "use_threads", used.append)
 
     def noted(kind, device, memory_limit=None):
         draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
@@ -149,6 +149,20 @@ assert (product(np.eye(3), np.ones((3, 3))) == 1).all()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_attention_alone_loads_no_kernel_of_a_model():
+    script = """
+import sys
+from labkit.engine import attention
+from labkit.workload import kernel_turns
+attention.create()
+loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.engine.cpu" in name}
+assert "attention_launches" in loaded
+print(*sorted(loaded & {"tape", "gemm", "stored_product", "norms", "rope", "activations"}))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 def test_a_request_that_is_not_served_voids_a_run_only_where_all_are_claimed():

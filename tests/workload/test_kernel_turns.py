@@ -12,6 +12,7 @@ import pytest
 
 from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
 from labkit.workload import cases, kernel, kernel_turns
+from labkit.workload.digest import array_outputs
 from labkit.workload.kernel_turns import KernelArm, KernelTurns, spread
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.turns import Setting
@@ -375,6 +376,21 @@ def test_an_output_is_compared_with_the_arms_own_first():
         assert list(measurement.values) == [measurement.cases[0].outputs["digest"]]
     same = measured(world, [Backend(world, lambda w: 1.0) for _ in range(2)], FEW)
     assert not same[0].values
+
+
+def test_an_output_is_hashed_once_for_all_arms_that_agree(monkeypatch):
+    hashed = []
+
+    def outputs(out, dtype):
+        hashed.append(out.copy())
+        return array_outputs(out, dtype)
+
+    monkeypatch.setattr(kernel_turns, "array_outputs", outputs)
+    world = World()
+    found = measured(world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW)
+    digests = [measurement.cases[0].outputs["digest"] for measurement in found]
+    assert len(hashed) == 2 and digests[0] == digests[2] != digests[1] == digests[3]
+    assert {array_outputs(out)["digest"] for out in hashed} == set(digests)
 
 
 @pytest.mark.parametrize("row", range(5))

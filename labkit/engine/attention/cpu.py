@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -21,8 +21,10 @@ from labkit.engine.attention.recorded import Taken
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
 from labkit.engine.cpu import arguments, attention_launches, decode_attention, tiled_attention
 from labkit.engine.cpu.intrinsics import KEYS
-from labkit.engine.cpu.recording import FIRST, OUT, Attended
-from labkit.engine.cpu.tape import Attention, Tape
+from labkit.engine.cpu.recording import FIRST, OUT, Attended, Attention
+
+if TYPE_CHECKING:  # it brings the kernels of a whole model
+    from labkit.engine.cpu.tape import Tape
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 

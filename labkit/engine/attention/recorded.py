@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labkit.engine.attention.launch_report import Launches
 from labkit.engine.attention.plan import Layer
 from labkit.engine.cpu import arguments
-from labkit.engine.cpu.tape import (
+from labkit.engine.cpu.recording import (
     BODY,
     ELEMENT,
     HEADS,

@@ -12,7 +12,7 @@ A forward whose code asks for what cannot be recorded raises ``NotRecorded``, an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,21 @@ CODE, OUT, FIRST = 0, 1, 2
 # What the next product reads first, and so many bytes.
 AHEAD, AHEAD_BYTES = 14, 15
 FIELDS = 16
+# What attention's launches are told at each step: columns of ``Attention.launches``.
+BODY, LAYER, NONCE, KV_HEADS, HEADS, ELEMENT, SLOT_NUMBERS, K_POOL, V_POOL = range(9)
+LAUNCH_FIELDS = 9
+
+
+class Attention(NamedTuple):
+    """What a replay is told of a step's attention; see ``tape.replay``."""
+
+    lookup: Any
+    launches: NDArray[np.int64]
+    memory: NDArray[np.uint8]
+    counters: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    cu_seqlens_q: NDArray[np.int32]
+    seq_lens: NDArray[np.int32]
 
 
 def address_of(array: Array) -> int:

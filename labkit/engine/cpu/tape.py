@@ -10,7 +10,7 @@ are the same.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -39,18 +39,29 @@ from labkit.engine.cpu.recording import (
     AHEAD,
     AHEAD_BYTES,
     ATTEND,
+    BODY,
+    ELEMENT,
     FIELDS,
+    HEADS,
+    K_POOL,
+    KV_HEADS,
+    LAUNCH_FIELDS,
+    LAYER,
     LOOK_UP,
     LOOK_UP_PACKED,
     LOOK_UP_STORED,
     MULTIPLY,
+    NONCE,
     OUT,
     PRODUCT,
     RMS_NORM,
     ROTATE,
     SCALE,
     SCATTER,
+    SLOT_NUMBERS,
     STORED_PRODUCT,
+    V_POOL,
+    Attention,
     Recording,
 )
 from labkit.engine.cpu.rope import rotate_row
@@ -63,9 +74,6 @@ CHUNK = 4096  # numbers of a unit that combines two arrays
 PATIENCE = 20_000  # looks, each some 20 ns, before a thread leaves its core to another
 FUNCTIONS = 5  # of a form of stored weights
 STRIDE = 4 * LINE  # bytes that a thread asks for at once while it waits
-# Columns of ``launches``: what attention's launches are told, one row each.
-BODY, LAYER, NONCE, KV_HEADS, HEADS, ELEMENT, SLOT_NUMBERS, K_POOL, V_POOL = range(9)
-LAUNCH_FIELDS = 9
 COSINES, SINES = 6, 7  # of a rotation's operands
 
 
@@ -401,15 +409,3 @@ class Tape:
     def run(self, ops: NDArray[np.int64], rows: int, attention: Attention) -> None:
         """Run them."""
         replay(compute.address, ops, rows, np.zeros(1 + len(ops), np.int64), *attention)
-
-
-class Attention(NamedTuple):
-    """What ``replay`` is told of a step's attention; see there."""
-
-    lookup: Any
-    launches: NDArray[np.int64]
-    memory: NDArray[np.uint8]
-    counters: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    cu_seqlens_q: NDArray[np.int32]
-    seq_lens: NDArray[np.int32]
