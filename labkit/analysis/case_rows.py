@@ -6,7 +6,9 @@ even count the geometric mean of the middle two). Repeats are never tested.
 Where all arms of a block took turns in one process (``in_process``), repeat ``i`` of every
 arm was taken in the same round, and what the machine did in that round happened to all. An
 arm is compared with the baseline round by round then: its log value is the baseline's plus
-the :func:`middle` of the rounds' log ratios. Per-arm medians stay as they are.
+the :func:`middle` of the rounds' log ratios. Whose turn is first in a round finds the caches
+of the round before, whoever it is: what an arm's place in the rounds adds is taken out first
+(:func:`without_places`). Per-arm medians stay as they are.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from labkit.analysis.statistics.permutation import Floats
 from labkit.records import Metric, Record, RecordError
 
 MEASURED = ("ok", "vacuous")
+PASSES = 10  # of median polish
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Value:
     file: str
     value: float
     repeats: tuple[float, ...] = ()
+    places: tuple[int, ...] = ()  # of the arm's turn in each round, from 0; (): not recorded
 
 
 @dataclass
@@ -83,6 +88,29 @@ def middle(log_ratios: Floats) -> float:
     return float(np.median(log_ratios))
 
 
+def without_places(logs: Floats, places: NDArray[np.int64]) -> Floats:
+    """Return log values without what an arm's place in a round adds to them.
+
+    The same is taken from all arms, so swapped labels swap the results: median polish of the
+    distances from each round's middle, by arm and by place (J. W. Tukey).
+
+    Parameters
+    ----------
+    logs
+        float64 [arms, rounds].
+    places
+        int [arms, rounds]: whose turn was first, second, ...
+    """
+    left = logs - np.median(logs, axis=0)
+    added = np.zeros(places.max() + 1)
+    for _ in range(PASSES):
+        own = np.median(left - added[places], axis=1, keepdims=True)
+        for place in np.unique(places):
+            added[place] = np.median((left - own)[places == place])
+    less: Floats = logs - added[places]
+    return less
+
+
 def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[Row]:
     """Build a cell's rows: cases in the order of the records, the primary metric first.
 
@@ -112,6 +140,7 @@ def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[R
                         file,
                         run_value(metric.repeats),
                         tuple(metric.repeats) if by_round is not None else (),
+                        tuple(case.notes.get("turns", ())),
                     )
                     row = _row(rows, case.case, metric, by_round)
                     row.arms.setdefault(record.arm, []).append(value)
@@ -177,10 +206,20 @@ def log_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
 def _paired_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
     """Return the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
     first = str(row.by_round)
-    base, other = ({v.block: v.repeats for v in row.arms[name]} for name in (first, arm))
-    ratios = [middle(np.log(other[b]) - np.log(base[b])) for b in blocks]
+    rounds = [_rounds(row, block) for block in blocks]
+    ratios = [middle(logs[arm] - logs[first]) for logs in rounds]
     paired: Floats = log_values(row, first, blocks) + np.array(ratios)[:, None]
     return paired
+
+
+def _rounds(row: Row, block: int) -> dict[str, Floats]:
+    """Return every arm's log values in a process, float64 [rounds], places taken out if known."""
+    found = {name: v for name, values in row.arms.items() for v in values if v.block == block}
+    logs = np.log([v.repeats for v in found.values()])
+    places = [v.places for v in found.values()]
+    if all(len(each) == logs.shape[1] for each in places):
+        logs = without_places(logs, np.array(places))
+    return dict(zip(found, logs, strict=True))
 
 
 def summary(values: Sequence[Value]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +64,7 @@ class Row:
 
     ``pulses``: seconds of the arm-blind pulse before each round. ``warm_up``: rounds.
     ``empty``: seconds of an empty launch in a chain, and by itself, of each round.
+    ``orders``: of the next rounds.
     """
 
     name: str
@@ -72,6 +74,18 @@ class Row:
     warm_up: int
     pulses: list[float] = field(default_factory=list)
     empty: list[tuple[float, float]] = field(default_factory=list)
+    orders: list[list[Seat]] = field(default_factory=list)
+
+    def next_order(self, random: Random) -> list[Seat]:
+        """Draw a round's order: at random, but in so many rounds as arms each has every place.
+
+        Whose turn is first finds the caches of another row's round.
+        """
+        if not self.orders:
+            seats = random.sample(self.seats, len(self.seats))
+            self.orders = [seats[k:] + seats[:k] for k in range(len(seats))]
+            random.shuffle(self.orders)
+        return self.orders.pop()
 
     def links(self, seat: Seat) -> int:
         """Return how many launches are timed together."""

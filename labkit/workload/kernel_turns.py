@@ -260,8 +260,7 @@ class KernelTurns:
         with _no_garbage_collection():
             for number, index in enumerate(rounds):
                 row = self._rows[index]
-                seats = list(row.seats)
-                order.shuffle(seats)
+                seats = row.next_order(order)
                 row.pulses.append(self._pulse())
                 self._time_nothing(row)
                 for place, seat in enumerate(seats):

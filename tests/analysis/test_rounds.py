@@ -14,11 +14,15 @@ from labkit.records import RecordError
 STUDIES = 2_000
 
 
-def turns(values):
-    """A row of turns from log values, float64 [processes, arms, rounds]; the baseline first."""
+def turns(values, places=None):
+    """A row of turns from log values, float64 [processes, arms, rounds]; the baseline first.
+
+    ``places``: int of the same shape, if they were recorded.
+    """
+    known = np.zeros((*values.shape[:2], 0), int) if places is None else places
     arms = {
         name: [
-            Value(p, 0, f"runs/{p}-{name}", float(np.median(x)), tuple(x))
+            Value(p, 0, f"runs/{p}-{name}", float(np.median(x)), tuple(x), tuple(known[p, a]))
             for p, x in enumerate(np.exp(values[:, a]))
         ]
         for a, name in enumerate(("base", "arm", "control")[: values.shape[1]])
@@ -36,6 +40,34 @@ def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
         ratios = np.median(values[[0, 2, 5], a] - values[[0, 2, 5], 0], axis=1)
         assert (log_values(row, name, blocks) - base)[:, 0] == pytest.approx(ratios)
     assert middle(np.array([0.1, 0.2, 9.0])) == pytest.approx(0.2)
+
+
+def test_what_a_place_adds_to_every_arm_is_taken_out():
+    rng = np.random.default_rng(3)
+    places = rng.permuted(np.broadcast_to(np.arange(3), (8, 40, 3)), axis=2).transpose(0, 2, 1)
+    values = rng.normal(0, 0.01, (8, 1, 40)) + rng.normal(0, 0.005, (8, 3, 40))
+    values[:, 1] += 0.02
+    added = np.array([0.2, 0.0, -0.05])
+
+    def estimates(values, places):
+        row = turns(values, places)
+        one, other = (log_values(row, arm, range(8)) for arm in ("base", "arm"))
+        return (other - one)[:, 0]
+
+    with_places = values + added[places]
+    plain = estimates(values, None)
+    assert np.std(estimates(with_places, None)) > 4 * np.std(plain)
+    assert np.std(estimates(with_places, places)) < 1.5 * np.std(plain)
+    assert np.mean(estimates(with_places, places)) == pytest.approx(0.02, abs=0.002)
+    # Under swapped labels the estimate is the same with the other sign.
+    swapped, theirs = with_places[:, [1, 0, 2]], places[:, [1, 0, 2]]
+    assert estimates(swapped, theirs) == pytest.approx(-estimates(with_places, places))
+
+
+def test_places_that_are_not_of_every_round_are_left_alone():
+    values = np.random.default_rng(4).normal(0, 1, (3, 2, 6))
+    row = turns(values, np.zeros((3, 2, 5), int))
+    assert (log_values(row, "arm", [0]) == log_values(turns(values), "arm", [0])).all()
 
 
 def in_process(path, isolation="in_process"):
@@ -109,7 +141,7 @@ def stormy_processes(rng, kind, processes=8, rounds=12):
     """A study of two arms that do not differ, float64 [processes, 2, rounds]: log times.
 
     All have noise of the process, of the moment and of the turn; the arms take their turns
-    in a fresh random order every round.
+    in a fresh random order every round: their places, int of the same shape, are returned too.
     """
     size = (processes, rounds, 2)  # the last: first or second turn of the round
     first = rng.integers(2, size=(processes, rounds))  # the arm whose turn is first
@@ -122,6 +154,8 @@ def stormy_processes(rng, kind, processes=8, rounds=12):
         left += 0.1 * (rng.random((processes, 1, 1)) < 0.25)
     if kind == "tails":
         left += (rng.random(size) < 0.05) * rng.exponential(0.5, size)
+    if kind == "cold caches":  # the first turn finds those of the round before
+        left[..., 0] += 0.2
     if kind == "carry-over":  # the second turn finds the caches of the other arm
         left[..., 1] += 0.03
         again = first[:, 1:] == np.where(first[:, :-1] == 0, 1, 0)  # follows itself: warm
@@ -133,18 +167,23 @@ def stormy_processes(rng, kind, processes=8, rounds=12):
         by_arm = by_arm + 0.02 * np.stack([late := rng.integers(2, size=processes), 1 - late])[
             ..., None
         ].transpose(1, 0, 2)
-    return by_arm
+    return by_arm, np.stack([first, 1 - first], axis=1)
 
 
-KINDS = ("plain", "drift", "modes", "tails", "carry-over", "arm by process", "load order")
+KINDS = (
+    "plain", "drift", "modes", "tails", "carry-over", "arm by process", "load order",
+    "cold caches",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_thousand_studies_in_turns_of_nothing_seldom_find_something(kind):
+@pytest.mark.parametrize("recorded", [False, True], ids=["no places", "places"])
+def test_two_thousand_studies_in_turns_of_nothing_seldom_find_something(kind, recorded):
     rng = np.random.default_rng([1, KINDS.index(kind)])
     blocks, found = range(8), 0
     for _ in range(STUDIES):
-        row = turns(stormy_processes(rng, kind))
+        values, places = stormy_processes(rng, kind)
+        row = turns(values, places if recorded else None)
         found += (
             permutation_test(*(log_values(row, arm, blocks) for arm in ("base", "arm"))) <= 0.05
         )
@@ -156,7 +195,7 @@ def test_rounds_are_not_the_unit():
     rng = np.random.default_rng(2)
     wrong = 0
     for _ in range(200):
-        values = stormy_processes(rng, "arm by process")
+        values, _ = stormy_processes(rng, "arm by process")
         rounds = np.diff(values, axis=1).ravel()
         wrong += abs(rounds.mean()) > 1.96 * rounds.std() / np.sqrt(len(rounds))
     assert wrong / 200 > 0.2

@@ -310,6 +310,8 @@ def test_rounds_are_spread_over_the_whole_time_and_turns_are_in_random_order():
     assert all(0.4 < share < 0.6 for share in halves)
     places = [result.cases[0].notes["turns"] for result in results]
     assert {tuple(sorted(place[i] for place in places)) for i in range(30)} == {(0, 1, 2)}
+    for place in places:  # in every three rounds each arm has every place
+        assert {tuple(sorted(place[i : i + 3])) for i in range(0, 30, 3)} == {(0, 1, 2)}
     assert len({tuple(place[i] for place in places) for i in range(30)}) == 6  # every order
 
 
