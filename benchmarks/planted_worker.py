@@ -6,6 +6,7 @@ step where requests are served. Everything else is the real worker's.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -63,4 +64,7 @@ def plant() -> None:
 if __name__ == "__main__":
     if "--prepare" not in sys.argv:
         plant()
-    sys.exit(worker.main())
+    status = worker.main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # as the worker does

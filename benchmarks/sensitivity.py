@@ -6,7 +6,8 @@
 Every study has three arms: the baseline, a planted one (1 % inside the launch for kernels,
 3 % inside the engine's step for requests) and the control, a copy of the baseline. Named: a
 row in which the planted arm differs (adjusted p at most alpha) in the planted direction.
-A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it.
+A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it;
+engines then leave a core to it (``engine.threads``), for a step waits for all of its threads.
 ``table`` writes the studies that are there as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py table outputs/reference/sensitivity
@@ -21,7 +22,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ ASKED = {
     "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
 }
 # As many processes as a minute holds: alone, and beside a busy process.
-PROCESSES = {"kernels": (15, 9), "requests": (8, 6)}
+PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
 
 
 def main() -> int:
@@ -52,7 +53,9 @@ def main() -> int:
         for number in range(options.first, options.first + options.studies):
             name = f"{options.kind}{'-busy' if options.busy else ''}-{number:02d}"
             processes = PROCESSES[options.kind][options.busy]
-            results.append(study(options.kind, options.out / name, processes, 1000 + number))
+            overrides = threads_left() if options.kind == "requests" and options.busy else []
+            folder, seed = options.out / name, 1000 + number
+            results.append(study(options.kind, folder, processes, seed, overrides))
             print(json.dumps(results[-1]), flush=True)
     named = sum(r["named"] for r in results)
     false = sum(r["false"] for r in results)
@@ -60,7 +63,16 @@ def main() -> int:
     return 0
 
 
-def study(kind: str, folder: Path, processes: int, seed: int) -> dict[str, Any]:
+def threads_left() -> list[str]:
+    """Return the option that leaves a core to somebody else."""
+    from labkit.machine.threads import core_count
+
+    return [f"engine.threads={max(1, core_count() - 1)}"]
+
+
+def study(
+    kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
+) -> dict[str, Any]:
     """Run one study and say what it found; one that is there already is read again."""
     from labkit import analysis, app, workload
     from labkit.experiment.arms import compose_cell, to_cell
@@ -71,7 +83,7 @@ def study(kind: str, folder: Path, processes: int, seed: int) -> dict[str, Any]:
     app.register()
     with app.initialized():
         design = [f"design.blocks={processes}", "design.runs_per_block=1", "design.looks=[]"]
-        asked = [*overrides, *design, "ablation=none", f"seed={seed}"]
+        asked = [*overrides, *more, *design, "ablation=none", f"seed={seed}"]
         composed = compose_cell([], asked)
     base, control = composed.arms
     arms = (base, replace(base, name=planted, role="arm"), control)
@@ -145,6 +157,9 @@ def table(out: Path) -> str:
         seconds = statistics.median(map(measured_s, paths))
         n = len(found)
         beside_it = ", beside a busy process" if kind.endswith("-busy") else ""
+        arm = json.loads(next((paths[0].parent / "arms").glob("*.json")).read_text("utf-8"))
+        threads = arm["config"]["engine"].get("threads")
+        beside_it += f", {threads} thread" if threads else ""
         rows = sum(row["primary"] for row in cells[0]["rows"])
         lines.append(
             f"| {n} of {kind.partition('-')[0]}{beside_it} | {rows} | "

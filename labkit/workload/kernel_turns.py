@@ -2,7 +2,7 @@
 
 A *row* is a case in one state of the caches. Each row has its rounds, spread over the whole
 process at random. A round begins with a pulse of the arm-blind probe, which is timed and
-wakes the threads; then every arm has a turn, in random order:
+wakes the threads; then every arm has a turn, in random order, as often first as last:
 
 1. hot: a wash-out launch of the arm, so that the caches hold what *this* arm leaves, not
    the arm before; cold: a flush, so that they hold nothing of either;
