@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -74,6 +74,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._values: dict[str, float] = {}
+        self._owed: list[Callable[[], Mapping[str, float]]] = []
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add ``amount`` to ``name``."""
@@ -89,12 +90,24 @@ class Counters:
         for name, amount in amounts.items():
             values[name] = values.get(name, 0) + amount
 
+    def owe(self, amounts: Callable[[], Mapping[str, float]]) -> None:
+        """Ask for amounts, once, when the counters are next looked at."""
+        self._owed.append(amounts)
+
+    def settle(self) -> None:
+        """Add what is owed."""
+        owed, self._owed = self._owed, []
+        for amounts in owed:
+            self.add_all(amounts())
+
     def reset(self) -> None:
         """Forget everything."""
+        self.settle()
         self._values.clear()
 
     def as_dict(self) -> dict[str, float]:
         """Return a copy."""
+        self.settle()
         return dict(self._values)
 
 

@@ -98,7 +98,7 @@ class PackedForward:
             attention = bridge = Bridge(attention)
         if self.blocks is not None:
             self.blocks.on = not batch.prefill_tokens
-        logits = self._replayed(batch, step)
+        logits = self._replayed(batch, step, counters)
         if logits is None:
             running = Running(step.attention, attention, step.plan, self._array(batch.positions))
             logits = self._logits(batch, running)
@@ -129,19 +129,17 @@ class PackedForward:
         """Why none of its steps is replayed, as far as one asked."""
         return None if self._taped is None else self._taped.reason
 
-    def _replayed(self, batch: Batch, step: Step) -> Any:
+    def _replayed(self, batch: Batch, step: Step, counters: Counters) -> Any:
         """Return the logits of a step that is replayed from a tape; None: it is not."""
-        if self.name != "numpy":
-            return None
-        from labkit.engine.attention.cpu import CpuBackend
-
-        if type(step.attention) is not CpuBackend:  # one of somebody else may attend as it likes
-            return None
         if self._taped is None:
-            from labkit.engine.numpy_port.taped import Taped
+            if self.name != "numpy":
+                return None
+            from labkit.engine.numpy_port.taped import Taped, attends
 
+            if not attends(step.attention):
+                return None
             self._taped = Taped(self._model, self._caches)
-        logits = self._taped.run(batch, step.attention, step.plan)
+        logits = self._taped.run(batch, step.attention, step.plan, counters)
         if logits is None or len(logits) == len(batch.logit_rows):
             return logits
         return logits[batch.logit_rows]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import DecodeShape
+from labkit.engine.attention.plan import freeze
 from labkit.engine.base import Counters
 from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache
 from labkit.engine.request import RequestState
@@ -112,17 +113,18 @@ def pack(
 
 
 def stack(tables: Sequence[BlockTable]) -> Ints:
-    """Return int32 [tables, longest], padded with 0, the null block."""
+    """Return int32 [tables, longest], padded with 0, the null block; nobody can write to it."""
     stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)
     for row, table in zip(stacked, tables, strict=True):
         row[: len(table)] = table.block_ids
-    return stacked
+    return freeze(stacked)
 
 
 class InputBuilder:
     """Turns scheduled chunks into a ``Batch``.
 
-    Block tables are stacked again only when one of the step's tables is another object.
+    Block tables are stacked again only when one of the step's tables is another object, and what
+    depends on nothing but how many requests decode is made once.
     """
 
     def __init__(self, cache: KVCache, cut: Cut = window) -> None:
@@ -130,9 +132,13 @@ class InputBuilder:
         self._cut = cut
         self._stacked_for: list[BlockTable] = []
         self._stacked: Ints = np.zeros((0, 0), np.int32)
+        self._counted: Ints = freeze(np.zeros(1, np.int32))  # 0, 1, ... as many as decode
+        self._rows: Ints = freeze(np.zeros(0, np.int32))  # all but the last of these
 
     def build(self, output: SchedulerOutput) -> Batch:
         """Pack the chunks of a step in their order."""
+        if output.decodes:
+            return self._decodes(output.chunks)
         tokens: list[int] = []
         rows: list[int] = []
         sampling: list[RequestState] = []
@@ -161,6 +167,33 @@ class InputBuilder:
             rows,
             sampling,
             prefill_tokens=sum(chunk.num_tokens for chunk in output.chunks if chunk.is_prefill),
+            unknown=tuple(unknown),
+        )
+
+    def _decodes(self, chunks: Sequence[ScheduledChunk]) -> Batch:
+        """Pack a step of decodes without drafts: a token of each request."""
+        table, count = self._cache.table, len(chunks)
+        sampling = tuple([chunk.state for chunk in chunks])
+        tokens, unknown = [], []
+        for row, (chunk, state) in enumerate(zip(chunks, sampling, strict=True)):
+            if chunk.start < state.num_tokens:
+                tokens.append(state.token_ids[chunk.start])
+            else:
+                tokens.append(UNKNOWN)
+                unknown.append((row, state.request_id))
+        if count != len(self._rows):
+            self._counted = freeze(np.arange(count + 1, dtype=np.int32))
+            self._rows = freeze(np.arange(count, dtype=np.int32))
+        positions = np.array([chunk.start for chunk in chunks], np.int32)
+        return Batch(
+            tokens=np.array(tokens, np.int32),
+            positions=positions,
+            cu_seqlens_q=self._counted,
+            seq_lens=positions + 1,
+            block_tables=self._block_tables([table(state.request_id) for state in sampling]),
+            logit_rows=self._rows,
+            sampling=sampling,
+            prefill_tokens=0,
             unknown=tuple(unknown),
         )
 

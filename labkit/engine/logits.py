@@ -55,6 +55,36 @@ class DeviceLogits:
         return np.array(self._logits, dtype)
 
 
-Logits = Rows | DeviceLogits
+class ChosenLogits:
+    """NumPy's logits whose greedy choice was made where they were computed.
+
+    ``rows``: float32 [rows, vocabulary]; of each row ``best``, its best token, and ``leads``, by
+    how much it is better than the next.
+    """
+
+    __slots__ = ("_best", "_leads", "_rows")
+
+    def __init__(self, rows: Rows, best: NDArray[np.intp], leads: Rows) -> None:
+        self._rows = rows
+        self._best = best
+        self._leads = leads
+
+    def greedy(self) -> tuple[NDArray[np.intp], Rows]:
+        """Return each row's best token and its lead over the next; NaN where a row has one."""
+        return self._best, self._leads
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, row: Any) -> Rows:
+        """Return a row, float32 [vocabulary]."""
+        wanted: Rows = self._rows[row]
+        return wanted
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
+        return np.array(self._rows, dtype)
+
+
+Logits = Rows | DeviceLogits | ChosenLogits
 # Waits for a step that was launched, and returns its logits.
 Wait = Callable[[], Logits]

@@ -8,6 +8,7 @@ top-p and min-p leave candidates, of which one uniform number picks one.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import InvalidLogitsError, Logprobs
-from labkit.engine.logits import DeviceLogits, Logits, Rows
+from labkit.engine.logits import ChosenLogits, DeviceLogits, Logits, Rows
 from labkit.engine.request import RequestState, SamplingParams
 
 Ids = NDArray[np.intp]
@@ -48,16 +49,17 @@ class Sampler:
         InvalidLogitsError
             A row holds a NaN, or nothing but infinities.
         """
-        if isinstance(logits, DeviceLogits):
-            tokens, margins = logits.greedy()
+        if isinstance(logits, DeviceLogits | ChosenLogits):
+            best, leads = logits.greedy()
         else:
-            tokens, margins = greedy(logits[: len(states)])
-        margins = margins[: len(states)]
-        if np.isnan(margins).any():
-            broken = [states[int(row)].request_id for row in np.flatnonzero(np.isnan(margins))]
+            best, leads = greedy(logits[: len(states)])
+        tokens, margins = best.tolist(), leads.tolist()[: len(states)]
+        if any(map(math.isnan, margins)):
+            broken = [state.request_id for state, margin in zip(states, margins, strict=True)
+                      if math.isnan(margin)]  # fmt: skip
             raise InvalidLogitsError(f"logits are not numbers for request {', '.join(broken)}")
         return [
-            Sampled(int(tokens[row]), float(margins[row]))
+            Sampled(tokens[row], margins[row])
             if state.request.params.plain
             else choose(logits[row], state)
             for row, state in enumerate(states)

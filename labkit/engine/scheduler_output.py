@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 
 from labkit.engine.request import RequestState
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """What a part of a step does: one more token each, or tokens to catch up with."""
 
-    decode = "decode"
-    prefill = "prefill"
+    decode = 0
+    prefill = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,14 @@ class SchedulerOutput:
         """Tokens computed in the step, drafts included."""
         return sum(chunk.num_tokens for chunk in self.chunks) + sum(map(len, self.drafts.values()))
 
+    @property
+    def decodes(self) -> bool:
+        """Whether each chunk is the one token of a request that is not yet computed."""
+        return not self.drafts and all(
+            chunk.num_tokens == 1 and chunk.samples and not chunk.is_prefill
+            for chunk in self.chunks
+        )
+
     def __bool__(self) -> bool:
         """Tell whether there is anything to compute."""
         return bool(self.chunks)
@@ -94,19 +102,21 @@ class StepPlan:
                 prefills.append(state)
             elif state.num_pending_tokens:  # else its last token is in flight
                 decodes.append(state)
-        self.work = {Phase.decode: decodes, Phase.prefill: prefills}
-        self.chunks: dict[Phase, list[ScheduledChunk]] = {Phase.decode: [], Phase.prefill: []}
+        self.work = [decodes, prefills]  # by phase
+        self.chunks: tuple[list[ScheduledChunk], list[ScheduledChunk]] = [], []
 
     @property
     def contended(self) -> bool:
         """Whether both phases had something to compute, so that who goes first counts."""
-        return all(self.work.values())
+        return all(self.work)
 
     @property
     def only_phase(self) -> Phase | None:
         """The phase that has the step to itself; None: both share it, or it is empty."""
-        filled = [phase for phase, chunks in self.chunks.items() if chunks]
-        return filled[0] if len(filled) == 1 else None
+        decodes, prefills = self.chunks
+        if bool(decodes) is bool(prefills):
+            return None
+        return Phase.decode if decodes else Phase.prefill
 
     def drop(self, state: RequestState) -> None:
         """Forget a preempted request: what it would have computed is free for others."""

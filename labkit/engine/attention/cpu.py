@@ -17,11 +17,12 @@ from labkit.engine.attention.elements import STORED_AS, name_of
 from labkit.engine.attention.launch_report import Launch, Reports, of_step
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.attention.plan import Layer, Plan
-from labkit.engine.attention.recorded import Taken
+from labkit.engine.attention.recorded import Taken, Told
 from labkit.engine.attention.spec import BQ, RESOLVER_IDS, Switches
+from labkit.engine.base import Counters
 from labkit.engine.cpu import arguments, attention_launches, decode_attention, tiled_attention
 from labkit.engine.cpu.intrinsics import KEYS
-from labkit.engine.cpu.recording import FIRST, OUT, Attended, Attention
+from labkit.engine.cpu.recording import FIRST, OUT, Attended
 
 if TYPE_CHECKING:  # it brings the kernels of a whole model
     from labkit.engine.cpu.tape import Tape
@@ -107,31 +108,53 @@ class CpuBackend(PagedBackend):
         plan.launches.append(launch)
         return out
 
-    def replay(self, tape: Tape, ops: NDArray[np.int64], plan: Plan, layers: Taken) -> bool:
-        """Run a recorded step; False, and nothing was run, if it cannot be.
+    def replay(
+        self,
+        tape: Tape,
+        ops: NDArray[np.int64],
+        plan: Plan,
+        layers: Taken,
+        logits: Any,
+        counters: Counters,
+    ) -> bool:
+        """Run a recorded step, which writes ``logits``; False: it cannot be, and nothing was run.
 
-        It can where every layer's attention is one launch of the decode kernel.
+        It can where every layer's attention is one launch of the decode kernel. What it did is
+        owed to ``counters``, or left in the plan where something is wrong or a layer has a window.
         """
+        told = plan.prepared.get("replay")
+        if told is None or told.layers is not layers:
+            told = self._tell(ops, plan, layers)
+            if told is None:
+                return False
+            plan.prepared["replay"] = told
+        wrong = tape.run(
+            ops, plan.total_q, logits, told.begin(plan.resolver.word), plan.lookup, told.launches,
+            self._memory, told.counters, told.left, plan.block_tables, plan.block_size,
+            plan.cu_seqlens_q, plan.seq_lens,
+        )  # fmt: skip
+        told.ran(plan, counters)
+        if wrong or told.windowed:
+            plan.launches += told.evidence()
+        return True
+
+    def _tell(self, ops: NDArray[np.int64], plan: Plan, layers: Taken) -> Told | None:
+        """Return what replays of the plan, and of those that follow it, are told."""
         prepared = [
             plan.prepared.get(layer.kind) or self.prepare(plan, layer) for layer in layers.kinds
         ]
         if any(ready.chosen.kernel != "decode" or ready.splits > 1 for ready in prepared):
-            return False
+            return None
         packed = layers.packed([ready.packed for ready in prepared])
         arrays = ops[layers.rows, FIRST], *layers.pools.T, ops[layers.rows, OUT], layers.sinks
         for name, addresses in zip(_ARRAYS, arrays, strict=True):
             packed[name] = addresses
-        nonces = layers.nonces()
         shared = [(one.body, one.chosen.heads, one.element, one.slot_numbers) for one in prepared]
-        size = len(layers.all), prepared[0].workers + 1, attention_launches.NUM_COUNTERS
-        counters = np.zeros(size, np.int64)
-        told = Attention(
-            plan.lookup, layers.launches(packed, nonces, shared), self._memory, counters,
-            plan.slot_mapping, plan.cu_seqlens_q, plan.seq_lens,
-        )  # fmt: skip
-        tape.run(ops, plan.total_q, told)
-        plan.launches += layers.left(nonces, counters[:, :-1])
-        return True
+        return Told(layers, packed, shared, prepared[0].workers)
+
+    def _keeps(self) -> bool:
+        """What is packed says nothing of contexts; but their length may decide on a split."""
+        return self._switches.split_kv == "off" and len(self._memory) == numba.get_num_threads()
 
     def taken(self, attended: Sequence[Attended]) -> Taken:
         """Bind the layers of a recorded step, and say what of them does not change.

@@ -156,8 +156,9 @@ def launch_stamp(nonce: int, kernel: str, resolver: str) -> int:
     kernel, resolver
         Keys of ``KERNEL_IDS`` and ``RESOLVER_IDS``, as compiled into the kernel.
     """
-    parts = zip((nonce, KERNEL_IDS[kernel], RESOLVER_IDS[resolver]), STAMP_FACTORS, strict=True)
-    return sum(value * factor for value, factor in parts) & STAMP_MASK
+    by_nonce, by_kernel, by_resolver = STAMP_FACTORS
+    fixed = KERNEL_IDS[kernel] * by_kernel + RESOLVER_IDS[resolver] * by_resolver
+    return (nonce * by_nonce + fixed) & STAMP_MASK
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +214,34 @@ class Launches:
     merged: NDArray[Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What launches that are alike left, added up.
+
+    ``layer``: of the first whose stamp is wrong, else of the first; ``expected``: its stamp, and by
+    how much that is ``off``.
+    """
+
+    layer: Layer
+    count: int
+    expected: int
+    off: int
+    iterations: int
+    blocks: int
+    surplus: int
+
+
 def of_step(plan: Plan, device: str) -> Reports:
     """Report the launches of fused kernels since the last report, by kind of layers."""
-    together: list[Launches] = []
+    found: list[Evidence] = []
     kinds: dict[int, list[Launch]] = {}
     for launch in plan.taken():
-        if isinstance(launch, Launches):
-            together.append(launch)
+        if isinstance(launch, Evidence):
+            found.append(launch)
         else:
             kinds.setdefault(launch.layer.kind, []).append(launch)
-    together += map(_joined, kinds.values())
-    return tuple(_of_kind(plan, alike, device) for alike in together)
+    found += [_read(plan, _joined(alike)) for alike in kinds.values()]
+    return tuple(_report(plan, evidence, device) for evidence in found)
 
 
 def _joined(alike: Sequence[Launch]) -> Launches:
@@ -235,10 +253,8 @@ def _joined(alike: Sequence[Launch]) -> Launches:
     return Launches([one.layer for one in alike], nonces, rows, merged)
 
 
-def _of_kind(plan: Plan, alike: Launches, device: str) -> LaunchReport:
-    layers, count = alike.layers, len(alike.layers)
-    layer = layers[0]
-    chosen: Dispatch = plan.prepared[layer.kind].chosen
+def _read(plan: Plan, alike: Launches) -> Evidence:
+    chosen: Dispatch = plan.prepared[alike.layers[0].kind].chosen
 
     def rows(kernel: str, written: NDArray[Any]) -> Rows:
         fixed = np.uint64(launch_stamp(0, kernel, plan.resolver.word))
@@ -251,27 +267,40 @@ def _of_kind(plan: Plan, alike: Launches, device: str) -> LaunchReport:
         assert alike.merged is not None
         off = np.where(off, off, rows("reduce", alike.merged).wrong())
     shown = int((off != 0).argmax())
+    return Evidence(
+        layer=alike.layers[shown],
+        count=len(alike.layers),
+        expected=int(main.expected[shown]),
+        off=int(off[shown]),
+        iterations=main.total(ITERATIONS),
+        blocks=main.total(BLOCKS),
+        surplus=main.total(SURPLUS),
+    )
+
+
+def _report(plan: Plan, evidence: Evidence, device: str) -> LaunchReport:
+    layer, count = evidence.layer, evidence.count
+    iterations, visited = evidence.iterations, evidence.blocks
+    chosen: Dispatch = plan.prepared[layer.kind].chosen
     walks = layer.num_heads // chosen.sharing
-    iterations, visited = main.total(ITERATIONS), main.total(BLOCKS)
     skipped = masked = 0
     if layer.window is not None:
         whole, needed = window_blocks(plan, chosen.rows, layer.window)
         skipped, masked = whole * walks * count - visited, visited - needed * walks * count
     units = count * math.prod(chosen.grid)
     queries = 2 * plan.total_q * layer.num_heads * layer.query_bytes
-    expected = int(main.expected[shown])
     return LaunchReport(
         kernel=chosen.kernel,
         grid=chosen.grid,
         reason=chosen.reason,
         resolver=plan.resolver.name,
-        stamp=(expected + int(off[shown])) & STAMP_MASK,
-        expected_stamp=expected,
-        layer=layers[shown].index,
+        stamp=(evidence.expected + evidence.off) & STAMP_MASK,
+        expected_stamp=evidence.expected,
+        layer=layer.index,
         launches=count,
         search_iterations=iterations,
         dependent_loads=plan.resolver.dependent_loads(iterations, units),
-        surplus_threadgroups=main.total(SURPLUS),
+        surplus_threadgroups=evidence.surplus,
         kv_blocks_visited=visited,
         bytes=visited * layer.block_bytes + count * queries,
         map_us=plan.map_us,

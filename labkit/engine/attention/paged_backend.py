@@ -101,6 +101,7 @@ class PagedBackend:
         self._resolver = resolvers.create(resolver)
         self._layers: list[Layer | None] = []
         self._kinds: list[Layer] = []
+        self._last: Plan | None = None
         self.keys: list[Any] = []
         self.values: list[Any] = []
 
@@ -138,6 +139,7 @@ class PagedBackend:
         self.keys, self.values = list(keys), list(values)
         self._layers = [None] * len(self.keys)
         self._kinds = []
+        self._last = None
 
     def bind(
         self,
@@ -194,13 +196,30 @@ class PagedBackend:
     ) -> Plan:
         """Check a step's batch and build what its layers share; the arrays are ``Plan``'s.
 
-        ``total_q``: packed query tokens; None: ``cu_seqlens_q[-1]``.
+        ``total_q``: packed query tokens; None: ``cu_seqlens_q[-1]``. Arrays that nobody can write
+        to are known again: a step of the same sequences as the last costs a part of what the
+        first does.
 
         Raises
         ------
         ValueError
             One line that says what is wrong.
         """
+        last, plan = self._last, None
+        if last is not None and last.lasting is not None:
+            cu, tables = last.lasting
+            if cu is cu_seqlens_q and tables is block_tables and total_q in (None, last.total_q):
+                plan = last.following(seq_lens, keep=self._keeps())
+        if plan is None:
+            plan = self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
+        self._last = plan
+        return plan
+
+    def _keeps(self) -> bool:
+        """Tell whether what is prepared for a step holds while its sequences grow."""
+        return False
+
+    def _build(self, block_tables: Any, seq_lens: Any, cu_seqlens_q: Any, total_q: Any) -> Plan:
         num_blocks, block_size = self.keys[0].shape[:2]
         return plans.build(
             self._resolver,

@@ -56,7 +56,6 @@ class Plan:
     cu_seqlens_q: Ints  # [num_seqs + 1], prefix sums of the query lengths
     seq_lens: Ints  # [num_seqs], context including the new tokens
     block_tables: Ints  # [num_seqs, max_blocks], padded with 0
-    slot_mapping: NDArray[np.int64]  # [total_q], block * block_size + offset of new tokens
     total_q: int  # packed query tokens
     num_seqs: int  # empty ones included
     max_query_len: int  # over the batch; 0 where there is none
@@ -69,11 +68,54 @@ class Plan:
     prepared: dict[int | str, Any] = field(default_factory=dict)
     # What the launches since the last report left, for the backend's ``report``.
     launches: list[Any] = field(default_factory=list)
+    # The prefix sums and block tables that it was built from, where the step after may be of the
+    # same sequences: nobody can write to them, and a query is one token. None: it may not.
+    lasting: tuple[Ints, Ints] | None = None
+    _slots: NDArray[np.int64] | None = None
+
+    @property
+    def slot_mapping(self) -> NDArray[np.int64]:
+        """Where new tokens go in the pools: [total_q], block * block_size + offset."""
+        if self._slots is None:
+            self._slots = _slots(
+                self.block_tables, self.seq_lens, self.cu_seqlens_q, self.block_size
+            )
+        return self._slots
 
     def taken(self) -> list[Any]:
         """Return what the launches left, and forget it."""
         launches, self.launches = self.launches, []
         return launches
+
+    def following(self, seq_lens: Ints, *, keep: bool) -> Plan | None:
+        """Return the plan of a later step of ``lasting``; None: the tables do not hold it.
+
+        ``keep``: what backends derived from this plan holds for that one too.
+        """
+        width = self.block_tables.shape[1]
+        if seq_lens.shape != self.seq_lens.shape or seq_lens.dtype != np.int32:
+            return None
+        lengths = seq_lens.tolist()
+        longest = max(lengths)
+        if not 1 <= min(lengths) <= longest <= width * self.block_size:
+            return None
+        lens = np.array(seq_lens)
+        lookup, map_us = self.resolver.lookup(self.cu_seqlens_q, lens)
+        return Plan(
+            cu_seqlens_q=self.cu_seqlens_q,
+            seq_lens=lens,
+            block_tables=self.block_tables,
+            total_q=self.total_q,
+            num_seqs=self.num_seqs,
+            max_query_len=1,
+            max_seq_len=longest,
+            block_size=self.block_size,
+            resolver=self.resolver,
+            lookup=lookup,
+            map_us=map_us,
+            prepared=self.prepared if keep else {},
+            lasting=self.lasting,
+        )
 
 
 def build(
@@ -97,11 +139,14 @@ def build(
     # Copies: the caller may reuse its arrays, and a view of an MLX array is read-only.
     cu, lens = np.array(cu_seqlens_q), np.array(seq_lens)
     lookup, map_us = resolver.lookup(cu, lens)
+    lasting = None
+    one_each = frozen(cu_seqlens_q) and frozen(block_tables) and (query_lens == 1).all()
+    if one_each and 0 <= block_tables.min(initial=0) <= block_tables.max(initial=0) < num_blocks:
+        lasting = cu_seqlens_q, block_tables
     return Plan(
         cu_seqlens_q=cu,
         seq_lens=lens,
         block_tables=np.array(block_tables),
-        slot_mapping=_slots(block_tables, lens, cu, query_lens, block_size),
         total_q=int(cu[-1]),
         num_seqs=len(lens),
         max_query_len=int(query_lens.max(initial=0)),
@@ -110,13 +155,24 @@ def build(
         resolver=resolver,
         lookup=lookup,
         map_us=map_us,
+        lasting=lasting,
     )
 
 
-def _slots(
-    block_tables: Ints, seq_lens: Ints, cu: Ints, query_lens: Ints, block_size: int
-) -> NDArray[np.int64]:
+def freeze(array: Ints) -> Ints:
+    """Return a new array that nobody will write to."""
+    array.flags.writeable = False
+    return array
+
+
+def frozen(array: Ints) -> bool:
+    """Tell whether nobody can write to an array."""
+    return array.base is None and not array.flags.writeable
+
+
+def _slots(block_tables: Ints, seq_lens: Ints, cu: Ints, block_size: int) -> NDArray[np.int64]:
     """Return where each new token's key and value go in the pools."""
+    query_lens = np.diff(cu)
     sequence = np.repeat(np.arange(len(seq_lens)), query_lens)
     first_position = seq_lens - query_lens - cu[:-1]
     position = np.arange(len(sequence)) + first_position[sequence]

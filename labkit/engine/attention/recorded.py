@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.launch_report import Launches
-from labkit.engine.attention.plan import Layer
+from labkit.engine.attention.launch_report import Evidence, launch_stamp, of_step
+from labkit.engine.attention.plan import Layer, Plan
+from labkit.engine.attention.spec import STAMP_MASK
+from labkit.engine.base import Counters
 from labkit.engine.cpu import arguments
+from labkit.engine.cpu.attention_launches import NUM_COUNTERS
 from labkit.engine.cpu.recording import (
     BODY,
     ELEMENT,
+    EXPECTED,
     HEADS,
     K_POOL,
+    KIND,
     KV_HEADS,
     LAUNCH_FIELDS,
     LAYER,
-    NONCE,
+    LEFT_FIELDS,
+    LEFT_ITERATIONS,
     SLOT_NUMBERS,
     V_POOL,
 )
@@ -51,45 +57,96 @@ class Taken:
     pools: Ints
     sinks: Ints
     kinds: tuple[Layer, ...] = field(init=False)  # one layer of each kind
-    _kind: Ints = field(init=False)  # of each launch
-    _launches: Ints = field(init=False)  # as ``tape.replay`` takes them, but for what changes
+    kind: Ints = field(init=False)  # of each launch
 
     def __post_init__(self) -> None:
         """Derive what does not change."""
         kinds = {layer.kind: layer for layer in self.all}
         order = list(kinds)
-        launches = np.zeros((len(self.all), LAUNCH_FIELDS), np.int64)
-        launches[:, KV_HEADS] = [layer.num_kv_heads for layer in self.all]
-        launches[:, K_POOL : V_POOL + 1] = self.pools
         object.__setattr__(self, "kinds", tuple(kinds.values()))
-        object.__setattr__(self, "_kind", np.array([order.index(x.kind) for x in self.all]))
-        object.__setattr__(self, "_launches", launches)
+        object.__setattr__(self, "kind", np.array([order.index(x.kind) for x in self.all]))
 
     def packed(self, kinds: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """Return one of ``arguments.LAYERS`` for each launch, made of that of each kind."""
         packed = np.repeat(kinds[0], len(self.all))
         for i, one in enumerate(kinds[1:], 1):
-            packed[self._kind == i] = one
+            packed[self.kind == i] = one
         return packed
 
-    def left(self, nonces: NDArray[np.uint32], rows: Ints) -> list[Launches]:
-        """Return what the launches left, those of one kind together."""
-        wide = nonces.astype(np.uint64)
-        if len(self.kinds) == 1:
-            return [Launches(self.all, wide, rows)]
-        chosen = [np.flatnonzero(self._kind == i) for i in range(len(self.kinds))]
-        return [Launches([self.all[i] for i in one], wide[one], rows[one]) for one in chosen]
-
-    def nonces(self) -> NDArray[np.uint32]:
-        """Draw a number for each launch."""
-        return np.frombuffer(secrets.token_bytes(4 * len(self.all)), np.uint32)
-
-    def launches(
-        self, packed: NDArray[Any], nonces: NDArray[np.uint32], kinds: Sequence[tuple[int, ...]]
-    ) -> Ints:
+    def launches(self, packed: NDArray[Any], kinds: Sequence[tuple[int, ...]]) -> Ints:
         """Return what ``tape.replay`` is told; ``kinds``: body, heads, element and slot numbers."""
-        launches = self._launches.copy()
-        launches[:, _OF_KIND] = np.array(kinds, np.int64)[self._kind]
+        launches = np.zeros((len(self.all), LAUNCH_FIELDS), np.int64)
+        launches[:, KV_HEADS] = [layer.num_kv_heads for layer in self.all]
+        launches[:, K_POOL : V_POOL + 1] = self.pools
+        launches[:, _OF_KIND] = np.array(kinds, np.int64)[self.kind]
         launches[:, LAYER] = arguments.address(packed) + packed.itemsize * np.arange(len(packed))
-        launches[:, NONCE] = nonces
+        launches[:, KIND] = self.kind
         return launches
+
+
+class Told:
+    """What replays are told of attention in steps that differ in nothing but contexts.
+
+    ``packed`` is what ``launches`` points into. Not for two steps at once: what they count lies
+    here, as ``tape.replay`` takes it. A step's counts are added up until somebody asks for them;
+    not where a layer has a window (``windowed``), of which a report depends on the contexts.
+    """
+
+    __slots__ = (
+        *("_counts", "_nonce", "_owed", "_packed", "_plan", "_steps"),
+        *("counters", "launches", "layers", "left", "windowed"),
+    )
+
+    def __init__(
+        self, layers: Taken, packed: NDArray[Any], kinds: Sequence[tuple[int, ...]], workers: int
+    ) -> None:
+        self.layers = layers
+        self.windowed = any(layer.window is not None for layer in layers.kinds)
+        self._packed = packed
+        self._nonce = secrets.randbits(32)
+        self._counts = np.bincount(layers.kind).tolist()
+        self.launches = layers.launches(packed, kinds)
+        self.counters = np.zeros((len(layers.all), workers + 1, NUM_COUNTERS), np.int64)
+        self.left = np.zeros((len(layers.kinds), LEFT_FIELDS), np.int64)
+        self._steps = 0
+        self._plan: Plan | None = None
+        self._owed: Counters | None = None
+
+    def begin(self, resolver: str) -> int:
+        """Return the number of the first launch; those after it count on from there."""
+        nonce = self._nonce = (self._nonce + len(self.layers.all)) & STAMP_MASK
+        self.left[:, EXPECTED] = launch_stamp(nonce, "decode", resolver)
+        return nonce
+
+    def ran(self, plan: Plan, counters: Counters) -> None:
+        """Note that a step ran, whose counts ``counters`` are owed."""
+        if self._owed is not counters:
+            if self._owed is not None:
+                self._owed.settle()
+            self._owed = counters
+            counters.owe(self._settled)
+        self._steps += 1
+        self._plan = plan
+
+    def evidence(self) -> list[Evidence]:
+        """Return what the launches left since it was asked for last, those of one kind together."""
+        steps, self._steps = self._steps, 0
+        rows = self.left.tolist()
+        self.left[:, LEFT_ITERATIONS:] = 0
+        return [
+            Evidence(
+                self.layers.all[launch], count * steps, expected, off, iterations, blocks, surplus
+            )
+            for count, (expected, launch, off, iterations, blocks, surplus) in zip(
+                self._counts, rows, strict=True
+            )
+        ]
+
+    def _settled(self) -> dict[str, float]:
+        """Return the counters of the steps that were not asked for."""
+        self._owed, total = None, Counters()
+        if self._plan is not None and self._steps:
+            self._plan.launches += self.evidence()
+            for report in of_step(self._plan, "cpu"):
+                total.add_all(report.counters())
+        return total.as_dict()

@@ -12,7 +12,7 @@ A forward whose code asks for what cannot be recorded raises ``NotRecorded``, an
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,27 +27,19 @@ ALIGNED = 64  # bytes: of a cache line, where every array begins
 
 # What a launch is.
 (LOOK_UP, LOOK_UP_PACKED, LOOK_UP_STORED, RMS_NORM, ROTATE, PRODUCT, STORED_PRODUCT, ACTIVATE, ADD,
- MULTIPLY, SCALE, SCATTER, ATTEND) = range(13)  # fmt: skip
+ MULTIPLY, SCALE, SCATTER, ATTEND, CHOOSE) = range(14)  # fmt: skip
 # A launch's row: what, where to, operands.
 CODE, OUT, FIRST = 0, 1, 2
 # What the next product reads first, and so many bytes.
 AHEAD, AHEAD_BYTES = 14, 15
 FIELDS = 16
-# What attention's launches are told at each step: columns of ``Attention.launches``.
-BODY, LAYER, NONCE, KV_HEADS, HEADS, ELEMENT, SLOT_NUMBERS, K_POOL, V_POOL = range(9)
+# Columns of ``launches``: what attention's launches are told, one row each.
+BODY, LAYER, KIND, KV_HEADS, HEADS, ELEMENT, SLOT_NUMBERS, K_POOL, V_POOL = range(9)
 LAUNCH_FIELDS = 9
-
-
-class Attention(NamedTuple):
-    """What a replay is told of a step's attention; see ``tape.replay``."""
-
-    lookup: Any
-    launches: NDArray[np.int64]
-    memory: NDArray[np.uint8]
-    counters: NDArray[np.int64]
-    slots: NDArray[np.int64]
-    cu_seqlens_q: NDArray[np.int32]
-    seq_lens: NDArray[np.int32]
+# Columns of ``left``: the stamp expected, of the launch that is shown, and by how much it is off;
+# what was counted.
+EXPECTED, SHOWN, OFF, LEFT_ITERATIONS, LEFT_BLOCKS, LEFT_SURPLUS = range(6)
+LEFT_FIELDS = 6
 
 
 def address_of(array: Array) -> int:

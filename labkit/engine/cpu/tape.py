@@ -2,7 +2,8 @@
 
 Every thread of the pool walks the launches in order. A launch is so many units, taken by ticket;
 the next one begins when all units of those before are done, whoever did them. So a thread that the
-system keeps from its core holds up nothing that it has not begun, as in the pool itself.
+system keeps from its core holds up nothing that it has not begun, as in the pool itself. Launches
+of one unit that follow each other are one to the threads: to meet costs more than most of them.
 
 What a unit computes is what the launch of its own computes, by the same functions: a row's bits
 are the same.
@@ -18,6 +19,14 @@ from numba import carray, cfunc, prange, types
 from numba.core import cgutils
 from numpy.typing import NDArray
 
+from labkit.engine.attention.spec import (
+    BLOCKS,
+    ITERATIONS,
+    STAMP,
+    STAMP_FACTORS,
+    STAMP_MASK,
+    SURPLUS,
+)
 from labkit.engine.cpu import activations, norms, rope
 from labkit.engine.cpu.activations import activate
 from labkit.engine.cpu.attention_launches import decode_share, write_token
@@ -29,7 +38,7 @@ from labkit.engine.cpu.gemm import (
     multiply_group,
     take_packed,
 )
-from labkit.engine.cpu.intrinsics import call_body, take_ticket
+from labkit.engine.cpu.intrinsics import call_body, load_float, take_ticket
 from labkit.engine.cpu.jit import inlined, inner, intrinsic, kernel
 from labkit.engine.cpu.norms import rms_row
 from labkit.engine.cpu.products import QUAD
@@ -40,41 +49,60 @@ from labkit.engine.cpu.recording import (
     AHEAD_BYTES,
     ATTEND,
     BODY,
+    CHOOSE,
+    CODE,
     ELEMENT,
+    EXPECTED,
     FIELDS,
+    FIRST,
     HEADS,
     K_POOL,
+    KIND,
     KV_HEADS,
     LAUNCH_FIELDS,
     LAYER,
+    LEFT_BLOCKS,
+    LEFT_ITERATIONS,
+    LEFT_SURPLUS,
     LOOK_UP,
     LOOK_UP_PACKED,
     LOOK_UP_STORED,
+    MOST_ROWS,
     MULTIPLY,
-    NONCE,
+    OFF,
     OUT,
     PRODUCT,
     RMS_NORM,
     ROTATE,
     SCALE,
     SCATTER,
+    SHOWN,
     SLOT_NUMBERS,
     STORED_PRODUCT,
     V_POOL,
-    Attention,
     Recording,
+    address_of,
 )
+from labkit.engine.cpu.registers import LANES
 from labkit.engine.cpu.rope import rotate_row
-from labkit.engine.cpu.simd import I32, I64, LINE, POINTER, Emitter
+from labkit.engine.cpu.simd import BYTES, I32, I64, LINE, POINTER, Emitter
 from labkit.engine.cpu.stored import PANELS, SPAN
 from labkit.engine.cpu.stored_product import MOST, multiply_task, take_row
 
-SHARES = 4  # units per thread of a launch that is cut evenly: a late thread costs so much less
+SHARES = 4  # units per thread of a large product: a late thread costs so much less
+# Multiplications, with ``WEIGHT_COST``, below which a product is one unit per thread: where memory
+# is read anew, what is read first is waited for, and that took a tenth of a step.
+SHARED_ABOVE = 1 << 27
 CHUNK = 4096  # numbers of a unit that combines two arrays
 PATIENCE = 20_000  # looks, each some 20 ns, before a thread leaves its core to another
 FUNCTIONS = 5  # of a form of stored weights
+FIRST_BYTES = 4096  # of a unit's weights, asked for at once; what follows its product asks for
 STRIDE = 4 * LINE  # bytes that a thread asks for at once while it waits
 COSINES, SINES = 6, 7  # of a rotation's operands
+LOOK = 64  # logits that are looked through at once
+PART = 4096  # logits of a unit, at least, that looks for the best
+MOST_PARTS = 8  # of a row
+BEST, SECOND, PLACE, FOUND = range(4)  # what a unit finds, float64; the last: how many
 
 
 @intrinsic
@@ -143,6 +171,22 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.int64), emit
 
 
+@intrinsic
+def _any_above(typing_context: Any, address: Any, bound: Any) -> Any:
+    """Tell whether one of ``LOOK`` float32 at an address is not below or at a bound."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code, above = Emitter(builder), None
+        limit = code.splat(arguments[1])
+        for vector in range(LOOK // LANES):
+            one = builder.fcmp_unordered(">", code.load(arguments[0], BYTES * vector), limit)
+            above = one if above is None else builder.or_(above, one)
+        mask = ir.IntType(LANES)
+        return builder.icmp_unsigned("!=", builder.bitcast(above, mask), mask(0))
+
+    return types.boolean(types.int64, types.float32), emit
+
+
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 
 
@@ -172,6 +216,12 @@ def _tasks(op: Any, rows: int) -> int:
 
 
 @inner
+def _parts(width: int) -> int:
+    """Return into how many parts a row of logits is cut."""
+    return max(1, min(MOST_PARTS, width // PART))
+
+
+@inner
 def _units(op: Any, rows: int, workers: int) -> int:
     """Return into how many units a launch is cut; a small one is not."""
     code, units = int(op[0]), rows
@@ -179,13 +229,16 @@ def _units(op: Any, rows: int, workers: int) -> int:
         units = workers
     elif code in (PRODUCT, STORED_PRODUCT):
         cost = op[7] * WIDTH * op[3] * (rows + WEIGHT_COST)
-        units = 1 if cost < SERIAL_BELOW else min(_tasks(op, rows), SHARES * workers)
+        shares = 1 if cost < SHARED_ABOVE else SHARES
+        units = 1 if cost < SERIAL_BELOW else min(_tasks(op, rows), shares * workers)
     elif code == ACTIVATE:
         units = 1 if op[4] < activations.SERIAL_BELOW else (op[4] + CHUNK - 1) // CHUNK
     elif code in (ADD, MULTIPLY, SCALE):
         units = (op[4] + 4 * CHUNK - 1) // (4 * CHUNK)
     elif code == RMS_NORM:
         units = 1 if op[3] * op[4] < norms.SERIAL_BELOW else rows
+    elif code == CHOOSE:
+        units = rows * _parts(op[3])
     elif code == ROTATE:
         units = 1 if rows * op[3] * op[4] < rope.SERIAL_BELOW else rows
     return units
@@ -212,6 +265,9 @@ def _product(op: Any, rows: int, first: int, end: int) -> None:
     else:
         functions = carray(_pointer(op[9]), (FUNCTIONS,), np.int64)
         spans = carray(_pointer(op[4]), (panels // PANELS, op[12]), np.uint8)
+        if rows <= MOST:
+            for at in range(0, FIRST_BYTES, STRIDE):
+                _prefetch(op[4] + first * op[12] + at)
         for task in range(first, end):
             multiply_task(task, functions, op[10], op[11], x, spans, bias, columns, out)
 
@@ -275,6 +331,70 @@ def _normalise(op: Any, first: int, end: int) -> None:
 
 
 @inner
+def _choose(op: Any, unit: int) -> None:
+    """Find the best of a part of a row, and the next best; a NaN makes both NaN."""
+    width = op[3]
+    parts = _parts(width)
+    first, end = _share(unit % parts, parts, width)
+    row = op[2] + 4 * (unit // parts) * width
+    best, second, place = np.float32(-np.inf), np.float32(-np.inf), first
+    while first < end:
+        stop = first + LOOK
+        # Most logits are not better than the second: they are passed by all at once.
+        if stop > end or _any_above(row + 4 * first, second):
+            for i in range(first, min(stop, end)):
+                value = load_float(row + 4 * i)
+                if value > best:
+                    best, second, place = value, best, i
+                elif value > second:
+                    second = value
+                elif value != value:
+                    best = second = value
+        first = stop
+    found = carray(_pointer(op[1]), (unit + 1, FOUND), np.float64)
+    found[unit, BEST], found[unit, SECOND], found[unit, PLACE] = best, second, place
+
+
+@inner
+def _best(op: Any, rows: int, tokens: NDArray[Any], leads: NDArray[Any]) -> None:
+    """Say of each row which token is the best (the lowest of equals), and its lead."""
+    parts = _parts(op[3])
+    found = carray(_pointer(op[1]), (rows * parts, FOUND), np.float64)
+    for row in range(rows):
+        best, second, place = found[row * parts, 0], found[row * parts, 1], found[row * parts, 2]
+        for i in range(row * parts + 1, (row + 1) * parts):
+            if found[i, BEST] > best:
+                second = max(best, found[i, SECOND])
+                best, place = found[i, BEST], found[i, PLACE]
+            elif found[i, BEST] > second:
+                second = found[i, BEST]
+            elif found[i, BEST] != found[i, BEST]:
+                best = second = found[i, BEST]
+        tokens[row], leads[row] = place, np.float32(best) - np.float32(second)
+
+
+@inner
+def _audit(launches: NDArray[Any], counters: NDArray[Any], left: NDArray[Any]) -> int:
+    """Return how many launches' stamps are not the host's; add up what the workers counted."""
+    first, wrong = left[:, EXPECTED].copy(), 0
+    left[:, SHOWN], left[:, OFF] = -1, 0
+    for i in range(len(launches)):
+        kind = launches[i, KIND]
+        expected, mine = (first[kind] + i * STAMP_FACTORS[0]) & STAMP_MASK, left[kind]
+        off = 0
+        for worker in range(counters.shape[1] - 1):
+            if off == 0:
+                off = (counters[i, worker, STAMP] - worker - expected) & STAMP_MASK
+            mine[LEFT_ITERATIONS] += counters[i, worker, ITERATIONS]
+            mine[LEFT_BLOCKS] += counters[i, worker, BLOCKS]
+            mine[LEFT_SURPLUS] += counters[i, worker, SURPLUS]
+        wrong += off != 0
+        if mine[SHOWN] < 0 or (off != 0 and mine[OFF] == 0):
+            mine[EXPECTED], mine[SHOWN], mine[OFF] = expected, i, off
+    return wrong
+
+
+@inner
 def _compute(op: Any, unit: int, units: int, rows: int, mine: Any, slots: Any) -> None:
     """Compute one unit of a launch that is not attention's; ``mine``: of a layer, for its keys."""
     code = op[0]
@@ -290,6 +410,8 @@ def _compute(op: Any, unit: int, units: int, rows: int, mine: Any, slots: Any) -
     elif code == ROTATE:
         first, end = _share(unit, units, rows)
         _rotate(op, first, end)
+    elif code == CHOOSE:
+        _choose(op, unit)
     elif code in (LOOK_UP, LOOK_UP_PACKED, LOOK_UP_STORED):
         first, end = _share(unit, units, rows)
         for row in range(first, end):
@@ -323,40 +445,69 @@ def replay(
     ops: NDArray[Any],
     rows: int,
     state: NDArray[Any],
+    logits: NDArray[Any],
+    tokens: NDArray[Any],
+    leads: NDArray[Any],
+    nonce: int,
     lookup: Any,
     launches: NDArray[Any],
     memory: NDArray[Any],
     counters: NDArray[Any],
-    slots: NDArray[Any],
+    left: NDArray[Any],
+    tables: NDArray[Any],
+    block_size: int,
     cu_seqlens_q: NDArray[Any],
     seq_lens: NDArray[Any],
-) -> None:
-    """Run the launches of a step of so many rows.
+) -> int:
+    """Run the launches of a step of so many rows; return how many left another's stamp.
 
     Parameters
     ----------
     body
         The address of ``compute``.
     ops
-        int64 [launches, fields], as in ``recording``.
+        int64 [launches, fields], as in ``recording``; the last is ``CHOOSE``.
     state
-        int64 [1 + launches] of zeros: units that are done, and each launch's next ticket.
+        int64 [1 + launches]: units that are done, and each launch's next ticket.
+    logits
+        float32 [rows, vocabulary], written.
+    tokens, leads
+        int64 and float32 [rows or more], written: each row's best token, its lead over the next.
+    nonce
+        The first attention launch's number; those after it count on.
     lookup, memory, cu_seqlens_q, seq_lens
         As in ``attention_launches.decode``; of ``memory``'s workers each is one of the threads'.
     launches
         int64 [launches of attention, ``LAUNCH_FIELDS``].
     counters
-        int64 [launches of attention, workers + 1, ``NUM_COUNTERS``] of zeros.
-    slots
-        int64 [rows]: where new keys and values go.
+        int64 [launches of attention, workers + 1, ``NUM_COUNTERS``]: as in
+        ``attention_launches.decode``.
+    left
+        int64 [kinds of layers, ``LEFT_FIELDS``]: the stamp that the host expects of the first
+        launch, were it of that kind; overwritten with what launches of the kind left. What they
+        counted is added to what is there.
+    tables
+        int32 [sequences, max_blocks]: their blocks, of so many tokens each.
     """
-    workers, slots_at = len(memory), slots.ctypes.data
+    workers, slots = len(memory), np.empty(rows, np.int64)
+    for i in range(len(seq_lens)):  # where new keys and values go
+        begin, end = cu_seqlens_q[i], cu_seqlens_q[i + 1]
+        for row in range(begin, end):
+            at = seq_lens[i] - end + row
+            slots[row] = tables[i, at // block_size] * block_size + at % block_size
+    slots_at = slots.ctypes.data
+    state[:] = 0
+    ops[len(ops) - 2, OUT] = ops[len(ops) - 1, FIRST] = logits.ctypes.data
+    counters[:, workers, 0] = 0  # the queues
     done = np.int64(state.ctypes.data)
     for _ in prange(workers):
-        before, target, at, end = 0, 0, 0, 0
-        for i in range(len(ops)):
+        before, target, at, end, i = 0, 0, 0, 0, 0
+        while i < len(ops):
             op = ops[i]
-            units = _units(op, rows, workers)
+            units, after = _units(op, rows, workers), i + 1
+            if units == 1:  # with all of one unit that follow: nobody else could begin them
+                while after < len(ops) and _units(ops[after], rows, workers) == 1:
+                    after += 1
             if op[AHEAD] != target:
                 target = at = op[AHEAD]
                 end = at + op[AHEAD_BYTES]
@@ -371,41 +522,63 @@ def replay(
             ticket = done + 8 * (1 + i)
             unit = take_ticket(ticket)
             while unit < units:
-                if op[0] == ATTEND:
-                    mine = launches[op[3]]
-                    decode_share(
-                        unit, mine[NONCE], lookup, mine[BODY], mine[LAYER], memory,
-                        counters[op[3]], cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
-                    )  # fmt: skip
-                else:
-                    mine_at = launches[op[4]].ctypes.data if op[0] == SCATTER else 0
-                    call_body(body, op.ctypes.data, unit, units, rows, mine_at, slots_at, 0)
+                for one in range(i, after):
+                    op = ops[one]
+                    if op[0] == ATTEND:
+                        mine = launches[op[3]]
+                        decode_share(
+                            unit, nonce + op[3], lookup, mine[BODY], mine[LAYER], memory,
+                            counters[op[3]], cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
+                        )  # fmt: skip
+                    else:
+                        mine_at = launches[op[4]].ctypes.data if op[0] == SCATTER else 0
+                        call_body(body, op.ctypes.data, unit, units, rows, mine_at, slots_at, 0)
                 _finish(done)
                 unit = take_ticket(ticket)
             before += units
+            i = after
+    _best(ops[len(ops) - 1], rows, tokens, leads)
+    slots[0] = 0  # which so live until here
+    return _audit(launches, counters, left)
 
 
 class Tape:
-    """A recording, ready for steps of any number of rows up to ``recording.MOST_ROWS``."""
+    """A recording, ready for steps of any number of rows up to ``recording.MOST_ROWS``.
+
+    Not for two steps at once. After a step ``tokens`` and ``leads`` hold what greedy sampling
+    takes of its rows: the best token, the lowest of equals, and its lead over the next best.
+    """
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
+        self.tokens = np.zeros(MOST_ROWS, np.int64)
+        self.leads = np.zeros(MOST_ROWS, np.float32)
+        self._found = np.zeros((MOST_ROWS * MOST_PARTS, FOUND))
+        choose = np.zeros((1, FIELDS), np.int64)
+        choose[0, [CODE, OUT, 3]] = CHOOSE, address_of(self._found), recording.logits
+        self._constants = np.concatenate([recording.constants, choose])
+        self._per_row = np.concatenate([recording.per_row, np.zeros_like(choose)])
+        self._state = np.zeros(1 + len(self._constants), np.int64)
+        self._address = compute.address
         self._rows = 0
-        self._ops = recording.constants
+        self._ops = self._constants
+        self._tables: list[tuple[int, int]] = []
 
-    def ops(self, rows: int, positions: int, out: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the launches of a step whose last one writes ``out``.
-
-        ``positions``: more than any token's.
-        """
-        made = self.recording
-        if rows != self._rows:
-            self._ops, self._rows = made.constants + rows * made.per_row, rows
-        for table, launches in made.tables:
-            self._ops[launches, COSINES : SINES + 1] = table.hold(positions)
-        self._ops[-1, OUT] = out.ctypes.data
+    def ops(self, rows: int, positions: int) -> NDArray[np.int64]:
+        """Return the launches of a step; ``positions``: more than any token's."""
+        tables = [table.hold(positions) for table, _ in self.recording.tables]
+        if rows != self._rows or tables != self._tables:
+            self._ops = self._constants + rows * self._per_row
+            for (_, launches), where in zip(self.recording.tables, tables, strict=True):
+                self._ops[launches, COSINES : SINES + 1] = where
+            self._rows, self._tables = rows, tables
         return self._ops
 
-    def run(self, ops: NDArray[np.int64], rows: int, attention: Attention) -> None:
-        """Run them."""
-        replay(compute.address, ops, rows, np.zeros(1 + len(ops), np.int64), *attention)
+    def run(
+        self, ops: NDArray[np.int64], rows: int, logits: NDArray[np.float32], *attention: Any
+    ) -> int:
+        """Run them, with what ``replay`` takes from ``nonce`` on; return what it returns."""
+        wrong: int = replay(
+            self._address, ops, rows, self._state, logits, self.tokens, self.leads, *attention
+        )
+        return wrong

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from labkit.engine.attention.cpu import CpuBackend
+from labkit.engine.base import Counters
 from labkit.engine.cpu.recording import MOST_ROWS, NotRecorded, Recorder
 from labkit.engine.cpu.tape import Tape
 from labkit.engine.layer_cache import LayerCache, Running
+from labkit.engine.logits import ChosenLogits
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.cpu import CpuBackend
     from labkit.engine.attention.plan import Plan
     from labkit.engine.attention.recorded import Taken
     from labkit.engine.input_builder import Batch
@@ -40,23 +41,35 @@ class Taped:
             line = (str(error).splitlines() or [""])[0]
             self.reason = f"its forward fails on symbols: {type(error).__name__}: {line}"
 
-    def run(self, batch: Batch, attention: CpuBackend, plan: Plan) -> NDArray[np.float32] | None:
+    def run(
+        self, batch: Batch, attention: Any, plan: Plan, counters: Counters
+    ) -> ChosenLogits | None:
         """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
-        rows = batch.total_q
-        if self._tape is None or batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
+        rows = len(batch.tokens)
+        if self._tape is None or not attends(attention):
+            return None
+        if batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
             return None
         recording = self._tape.recording
         if self._owner() is not attention:
             self._layers = attention.taken(recording.attended)
             # Weakly: a model outlives the KV memory of its engines.
             self._owner = weakref.ref(attention)
-        if not 0 <= batch.tokens.min() <= batch.tokens.max() < recording.vocabulary:
+        tokens = batch.tokens.tolist()
+        if not 0 <= min(tokens) <= max(tokens) < recording.vocabulary:
             return None  # what is wrong the forward itself says
         recording.tokens[:rows] = batch.tokens
         recording.positions[:rows] = batch.positions
         logits = np.empty((rows, recording.logits), np.float32)
-        ops = self._tape.ops(rows, int(batch.positions.max()) + 1, logits)
-        return logits if attention.replay(self._tape, ops, plan, self._layers) else None
+        ops = self._tape.ops(rows, plan.max_seq_len)
+        if not attention.replay(self._tape, ops, plan, self._layers, logits, counters):
+            return None
+        return ChosenLogits(logits, self._tape.tokens[:rows].copy(), self._tape.leads[:rows].copy())
+
+
+def attends(attention: Any) -> bool:
+    """Tell whether what a step attends with is replayed: somebody's own may do as it likes."""
+    return type(attention) is CpuBackend
 
 
 def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:

@@ -170,3 +170,51 @@ def test_arrays_that_are_needed_at_once_lie_apart():
     _, b_at, c_at, d_at = (recorded.constants[i, 1] for i in range(4))
     assert len({b_at, c_at, d_at}) == 3
     assert recorded.constants[2, 1] == recorded.constants[0, 1]
+
+
+def best_of(logits):
+    """What a replayed step's last launch makes of rows of logits."""
+    from labkit.engine.cpu import tape
+
+    found = np.zeros((len(logits) * tape.MOST_PARTS, tape.FOUND))
+    op = np.zeros(16, np.int64)
+    op[:4] = tape.CHOOSE, found.ctypes.data, logits.ctypes.data, logits.shape[1]
+    tokens, leads = np.zeros(len(logits), np.int64), np.zeros(len(logits), np.float32)
+    for unit in range(len(logits) * tape._parts(logits.shape[1])):
+        tape._choose(op, unit)
+    tape._best(op, len(logits), tokens, leads)
+    return tokens, leads
+
+
+@pytest.mark.parametrize("width", [1, 2, 63, 64, 65, 4096, 9001, 49152])
+def test_the_greedy_choice_of_a_replay_is_numpys(width):
+    from labkit.engine.sampler import greedy
+
+    rng = np.random.default_rng(width)
+    rows = rng.standard_normal((12, width)).astype(np.float32)
+    rows[1] = 0  # all are equal: the lowest id
+    rows[2] = np.sort(rows[2])
+    rows[3] = np.sort(rows[3])[::-1]
+    rows[4, rng.integers(width)] = rows[4].max()  # two are, perhaps in two parts
+    rows[5] = -np.inf
+    rows[6, width // 2] = np.inf
+    rows[7, width - 1] = np.nan
+    rows[8, 0] = np.nan
+    rows[9, : width // 2] = -np.inf
+    with np.errstate(invalid="ignore"):
+        tokens, leads = greedy(rows.copy())
+    got, got_leads = best_of(rows)
+    numbers = ~np.isnan(leads)
+    assert np.array_equal(np.isnan(got_leads), ~numbers)
+    assert np.array_equal(got[numbers], tokens[numbers])
+    assert np.array_equal(got_leads[numbers], leads[numbers])
+
+
+def test_a_replay_that_leaves_another_launchs_stamp_is_not_believed(model_dir, monkeypatch):
+    from labkit.engine.attention import recorded
+    from labkit.engine.base import StaleLaunchError
+
+    engine = make(model_dir("qwen3"))
+    monkeypatch.setattr(recorded, "launch_stamp", lambda nonce, *_: nonce + 1)
+    with pytest.raises(StaleLaunchError, match="layer 0"):
+        logits_of(engine)
