@@ -140,7 +140,7 @@ class Scheduler:
             else:
                 for state in step.work[phase]:
                     self._take(step, step.chunks[phase], state, cap)
-            if self._split and step.only_phase:
+            if self._split and step.only_phase is not None:
                 break
         self._last = step.only_phase
         self._count(step)
