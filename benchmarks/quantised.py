@@ -5,7 +5,7 @@ OpenBLAS; its own product of quantised weights takes minutes here) and, where xl
 installed, llama.cpp. Every arm is one process that loads once; the arms take turns in each
 round, and the table shows medians over rounds and the median of the rounds' ratios. Run as
 ``python benchmarks/quantised.py``; ``--rounds N``, ``--arms A,B``, ``--cases A;B``,
-``--json FILE``.
+``--json FILE``, of which ``--show FILE`` prints the table again (docs/quantised.md).
 
 Besides: how often each arm's next token after a piece of English is that of labkit in float32
 (what llama.cpp's products in int8 cost), and labkit's products beside the machine's sgemm.
@@ -33,6 +33,14 @@ STORED, FLOAT32, MLX_LM, LLAMA = "as they lie", "float32", "mlx_lm", "llama.cpp"
 ARMS = (STORED, FLOAT32, MLX_LM, LLAMA)
 BLOCK = 16
 KV_TOKENS = 8192
+SGEMM = """
+import time, numpy
+a = numpy.random.default_rng(0).standard_normal((2048, 2048), numpy.float32)
+times = []
+for _ in range(9):
+    start = time.perf_counter(); a @ a; times.append(time.perf_counter() - start)
+print(2 * 2048**3 / min(times) / 1e9)
+"""
 SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # beyond weights and KV
 
 
@@ -258,52 +266,73 @@ def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found
     return found
 
 
-def show(arms: dict[str, Arm], cases: tuple[Case, ...], found: Found) -> None:
-    """Print the table."""
+def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
+    """Return a row for each case and arm: tokens per second in each round; are tokens the same?"""
+    rows = []
+    for case in cases:
+        ours = [entry["tokens"] for entry in found[case.name].get(STORED, [])]
+        for name, entries in found[case.name].items():
+            tokens = [entry["tokens"] for entry in entries]
+            same = tokens == ours if any(tokens[0]) and ours else None
+            speeds = [round(speed(case, entry), 1) for entry in entries]
+            rows.append({"case": case.name, "arm": name, "tok_s": speeds, "same_tokens": same})
+    return rows
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures as Markdown."""
+    print("| case | arm | tok/s | as they lie, of that: median (range) | tokens |")
+    print("| --- | --- | ---: | --- | --- |")
+    by_case = {(row["case"], row["arm"]): row["tok_s"] for row in figures["rows"]}
+    for row in figures["rows"]:
+        ours, speeds = by_case.get((row["case"], STORED)), row["tok_s"]
+        text = f"| {row['case']} | {row['arm']} | {statistics.median(speeds):.0f} | "
+        if ours and row["arm"] != STORED:
+            ratios = [a / b for a, b in zip(ours, speeds, strict=True)]
+            text += f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | "
+            text += {None: "not told", True: "the same", False: "others"}[row["same_tokens"]]
+        else:
+            text += "| "
+        print(text + " |")
+    print()
+    for name, seconds in figures["load_s"].items():
+        print(f"- {name}: loaded in {seconds:.1f} s")
+    for line in figures["lines"]:
+        print(f"- {line}")
+
+
+def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
+    """Say at which share of what memory gives one stream reads the weights."""
     from labkit.doctor.measure import cpu_bandwidth
 
-    for name, arm in arms.items():
-        print(f"{name:12} loaded in {arm.loaded['load_s']:.1f} s")
-    print(f"\n{'case':22}{'arm':14}{'tok/s':>9}   ratios to {STORED}: median (range)  tokens")
-    for case in cases:
-        ours = found[case.name].get(STORED, [])
-        for name, entries in found[case.name].items():
-            speeds = [speed(case, entry) for entry in entries]
-            text = f"{case.name:22}{name:14}{statistics.median(speeds):9.1f}"
-            if ours and name != STORED:
-                ratios = [speed(case, a) / b for a, b in zip(ours, speeds, strict=True)]
-                same = [e["tokens"] for e in entries] == [e["tokens"] for e in ours]
-                words = "the same" if same else "others" if any(entries[0]["tokens"]) else "-"
-                text += (
-                    f"   {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-                    f"  {words}"
-                )
-            print(text)
-    if STORED in arms and CASES[0] in cases:
-        read, held = cpu_bandwidth()["gb_s"], arms[STORED].loaded["weight_bytes"]
-        entries = found[CASES[0].name][STORED]
-        rate = held * statistics.median(speed(CASES[0], entry) for entry in entries) / 1e9
-        print(
-            f"\n{STORED}, 1 stream: reads weights at {rate:.1f} GB/s of {read:.1f} "
-            f"({rate / read:.0%})"
-        )
-        show_memory(arms[STORED], held)
+    speeds = [r["tok_s"] for r in rows if (r["case"], r["arm"]) == (CASES[0].name, STORED)]
+    if not speeds:
+        return []
+    held = arms[STORED].loaded["weight_bytes"]
+    read, rate = cpu_bandwidth()["gb_s"], held * statistics.median(speeds[0]) / 1e9
+    return [
+        f"{STORED}, 1 stream: reads {held / 1e6:.1f} MB of weights at {rate:.1f} GB/s of "
+        f"{read:.1f} ({rate / read:.0%})"
+    ]
 
 
-def show_agreement(arms: dict[str, Arm]) -> None:
-    """Print how often an arm's next token is that of labkit in float32."""
+def agreement(arms: dict[str, Arm]) -> list[str]:
+    """Say how often an arm's next token is that of labkit in float32."""
+    if FLOAT32 not in arms:
+        return []
     answers = {name: arm.serve(AGREEMENT) for name, arm in arms.items()}
-    theirs = answers.pop(FLOAT32)
+    theirs, lines = answers.pop(FLOAT32), []
     assert theirs is not None
     for name, answer in answers.items():
         if answer is not None:
             pairs = zip(answer["tokens"], theirs["tokens"], strict=True)
             same = sum(mine == expected for mine, expected in pairs)
-            print(f"{AGREEMENT.name}, {name}: {same} of {AGREEMENT.streams} are {FLOAT32}'s")
+            lines.append(f"{AGREEMENT.name}, {name}: {same} of {AGREEMENT.streams} are {FLOAT32}'s")
+    return lines
 
 
-def show_products() -> None:
-    """Print what labkit's products reach on the model's shapes, beside sgemm at its best."""
+def products() -> list[str]:
+    """Say what labkit's products reach on the model's shapes, beside sgemm at its best."""
     import numpy as np
 
     from labkit.engine.cpu.linear import PackedWeights
@@ -318,10 +347,11 @@ def show_products() -> None:
         return 2 * work / min(times) / 1e9
 
     rng = np.random.default_rng(0)
-    square = rng.standard_normal((2048, 2048), np.float32)
-    best = rate(2048**3, np.matmul, square, square)
-    print(f"\nsgemm of 2048: {best:.0f} GFLOP/s; labkit's products with 512 rows, of that:")
-    time.sleep(0.5)  # until the BLAS's threads have stopped spinning
+    # In a process of its own, with as many threads as labkit's products have.
+    words = [sys.executable, "-c", SGEMM]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": str(os.cpu_count())}
+    best = float(subprocess.run(words, env=environment, capture_output=True, check=True).stdout)
+    lines = [f"sgemm of 2048: {best:.0f} GFLOP/s; labkit's products with 512 rows, of that:"]
     for depth, width in ((576, 960), (576, 3072), (1536, 576)):
         x = rng.standard_normal((512, depth), np.float32)
         words = rng.integers(0, 1 << 32, (width, depth // 8), np.uint32)
@@ -335,19 +365,24 @@ def show_products() -> None:
             )
         }
         shares = ", ".join(f"{kind} {got / best:.0%}" for kind, got in rates.items())
-        print(f"  {depth} x {width}: {shares}")
+        lines.append(f"{depth} x {width}: {shares}")
+    return lines
 
 
-def show_memory(arm: Arm, weights: float) -> None:
-    """Fill the KV pool from 16 streams; print the most that the process held, and the limit."""
+def memory(arms: dict[str, Arm]) -> list[str]:
+    """Fill the KV pool from 16 streams; say the most that the process held, and the limit."""
+    if STORED not in arms:
+        return []
+    arm = arms[STORED]
     entry = arm.serve(Case("full", 16, KV_TOKENS // 16 - 2 * BLOCK, BLOCK))
     assert entry is not None
+    weights = arm.loaded["weight_bytes"]
     limit = (weights + arm.loaded["kv_bytes"] + SPARE_BYTES) * (1 + SPARE_SHARE)
     held = entry["peak_rss"]
-    print(
+    return [
         f"{STORED}, 16 streams over {KV_TOKENS} tokens of KV: at most {held / 1e6:.0f} MB held, "
         f"wanted {limit / 1e6:.0f} or less: {'met' if held <= limit else 'missed'}"
-    )
+    ]
 
 
 def model_files() -> tuple[Path, Path]:
@@ -372,12 +407,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--cases", default=";".join(case.name for case in CASES))
-    parser.add_argument("--json", type=Path, help="write every figure to this file")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--show", type=Path, help="print the figures of such a file, and end")
     parser.add_argument("--child", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         arm, folder, gguf, threads = options.child
         child(arm, folder, gguf, int(threads))
+        return
+    if options.show:
+        show(json.loads(options.show.read_text()))
         return
     from labkit.experiment.lock import timing_lock
     from labkit.machine.threads import core_count
@@ -390,13 +429,13 @@ def main() -> None:
     with timing_lock("benchmarks/quantised.py", on_wait=print):
         arms = {name: Arm(name, *files, core_count()) for name in asked}
         cases = tuple(case for case in CASES if case.name in options.cases.split(";"))
-        found = measure(arms, cases, options.rounds)
-        show(arms, cases, found)
-        if FLOAT32 in arms:
-            show_agreement(arms)
-        show_products()
+        rows = summary(cases, measure(arms, cases, options.rounds))
+        lines = [*reading(arms, rows), *memory(arms), *agreement(arms), *products()]
+    loaded = {name: arm.loaded["load_s"] for name, arm in arms.items()}
+    figures = {"rounds": options.rounds, "load_s": loaded, "rows": rows, "lines": lines}
+    show(figures)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
