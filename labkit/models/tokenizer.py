@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ class Tokenizer:
         self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None
     ) -> None:
         self._tokenizer = tokenizer
+        self._decode_one = lru_cache(maxsize=1 << 16)(self._decode)
         self.template = template
 
     @property
@@ -50,7 +52,11 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn token ids into text; special tokens are written out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        # A single id is asked for with every token of every stream.
+        return self._decode_one(ids[0]) if len(ids) == 1 else self._decode(*ids)
+
+    def _decode(self, *ids: int) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def piece(self, token: int) -> str:
         """Return the text of one id inside a text, with the space that it begins with.

