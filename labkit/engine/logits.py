@@ -37,9 +37,9 @@ class DeviceLogits:
         """Return the lazy arrays that end the step's graph."""
         return [self._best, self._margins]
 
-    def greedy(self) -> tuple[NDArray[np.intp], Rows]:
+    def greedy(self) -> tuple[list[int], list[float]]:
         """Return each row's best token and its lead over the next; NaN where a row has one."""
-        return np.asarray(self._best).astype(np.intp), np.array(self._margins)
+        return np.asarray(self._best).tolist(), np.asarray(self._margins).tolist()
 
     def __len__(self) -> int:
         return int(self._logits.shape[0])
@@ -64,12 +64,12 @@ class ChosenLogits:
 
     __slots__ = ("_best", "_leads", "_rows")
 
-    def __init__(self, rows: Rows, best: NDArray[np.intp], leads: Rows) -> None:
+    def __init__(self, rows: Rows, best: list[int], leads: list[float]) -> None:
         self._rows = rows
         self._best = best
         self._leads = leads
 
-    def greedy(self) -> tuple[NDArray[np.intp], Rows]:
+    def greedy(self) -> tuple[list[int], list[float]]:
         """Return each row's best token and its lead over the next; NaN where a row has one."""
         return self._best, self._leads
 

@@ -50,10 +50,11 @@ class Sampler:
             A row holds a NaN, or nothing but infinities.
         """
         if isinstance(logits, DeviceLogits | ChosenLogits):
-            best, leads = logits.greedy()
+            tokens, margins = logits.greedy()
         else:
             best, leads = greedy(logits[: len(states)])
-        tokens, margins = best.tolist(), leads.tolist()[: len(states)]
+            tokens, margins = best.tolist(), leads.tolist()
+        margins = margins[: len(states)]
         if any(map(math.isnan, margins)):
             broken = [state.request_id for state, margin in zip(states, margins, strict=True)
                       if math.isnan(margin)]  # fmt: skip

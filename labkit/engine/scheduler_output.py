@@ -72,10 +72,12 @@ class SchedulerOutput:
     @property
     def decodes(self) -> bool:
         """Whether each chunk is the one token of a request that is not yet computed."""
-        return not self.drafts and all(
-            chunk.num_tokens == 1 and chunk.samples and not chunk.is_prefill
-            for chunk in self.chunks
-        )
+        if self.drafts:
+            return False
+        for chunk in self.chunks:  # faster than ``all``, which a step of one request would notice
+            if chunk.num_tokens != 1 or not chunk.samples or chunk.is_prefill:
+                return False
+        return True
 
     def __bool__(self) -> bool:
         """Tell whether there is anything to compute."""

@@ -71,6 +71,12 @@ class StepLoop:
         self._speculation = speculation
         self._counters = counters
         self._in_flight: Flight | None = None
+        self._every = {
+            "steps.total": 1,
+            f"pipeline.{pipeline.value}": 1,
+            f"ranks.{peers.ranks}": 1,
+            f"speculation.{speculation.name}": 1,
+        }
 
     def step(self) -> list[TokenEvent]:
         """Run one step as ``engine.pipeline`` says; return its events."""
@@ -112,11 +118,8 @@ class StepLoop:
         shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
         self._counters.add_all(
             {
-                "steps.total": 1,
+                **self._every,
                 f"steps.{shape}": 1,
-                f"pipeline.{self._pipeline.value}": 1,
-                f"ranks.{self._peers.ranks}": 1,
-                f"speculation.{self._speculation.name}": 1,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,
                 "tokens.computed": batch.num_tokens,

@@ -77,7 +77,7 @@ class RotaryTable:
         What positions are multiplied with first (linear scaling).
     """
 
-    __slots__ = ("_cos", "_inverse", "_scale", "_sin")
+    __slots__ = ("_cos", "_inverse", "_places", "_scale", "_sin")
 
     def __init__(self, inverse_frequencies: Array, position_scale: float) -> None:
         self._inverse = np.array(inverse_frequencies, np.float32)
@@ -88,7 +88,7 @@ class RotaryTable:
         """Grow to so many positions; return where the cosines and the sines lie."""
         if positions > len(self._cos):
             self._grow(positions)
-        return address_of(self._cos), address_of(self._sin)
+        return self._places
 
     def _recorded(self, x: Symbol, offsets: Any, traditional: bool, input_scale: float) -> Any:
         """Record ``rotate``."""
@@ -113,6 +113,7 @@ class RotaryTable:
         angles = positions[:, None] * self._inverse
         self._cos: Array = np.cos(angles)
         self._sin: Array = np.sin(angles)
+        self._places = address_of(self._cos), address_of(self._sin)
 
     def rotate(
         self, x: Array, offsets: Ints | int, *, traditional: bool, input_scale: float = 1.0

@@ -64,7 +64,8 @@ class Taped:
         ops = self._tape.ops(rows, plan.max_seq_len)
         if not attention.replay(self._tape, ops, plan, self._layers, logits, counters):
             return None
-        return ChosenLogits(logits, self._tape.tokens[:rows].copy(), self._tape.leads[:rows].copy())
+        tape = self._tape
+        return ChosenLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
 
 
 def attends(attention: Any) -> bool:
