@@ -278,7 +278,6 @@ class PackedWeights:
         sizes = len(self._columns), self.total
         recorder.launch(
             self._panels.codes[0], out, x, self.depth, *matrices, *sizes, *self._panels.form,
-            ahead=panels,
         )  # fmt: skip
         flat = out.reshape(-1)
         ends = [rows * sum(self.widths[: i + 1]) for i in range(len(self.widths))]

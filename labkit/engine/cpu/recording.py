@@ -22,7 +22,6 @@ Array = NDArray[Any]
 FLOAT_BYTES = 4
 MOST_ROWS = 64  # of a step that is replayed: with more of them Python's share is small
 RECORDED_ROWS = 2  # of the forward that is recorded; of one, views could not be told from copies
-MOST_AHEAD = 1 << 18  # bytes that a thread asks for while it waits
 ALIGNED = 64  # bytes: of a cache line, where every array begins
 
 # What a launch is.
@@ -30,9 +29,7 @@ ALIGNED = 64  # bytes: of a cache line, where every array begins
  MULTIPLY, SCALE, SCATTER, ATTEND, CHOOSE) = range(14)  # fmt: skip
 # A launch's row: what, where to, operands.
 CODE, OUT, FIRST = 0, 1, 2
-# What the next product reads first, and so many bytes.
-AHEAD, AHEAD_BYTES = 14, 15
-FIELDS = 16
+FIELDS = 13
 # Columns of ``launches``: what attention's launches are told, one row each.
 BODY, LAYER, KIND, KV_HEADS, HEADS, ELEMENT, SLOT_NUMBERS, K_POOL, V_POOL = range(9)
 LAUNCH_FIELDS = 9
@@ -228,7 +225,6 @@ class Recorder:
         # Rows of the tables that tokens are looked up in, at least.
         self.vocabulary = 1 << 31
         self._launches: list[list[Operand]] = []
-        self._unready = 0  # the first launch that has no product behind it yet
         self._held: list[Any] = []
 
     def ids(self) -> Symbol:
@@ -250,17 +246,8 @@ class Recorder:
         self.bases.append(address_of(memory))
         return Symbol(self, len(self.bases) - 1, memory)
 
-    def launch(
-        self,
-        code: int,
-        out: Symbol | None,
-        *operands: Symbol | Operand | int,
-        ahead: Array | None = None,
-    ) -> int:
-        """Write a launch down; return its row. What is written is of no other operand.
-
-        ``ahead``: what it reads from memory.
-        """
+    def launch(self, code: int, out: Symbol | None, *operands: Symbol | Operand | int) -> int:
+        """Write a launch down; return its row. What is written is of no other operand."""
         fields = [Operand(code, 0), Operand(0, 0) if out is None else out.operand]
         for operand in operands:
             if isinstance(operand, Symbol):
@@ -268,11 +255,6 @@ class Recorder:
             else:
                 fields.append(operand if isinstance(operand, Operand) else Operand(operand, 0))
         fields += [Operand(0, 0)] * (FIELDS - len(fields))
-        if ahead is not None:
-            for row in [*self._launches[self._unready :], fields]:
-                row[AHEAD] = Operand(address_of(ahead), 0)
-                row[AHEAD_BYTES] = Operand(min(ahead.nbytes, MOST_AHEAD), 0)
-            self._unready = len(self._launches) + 1
         self._launches.append(fields)
         return len(self._launches) - 1
 

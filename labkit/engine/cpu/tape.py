@@ -45,8 +45,6 @@ from labkit.engine.cpu.products import QUAD
 from labkit.engine.cpu.recording import (
     ACTIVATE,
     ADD,
-    AHEAD,
-    AHEAD_BYTES,
     ATTEND,
     BODY,
     CHOOSE,
@@ -97,7 +95,7 @@ CHUNK = 4096  # numbers of a unit that combines two arrays
 PATIENCE = 20_000  # looks, each some 20 ns, before a thread leaves its core to another
 FUNCTIONS = 5  # of a form of stored weights
 FIRST_BYTES = 4096  # of a unit's weights, asked for at once; what follows its product asks for
-STRIDE = 4 * LINE  # bytes that a thread asks for at once while it waits
+STRIDE = 4 * LINE  # bytes that are asked for at once
 COSINES, SINES = 6, 7  # of a rotation's operands
 LOOK = 64  # logits that are looked through at once
 PART = 4096  # logits of a unit, at least, that looks for the best
@@ -501,21 +499,15 @@ def replay(
     counters[:, workers, 0] = 0  # the queues
     done = np.int64(state.ctypes.data)
     for _ in prange(workers):
-        before, target, at, end, i = 0, 0, 0, 0, 0
+        before, i = 0, 0
         while i < len(ops):
             op = ops[i]
             units, after = _units(op, rows, workers), i + 1
             if units == 1:  # with all of one unit that follow: nobody else could begin them
                 while after < len(ops) and _units(ops[after], rows, workers) == 1:
                     after += 1
-            if op[AHEAD] != target:
-                target = at = op[AHEAD]
-                end = at + op[AHEAD_BYTES]
             looks = 0
             while _finished(done) < before:
-                if at < end:
-                    _prefetch(at)
-                    at += STRIDE
                 looks += 1
                 if looks > PATIENCE:
                     _sched_yield()

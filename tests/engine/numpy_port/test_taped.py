@@ -5,7 +5,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.cpu.recording import MOST_ROWS, NotRecorded, Recorder
+from labkit.engine.cpu.recording import FIELDS, MOST_ROWS, NotRecorded, Recorder
 from labkit.engine.forward import PackedForward
 
 TOKENS = 12
@@ -177,7 +177,7 @@ def best_of(logits):
     from labkit.engine.cpu import tape
 
     found = np.zeros((len(logits) * tape.MOST_PARTS, tape.FOUND))
-    op = np.zeros(16, np.int64)
+    op = np.zeros(FIELDS, np.int64)
     op[:4] = tape.CHOOSE, found.ctypes.data, logits.ctypes.data, logits.shape[1]
     tokens, leads = np.zeros(len(logits), np.int64), np.zeros(len(logits), np.float32)
     for unit in range(len(logits) * tape._parts(logits.shape[1])):
