@@ -279,26 +279,24 @@ def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
     return rows
 
 
-def show(figures: dict[str, Any]) -> None:
-    """Print the figures as Markdown."""
-    print("| case | arm | tok/s | as they lie, of that: median (range) | tokens |")
-    print("| --- | --- | ---: | --- | --- |")
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    told = {None: "not told", True: "the same", False: "others"}
+    lines = [
+        "| case | arm | tok/s | as they lie, of that: median (range) | tokens |",
+        "| --- | --- | ---: | --- | --- |",
+    ]
     by_case = {(row["case"], row["arm"]): row["tok_s"] for row in figures["rows"]}
     for row in figures["rows"]:
-        ours, speeds = by_case.get((row["case"], STORED)), row["tok_s"]
-        text = f"| {row['case']} | {row['arm']} | {statistics.median(speeds):.0f} | "
+        ours, speeds, ratio, tokens = by_case.get((row["case"], STORED)), row["tok_s"], "", ""
         if ours and row["arm"] != STORED:
             ratios = [a / b for a, b in zip(ours, speeds, strict=True)]
-            text += f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) | "
-            text += {None: "not told", True: "the same", False: "others"}[row["same_tokens"]]
-        else:
-            text += "| "
-        print(text + " |")
-    print()
-    for name, seconds in figures["load_s"].items():
-        print(f"- {name}: loaded in {seconds:.1f} s")
-    for line in figures["lines"]:
-        print(f"- {line}")
+            ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+            tokens = told[row["same_tokens"]]
+        median = f"{statistics.median(speeds):.0f}"
+        lines.append(f"| {row['case']} | {row['arm']} | {median} | {ratio} | {tokens} |")
+    lines += ["", *(f"- {name}: loaded in {s:.1f} s" for name, s in figures["load_s"].items())]
+    return "\n".join([*lines, *(f"- {line}" for line in figures["lines"])]) + "\n"
 
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
@@ -416,7 +414,7 @@ def main() -> None:
         child(arm, folder, gguf, int(threads))
         return
     if options.show:
-        show(json.loads(options.show.read_text()))
+        print(table(json.loads(options.show.read_text())), end="")
         return
     from labkit.experiment.lock import timing_lock
     from labkit.machine.threads import core_count
@@ -433,7 +431,7 @@ def main() -> None:
         lines = [*reading(arms, rows), *memory(arms), *agreement(arms), *products()]
     loaded = {name: arm.loaded["load_s"] for name, arm in arms.items()}
     figures = {"rounds": options.rounds, "load_s": loaded, "rows": rows, "lines": lines}
-    show(figures)
+    print(table(figures), end="")
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -1,5 +1,6 @@
 """What the documentation shows is run: every code block is a file, named in its first line."""
 
+import json
 import os
 import re
 import subprocess
@@ -175,13 +176,23 @@ def test_the_command_gives_a_table(name, beside, tiny):
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_the_table_of_sensitivity_is_that_of_the_committed_records():
+def benchmark(name):
     import importlib.util
 
-    path = ROOT / "benchmarks" / "sensitivity.py"
-    spec = importlib.util.spec_from_file_location("sensitivity", path)
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    table = module.table(ROOT / "outputs" / "reference" / "sensitivity")
+    return module
+
+
+def test_the_table_of_quantised_models_is_that_of_the_committed_figures():
+    figures = json.loads((ROOT / "outputs/reference/quantised/figures.json").read_text("utf-8"))
+    table = benchmark("quantised").table(figures)
+    assert table.count("\n") >= 16
+    assert table in (ROOT / "docs" / "quantised.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_sensitivity_is_that_of_the_committed_records():
+    table = benchmark("sensitivity").table(ROOT / "outputs" / "reference" / "sensitivity")
     assert table.count("\n") >= 3
     assert table in (ROOT / "docs" / "sensitivity.md").read_text(encoding="utf-8")
