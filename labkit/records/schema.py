@@ -154,9 +154,8 @@ class Arm:
 
     ``config``: the plain forms of ``engine``, ``model``, ``workload`` and ``seed``; of the last
     two alone where no engine is asked.
-    ``engaged``: counters that must end above 0. ``all_served``: whether it is claimed that no
-    request is refused or fails. ``claimed``: whether the ablation claims
-    anything beyond the engine's own counter, which every arm claims.
+    ``engaged``: counters claimed to end above 0. ``all_served``: whether it is claimed that no
+    request is refused or fails. The engine's own counter every arm claims beside them.
     """
 
     name: str

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.analysis import analyse_cell, exit_code, load, write_study
+from labkit.analysis import analyse_cell, exit_code, gates, load, write_study
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.sentences import sentences
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
-from labkit.records import RecordError
+from labkit.records import Arm, RecordError
 
 CELL = {
     "schema_version",
@@ -225,6 +225,11 @@ def test_implicit_engine_claim_and_unclaimed(make_cell):
 
     gate = analyse_cell(make_cell("a/y", claims=False, change=other))["gates"]["engaged"]
     assert gate["status"] == "fail" and "engine.paged is 0" in gate["reasons"][0]
+
+
+def test_an_arm_that_claims_its_engine_alone_claims():
+    arms = (Arm("x", "baseline", {}, {"engine": {"name": "mlx_lm"}}, "none", ("engine.mlx_lm",)),)
+    assert gates.engaged([], arms).status == "pass"
 
 
 def test_failed_run_fails_health_its_block_and_every_verdict(make_cell):
