@@ -8,8 +8,11 @@ Every study has three arms: the baseline, a planted one (1 % inside the launch f
 row in which the planted arm differs (adjusted p at most alpha) in the planted direction.
 A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it;
 engines then leave a core to it (``engine.threads``), for a step waits for all of its threads.
-``table`` writes the studies that are there as ``docs/sensitivity.md`` shows them:
+``agreement`` plants 10 % into two kernel cases and asks whether turns and so many pairs of
+separate processes say the same; it goes on where it was ended. ``table`` writes the studies that
+are there as ``docs/sensitivity.md`` shows them:
 
+    python benchmarks/sensitivity.py agreement 130 outputs/reference/sensitivity
     python benchmarks/sensitivity.py table outputs/reference/sensitivity
 """
 
@@ -26,12 +29,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from labkit.experiment.arms import ComposedCell
+    from labkit.experiment.cell import Cell
 
 HERE = Path(__file__).resolve().parent
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
     "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
+    "agreement": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
 }
 # As many processes as a minute holds: alone, and beside a busy process.
 PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
@@ -47,6 +55,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.kind == "table":
         print(table(options.out))
+        return 0
+    if options.kind == "agreement":
+        print(agreement(options.out / "agreement", options.studies))
         return 0
     results = []
     with beside(options.busy):
@@ -74,27 +85,53 @@ def study(
     kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Run one study and say what it found; one that is there already is read again."""
-    from labkit import analysis, app, workload
-    from labkit.experiment.arms import compose_cell, to_cell
+    from labkit.experiment.arms import to_cell
+
+    composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
+    began = time.monotonic()
+    found = run(to_cell(replace(composed, name=folder.name), folder))
+    seconds = time.monotonic() - began
+    return {"study": folder.name, "seconds": round(seconds, 1), **said(found)}
+
+
+def agreement(folder: Path, pairs: int) -> str:
+    """Run a study in turns and one in so many pairs of processes; say whether they agree."""
+    from labkit.analysis.confirmation import confirmation_sentence
+    from labkit.analysis.study_analysis import Analyst
+    from labkit.experiment.arms import to_cells
+
+    design = [f"design.blocks={PROCESSES['kernels'][0]}", f"design.confirm={pairs}", "seed=10"]
+    composed = with_planted("agreement", design)
+    cells = to_cells(replace(composed, arms=composed.arms[:2], name=folder.name), folder)
+    for cell in cells:
+        run(cell)
+    return str(confirmation_sentence(Analyst().cell(folder)))
+
+
+def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
+    """Compose a study with three arms: the baseline, the planted one, and the control."""
+    from labkit import app, workload
+    from labkit.experiment.arms import compose_cell
+
+    name, overrides = ASKED[kind]
+    app.register()
+    with app.initialized():
+        design = ["design.runs_per_block=1", "design.looks=[]"]
+        composed = compose_cell([], [*overrides, *design, "ablation=none", *more])
+    base, control = composed.arms
+    workload.prepare(composed.experiment)
+    return replace(composed, arms=(base, replace(base, name=name, role="arm"), control))
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Run what is missing of a cell, with delays planted, and return its analysis."""
+    from labkit import analysis
     from labkit.experiment.launcher import ProcessLauncher
     from labkit.experiment.runner import run_cell
 
-    planted, overrides = ASKED[kind]
-    app.register()
-    with app.initialized():
-        design = [f"design.blocks={processes}", "design.runs_per_block=1", "design.looks=[]"]
-        asked = [*overrides, *more, *design, "ablation=none", f"seed={seed}"]
-        composed = compose_cell([], asked)
-    base, control = composed.arms
-    arms = (base, replace(base, name=planted, role="arm"), control)
-    workload.prepare(composed.experiment)
-    cell = to_cell(replace(composed, arms=arms, name=folder.name), folder)
-    began = time.monotonic()
     run_cell(cell, ProcessLauncher((sys.executable, str(HERE / "planted_worker.py"))))
-    seconds = time.monotonic() - began
-    found = analysis.write_cell(folder)
-    shutil.rmtree(folder / "runs" / "pending", ignore_errors=True)
-    return {"study": folder.name, "seconds": round(seconds, 1), **said(found)}
+    shutil.rmtree(cell.dir / "runs" / "pending", ignore_errors=True)
+    return analysis.write_cell(cell.dir)
 
 
 def said(found: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +178,7 @@ def table(out: Path) -> str:
         "| --- | ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
     kinds: dict[str, list[Path]] = {}
-    for path in sorted(out.glob("*/cell.json")):
+    for path in sorted(out.glob("*-*/cell.json")):
         kinds.setdefault(path.parent.name.rpartition("-")[0], []).append(path)
     for kind, paths in kinds.items():
         cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
