@@ -328,6 +328,12 @@ def test_modes_are_found_counted_and_tested():
     assert find_modes(clean, "base") is None
 
 
+@pytest.mark.parametrize(("arms", "found"), [(3, False), (4, True)])
+def test_modes_are_looked_for_among_eight_runs_at_least(arms, found):
+    values = {f"arm {i}": np.array([0.001 * i, 0.3 - 0.002 * i]) for i in range(arms)}
+    assert (find_modes(values, "arm 0") is not None) == found
+
+
 def test_looks_spend_alpha():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
     assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]

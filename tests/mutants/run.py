@@ -34,7 +34,7 @@ ROOT = HERE.parents[1]
 PACKAGES = {  # and the folders whose tests are asked
     "labkit/analysis": ("tests/analysis", "tests"),
     "labkit/records": ("tests/records", "tests/experiment", "tests/analysis"),
-    "labkit/workload": ("tests/workload", "tests/experiment"),
+    "labkit/workload": ("tests/workload", "tests/workload/video", "tests/experiment"),
     "labkit/experiment": ("tests/experiment", "tests/workload", "tests"),
     "labkit/machine": ("tests/machine", "tests/experiment"),
 }

@@ -4,7 +4,9 @@ import pytest
 
 from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
 from labkit.engine.base import InvalidLogitsError, StaleLaunchError, TokenEvent
+from labkit.workload import serving
 from labkit.workload.measurement import InvalidOutput, StaleOutput
+from labkit.workload.metrics import Served
 from labkit.workload.pieces import Pieces
 from labkit.workload.prompts import Prompt
 from labkit.workload.serving import ServingSession
@@ -81,9 +83,11 @@ class StubEngine:
 PROMPTS = [Prompt(f"r{i}", tuple(range(1, 4 + i)), 2 + i % 3) for i in range(6)]
 
 
-def session(engine, clock, prompts=PROMPTS, **changes):
+def session(engine, clock, prompts=PROMPTS, block_size=16, **changes):
     workload = Workload(name="test", kind="requests", **{"concurrency": 2, **changes})
-    return ServingSession(engine, prompts, workload, seed=5, vocab_size=50, clock=clock)
+    return ServingSession(
+        engine, prompts, workload, seed=5, vocab_size=50, clock=clock, block_size=block_size
+    )
 
 
 def measure(**kinds):
@@ -211,6 +215,29 @@ def test_cold_clears_the_cache_and_warm_serves_everything_once_before():
         assert run.measure(lambda text: None).notes["cache_state"] == state.value
     assert served[CacheState.cold] == []
     assert served[CacheState.warm] == [p.token_ids for p in PROMPTS]
+
+
+def test_prompts_that_were_served_before_share_all_their_blocks():
+    shared = {}
+    for state in CacheState:
+        clock = Clock()
+        run = session(StubEngine(clock), clock, PROMPTS[-1:], block_size=2, cache_state=state)
+        shared[state] = run.measure(lambda text: None).notes["sharing"]["shared_tokens"]
+    assert shared == {CacheState.cold: 0, CacheState.warm: 6}
+
+
+def test_texts_of_a_server_that_tells_no_tokens_are_told_apart():
+    def outputs(*texts):
+        return serving.outputs_of(
+            [Served(f"r{i}", 3, 0.0, text=text) for i, text in enumerate(texts)]
+        )
+
+    found = outputs("one", None)
+    assert found["kind"] == "text" and [r["text"] for r in found["requests"]] == ["one", ""]
+    one, other = (r["text_digest"] for r in found["requests"])
+    assert one != other
+    digests = {outputs(*texts)["digest"] for texts in (("one", ""), ("", "one"), ("one", "x"))}
+    assert len(digests) == 3 and found["digest"] in digests
 
 
 def test_sampling_parameters_reach_the_engine_and_every_request_has_its_own_stream():
