@@ -95,6 +95,12 @@ PRESETS = {
         token_prompts=True,
         ending=Ending.ignore_eos,
     ),
+    # It answers one request at a time, and breaks one off for the next unless told not to.
+    "llama_cpp_python": Preset(
+        "{python} -m llama_cpp.server --model {gguf} --n_threads {threads} --n_ctx 4096 "
+        "--interrupt_requests False " + LOCAL,
+        ending=Ending.logit_bias,
+    ),
     "vllm": Preset(
         "vllm serve {model} " + LOCAL,
         token_prompts=True,
