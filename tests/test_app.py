@@ -40,6 +40,7 @@ def labkit(cwd, *words, timeout=60):
             ["ablation=seq_map", "design.isolation=in_process", "engine.memory_limit=1073741824"],
             "set design.isolation=process",
         ),
+        (["workload=chat", "engine.memory_limit=268435456"], "engine.budget.bytes=1073741824"),
         (["model=local"], "set model.path=PATH"),
         (["model=local", "model.path=/nowhere"], "/nowhere"),
         (["+ablation.arms.on={}"], "ablation.arms.on"),

@@ -7,8 +7,9 @@ from enum import Enum
 from typing import Any
 
 from labkit.config.attention import Device, Precision
+from labkit.config.budget import BudgetPolicy
 from labkit.config.design import Design
-from labkit.config.engine import Engine
+from labkit.config.engine import LAYOUT_OF, Engine
 from labkit.config.model import Model, ModelShape
 from labkit.config.option import Group, option, require
 from labkit.config.workload import Workload
@@ -156,8 +157,22 @@ class Experiment(Group):
                 f"engine.attention.resolver=identity: it serves pure decode only, and workload="
                 f"{self.workload.name} serves requests, which begin with a prefill",
             )
+            self._check_memory()
         if self.model.shape is not None and self.engine.name == "paged":
             self._check_shares(self.model.shape, self.engine.parallel.size)
+
+    def _check_memory(self) -> None:
+        """Refuse a pool that the process's own limit cannot hold."""
+        limit, budget = self.engine.memory_limit, self.engine.budget
+        by_bytes = budget.policy is BudgetPolicy.fixed and budget.blocks is None
+        require(
+            limit is None
+            or not by_bytes
+            or self.engine.name not in LAYOUT_OF
+            or budget.bytes < limit,
+            f"engine.budget.bytes={budget.bytes}: engine.memory_limit={limit} leaves no room for "
+            "such a KV pool; set less",
+        )
 
     def _check_shares(self, shape: ModelShape, size: int) -> None:
         """Check that every rank gets as many heads and feed-forward columns as the others."""

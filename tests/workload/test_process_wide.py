@@ -170,7 +170,7 @@ def test_an_arm_that_cannot_load_closes_the_others(monkeypatch):
     [
         ([{}, {"blas": "openblas"}], "engine.blas is openblas and stock"),
         ([{"mlx_cache_limit": 0}, {"mlx_cache_limit": 0}], "engine.mlx_cache_limit=0"),
-        ([{}, {"memory_limit": 1 << 30}], "engine.memory_limit=1073741824"),
+        ([{}, {"memory_limit": 1 << 31}], "engine.memory_limit=2147483648"),
         ([{"threads": 1}, {"name": "mlx_lm", "threads": 1}], "engine=mlx_lm: in one process"),
         ([{"name": "mlx_lm", "threads": n} for n in (1, 2)], "engine.threads (of BLAS) is 1 and 2"),
         ([{}, {"pipeline": "overlap"}], "engine.pipeline=overlap"),
