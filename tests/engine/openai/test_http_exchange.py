@@ -115,10 +115,10 @@ def test_a_client_asks_at_the_address_that_it_was_given():
 
     def serve():
         connection, _ = listening.accept()
+        listening.close()  # before the answer, which lets the second one go
         with connection:
             asked.append(connection.recv(1 << 16))
             connection.sendall(HEAD + b"content-length: 2\r\n\r\nhi")
-        listening.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
