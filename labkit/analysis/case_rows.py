@@ -25,7 +25,7 @@ from labkit.analysis.statistics.permutation import Floats
 from labkit.records import Metric, Record, RecordError
 
 MEASURED = ("ok", "vacuous")
-PASSES = 10  # of median polish
+PASSES = 10  # of median polish at most
 
 
 @dataclass(frozen=True)
@@ -104,9 +104,12 @@ def without_places(logs: Floats, places: NDArray[np.int64]) -> Floats:
     left = logs - np.median(logs, axis=0)
     added = np.zeros(places.max() + 1)
     for _ in range(PASSES):
+        before = added.copy()
         own = np.median(left - added[places], axis=1, keepdims=True)
         for place in np.unique(places):
             added[place] = np.median((left - own)[places == place])
+        if np.array_equal(before, added):
+            break
     less: Floats = logs - added[places]
     return less
 
