@@ -56,6 +56,25 @@ class Row:
     skipped: str | None = None
     by_round: str | None = None
     arms: dict[str, list[Value]] = field(default_factory=dict)
+    _rounds: dict[int, dict[str, Floats]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def rounds(self, block: int) -> dict[str, Floats]:
+        """Return every arm's log values in a process, float64 [rounds], places taken out if known.
+
+        Worked out once: every arm and analysis asks again, and a row that was built stays as it is.
+        """
+        if block not in self._rounds:
+            found = {
+                arm: v for arm, values in self.arms.items() for v in values if v.block == block
+            }
+            logs = np.log([v.repeats for v in found.values()])
+            places = [v.places for v in found.values()]
+            if all(len(each) == logs.shape[1] for each in places):
+                logs = without_places(logs, np.array(places))
+            self._rounds[block] = dict(zip(found, logs, strict=True))
+        return self._rounds[block]
 
     def by_block(self, arm: str) -> dict[int, list[float]]:
         """Return an arm's values per block, in run order."""
@@ -209,20 +228,9 @@ def log_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
 def _paired_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
     """Return the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
     first = str(row.by_round)
-    rounds = [_rounds(row, block) for block in blocks]
-    ratios = [middle(logs[arm] - logs[first]) for logs in rounds]
+    ratios = [middle(logs[arm] - logs[first]) for logs in map(row.rounds, blocks)]
     paired: Floats = log_values(row, first, blocks) + np.array(ratios)[:, None]
     return paired
-
-
-def _rounds(row: Row, block: int) -> dict[str, Floats]:
-    """Return every arm's log values in a process, float64 [rounds], places taken out if known."""
-    found = {name: v for name, values in row.arms.items() for v in values if v.block == block}
-    logs = np.log([v.repeats for v in found.values()])
-    places = [v.places for v in found.values()]
-    if all(len(each) == logs.shape[1] for each in places):
-        logs = without_places(logs, np.array(places))
-    return dict(zip(found, logs, strict=True))
 
 
 def summary(values: Sequence[Value]) -> dict[str, Any]:
