@@ -8,11 +8,12 @@ Every study has three arms: the baseline, a planted one (1 % inside the launch f
 row in which the planted arm differs (adjusted p at most alpha) in the planted direction.
 A false claim: a row in which the copy differs. ``--busy`` runs one busy process beside it;
 engines then leave a core to it (``engine.threads``), for a step waits for all of its threads.
-``agreement`` plants 10 % into two kernel cases and asks whether turns and so many pairs of
-separate processes say the same; it goes on where it was ended. ``table`` writes the studies that
-are there as ``docs/sensitivity.md`` shows them:
+``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``, and
+both ask whether turns and so many pairs of separate processes say the same; they go on where they
+were ended. ``table`` writes the other studies that are there as ``docs/sensitivity.md`` shows them:
 
-    python benchmarks/sensitivity.py agreement 130 outputs/reference/sensitivity
+    python benchmarks/sensitivity.py agreement-kernels 130 outputs/reference/sensitivity
+    python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
     python benchmarks/sensitivity.py table outputs/reference/sensitivity
 """
 
@@ -39,7 +40,8 @@ HERE = Path(__file__).resolve().parent
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
     "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
-    "agreement": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
+    "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
+    "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
 }
 # As many processes as a minute holds: alone, and beside a busy process.
 PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
@@ -56,8 +58,8 @@ def main() -> int:
     if options.kind == "table":
         print(table(options.out))
         return 0
-    if options.kind == "agreement":
-        print(agreement(options.out / "agreement", options.studies))
+    if options.kind.startswith("agreement"):
+        print(agreement(options.kind, options.out / options.kind, options.studies))
         return 0
     results = []
     with beside(options.busy):
@@ -94,14 +96,15 @@ def study(
     return {"study": folder.name, "seconds": round(seconds, 1), **said(found)}
 
 
-def agreement(folder: Path, pairs: int) -> str:
+def agreement(kind: str, folder: Path, pairs: int) -> str:
     """Run a study in turns and one in so many pairs of processes; say whether they agree."""
     from labkit.analysis.confirmation import confirmation_sentence
     from labkit.analysis.study_analysis import Analyst
     from labkit.experiment.arms import to_cells
 
-    design = [f"design.blocks={PROCESSES['kernels'][0]}", f"design.confirm={pairs}", "seed=10"]
-    composed = with_planted("agreement", design)
+    blocks = PROCESSES[kind.removeprefix("agreement-")][0]
+    design = [f"design.blocks={blocks}", f"design.confirm={pairs}", "seed=10"]
+    composed = with_planted(kind, design)
     cells = to_cells(replace(composed, arms=composed.arms[:2], name=folder.name), folder)
     for cell in cells:
         run(cell)
@@ -179,6 +182,8 @@ def table(out: Path) -> str:
     ]
     kinds: dict[str, list[Path]] = {}
     for path in sorted(out.glob("*-*/cell.json")):
+        if path.parent.name.startswith("agreement"):
+            continue
         kinds.setdefault(path.parent.name.rpartition("-")[0], []).append(path)
     for kind, paths in kinds.items():
         cells = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
