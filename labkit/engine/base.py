@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -73,22 +74,22 @@ class Counters:
     """Named sums and peaks.  Each engine owns one; nothing is shared."""
 
     def __init__(self) -> None:
-        self._values: dict[str, float] = {}
+        self._values: defaultdict[str, float] = defaultdict(int)
         self._owed: list[Callable[[], Mapping[str, float]]] = []
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add ``amount`` to ``name``."""
-        self._values[name] = self._values.get(name, 0) + amount
+        self._values[name] += amount
 
     def at_least(self, name: str, amount: float) -> None:
         """Raise ``name`` to ``amount`` if it is below: for peaks."""
-        self._values[name] = max(self._values.get(name, 0), amount)
+        self._values[name] = max(self._values[name], amount)
 
     def add_all(self, amounts: Mapping[str, float]) -> None:
         """Add every amount to its name."""
         values = self._values
         for name, amount in amounts.items():
-            values[name] = values.get(name, 0) + amount
+            values[name] += amount
 
     def owe(self, amounts: Callable[[], Mapping[str, float]]) -> None:
         """Ask for amounts, once, when the counters are next looked at."""

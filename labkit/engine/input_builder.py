@@ -172,27 +172,30 @@ class InputBuilder:
 
     def _decodes(self, chunks: Sequence[ScheduledChunk]) -> Batch:
         """Pack a step of decodes without drafts: a token of each request."""
-        table, count = self._cache.table, len(chunks)
-        sampling = tuple([chunk.state for chunk in chunks])
-        tokens, unknown = [], []
-        for row, (chunk, state) in enumerate(zip(chunks, sampling, strict=True)):
-            if chunk.start < state.num_tokens:
-                tokens.append(state.token_ids[chunk.start])
+        tokens, positions, seq_lens, tables, sampling, unknown = [], [], [], [], [], []
+        for chunk in chunks:
+            state, start = chunk.state, chunk.start
+            if start < len(state.token_ids):
+                tokens.append(state.token_ids[start])
             else:
+                unknown.append((len(tokens), state.request_id))
                 tokens.append(UNKNOWN)
-                unknown.append((row, state.request_id))
+            positions.append(start)
+            seq_lens.append(start + 1)
+            tables.append(self._cache.table(state.request_id))
+            sampling.append(state)
+        count = len(tokens)
         if count != len(self._rows):
             self._counted = freeze(np.arange(count + 1, dtype=np.int32))
             self._rows = freeze(np.arange(count, dtype=np.int32))
-        positions = np.array([chunk.start for chunk in chunks], np.int32)
         return Batch(
             tokens=np.array(tokens, np.int32),
-            positions=positions,
+            positions=np.array(positions, np.int32),
             cu_seqlens_q=self._counted,
-            seq_lens=positions + 1,
-            block_tables=self._block_tables([table(state.request_id) for state in sampling]),
+            seq_lens=np.array(seq_lens, np.int32),
+            block_tables=self._block_tables(tables),
             logit_rows=self._rows,
-            sampling=sampling,
+            sampling=tuple(sampling),
             prefill_tokens=0,
             unknown=tuple(unknown),
         )
@@ -258,9 +261,13 @@ class Padding:
             batch = with_padding(batch, rows - batch.total_q)
             self._counters.add(self._counted)
         key = (batch.total_q, len(batch.logit_rows))
-        self._counters.add("shape.reused" if key in self._seen else "shape.new")
-        self._counters.add("shape.repeated", key == self._last)
-        self._counters.add("tokens.padded", batch.padding)
+        self._counters.add_all(
+            {
+                "shape.reused" if key in self._seen else "shape.new": 1,
+                "shape.repeated": key == self._last,
+                "tokens.padded": batch.padding,
+            }
+        )
         self._seen.add(key)
         self._last = key
         return batch

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.base import InvalidLogitsError, Logprobs
-from labkit.engine.logits import ChosenLogits, DeviceLogits, Logits, Rows
+from labkit.engine.logits import Logits, Rows
 from labkit.engine.request import RequestState, SamplingParams
 
 Ids = NDArray[np.intp]
@@ -49,11 +49,11 @@ class Sampler:
         InvalidLogitsError
             A row holds a NaN, or nothing but infinities.
         """
-        if isinstance(logits, DeviceLogits | ChosenLogits):
-            tokens, margins = logits.greedy()
-        else:
+        if isinstance(logits, np.ndarray):
             best, leads = greedy(logits[: len(states)])
             tokens, margins = best.tolist(), leads.tolist()
+        else:
+            tokens, margins = logits.greedy()
         margins = margins[: len(states)]
         if any(map(math.isnan, margins)):
             broken = [state.request_id for state, margin in zip(states, margins, strict=True)

@@ -135,11 +135,11 @@ class Scheduler:
         step = StepPlan(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phases(self._last):
             cap = self._chunk_cap(self._options.chunk, len(step.work[Phase.decode]))
-            if phase is Phase.prefill:
-                self._prefill(step, cap)
-            else:
+            if phase is Phase.decode:
                 for state in step.work[phase]:
                     self._take(step, step.chunks[phase], state, cap)
+            elif step.work[phase] or self._waiting:
+                self._prefill(step, cap)
             if self._split and step.only_phase is not None:
                 break
         self._last = step.only_phase

@@ -111,7 +111,7 @@ class CpuBackend(PagedBackend):
     def replay(
         self,
         tape: Tape,
-        ops: NDArray[np.int64],
+        tokens: NDArray[np.int32],
         plan: Plan,
         layers: Taken,
         logits: Any,
@@ -119,9 +119,11 @@ class CpuBackend(PagedBackend):
     ) -> bool:
         """Run a recorded step, which writes ``logits``; False: it cannot be, and nothing was run.
 
-        It can where every layer's attention is one launch of the decode kernel. What it did is
-        owed to ``counters``, or left in the plan where something is wrong or a layer has a window.
+        It can where every layer's attention is one launch of the decode kernel, and the model has
+        the tokens. What it did is owed to ``counters``, or left in the plan where something is
+        wrong or a layer has a window.
         """
+        ops = tape.ops(plan.total_q, plan.max_seq_len)
         told = plan.prepared.get("replay")
         if told is None or told.layers is not layers:
             told = self._tell(ops, plan, layers)
@@ -129,10 +131,12 @@ class CpuBackend(PagedBackend):
                 return False
             plan.prepared["replay"] = told
         wrong = tape.run(
-            ops, plan.total_q, logits, told.begin(plan.resolver.word), plan.lookup, told.launches,
+            ops, tokens, logits, *told.begin(plan.resolver.word), plan.lookup, told.launches,
             self._memory, told.counters, told.left, plan.block_tables, plan.block_size,
             plan.cu_seqlens_q, plan.seq_lens,
         )  # fmt: skip
+        if wrong < 0:
+            return False
         told.ran(plan, counters)
         if wrong or told.windowed:
             plan.launches += told.evidence()
@@ -154,7 +158,7 @@ class CpuBackend(PagedBackend):
 
     def _keeps(self) -> bool:
         """What is packed says nothing of contexts; but their length may decide on a split."""
-        return self._switches.split_kv == "off" and len(self._memory) == numba.get_num_threads()
+        return self._switches.split_kv == "off"
 
     def taken(self, attended: Sequence[Attended]) -> Taken:
         """Bind the layers of a recorded step, and say what of them does not change.
@@ -191,8 +195,8 @@ class CpuBackend(PagedBackend):
             body = decode_attention.body(
                 stored, chosen.partitions == 1 and self._switches.window_skip
             )
-        if self._memory.shape[0] != workers or self._memory.shape[1] < size:
-            self._memory = aligned_zeros(workers, size)
+        if self._memory.shape[1] < size:  # for as many workers as there can ever be
+            self._memory = aligned_zeros(numba.config.NUMBA_NUM_THREADS, size)
         packed = arguments.pack(layer, plan, self._switches.window_skip)
         ready = _Ready(
             chosen=chosen,
@@ -229,7 +233,7 @@ class CpuBackend(PagedBackend):
 
     def report(self, plan: Plan) -> Reports:
         """Read what the kernels wrote; see ``Attention.report``."""
-        return of_step(plan, "cpu")
+        return of_step(plan, "cpu") if plan.launches else ()
 
 
 @dataclass(frozen=True, slots=True)

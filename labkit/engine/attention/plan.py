@@ -93,7 +93,7 @@ class Plan:
         ``keep``: what backends derived from this plan holds for that one too.
         """
         width = self.block_tables.shape[1]
-        if seq_lens.shape != self.seq_lens.shape or seq_lens.dtype != np.int32:
+        if seq_lens.shape != self.seq_lens.shape or seq_lens.dtype != self.seq_lens.dtype:
             return None
         lengths = seq_lens.tolist()
         longest = max(lengths)

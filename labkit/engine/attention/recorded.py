@@ -19,7 +19,6 @@ from labkit.engine.cpu.attention_launches import NUM_COUNTERS
 from labkit.engine.cpu.recording import (
     BODY,
     ELEMENT,
-    EXPECTED,
     HEADS,
     K_POOL,
     KIND,
@@ -112,11 +111,10 @@ class Told:
         self._plan: Plan | None = None
         self._owed: Counters | None = None
 
-    def begin(self, resolver: str) -> int:
-        """Return the number of the first launch; those after it count on from there."""
+    def begin(self, resolver: str) -> tuple[int, int]:
+        """Return the first launch's number, from which the others count on, and its stamp."""
         nonce = self._nonce = (self._nonce + len(self.layers.all)) & STAMP_MASK
-        self.left[:, EXPECTED] = launch_stamp(nonce, "decode", resolver)
-        return nonce
+        return nonce, launch_stamp(nonce, "decode", resolver)
 
     def ran(self, plan: Plan, counters: Counters) -> None:
         """Note that a step ran, whose counts ``counters`` are owed."""

@@ -101,6 +101,7 @@ LOOK = 64  # logits that are looked through at once
 PART = 4096  # logits of a unit, at least, that looks for the best
 MOST_PARTS = 8  # of a row
 BEST, SECOND, PLACE, FOUND = range(4)  # what a unit finds, float64; the last: how many
+COMPUTE, IDS, PLACES, CHOSEN, LEADS, VOCABULARY = range(6)  # what is told once, for all steps
 
 
 @intrinsic
@@ -372,13 +373,12 @@ def _best(op: Any, rows: int, tokens: NDArray[Any], leads: NDArray[Any]) -> None
 
 
 @inner
-def _audit(launches: NDArray[Any], counters: NDArray[Any], left: NDArray[Any]) -> int:
+def _audit(first: int, launches: NDArray[Any], counters: NDArray[Any], left: NDArray[Any]) -> int:
     """Return how many launches' stamps are not the host's; add up what the workers counted."""
-    first, wrong = left[:, EXPECTED].copy(), 0
+    wrong = 0
     left[:, SHOWN], left[:, OFF] = -1, 0
     for i in range(len(launches)):
-        kind = launches[i, KIND]
-        expected, mine = (first[kind] + i * STAMP_FACTORS[0]) & STAMP_MASK, left[kind]
+        expected, mine = (first + i * STAMP_FACTORS[0]) & STAMP_MASK, left[launches[i, KIND]]
         off = 0
         for worker in range(counters.shape[1] - 1):
             if off == 0:
@@ -439,14 +439,13 @@ def compute(op, unit, units, rows, mine, slots, _unused):  # type: ignore[no-unt
 
 @kernel
 def replay(
-    body: int,
+    fixed: NDArray[Any],
     ops: NDArray[Any],
-    rows: int,
     state: NDArray[Any],
-    logits: NDArray[Any],
     tokens: NDArray[Any],
-    leads: NDArray[Any],
+    logits: NDArray[Any],
     nonce: int,
+    stamp: int,
     lookup: Any,
     launches: NDArray[Any],
     memory: NDArray[Any],
@@ -457,41 +456,49 @@ def replay(
     cu_seqlens_q: NDArray[Any],
     seq_lens: NDArray[Any],
 ) -> int:
-    """Run the launches of a step of so many rows; return how many left another's stamp.
+    """Run the launches of a step; return how many left another's stamp.
+
+    -1: there is no such token, and nothing was run.
 
     Parameters
     ----------
-    body
-        The address of ``compute``.
+    fixed
+        int64: addresses, and how many tokens there are; see ``Tape``.
     ops
         int64 [launches, fields], as in ``recording``; the last is ``CHOOSE``.
     state
         int64 [1 + launches]: units that are done, and each launch's next ticket.
+    tokens
+        int32 [rows].
     logits
         float32 [rows, vocabulary], written.
-    tokens, leads
-        int64 and float32 [rows or more], written: each row's best token, its lead over the next.
-    nonce
-        The first attention launch's number; those after it count on.
+    nonce, stamp
+        The first attention launch's number, and the stamp that the host expects of it; those after
+        it count on.
     lookup, memory, cu_seqlens_q, seq_lens
-        As in ``attention_launches.decode``; of ``memory``'s workers each is one of the threads'.
+        As in ``attention_launches.decode``.
     launches
         int64 [launches of attention, ``LAUNCH_FIELDS``].
     counters
         int64 [launches of attention, workers + 1, ``NUM_COUNTERS``]: as in
         ``attention_launches.decode``.
     left
-        int64 [kinds of layers, ``LEFT_FIELDS``]: the stamp that the host expects of the first
-        launch, were it of that kind; overwritten with what launches of the kind left. What they
-        counted is added to what is there.
+        int64 [kinds of layers, ``LEFT_FIELDS``]: overwritten with what launches of the kind left.
+        What they counted is added to what is there.
     tables
         int32 [sequences, max_blocks]: their blocks, of so many tokens each.
     """
-    workers, slots = len(memory), np.empty(rows, np.int64)
-    for i in range(len(seq_lens)):  # where new keys and values go
+    rows, workers = len(tokens), counters.shape[1] - 1
+    body, ids, positions = fixed[COMPUTE], _int32s(fixed[IDS], rows), _int32s(fixed[PLACES], rows)
+    for row in range(rows):
+        if not 0 <= tokens[row] < fixed[VOCABULARY]:
+            return -1
+        ids[row] = tokens[row]
+    slots = np.empty(rows, np.int64)
+    for i in range(len(seq_lens)):  # where tokens are, and where new keys and values go
         begin, end = cu_seqlens_q[i], cu_seqlens_q[i + 1]
         for row in range(begin, end):
-            at = seq_lens[i] - end + row
+            at = positions[row] = seq_lens[i] - end + row
             slots[row] = tables[i, at // block_size] * block_size + at % block_size
     slots_at = slots.ctypes.data
     state[:] = 0
@@ -529,9 +536,10 @@ def replay(
                 unit = take_ticket(ticket)
             before += units
             i = after
-    _best(ops[len(ops) - 1], rows, tokens, leads)
+    best, leads = carray(_pointer(fixed[CHOSEN]), (rows,), np.int64), _floats(fixed[LEADS], rows)
+    _best(ops[len(ops) - 1], rows, best, leads)
     slots[0] = 0  # which so live until here
-    return _audit(launches, counters, left)
+    return _audit(stamp, launches, counters, left)
 
 
 class Tape:
@@ -551,7 +559,9 @@ class Tape:
         self._constants = np.concatenate([recording.constants, choose])
         self._per_row = np.concatenate([recording.per_row, np.zeros_like(choose)])
         self._state = np.zeros(1 + len(self._constants), np.int64)
-        self._address = compute.address
+        arrays = recording.tokens, recording.positions, self.tokens, self.leads
+        places = [address_of(array) for array in arrays]
+        self._fixed = np.array([compute.address, *places, recording.vocabulary], np.int64)
         self._rows = 0
         self._ops = self._constants
         self._tables: list[tuple[int, int]] = []
@@ -567,10 +577,8 @@ class Tape:
         return self._ops
 
     def run(
-        self, ops: NDArray[np.int64], rows: int, logits: NDArray[np.float32], *attention: Any
+        self, ops: NDArray[np.int64], tokens: Any, logits: NDArray[np.float32], *attention: Any
     ) -> int:
         """Run them, with what ``replay`` takes from ``nonce`` on; return what it returns."""
-        wrong: int = replay(
-            self._address, ops, rows, self._state, logits, self.tokens, self.leads, *attention
-        )
+        wrong: int = replay(self._fixed, ops, self._state, tokens, logits, *attention)
         return wrong

@@ -50,21 +50,14 @@ class Taped:
             return None
         if batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
             return None
-        recording = self._tape.recording
+        tape = self._tape
         if self._owner() is not attention:
-            self._layers = attention.taken(recording.attended)
+            self._layers = attention.taken(tape.recording.attended)
             # Weakly: a model outlives the KV memory of its engines.
             self._owner = weakref.ref(attention)
-        tokens = batch.tokens.tolist()
-        if not 0 <= min(tokens) <= max(tokens) < recording.vocabulary:
+        logits = np.empty((rows, tape.recording.logits), np.float32)
+        if not attention.replay(tape, batch.tokens, plan, self._layers, logits, counters):
             return None  # what is wrong the forward itself says
-        recording.tokens[:rows] = batch.tokens
-        recording.positions[:rows] = batch.positions
-        logits = np.empty((rows, recording.logits), np.float32)
-        ops = self._tape.ops(rows, plan.max_seq_len)
-        if not attention.replay(self._tape, ops, plan, self._layers, logits, counters):
-            return None
-        tape = self._tape
         return ChosenLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
 
 
