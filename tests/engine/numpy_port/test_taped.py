@@ -1,10 +1,15 @@
 """Steps that are replayed: the bits of the forward that was recorded, or the forward itself."""
 
+import itertools
+from dataclasses import replace
+
+import numba
 import numpy as np
 import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
+from labkit.engine.base import Counters
 from labkit.engine.cpu.recording import FIELDS, MOST_ROWS, NotRecorded, Recorder
 from labkit.engine.forward import PackedForward
 
@@ -114,6 +119,36 @@ def test_steps_of_many_rows_run_as_they_are(model_dir):
     logits_of(engine, [1] * (MOST_ROWS + 1), 3)
     assert engine.counters()["forward.numpy"] > 1
     assert not replayed(engine)
+
+
+@pytest.mark.parametrize("wrong", [-1, 300])
+def test_a_token_that_the_model_lacks_is_left_to_the_forward(model_dir, wrong):
+    engine = make(model_dir("qwen3"))
+    model, asked = engine._loop._runner.run_model, []
+    engine._loop._runner.run_model = lambda batch: asked.append(batch) or model(batch)
+    logits_of(engine)
+    _, step = model.memory.plan(asked[-1])
+    for tokens in (asked[-1].tokens, np.full_like(asked[-1].tokens, wrong)):
+        batch = replace(asked[-1], tokens=tokens)
+        made = model._forward._taped.run(batch, step.attention, step.plan, Counters())
+        assert (made is None) == (tokens[0] == wrong)
+
+
+def test_how_many_threads_there_are_may_change_between_steps(model_dir):
+    engine = make(model_dir("qwen3"))
+    expected = logits_of(engine)
+    threads, step = numba.get_num_threads(), engine.step
+    counts = itertools.cycle([1, threads])
+
+    def changing():
+        numba.set_num_threads(next(counts))
+        return step()
+
+    engine.step = changing
+    try:
+        assert logits_of(engine) == expected
+    finally:
+        numba.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("attention", [{"backend": "gather"}, {"split_kv": "2"}])
