@@ -20,10 +20,12 @@ def turns(values, places=None):
     ``places``: int of the same shape, if they were recorded.
     """
     known = np.zeros((*values.shape[:2], 0), int) if places is None else places
+    times = np.exp(values)
+    middles = np.median(times, axis=-1)
     arms = {
         name: [
-            Value(p, 0, f"runs/{p}-{name}", float(np.median(x)), tuple(x), tuple(known[p, a]))
-            for p, x in enumerate(np.exp(values[:, a]))
+            Value(p, 0, f"runs/{p}-{name}", middles[p, a], tuple(x), tuple(known[p, a]))
+            for p, x in enumerate(times[:, a])
         ]
         for a, name in enumerate(("base", "arm", "control")[: values.shape[1]])
     }
