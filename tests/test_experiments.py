@@ -1,12 +1,10 @@
 """The files of conf/experiment: each composes at its scales, each runs when it is made tiny."""
 
 import dataclasses
-import gc
 import importlib.util
 import tempfile
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from matplotlib.figure import Figure
@@ -19,7 +17,6 @@ from labkit.experiment.composer import Composer
 from labkit.experiment.stages import Draft, Stopwatch
 from labkit.records import Record, read_cell
 from labkit.study import Study
-from labkit.workload import kernel_turns, serving_turns
 
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.
@@ -108,14 +105,6 @@ def pictures(monkeypatch):
     return made
 
 
-@pytest.fixture
-def unhurried(monkeypatch):
-    """No garbage is collected before what is timed: here it is a whole test session's."""
-    for module in (kernel_turns, serving_turns):
-        monkeypatch.setattr(module, "gc", Mock(gc))
-
-
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     """In this process, without what a process has one of; it is reported, and nothing failed.
