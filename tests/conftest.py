@@ -42,6 +42,29 @@ def pytest_collection_finish():
             module.gc = young
 
 
+@pytest.fixture(scope="session")
+def composer():
+    """One for all tests: files that are chosen again are not read again."""
+    from labkit import app
+    from labkit.experiment.composer import Composer
+
+    app.register()
+    return Composer()
+
+
+@pytest.fixture(scope="session")
+def composed(composer):
+    """Return what composes the cell of some overrides, checked as a command's are."""
+    from labkit import app
+    from labkit.experiment.arms import compose_cell
+
+    def compose(*overrides):
+        with app.initialized():
+            return compose_cell([], overrides, composer)
+
+    return compose
+
+
 @pytest.fixture
 def no_cache(tmp_path, monkeypatch):
     """An empty cache folder."""

@@ -13,7 +13,6 @@ from labkit import app, workload
 from labkit.config import Budget, Identity, LengthKind, ModelShape
 from labkit.experiment import stages
 from labkit.experiment.arms import _with_arm, at_scale, compose_cell
-from labkit.experiment.composer import Composer
 from labkit.experiment.stages import Draft, Stopwatch
 from labkit.records import Record, read_cell
 from labkit.study import Study
@@ -66,10 +65,9 @@ POOL = 64 << 20  # bytes, where an experiment leaves it at the default
 
 
 @pytest.fixture(scope="module")
-def composer():
-    app.register()
+def composer(composer):
     with app.initialized():
-        yield Composer()
+        yield composer
 
 
 def source(name):
