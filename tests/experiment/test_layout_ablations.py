@@ -2,7 +2,8 @@
 
 import pytest
 
-from labkit import workload
+from labkit import app, workload
+from labkit.experiment.arms import compose_cell
 
 FEWER = {
     "kv_layout": ["workload.num_requests=2"],
@@ -20,8 +21,11 @@ SMALL = [
 ]
 
 
-def measured(cell):
+def measured(name):
     """Return the ablation, and what every arm measured of its workload, once."""
+    app.register()
+    with app.initialized():
+        cell = compose_cell([], [f"ablation={name}", "design.control=false", *SMALL, *FEWER[name]])
     results = {}
     for arm, experiment in cell.experiments.items():
         workload.prepare(experiment)
@@ -30,10 +34,8 @@ def measured(cell):
 
 
 @pytest.mark.parametrize("name", FEWER)
-def test_every_claim_holds(name, composed):
-    ablation, results = measured(
-        composed(f"ablation={name}", "design.control=false", *SMALL, *FEWER[name])
-    )
+def test_every_claim_holds(name):
+    ablation, results = measured(name)
     assert ablation.question.endswith("?")
     assert ablation.claims.identity.value == "tokens"
     base = results[ablation.baseline_arm]

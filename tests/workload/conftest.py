@@ -2,8 +2,17 @@
 
 import pytest
 
+from labkit import app
+from labkit.experiment.arms import compose_cell
+
 
 @pytest.fixture(scope="session")
-def asked(composed):
+def asked():
     """Return what composes the experiment of some overrides, checked as a command's are."""
-    return lambda *overrides: composed(*overrides).experiments["base"]
+
+    def compose(*overrides):
+        app.register()
+        with app.initialized():
+            return compose_cell([], list(overrides)).experiments["base"]
+
+    return compose

@@ -1,7 +1,8 @@
 """The control of padding, on a smaller model: nothing is counted where nothing can be padded."""
 
-from labkit import workload
+from labkit import app, workload
 from labkit.analysis.ideal import reached
+from labkit.experiment.arms import compose_cell
 from labkit.records import Record
 from labkit.workload.lengths import rectangle_notes
 
@@ -22,8 +23,10 @@ def test_the_rectangle_of_three_requests():
     assert alike["tokens"] == alike["slots"] == 4 * 9
 
 
-def test_requests_that_are_alike_leave_nothing_to_pad(composed):
-    cell = composed(*SMALL)
+def test_requests_that_are_alike_leave_nothing_to_pad():
+    app.register()
+    with app.initialized():
+        cell = compose_cell([], SMALL)
     claims, records = cell.experiment.ablation.claims, []
     for name, arm in cell.experiments.items():
         workload.prepare(arm)

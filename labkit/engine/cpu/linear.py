@@ -130,7 +130,8 @@ class StoredPanels:
         self._spans: NDArray[np.uint8] = slabs.zeros((count // PANELS, size), np.uint8)
         for weight, panel in zip(weights, first, strict=True):
             weight.fill(self._spans[panel // PANELS :].view(record))
-        functions = stored_product.functions(*weights[0].form)
+        lifted = all(weight.lifts for weight in weights)
+        functions = stored_product.functions(*weights[0].form, lifted)
         self._form = functions.addresses, depth // group, group // functions.unit
 
     @property

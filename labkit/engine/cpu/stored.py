@@ -58,6 +58,11 @@ class Half:
         return TYPES[self.numbers.dtype], 0
 
     @property
+    def lifts(self) -> bool:
+        """As ``Affine.lifts``: there is nothing to lift."""
+        return False
+
+    @property
     def word(self) -> str:
         """Its type."""
         return self.form[0]
@@ -114,6 +119,25 @@ class Affine:
         return TYPES[self.scales.dtype], self.bits
 
     @property
+    def lifts(self) -> bool:
+        """Whether every bias minus ``2**bits`` scales is a float32, as of trained weights it is.
+
+        Told by the error of the subtraction, which is exact itself (D. E. Knuth, *The Art of
+        Computer Programming* 2, 4.2.2).
+        """
+        if self.scales.dtype == np.float32:  # of whose products MLX rounds each
+            return False
+        with np.errstate(all="ignore"):
+            bias, scales = (
+                widened(self.biases),
+                widened(self.scales) * np.float32(-(1 << self.bits)),
+            )
+            total = bias + scales
+            rest = total - bias
+            error = (bias - (total - rest)) + (scales - rest)
+        return not error.any()  # a NaN, of what overflows, counts
+
+    @property
     def word(self) -> str:
         """Its type, as counters have it."""
         return "quantised"
@@ -133,6 +157,13 @@ class Affine:
 
 
 Stored = Half | Affine
+
+
+def widened(numbers: NDArray[Any]) -> NDArray[np.float32]:
+    """Return half precision as float32."""
+    if numbers.dtype == np.uint16:
+        return (numbers.astype(np.uint32) << 16).view(np.float32)
+    return numbers.astype(np.float32)
 
 
 def _lay(target: NDArray[Any], rows: NDArray[Any]) -> None:

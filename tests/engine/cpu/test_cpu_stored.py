@@ -63,6 +63,27 @@ def test_quantised_weights_are_those_of_mlx(bits, kind):
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("bias", [3e-5, 2e-3, -1.4, 60000.0])
+def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
+    matrix, _ = quantised(4, kind, shape=(SPAN, 64))
+    assert matrix.lifts
+    matrix.biases[3, 1] = words(mx.array([bias]).astype(getattr(mx, kind)))[0]
+    wide = [mx.array(part) for part in (matrix.scales, matrix.biases)]
+    if kind == "bfloat16":
+        wide = [part.view(mx.bfloat16) for part in wide]
+    scale, exact = (float(part[3, 1].astype(mx.float32)) for part in wide)
+    assert matrix.lifts == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
+    wide = [part.astype(mx.float32) for part in wide]
+    check(matrix, np.array(mx.dequantize(mx.array(matrix.words), *wide, group_size=32, bits=4)))
+
+
+def test_what_overflows_is_not_lifted():
+    matrix, _ = quantised(4, "bfloat16", shape=(SPAN, 64))
+    matrix.scales[0, 0] = 0x7F7F  # the largest
+    assert not matrix.lifts
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_half_precision_is_widened_exactly(kind):
     check(*half(kind))
     check(*half(kind, shape=(5, 7)))
