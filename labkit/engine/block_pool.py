@@ -25,16 +25,12 @@ class BlockPool:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: allowed are 2 or more")
         self.num_blocks = num_blocks
+        self.capacity = num_blocks - 1  # blocks that can be handed out at most
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._owners = [0] * num_blocks
         self._kept = bytearray(num_blocks)
         self.num_idle = 0
         self.allocated = self.freed = self.peak_used = 0
-
-    @property
-    def capacity(self) -> int:
-        """Blocks that can be handed out at most."""
-        return self.num_blocks - 1
 
     @property
     def num_free(self) -> int:

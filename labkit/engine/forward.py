@@ -140,7 +140,7 @@ class PackedForward:
                 return None
             self._taped = Taped(self._model, self._caches)
         logits = self._taped.run(batch, step.attention, step.plan, counters)
-        if logits is None or len(logits) == len(batch.logit_rows):
+        if logits is None or len(batch.tokens) == len(batch.logit_rows):
             return logits
         return logits[batch.logit_rows]
 

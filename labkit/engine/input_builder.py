@@ -58,11 +58,6 @@ class Batch:
         """Segments of requests: one for each chunk, more where drafts have their own."""
         return len(self.seq_lens) - self.padding
 
-    @property
-    def mixed(self) -> bool:
-        """Whether prompt tokens and generated tokens share the step."""
-        return 0 < self.prefill_tokens < self.num_tokens
-
 
 # How a chunk and so many drafts become segments of the packed batch: (start, length) of each.
 Cut = Callable[[ScheduledChunk, int], list[tuple[int, int]]]
@@ -257,10 +252,12 @@ class Padding:
     def pad(self, batch: Batch) -> Batch:
         """Return the batch with as many rows as its shape has."""
         if not batch.prefill_tokens:
-            rows = self._rows(batch.total_q, self._capacity)
-            batch = with_padding(batch, rows - batch.total_q)
+            needed = len(batch.tokens)
+            rows = self._rows(needed, self._capacity)
+            if rows > needed:
+                batch = with_padding(batch, rows - needed)
             self._counters.add(self._counted)
-        key = (batch.total_q, len(batch.logit_rows))
+        key = (len(batch.tokens), len(batch.logit_rows))
         self._counters.add_all(
             {
                 "shape.reused" if key in self._seen else "shape.new": 1,
@@ -275,8 +272,6 @@ class Padding:
 
 def with_padding(batch: Batch, count: int) -> Batch:
     """Return the batch with ``count`` rows more that stand for no request."""
-    if count == 0:
-        return batch
     nothing, more = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
     tables = np.zeros((count, batch.block_tables.shape[1]), np.int32)
     return replace(

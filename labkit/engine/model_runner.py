@@ -48,10 +48,9 @@ class ModelRunner:
             self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
             return logits
 
-        self._counters.add(f"forward.{self._forward.name}")
-        if computed.total_q > batch.total_q:
+        self._counters.add_all({**step.counters, f"forward.{self._forward.name}": 1})
+        if computed is not batch:
             self._counters.add("tokens.padded", computed.total_q - batch.total_q)
-        self._counters.add_all(step.counters)
         return wait
 
 

@@ -186,6 +186,7 @@ class RequestState:
         "num_prompt_tokens",
         "num_unknown_tokens",
         "request",
+        "request_id",
         "serial",
         "status",
         "token_ids",
@@ -193,6 +194,7 @@ class RequestState:
 
     def __init__(self, request: Request, serial: int = 0) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.serial = serial
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -203,11 +205,6 @@ class RequestState:
         self.num_once_computed = 0
         self.num_preemptions = 0
         self.status = RequestStatus.waiting
-
-    @property
-    def request_id(self) -> str:
-        """The client's name for it."""
-        return self.request.request_id
 
     @property
     def num_tokens(self) -> int:

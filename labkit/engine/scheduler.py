@@ -134,12 +134,11 @@ class Scheduler:
         """Choose this step's chunks: who goes first takes what it needs of the token budget."""
         step = StepPlan(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phases(self._last):
-            cap = self._chunk_cap(self._options.chunk, len(step.work[Phase.decode]))
             if phase is Phase.decode:
                 for state in step.work[phase]:
-                    self._take(step, step.chunks[phase], state, cap)
+                    self._take(step, step.chunks[phase], state)
             elif step.work[phase] or self._waiting:
-                self._prefill(step, cap)
+                self._prefill(step)
             if self._split and step.only_phase is not None:
                 break
         self._last = step.only_phase
@@ -150,9 +149,10 @@ class Scheduler:
             chunk.state.num_unknown_tokens += chunk.samples
         return output
 
-    def _prefill(self, step: StepPlan, cap: int | None) -> None:
+    def _prefill(self, step: StepPlan) -> None:
         """Schedule prompts, of those that run and then of those that wait."""
         options, left, chunks = self._options, step.budget, step.chunks[Phase.prefill]
+        cap = self._chunk_cap(options.chunk, len(step.work[Phase.decode]))
         allowed = scheduling.prefill_budget(left, options.prefill_cap, options.prefill_floor)
         step.budget = allowed
         for state in step.work[Phase.prefill]:
@@ -168,7 +168,11 @@ class Scheduler:
         step.budget = max(0, left - spent)
 
     def _take(
-        self, step: StepPlan, chunks: list[ScheduledChunk], state: RequestState, cap: int | None
+        self,
+        step: StepPlan,
+        chunks: list[ScheduledChunk],
+        state: RequestState,
+        cap: int | None = None,
     ) -> None:
         """Schedule as many of a request's tokens as budget, chunk cap and memory allow.
 
@@ -216,7 +220,7 @@ class Scheduler:
         return state
 
     def _count(self, step: StepPlan) -> None:
-        if step.contended:
+        if all(step.work):  # both phases had something to compute: who goes first counts
             self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
         if not step.budget:

@@ -33,7 +33,7 @@ class ScheduledChunk:
     def __post_init__(self) -> None:
         """Refuse an empty chunk and one beyond the request's tokens."""
         state = self.state
-        stop, last = self.start + self.num_tokens, state.num_tokens + state.num_unknown_tokens
+        stop, last = self.start + self.num_tokens, len(state.token_ids) + state.num_unknown_tokens
         if self.num_tokens < 1 or stop > last:
             raise ValueError(
                 f"request {state.request_id}: tokens {self.start} to {stop} of {last} cannot be "
@@ -75,7 +75,9 @@ class SchedulerOutput:
         if self.drafts:
             return False
         for chunk in self.chunks:  # faster than ``all``, which a step of one request would notice
-            if chunk.num_tokens != 1 or not chunk.samples or chunk.is_prefill:
+            if chunk.num_tokens != 1 or not chunk.samples:
+                return False
+            if chunk.start < chunk.state.num_prompt_tokens:
                 return False
         return True
 
@@ -106,11 +108,6 @@ class StepPlan:
                 decodes.append(state)
         self.work = [decodes, prefills]  # by phase
         self.chunks: tuple[list[ScheduledChunk], list[ScheduledChunk]] = [], []
-
-    @property
-    def contended(self) -> bool:
-        """Whether both phases had something to compute, so that who goes first counts."""
-        return all(self.work)
 
     @property
     def only_phase(self) -> Phase | None:

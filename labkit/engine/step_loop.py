@@ -114,15 +114,16 @@ class StepLoop:
 
     def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> Flight:
         step = Flight(scheduled, batch, self._runner.launch(batch))
-        decodes = batch.num_tokens - batch.prefill_tokens
-        shape = "mixed" if batch.mixed else "prefill" if batch.prefill_tokens else "decode"
+        computed = batch.num_tokens
+        decodes = computed - batch.prefill_tokens
+        shape = "decode" if not batch.prefill_tokens else "mixed" if decodes else "prefill"
         self._counters.add_all(
             {
                 **self._every,
                 f"steps.{shape}": 1,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,
-                "tokens.computed": batch.num_tokens,
+                "tokens.computed": computed,
                 "tokens.sampled": len(batch.sampling),
                 "spec.unit_segments": batch.num_segments - len(scheduled.chunks),
             }

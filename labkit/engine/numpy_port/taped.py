@@ -46,12 +46,12 @@ class Taped:
     ) -> ChosenLogits | None:
         """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
         rows = len(batch.tokens)
-        if self._tape is None or not attends(attention):
-            return None
-        if batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
-            return None
         tape = self._tape
+        if tape is None or batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
+            return None
         if self._owner() is not attention:
+            if not attends(attention):
+                return None
             self._layers = attention.taken(tape.recording.attended)
             # Weakly: a model outlives the KV memory of its engines.
             self._owner = weakref.ref(attention)

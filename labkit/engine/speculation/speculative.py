@@ -38,10 +38,8 @@ class Speculation:
         ``drawn``: a token per row of logits, in their order: for each chunk that samples, the
         row of its last token and those of its drafts.
         """
-        sampling = (chunk for chunk in output.chunks if chunk.samples)
-        return {
-            chunk.state.request_id: (token,) for chunk, token in zip(sampling, drawn, strict=True)
-        }
+        sampling = [chunk.state.request_id for chunk in output.chunks if chunk.samples]
+        return dict(zip(sampling, zip(drawn, strict=True), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,7 @@
 """Steps that are replayed: the bits of the forward that was recorded, or the forward itself."""
 
-import itertools
 from dataclasses import replace
 
-import numba
 import numpy as np
 import pytest
 
@@ -132,23 +130,6 @@ def test_a_token_that_the_model_lacks_is_left_to_the_forward(model_dir, wrong):
         batch = replace(asked[-1], tokens=tokens)
         made = model._forward._taped.run(batch, step.attention, step.plan, Counters())
         assert (made is None) == (tokens[0] == wrong)
-
-
-def test_how_many_threads_there_are_may_change_between_steps(model_dir):
-    engine = make(model_dir("qwen3"))
-    expected = logits_of(engine)
-    threads, step = numba.get_num_threads(), engine.step
-    counts = itertools.cycle([1, threads])
-
-    def changing():
-        numba.set_num_threads(next(counts))
-        return step()
-
-    engine.step = changing
-    try:
-        assert logits_of(engine) == expected
-    finally:
-        numba.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("attention", [{"backend": "gather"}, {"split_kv": "2"}])
