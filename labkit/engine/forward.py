@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,11 @@ class PackedForward:
         return self.launch(batch, step, counters, ahead=False)()
 
     def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
-        """Start a step, or run it; ``ahead``: without waiting for the end of what is lazy."""
+        """Start a step, or run it; ``ahead``: without waiting for the end of what is lazy.
+
+        Counted is ``device_ms``: from here to the end of the wait.
+        """
+        start = time.perf_counter()
         attention, bridge = step.attention, None
         if attention.arrays not in (self.name, "any"):
             from labkit.engine.attention.bridge import Bridge
@@ -120,6 +125,7 @@ class PackedForward:
             if isinstance(rows, DeviceLogits):
                 rows.greedy()
             believe(attention, step.plan, counters)
+            counters.add("device_ms", (time.perf_counter() - start) * 1e3)
             return rows
 
         return wait

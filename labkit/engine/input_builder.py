@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ Ints = NDArray[np.int32]
 UNKNOWN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One step's tokens, packed sequence after sequence, decodes first.
 
     ``tokens`` and ``positions`` are int32 [total_q]; ``cu_seqlens_q`` int32
@@ -274,8 +273,7 @@ def with_padding(batch: Batch, count: int) -> Batch:
     """Return the batch with ``count`` rows more that stand for no request."""
     nothing, more = np.zeros(count, np.int32), np.arange(1, count + 1, dtype=np.int32)
     tables = np.zeros((count, batch.block_tables.shape[1]), np.int32)
-    return replace(
-        batch,
+    return batch._replace(
         tokens=np.concatenate([batch.tokens, nothing]),
         positions=np.concatenate([batch.positions, nothing]),
         cu_seqlens_q=np.concatenate([batch.cu_seqlens_q, batch.cu_seqlens_q[-1] + more]),

@@ -27,6 +27,7 @@ class ModelRunner:
         self.memory = memory
         self._forward = forward
         self._counters = counters
+        self._counted = f"forward.{forward.name}"
 
     @property
     def lazy(self) -> bool:
@@ -40,15 +41,9 @@ class ModelRunner:
     def launch(self, batch: Batch, *, ahead: bool = True) -> Wait:
         """Start a step, or run it; what is returned waits for its logits."""
         computed, step = self.memory.plan(batch)
-        start = time.perf_counter()
-        waiting = self._forward.launch(computed, step, self._counters, ahead=ahead)
-
-        def wait() -> Logits:
-            logits = waiting()
-            self._counters.add("device_ms", (time.perf_counter() - start) * 1e3)
-            return logits
-
-        self._counters.add_all({**step.counters, f"forward.{self._forward.name}": 1})
+        wait = self._forward.launch(computed, step, self._counters, ahead=ahead)
+        self._counters.add(self._counted)
+        self._counters.add_all(step.counters)
         if computed is not batch:
             self._counters.add("tokens.padded", computed.total_q - batch.total_q)
         return wait

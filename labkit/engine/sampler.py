@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,7 @@ from labkit.engine.request import RequestState, SamplingParams
 Ids = NDArray[np.intp]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """A token; ``margin`` is its logit's lead over the next best, None if drawn."""
 
     token: int
@@ -54,17 +54,21 @@ class Sampler:
             tokens, margins = best.tolist(), leads.tolist()
         else:
             tokens, margins = logits.greedy()
-        margins = margins[: len(states)]
-        if any(map(math.isnan, margins)):
-            broken = [state.request_id for state, margin in zip(states, margins, strict=True)
-                      if math.isnan(margin)]  # fmt: skip
-            raise InvalidLogitsError(f"logits are not numbers for request {', '.join(broken)}")
-        return [
-            Sampled(tokens[row], margins[row])
-            if state.request.params.plain
-            else choose(logits[row], state)
-            for row, state in enumerate(states)
-        ]
+        sampled = []
+        for row, state in enumerate(states):
+            if math.isnan(margins[row]):
+                raise _broken(states, margins)
+            plain = state.request.params.plain
+            sampled.append(
+                Sampled(tokens[row], margins[row]) if plain else choose(logits[row], state)
+            )
+        return sampled
+
+
+def _broken(states: Sequence[RequestState], margins: Sequence[float]) -> InvalidLogitsError:
+    pairs = zip(states, margins, strict=False)  # of padding there are margins too
+    names = [state.request_id for state, margin in pairs if math.isnan(margin)]
+    return InvalidLogitsError(f"logits are not numbers for request {', '.join(names)}")
 
 
 def greedy(logits: Rows) -> tuple[NDArray[np.intp], NDArray[np.float32]]:

@@ -180,7 +180,7 @@ def compute(
     """
     for index, (batch, reference) in enumerate(_steps(expected, layout.cache)):
         if some_rows and index == 0:
-            batch, reference = replace(batch, logit_rows=batch.logit_rows[::2]), reference[::2]
+            batch, reference = batch._replace(logit_rows=batch.logit_rows[::2]), reference[::2]
         computed, step = layout.memory.plan(batch)
         yield np.asarray(forward(computed, step, Counters())), reference
 
@@ -243,7 +243,7 @@ def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[
         rows = np.arange(batch.total_q, dtype=np.int32)
         # A token of each is a step of decodes: what only those run is tested too.
         prefill = batch.prefill_tokens if max(counts) > 1 else 0
-        batch = replace(batch, logit_rows=rows, prefill_tokens=prefill)
+        batch = batch._replace(logit_rows=rows, prefill_tokens=prefill)
         yield batch, np.concatenate(spans)
         for chunk in chunks:
             chunk.state.num_computed_tokens += chunk.num_tokens

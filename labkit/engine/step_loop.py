@@ -16,7 +16,7 @@ Invariants, each pinned by a test:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from labkit import config
 from labkit.engine.base import Counters, TokenEvent
@@ -32,8 +32,7 @@ from labkit.engine.speculation.speculative import Speculation
 Results = dict[str, Sequence[Sampled]]
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A step that was launched; ``logits`` waits for its end."""
 
     scheduled: SchedulerOutput

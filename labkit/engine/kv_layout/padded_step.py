@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -42,8 +41,7 @@ def pad_batch(
     total = len(order) * width
     tokens, positions = np.zeros(total, np.int32), np.zeros(total, np.int32)
     tokens[target], positions[target] = batch.tokens, batch.positions
-    computed = replace(
-        batch,
+    computed = batch._replace(
         tokens=tokens,
         positions=positions,
         cu_seqlens_q=np.arange(0, total + 1, width, dtype=np.int32),

@@ -1,7 +1,5 @@
 """Steps that are replayed: the bits of the forward that was recorded, or the forward itself."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -127,7 +125,7 @@ def test_a_token_that_the_model_lacks_is_left_to_the_forward(model_dir, wrong):
     logits_of(engine)
     _, step = model.memory.plan(asked[-1])
     for tokens in (asked[-1].tokens, np.full_like(asked[-1].tokens, wrong)):
-        batch = replace(asked[-1], tokens=tokens)
+        batch = asked[-1]._replace(tokens=tokens)
         made = model._forward._taped.run(batch, step.attention, step.plan, Counters())
         assert (made is None) == (tokens[0] == wrong)
 
