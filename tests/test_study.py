@@ -9,6 +9,7 @@ import pytest
 from labkit import analysis, config
 from labkit import study as study_module
 from labkit.analysis import cell_analysis, study_analysis
+from labkit.analysis.rendering import figures
 from labkit.analysis.study_analysis import Analyst
 from labkit.experiment.arms import ComposedCell
 from labkit.records import Arm, CaseRecord, Metric, Record, read_cell
@@ -57,7 +58,7 @@ def composed(name, **design):
 
 @pytest.fixture
 def analysed(monkeypatch, tmp_path):
-    """The cells that were analysed, in order; nothing is prepared or locked but the test's own."""
+    """The cells that were analysed, in order; nothing is prepared or drawn, the lock is ours."""
     seen = []
     real = cell_analysis.analyse
 
@@ -66,6 +67,7 @@ def analysed(monkeypatch, tmp_path):
         return real(cell_dir, *others)
 
     monkeypatch.setattr(study_analysis, "analyse", analyse)
+    monkeypatch.setattr(figures, "write_figures", lambda *_: None)
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return seen

@@ -146,7 +146,7 @@ def held(running):
 
 
 @pytest.mark.parametrize(
-    "seconds", [8, pytest.param(120, marks=pytest.mark.slow)], ids=["short", "long"]
+    "seconds", [4, pytest.param(120, marks=pytest.mark.slow)], ids=["short", "long"]
 )
 def test_a_crowd_leaves_nothing_behind(chat_model, serving, tmp_path, seconds):
     with serving(

@@ -1,8 +1,10 @@
 """The control of padding, on a smaller model: nothing is counted where nothing can be padded."""
 
-from labkit import app, workload
+from dataclasses import replace
+
+from labkit import workload
 from labkit.analysis.ideal import reached
-from labkit.experiment.arms import compose_cell
+from labkit.config import LengthKind
 from labkit.records import Record
 from labkit.workload.lengths import rectangle_notes
 
@@ -16,6 +18,22 @@ SMALL = [
 ]
 
 
+def eighth(arm):
+    """Return the arm with lengths of an eighth."""
+    prompts = arm.workload.prompts
+    shorter = {
+        side: replace(lengths, **{
+            name: -(-getattr(lengths, name) // 8)
+            for name in (("tokens",) if lengths.kind is LengthKind.fixed else BOUNDS)
+        })
+        for side, lengths in (("input", prompts.input), ("output", prompts.output))
+    }  # fmt: skip
+    return replace(arm, workload=replace(arm.workload, prompts=replace(prompts, **shorter)))
+
+
+BOUNDS = ("low", "median", "high")
+
+
 def test_the_rectangle_of_three_requests():
     # 5 + 1, 2 + 3 and 1 + 0 rows are computed; each of three rows is 5 + 3 long.
     assert rectangle_notes([(5, 2), (2, 4), (1, 1)]) == {"tokens": 6 + 5 + 1, "slots": 3 * 8}
@@ -23,12 +41,11 @@ def test_the_rectangle_of_three_requests():
     assert alike["tokens"] == alike["slots"] == 4 * 9
 
 
-def test_requests_that_are_alike_leave_nothing_to_pad():
-    app.register()
-    with app.initialized():
-        cell = compose_cell([], SMALL)
+def test_requests_that_are_alike_leave_nothing_to_pad(composed):
+    cell = composed(*SMALL)
     claims, records = cell.experiment.ablation.claims, []
-    for name, arm in cell.experiments.items():
+    for name, whole in cell.experiments.items():
+        arm = eighth(whole)
         workload.prepare(arm)
         found = workload.measure(arm)
         assert all(found.counters[counter] > 0 for counter in claims.engaged[name])

@@ -49,7 +49,12 @@ def experiment(**engine):
             "model": {"name": "mini", "shape": SHAPE},
             "workload": {
                 "name": "uniform",
-                "prompts": {"source": "synthetic", "seed": 0},
+                "prompts": {
+                    "source": "synthetic",
+                    "seed": 0,
+                    "input": {"kind": "fixed", "tokens": 70},
+                    "output": {"kind": "fixed", "tokens": 30},
+                },
                 "num_requests": 5,
                 "concurrency": 3,
                 "warmup": 1,
