@@ -24,10 +24,24 @@ def labkit(cwd, *words, timeout=60):
     )
 
 
+@pytest.fixture
+def door(tmp_path, monkeypatch, capfd):
+    """The same door in this process: a function from words to exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["labkit"])
+
+    def enter(*words):
+        with pytest.raises(SystemExit) as left:
+            app.main(words)
+        return left.value.code, *capfd.readouterr()
+
+    return enter
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
         (["ablation=nope"], "there are: "),
         (["engine.kv.block_size=0"], "allowed are 8, 16 and 32"),
         (["engine.kv.block_size=abc"], "must be of type integer; allowed are 8, 16 and 32"),
@@ -50,25 +64,39 @@ def labkit(cwd, *words, timeout=60):
         ),
         (["+ablation.claims.engaged.bsae=[steps.mixed]"], "did you mean 'base'"),
         (["workload=chat,ragged"], "need -m"),
-        (["engine.kv.block_size=8,16,7", "-m"], "engine.kv.block_size=7"),
-        (["a=[b"], "not an override"),
         (["foo"], "write key=value"),
         (["hydra.sweep.dir=elsewhere", "-m"], "out=DIR"),
         (["report", "outputs/x"], "python -m labkit.report --help"),
         (["--frob"], "no such flag"),
         (["--cfg", "jobb"], "allowed are job"),
         (["--config-dir", "/nowhere"], "no such directory"),
-        (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
         (["plan=maybe"], "must be of type boolean"),
     ],
 )
-def test_a_mistake_is_one_line_exit_2_and_leaves_nothing(tmp_path, words, says):
+def test_a_mistake_is_one_line_exit_2_and_leaves_nothing(tmp_path, door, words, says):
+    assert_one_line(tmp_path, says, *door(*words))
+
+
+def assert_one_line(folder, says, code, out, err):
+    assert (code, out) == (2, ""), err
+    assert len(err.splitlines()) == 1
+    assert says in err
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["engine.kv.block_sise=16"], "did you mean 'block_size'"),
+        (["engine.kv.block_size=8,16,7", "-m"], "engine.kv.block_size=7"),
+        (["a=[b"], "not an override"),
+        (["--cfg", "job", "engine.kv.block_sise=16"], "did you mean"),
+    ],
+)
+def test_a_mistake_is_one_line_of_a_process_too(tmp_path, words, says):
+    """Nothing else is said, not where its modules are imported and not at its end."""
     done = labkit(tmp_path, *words)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
-    assert says in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert_one_line(tmp_path, says, done.returncode, done.stdout, done.stderr)
 
 
 def test_an_arm_named_on_in_yaml_is_one_line(tmp_path):

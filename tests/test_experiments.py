@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from labkit import app, workload
-from labkit.config import Identity, LengthKind, ModelShape
+from labkit.config import Budget, Identity, LengthKind, ModelShape
 from labkit.experiment import stages
 from labkit.experiment.arms import _with_arm, at_scale, compose_cell
-from labkit.experiment.composer import Composer
 from labkit.experiment.stages import Draft, Stopwatch
 from labkit.records import Record, read_cell
 from labkit.study import Study
@@ -61,13 +61,13 @@ SHAPE = ModelShape(
     hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=512
 )
 FEW, PART = 6, 16  # requests at most; and of a length
+POOL = 64 << 20  # bytes, where an experiment leaves it at the default
 
 
 @pytest.fixture(scope="module")
-def composer():
-    app.register()
+def composer(composer):
     with app.initialized():
-        yield Composer()
+        yield composer
 
 
 def source(name):
@@ -95,8 +95,16 @@ def test_every_arm_composes_at_every_scale(name, composer):
             composer.compose(_with_arm(cell, overrides), f"arm {arm}: ")
 
 
+@pytest.fixture
+def pictures(monkeypatch):
+    """The pictures that a report makes, not painted: that every kind can be is told elsewhere."""
+    made = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: made.append(figure))
+    return made
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, capsys):
+def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, pictures, capsys):
     """In this process, without what a process has one of; it is reported, and nothing failed.
 
     What an arm claims may not happen at this size (``vacuous``).
@@ -121,6 +129,7 @@ def test_it_runs_tiny(name, composer, tmp_path, monkeypatch, capsys):
     assert not [line for line in shown.splitlines() if "rows are padding" in line], shown
     report = (study.out / "report.md").read_text("utf-8")
     assert f"## {cell.experiment.ablation.question} (scale=cpu)" in report
+    assert all(figure.axes for figure in pictures) and pictures
 
 
 class Here:
@@ -154,7 +163,10 @@ def tiny(experiment, part):
     asked = dataclasses.replace(asked, warmup=1, **smaller)
     if not kernel:
         model = dataclasses.replace(model, shape=SHAPE, packaged=None, path=None)
-    return dataclasses.replace(experiment, workload=asked, model=model)
+    engine = experiment.engine
+    if engine.budget == Budget() and engine.name not in ("mlx_lm", "openai"):
+        engine = dataclasses.replace(engine, budget=Budget(bytes=POOL))
+    return dataclasses.replace(experiment, workload=asked, model=model, engine=engine)
 
 
 def clips(asked):

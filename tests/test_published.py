@@ -8,7 +8,7 @@ from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published
 from labkit.experiment.arms import at_scale
 from labkit.experiment.claims import choices
-from labkit.experiment.composer import Composer, quote
+from labkit.experiment.composer import quote
 from labkit.records import counters
 from labkit.workload import headroom, metrics
 from labkit.workload.headroom import Claim
@@ -24,10 +24,9 @@ HOST = {"map_us", "plan_us"}  # of a kernel's records
 
 
 @pytest.fixture(scope="module")
-def composer():
-    app.register()
+def composer(composer):
     with app.initialized():
-        yield Composer()
+        yield composer
 
 
 def cases(whole):

@@ -104,7 +104,7 @@ def run_value(repeats: Sequence[float]) -> float:
 
 def middle(log_ratios: Floats) -> float:
     """Return one number for a run's rounds, float64 [rounds]: their median."""
-    return float(np.median(log_ratios))
+    return float(_medians(log_ratios))
 
 
 def without_places(logs: Floats, places: NDArray[np.int64]) -> Floats:
@@ -120,17 +120,26 @@ def without_places(logs: Floats, places: NDArray[np.int64]) -> Floats:
     places
         int [arms, rounds]: whose turn was first, second, ...
     """
-    left = logs - np.median(logs, axis=0)
+    left = logs - _medians(logs.T)
     added = np.zeros(places.max() + 1)
+    turns = [(place, places == place) for place in np.unique(places)]
     for _ in range(PASSES):
         before = added.copy()
-        own = np.median(left - added[places], axis=1, keepdims=True)
-        for place in np.unique(places):
-            added[place] = np.median((left - own)[places == place])
+        apart = left - _medians(left - added[places])[:, None]
+        for place, taken in turns:
+            added[place] = _medians(apart[taken])
         if np.array_equal(before, added):
             break
     less: Floats = logs - added[places]
     return less
+
+
+def _medians(values: Floats) -> Floats:
+    """Return the medians along the last axis: numpy's own takes five times as long on so few."""
+    ordered, half = np.sort(values), values.shape[-1] // 2
+    if values.shape[-1] % 2:
+        return np.asarray(ordered[..., half])
+    return np.asarray((ordered[..., half - 1] + ordered[..., half]) / 2.0)
 
 
 def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[Row]:

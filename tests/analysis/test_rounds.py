@@ -20,10 +20,12 @@ def turns(values, places=None):
     ``places``: int of the same shape, if they were recorded.
     """
     known = np.zeros((*values.shape[:2], 0), int) if places is None else places
+    times = np.exp(values)
+    middles = np.median(times, axis=-1)
     arms = {
         name: [
-            Value(p, 0, f"runs/{p}-{name}", float(np.median(x)), tuple(x), tuple(known[p, a]))
-            for p, x in enumerate(np.exp(values[:, a]))
+            Value(p, 0, f"runs/{p}-{name}", middles[p, a], tuple(x), tuple(known[p, a]))
+            for p, x in enumerate(times[:, a])
         ]
         for a, name in enumerate(("base", "arm", "control")[: values.shape[1]])
     }
@@ -39,7 +41,8 @@ def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
     for a, name in ((1, "arm"), (2, "control")):
         ratios = np.median(values[[0, 2, 5], a] - values[[0, 2, 5], 0], axis=1)
         assert (log_values(row, name, blocks) - base)[:, 0] == pytest.approx(ratios)
-    assert middle(np.array([0.1, 0.2, 9.0])) == pytest.approx(0.2)
+    assert middle(np.array([9.0, 0.1, 0.2])) == pytest.approx(0.2)
+    assert middle(np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
 
 
 def test_what_a_place_adds_to_every_arm_is_taken_out():

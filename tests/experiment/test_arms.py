@@ -2,9 +2,8 @@
 
 import pytest
 
-from labkit import app
 from labkit.config import ConfigError, DType
-from labkit.experiment.arms import cell_name, compose_cell
+from labkit.experiment.arms import cell_name
 
 
 @pytest.mark.parametrize(
@@ -31,13 +30,7 @@ def test_long_names_end_in_a_hash_and_stay_distinct():
     assert all(len(name) <= 120 for name in names)
 
 
-def composed(*overrides):
-    app.register()
-    with app.initialized():
-        return compose_cell([], overrides)
-
-
-def test_arms_are_the_cell_with_their_overrides_behind():
+def test_arms_are_the_cell_with_their_overrides_behind(composed):
     cell = composed("ablation=seq_map", "engine.attention.resolver=identity")
     assert [(arm.name, arm.role) for arm in cell.arms] == [
         ("binary_search", "baseline"),
@@ -49,12 +42,12 @@ def test_arms_are_the_cell_with_their_overrides_behind():
     assert cell.experiment.workload.name == "kernel_seq_map"
 
 
-def test_the_command_lines_workload_wins_over_the_ablations():
+def test_the_command_lines_workload_wins_over_the_ablations(composed):
     cell = composed("ablation=seq_map", "workload=chat")
     assert {arm.workload.name for arm in cell.experiments.values()} == {"chat"}
 
 
-def test_arms_can_be_added_and_dropped_and_may_change_a_group():
+def test_arms_can_be_added_and_dropped_and_may_change_a_group(composed):
     cell = composed(
         "ablation=seq_map",
         "~ablation.arms.seq_map",
@@ -82,13 +75,13 @@ def test_arms_can_be_added_and_dropped_and_may_change_a_group():
         (["model=local", "model.path=/nowhere"], r"model\.path=/nowhere"),
     ],
 )
-def test_a_mistake_in_an_arm_is_one_line_that_names_it(overrides, line):
+def test_a_mistake_in_an_arm_is_one_line_that_names_it(composed, overrides, line):
     with pytest.raises(ConfigError, match=line) as caught:
         composed(*overrides)
     assert "\n" not in str(caught.value)
 
 
-def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(monkeypatch):
+def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(composed, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
     with pytest.raises(ConfigError, match=r"^arm x: engine\.attention\.device=metal: there is no"):
         composed("+ablation.arms.x={engine.attention.device:metal}")
@@ -97,6 +90,6 @@ def test_an_arm_on_a_device_that_is_not_here_is_refused_in_planning(monkeypatch)
     composed("+ablation.arms.x={engine.mlx.bfs_max_width:4}")
 
 
-def test_an_arm_may_ask_for_a_type():
+def test_an_arm_may_ask_for_a_type(composed):
     cell = composed("+ablation.arms.x={engine:mlx_lm,engine.dtype:bfloat16}")
     assert cell.experiments["x"].engine.dtype is DType.bfloat16

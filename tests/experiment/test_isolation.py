@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from labkit import app, workload
+from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
-from labkit.experiment.arms import compose_cell, settle_isolation, to_cells
+from labkit.experiment.arms import settle_isolation, to_cells
 
 KERNELS = {
     "name": "kernels",
@@ -49,16 +49,6 @@ def test_arms_are_apart_where_that_is_asked_for():
 def test_kernels_and_requests_are_apart():
     mixed = [*arms({}), *arms({}, workload={"name": "uniform", "prompts": {"source": "synthetic"}})]
     assert "different kinds" in workload.apart(mixed)
-
-
-@pytest.fixture
-def composed(tmp_path):
-    def compose(*words):
-        app.register()
-        with app.initialized():
-            return compose_cell([], list(words))
-
-    return compose
 
 
 def test_turns_are_confirmed_by_separate_processes_where_asked(composed, tmp_path):

@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from labkit import app, workload
-from labkit.experiment.arms import compose_cell
+from labkit import workload
 from labkit.metal.emulator.compilation import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
 
@@ -29,24 +28,27 @@ def small(case):
     return dataclasses.replace(case, **sizes, factor=1)
 
 
-def measured(name, *overrides):
-    """Return the ablation, and what every arm measured of its workload, smaller."""
-    app.register()
-    with app.initialized():
-        cell = compose_cell([], [f"ablation={name}", "design.control=false", *overrides])
-    results = {}
-    for arm, experiment in cell.experiments.items():
-        asked = experiment.workload
-        asked = dataclasses.replace(
-            asked,
-            cases=[small(case) for case in asked.cases],
-            window=asked.window and eighth(asked.window),
-            head_dim=32,
-            warmup=0,
-            repeats=1,
-        )
-        results[arm] = workload.measure(dataclasses.replace(experiment, workload=asked))
-    return cell.experiment.ablation, results
+@pytest.fixture
+def measured(composed):
+    """Return what gives an ablation, and what every arm measured of its workload, smaller."""
+
+    def measure(name, *overrides):
+        cell = composed(f"ablation={name}", "design.control=false", *overrides)
+        results = {}
+        for arm, experiment in cell.experiments.items():
+            asked = experiment.workload
+            asked = dataclasses.replace(
+                asked,
+                cases=[small(case) for case in asked.cases],
+                window=asked.window and eighth(asked.window),
+                head_dim=32,
+                warmup=0,
+                repeats=1,
+            )
+            results[arm] = workload.measure(dataclasses.replace(experiment, workload=asked))
+        return cell.experiment.ablation, results
+
+    return measure
 
 
 def digests(result):
@@ -54,7 +56,7 @@ def digests(result):
 
 
 @pytest.mark.parametrize("name", ABLATIONS)
-def test_every_claim_holds(name):
+def test_every_claim_holds(measured, name):
     ablation, results = measured(name)
     assert ablation.question.endswith("?")
     for arm, claimed in ablation.claims.engaged.items():
@@ -81,7 +83,7 @@ def compiler():
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.slow)])
-def test_ragged_tails_and_verification_are_bit_identical(device, request):
+def test_ragged_tails_and_verification_are_bit_identical(measured, device, request):
     """The article's correctness check: decode, mixed, ragged-tail and verification batches."""
     if device == "emulated":
         request.getfixturevalue("compiler")
@@ -100,7 +102,7 @@ def test_ragged_tails_and_verification_are_bit_identical(device, request):
     assert kernels == {"decode", "tiled"}
 
 
-def test_an_ablation_may_run_on_the_emulated_kernels(compiler):
+def test_an_ablation_may_run_on_the_emulated_kernels(measured, compiler):
     _, results = measured(
         "seq_map",
         "engine.attention.device=emulated",

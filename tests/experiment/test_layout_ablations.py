@@ -2,8 +2,7 @@
 
 import pytest
 
-from labkit import app, workload
-from labkit.experiment.arms import compose_cell
+from labkit import workload
 
 FEWER = {
     "kv_layout": ["workload.num_requests=2"],
@@ -21,11 +20,8 @@ SMALL = [
 ]
 
 
-def measured(name):
+def measured(cell):
     """Return the ablation, and what every arm measured of its workload, once."""
-    app.register()
-    with app.initialized():
-        cell = compose_cell([], [f"ablation={name}", "design.control=false", *SMALL, *FEWER[name]])
     results = {}
     for arm, experiment in cell.experiments.items():
         workload.prepare(experiment)
@@ -34,8 +30,10 @@ def measured(name):
 
 
 @pytest.mark.parametrize("name", FEWER)
-def test_every_claim_holds(name):
-    ablation, results = measured(name)
+def test_every_claim_holds(name, composed):
+    ablation, results = measured(
+        composed(f"ablation={name}", "design.control=false", *SMALL, *FEWER[name])
+    )
     assert ablation.question.endswith("?")
     assert ablation.claims.identity.value == "tokens"
     base = results[ablation.baseline_arm]

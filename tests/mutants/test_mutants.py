@@ -16,6 +16,11 @@ def grow(x: int = 1) -> int:
         return x + 1
     return f"{x + 2}"
 '''
+PYPROJECT = """
+[tool.pytest.ini_options]
+markers = ["slow", "metal"]
+addopts = "-p no:schemathesis -p no:hydra_pytest -p no:anyio"
+"""
 TEST = """
 from labkit.toy import grow, unused
 
@@ -55,7 +60,7 @@ def test_a_mutant_that_a_test_tells_is_killed_and_others_survive(tmp_path):
         "labkit/__init__.py": "",
         "labkit/toy.py": SOURCE + "\n\ndef unused():\n    return 5\n",
         "tests/toy/test_toy.py": TEST,
-        "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow', 'metal']\n",
+        "pyproject.toml": PYPROJECT,
         "tests/mutants/calls/sitecustomize.py": (
             Path(__file__).with_name("calls") / "sitecustomize.py"
         ).read_text(),

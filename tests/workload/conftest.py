@@ -2,17 +2,8 @@
 
 import pytest
 
-from labkit import app
-from labkit.experiment.arms import compose_cell
-
 
 @pytest.fixture(scope="session")
-def asked():
+def asked(composed):
     """Return what composes the experiment of some overrides, checked as a command's are."""
-
-    def compose(*overrides):
-        app.register()
-        with app.initialized():
-            return compose_cell([], list(overrides)).experiments["base"]
-
-    return compose
+    return lambda *overrides: composed(*overrides).experiments["base"]

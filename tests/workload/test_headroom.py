@@ -4,27 +4,25 @@ import dataclasses
 
 import pytest
 
-from labkit import app, workload
+from labkit import workload
 from labkit.config import ConfigError, Engine
-from labkit.experiment.arms import compose_cell
 from labkit.workload import headroom
 
 GIB = 1 << 30
 
 
-def composed(*overrides):
-    app.register()
-    with app.initialized():
-        return compose_cell([], ["experiment=memory_policies", *overrides]).experiments
+@pytest.fixture
+def policies(composed):
+    return lambda *overrides: composed("experiment=memory_policies", *overrides).experiments
 
 
 @pytest.mark.parametrize(
     ("machine", "hint"), [("sim_m1_pro_32gb", 2 / 3), ("sim_m1_max_64gb", 3 / 4)]
 )
-def test_each_policy_takes_its_formula_s_share(machine, hint):
+def test_each_policy_takes_its_formula_s_share(policies, machine, hint):
     found = {
         arm: headroom.claim(experiment)
-        for arm, experiment in composed(f"engine.budget.machine={machine}").items()
+        for arm, experiment in policies(f"engine.budget.machine={machine}").items()
     }
     share = {arm: one.ceiling / one.total for arm, one in found.items()}
     assert share == pytest.approx(
@@ -38,21 +36,21 @@ def test_each_policy_takes_its_formula_s_share(machine, hint):
     assert found["llamacpp"].tokens == 511 * 16
 
 
-def test_auto_takes_what_its_requests_take():
-    arms = composed("workload.concurrency=1")
-    one, sixteen = (headroom.claim(a) for a in (arms["auto"], composed()["auto"]))
+def test_auto_takes_what_its_requests_take(policies):
+    arms = policies("workload.concurrency=1")
+    one, sixteen = (headroom.claim(a) for a in (arms["auto"], policies()["auto"]))
     assert one.tokens % 256 == 0 and 8 * one.tokens < sixteen.tokens <= 16 * one.tokens
     per_token = 4 * 28 * 2 * 8 * 128
     assert sixteen.taken - one.taken == (sixteen.tokens - one.tokens) * per_token
 
 
-def test_nothing_stops_auto_from_taking_more_than_there_is():
-    auto = headroom.claim(composed("engine.budget.machine=sim_m1_8gb")["auto"])
+def test_nothing_stops_auto_from_taking_more_than_there_is(policies):
+    auto = headroom.claim(policies("engine.budget.machine=sim_m1_8gb")["auto"])
     assert auto.taken > auto.total and auto.left_pct < 0
 
 
-def test_records_say_the_claim_and_who_made_it():
-    arms = composed()
+def test_records_say_the_claim_and_who_made_it(policies):
+    arms = policies()
     turns = workload.load(list(arms.values()), None)
     measured = dict(zip(arms, turns.measure(lambda what: None), strict=True))
     names = [metric.name for metric in measured["vllm"].cases[0].metrics]
@@ -61,8 +59,8 @@ def test_records_say_the_claim_and_who_made_it():
     assert measured["vllm"].counters["budget.vllm"] == 1
 
 
-def test_an_engine_that_plans_no_memory_is_one_line():
-    auto = composed()["auto"]
+def test_an_engine_that_plans_no_memory_is_one_line(policies):
+    auto = policies()["auto"]
     own = dataclasses.replace(auto, engine=Engine(name="mlx_lm"))
     with pytest.raises(ConfigError, match=r"^workload\.kind=headroom: engine=mlx_lm .* planned"):
         headroom.claim(own)

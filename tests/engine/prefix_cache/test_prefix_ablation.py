@@ -2,8 +2,7 @@
 
 import pytest
 
-from labkit import app, workload
-from labkit.experiment.arms import compose_cell
+from labkit import workload
 
 SMALL = [
     "ablation=prefix_cache",
@@ -17,10 +16,8 @@ SMALL = [
 
 
 @pytest.mark.parametrize("state", ["cold", "warm"])
-def test_the_claims_of_the_prefix_cache_ablation(state):
-    app.register()
-    with app.initialized():
-        cell = compose_cell([], [*SMALL, f"workload.cache_state={state}"])
+def test_the_claims_of_the_prefix_cache_ablation(state, composed):
+    cell = composed(*SMALL, f"workload.cache_state={state}")
     claims = cell.experiment.ablation.claims
     digests, hits = set(), {}
     for name, arm in cell.experiments.items():

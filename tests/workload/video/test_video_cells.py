@@ -7,21 +7,14 @@ pytest.importorskip("cv2")
 
 import clip_files as files
 
-from labkit import app, workload
+from labkit import workload
 from labkit.config import ConfigError
 from labkit.experiment import stages
-from labkit.experiment.arms import compose_cell
 from labkit.records import counters
 
 
-def composed(*overrides):
-    app.register()
-    with app.initialized():
-        return compose_cell([], list(overrides))
-
-
 @pytest.mark.parametrize("asked", ["ablation=keyframes", "experiment=keyframes"])
-def test_every_arm_of_the_ablation_composes(asked):
+def test_every_arm_of_the_ablation_composes(composed, asked):
     cell = composed(asked)
     names = [arm.name for arm in cell.arms]
     assert names[0] == "stream" and names[-1] == "control"
@@ -51,25 +44,25 @@ def test_every_arm_of_the_ablation_composes(asked):
         (["workload.arrivals.kind=at_once"], "workload.arrivals: workload.kind=video does not"),
     ],
 )
-def test_mistakes_are_one_line(overrides, said):
+def test_mistakes_are_one_line(composed, overrides, said):
     with pytest.raises(ConfigError) as caught:
         composed("workload=video", *overrides)
     assert said in str(caught.value)
 
 
-def test_frames_are_no_claim_about_an_engine():
+def test_frames_are_no_claim_about_an_engine(composed):
     with pytest.raises(ConfigError, match="workload=chat has no frames"):
         composed("ablation.claims.identity=frames")
 
 
-def test_an_empty_folder_is_refused(tmp_path):
+def test_an_empty_folder_is_refused(composed, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / ".hidden").write_text("")
     with pytest.raises(ConfigError, match="there is no file in it"):
         composed("workload=video", f"workload.clips={tmp_path}")
 
 
-def test_every_claim_of_the_ablation_holds(no_cache):
+def test_every_claim_of_the_ablation_holds(composed, no_cache):
     cell = composed("ablation=keyframes", "design.control=false", "workload.repeats=1")
     clips = [files.clip_of(61, 7, events=1), files.clip_of(40, requests=0)]
     claimed = cell.experiment.ablation.claims.engaged
