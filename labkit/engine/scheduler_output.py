@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from labkit.engine.request import RequestState
 
@@ -53,8 +55,7 @@ class ScheduledChunk:
         return self.start < self.state.num_caught_up
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerOutput:
+class SchedulerOutput(NamedTuple):
     """The chunks of one step, decodes first.
 
     ``drafts``: by request id, guesses at what comes after the last token of a chunk that
@@ -62,7 +63,7 @@ class SchedulerOutput:
     """
 
     chunks: tuple[ScheduledChunk, ...]
-    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     @property
     def total_tokens(self) -> int:

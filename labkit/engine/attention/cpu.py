@@ -130,8 +130,9 @@ class CpuBackend(PagedBackend):
             if told is None:
                 return False
             plan.prepared["replay"] = told
+        nonce, stamp = told.begin(plan.resolver.word)
         wrong = tape.run(
-            ops, tokens, logits, *told.begin(plan.resolver.word), plan.lookup, told.launches,
+            ops, tokens, logits, nonce, stamp, plan.lookup, told.launches,
             self._memory, told.counters, told.left, plan.block_tables, plan.block_size,
             plan.cu_seqlens_q, plan.seq_lens,
         )  # fmt: skip

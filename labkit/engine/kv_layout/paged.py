@@ -83,10 +83,6 @@ class KVCacheManager(KVCache):
         """Bytes of the blocks that requests hold now."""
         return self.pool.num_used * self.block_bytes
 
-    @property
-    def _held_tokens(self) -> int:
-        return self.pool.num_used * self.block_size
-
     def blocks_for(self, num_tokens: int) -> int:
         """Return how many blocks hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
@@ -152,7 +148,8 @@ class KVCacheManager(KVCache):
     def publish(self, state: RequestState) -> None:
         """Offer the full, computed blocks; see ``KVCache.publish``."""
         request_id = state.request_id
-        self._used.note(request_id, state.num_computed_tokens, self._held_tokens)
+        held = self.pool.num_used * self.block_size
+        self._used.note(request_id, state.num_computed_tokens, held)
         full = state.num_computed_tokens // self.block_size
         if full <= self._published[request_id]:
             return
@@ -202,7 +199,7 @@ class KVCacheManager(KVCache):
         """Start counting anew; peaks restart from what is held."""
         self.pool.reset_counters()
         super().reset_counters()
-        self._used.reset(self._held_tokens)
+        self._used.reset(self.pool.num_used * self.block_size)
         self._prefixes.evicted = 0
         self._reserved = self._hit_tokens = self._queried_tokens = 0
 

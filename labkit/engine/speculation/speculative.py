@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from labkit.engine.base import Counters
@@ -105,7 +105,7 @@ class DraftAndVerify(Speculation):
         }
         self._counters.add(f"spec.{self._proposer.name}")
         self._counters.add("spec.draft_ms", (time.perf_counter() - start) * 1e3)
-        return replace(output, drafts=drafts)
+        return output._replace(drafts=drafts)
 
     def _room(self, chunk: ScheduledChunk) -> int:
         """Return how many drafts a chunk's request may be given, the step's budget aside."""
