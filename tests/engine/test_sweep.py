@@ -9,6 +9,7 @@ of every token show; and that engine's are mlx_lm's, within rounding.
 from __future__ import annotations
 
 import random
+from functools import cache
 from itertools import combinations
 
 import pytest
@@ -49,6 +50,12 @@ LAYOUTS = {
 }
 
 
+@cache
+def part(kind, **chosen):
+    """Most of 12,000 draws share their parts."""
+    return kind(**chosen)
+
+
 def legal(choice):
     """The engine's options, or None where the config refuses them."""
     c = dict(choice)
@@ -59,14 +66,16 @@ def legal(choice):
             name=c["engine"],
             blas=config.Blas.stock,
             batch_invariant=True,
-            kv=config.KV(LAYOUTS[c["engine"]], c["block_size"]),
-            attention=config.Attention(
+            kv=part(config.KV, layout=LAYOUTS[c["engine"]], block_size=c["block_size"]),
+            attention=part(
+                config.Attention,
                 backend=c["backend"],
                 resolver=c["resolver"],
                 gqa_sharing=c["gqa_sharing"],
                 tile_threshold=c["tile_threshold"],
             ),
-            scheduler=config.Scheduler(
+            scheduler=part(
+                config.Scheduler,
                 max_num_seqs=4,
                 max_num_batched_tokens=16,
                 admission=config.Admission(c["admission"]),
@@ -77,8 +86,10 @@ def legal(choice):
                 reservation=config.Reservation(c["reservation"]),
                 queue=config.Queue(c["queue"]),
             ),
-            budget=config.Budget(blocks=20 if c["reservation"] == "optimistic" else 64),
-            drafts=config.Drafts(verification=config.Verification(c["verification"]), **drafts),
+            budget=part(config.Budget, blocks=20 if c["reservation"] == "optimistic" else 64),
+            drafts=part(
+                config.Drafts, verification=config.Verification(c["verification"]), **drafts
+            ),
             decode_shape=config.DecodeShape(c["decode_shape"]),
             prefix_cache=config.PrefixCache(c["prefix_cache"]),
             prefix_align=config.PrefixAlign(c["prefix_align"]),
