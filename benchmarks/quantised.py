@@ -257,11 +257,15 @@ Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found:
     """Let the arms take turns, in an order that turns from round to round; the first is warm-up."""
+    from labkit.doctor.measure import cpu_bandwidth
+
     found: Found = {case.name: {} for case in cases}
     for number in range(-1, rounds):
         for case in cases:
             for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
                 figures = arms[name].serve(case)
+                if figures is not None and (case, name) == (CASES[0], STORED):
+                    figures["read_gb_s"] = cpu_bandwidth()["gb_s"]  # of the same moment
                 if figures is not None and number >= 0:
                     found[case.name].setdefault(name, []).append(figures)
     return found
@@ -276,7 +280,9 @@ def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
             tokens = [entry["tokens"] for entry in entries]
             same = tokens == ours if any(tokens[0]) and ours else None
             speeds = [round(speed(case, entry), 1) for entry in entries]
-            rows.append({"case": case.name, "arm": name, "tok_s": speeds, "same_tokens": same})
+            reads = [round(e["read_gb_s"], 1) for e in entries if "read_gb_s" in e]
+            row = {"case": case.name, "arm": name, "tok_s": speeds, "same_tokens": same}
+            rows.append(row | ({"read_gb_s": reads} if reads else {}))
     return rows
 
 
@@ -301,17 +307,17 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
-    """Say at which share of what memory gives one stream reads the weights."""
-    from labkit.doctor.measure import cpu_bandwidth
-
-    speeds = [r["tok_s"] for r in rows if (r["case"], r["arm"]) == (CASES[0].name, STORED)]
-    if not speeds:
+    """Say at which share of what memory gives one stream reads the weights, round by round."""
+    found = [row for row in rows if "read_gb_s" in row]
+    if not found:
         return []
-    held = arms[STORED].loaded["weight_bytes"]
-    read, rate = cpu_bandwidth()["gb_s"], held * statistics.median(speeds[0]) / 1e9
+    held, (row,) = arms[STORED].loaded["weight_bytes"], found
+    rates = [held * speed / 1e9 for speed in row["tok_s"]]
+    shares = [rate / read for rate, read in zip(rates, row["read_gb_s"], strict=True)]
     return [
-        f"{STORED}, 1 stream: reads {held / 1e6:.1f} MB of weights at {rate:.1f} GB/s of "
-        f"{read:.1f} ({rate / read:.0%})"
+        f"{STORED}, 1 stream: reads {held / 1e6:.1f} MB of weights at "
+        f"{statistics.median(rates):.1f} GB/s, of reads right after it "
+        f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
     ]
 
 
