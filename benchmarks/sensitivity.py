@@ -12,7 +12,7 @@ engines then leave a core to it (``engine.threads``), for a step waits for all o
 both ask whether turns and so many pairs of separate processes say the same; they go on where they
 were ended. ``table`` writes the other studies that are there as ``docs/sensitivity.md`` shows them:
 
-    python benchmarks/sensitivity.py agreement-kernels 130 outputs/reference/sensitivity
+    python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
     python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
     python benchmarks/sensitivity.py table outputs/reference/sensitivity
 """

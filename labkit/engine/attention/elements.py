@@ -42,7 +42,7 @@ def rounded(numbers: NDArray[np.float32], name: str) -> NDArray[Any]:
 
 
 def widened(pool: NDArray[Any]) -> NDArray[np.float32]:
-    """Return what a pool holds as float32, exactly."""
+    """Return what a pool or a scale holds as float32, exactly; bfloat16 is uint16."""
     if name_of(pool) != "bfloat16":
         return pool.astype(np.float32)
     return (pool.astype(np.uint32) << 16).view(np.float32)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.elements import widened
 from labkit.engine.cpu.gemm import WIDTH
 
 # A single row of x has too few accumulators in one panel to hide the latency of an FMA.
@@ -157,13 +158,6 @@ class Affine:
 
 
 Stored = Half | Affine
-
-
-def widened(numbers: NDArray[Any]) -> NDArray[np.float32]:
-    """Return half precision as float32."""
-    if numbers.dtype == np.uint16:
-        return (numbers.astype(np.uint32) << 16).view(np.float32)
-    return numbers.astype(np.float32)
 
 
 def _lay(target: NDArray[Any], rows: NDArray[Any]) -> None:

@@ -74,7 +74,11 @@ def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
     scale, exact = (float(part[3, 1].astype(mx.float32)) for part in wide)
     assert matrix.lifts == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
     wide = [part.astype(mx.float32) for part in wide]
-    check(matrix, np.array(mx.dequantize(mx.array(matrix.words), *wide, group_size=32, bits=4)))
+    expected = np.array(mx.dequantize(mx.array(matrix.words), *wide, group_size=32, bits=4))
+    check(matrix, expected)
+    packed = PackedWeights([matrix], [None])  # of one step along the depth nothing is rounded away
+    for step, x in enumerate(np.eye(64, dtype=np.float32)):
+        np.testing.assert_array_equal(packed.multiply(x[None])[0][0], expected[:, step])
 
 
 def test_what_overflows_is_not_lifted():
