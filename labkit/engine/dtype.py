@@ -12,6 +12,7 @@ Matrices need not be float32 for that: labkit's kernels read them as they lie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
@@ -21,6 +22,8 @@ from labkit.machine.macos import has_metal
 
 # What MLX's attention is part of: the model runs on MLX's default device then.
 MLX_BACKENDS = ("gather", "sdpa")
+# What weights are held in, in less than float32, as counters have it.
+NARROW = ("quantised", "float16", "bfloat16")
 
 
 class Matrices(Enum):
@@ -113,6 +116,12 @@ def held(model: Any) -> dict[str, int]:
         name = "quantised" if kind == "uint32" else kind
         total[name] = total.get(name, 0) + value.nbytes
     return total
+
+
+def weight_counters(held: Mapping[str, int]) -> dict[str, float]:
+    """Return the counters of weights, from their bytes by what they are held in."""
+    narrow = sum(held.get(form, 0) for form in NARROW)
+    return {**{f"weights.{form}": size for form, size in held.items()}, "weights.narrow": narrow}
 
 
 def word(array_type: Any) -> str:

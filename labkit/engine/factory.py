@@ -180,7 +180,7 @@ def _assemble(
         decided={
             f"budget.{pool.policy}": 1,
             f"dtype.{expected.dtype}": 1,
-            **{f"weights.{form}": size for form, size in choice.weights.items()},
+            **dtype.weight_counters(choice.weights),
             "batch_invariant": float(options.batch_invariant),
             "ranks.kv_heads": max(shape.num_kv_heads for shape in expected.shapes),
         },

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.config import Engine, options_page, own_classes, require
+from labkit.config import LAYOUT_OF, Engine, Experiment, options_page, own_classes, require
+from labkit.engine import dtype
+from labkit.engine.budget import facts
 from labkit.records import counters
+
+WEIGHTS = "weights."  # what counters of weights begin with
 
 
 def check(
@@ -42,6 +46,37 @@ def check(
                 _may_claim(name, arms[arm]),
                 f"ablation.claims.engaged.{arm}: no counter {name!r}"
                 f"{counters.nearest(name, counters.names(choices))}; docs/counters.md lists them",
+            )
+
+
+def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
+    """Refuse claims on weights in a form that none of the arm's model will have.
+
+    What the headers of the model's files do not tell, the run does.
+
+    Raises
+    ------
+    ConfigError
+        One line that names the arm, the counter and what there is.
+    """
+    for arm, experiment in arms.items():
+        claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS)]
+        if not claimed or experiment.engine.name not in (*LAYOUT_OF, "mlx_lm"):
+            continue
+        where, model = f"ablation.claims.engaged.{arm}", experiment.model
+        require(
+            experiment.workload.serves,
+            f"{where}: {claimed[0]} of workload={experiment.workload.name}, which loads no model; "
+            "choose one of requests",
+        )
+        held = facts.forms(model, dtype.asked(experiment.engine), dtype.matrices(experiment.engine))
+        for name in claimed:
+            form = name.removeprefix(WEIGHTS)
+            require(
+                not held or not held.isdisjoint(dtype.NARROW if form == "narrow" else (form,)),
+                f"{where}: {name} would stay 0, for all weights of model={model.name} are held in "
+                f"{' and '.join(sorted(held))} here; choose another model (model=smollm2 is "
+                "quantised, model=local model.path=PATH is any)",
             )
 
 

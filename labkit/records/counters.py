@@ -77,6 +77,8 @@ COUNTERS: tuple[Counter, ...] = (
             ("float32", "float16", "bfloat16")),
     Counter("weights.*", "bytes", "bytes of weights that are held, and so read, in this form", None,
             ("quantised", "float32", "float16", "bfloat16")),
+    Counter("weights.narrow", "bytes", "those of them in less than float32: quantised or in half "
+            "precision"),
     _of("engine.kv.dtype", "kv_dtype.*", "launches",
         "launches over keys and values that are kept in this type"),
     Counter("mlx.evaluations", "evaluations", "evaluations of MLX graphs that steps waited for"),

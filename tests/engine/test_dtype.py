@@ -237,13 +237,16 @@ def test_matrices_are_held_as_they_lie_or_widened(model_dir, tmp_path):
         for engine, expected in zip(engines, (form, "float32"), strict=True):
             assert engine.notes["forward"] == "numpy"
             counters = engine.counters()
-            (key,) = (key for key in counters if key.startswith("weights."))
-            assert key == f"weights.{expected}"
-            assert counters[key] > 0
+            held = {key: n for key, n in counters.items() if key.startswith("weights.")}
+            assert held.keys() == {f"weights.{expected}", "weights.narrow"}
+            size = held[f"weights.{expected}"]
+            assert held["weights.narrow"] == (0 if expected == "float32" else size)
+            assert size > 0
         assert all(engine.notes["self_test_difference"] < 1e-5 for engine in engines)
         theirs = create(Engine(name="mlx_lm", weights=Weights.float32), path)
         tokens = serve(theirs)
         assert all(serve(engine) == tokens for engine in engines)
+        assert theirs.counters()["weights.narrow"] == 0 < theirs.counters()["weights.float32"]
 
 
 def test_what_numpy_does_not_compute_is_cast_for_mlx(tmp_path):
@@ -255,7 +258,8 @@ def test_what_numpy_does_not_compute_is_cast_for_mlx(tmp_path):
     )
     engine = create(Engine(budget=Budget(blocks=32)), path)
     assert engine.notes["forward"] == "mlx"
-    assert list(key for key in engine.counters() if key[:8] == "weights.") == ["weights.float32"]
+    held = {k: n for k, n in engine.counters().items() if k[:8] == "weights."}
+    assert held.keys() == {"weights.float32", "weights.narrow"} and held["weights.narrow"] == 0
 
 
 def test_widened_weights_and_half_precision_are_refused_together():

@@ -18,6 +18,7 @@ DEFAULT_GROUP = 64  # mlx's, of quantised numbers that share a scale
 FLOAT = 4  # bytes of a number in float32, in which sizes are counted first
 # Bytes of what a safetensors header calls a number; any other takes one.
 FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 INTEGERS = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
 HEAD = "lm_head"  # a matrix that turns the last hidden state into logits
 # The types that weights can be cast to; None keeps each as it is stored.
@@ -152,6 +153,30 @@ def of_weights(
     return ModelFacts(path.name, held.bytes, 0, 0, 0, None, held.float_bytes, held.numbers)
 
 
+def forms(
+    model: config.Model, kind: Kind = "float32", matrices: Matrices = Matrices.cast
+) -> frozenset[str]:
+    """Name what the weights of a configured model will be held in, as counters have it.
+
+    Norms and biases count too. Empty where no header can be read; loading says why.
+
+    Raises
+    ------
+    ConfigError
+        ``model.path`` is not a model directory.
+    """
+    loading = _Loading(kind, matrices)
+    if model.shape is not None:
+        return frozenset({loading.form(_Tensor("F32", 1, 1, quantised=False, of_matrix=True))})
+    from labkit.models import resolve
+
+    try:
+        found = _tensors(_headers(resolve(model).path), {})
+        return frozenset(loading.form(tensor) for _, tensor in found)
+    except (LookupError, TypeError, ValueError, struct.error):
+        return frozenset()
+
+
 def with_cache(model: ModelFacts, kv_bytes_per_token: int) -> ModelFacts:
     """Return ``model`` with the KV bytes that its loaded layers really cache."""
     return replace(model, kv_bytes_per_token=kv_bytes_per_token)
@@ -177,8 +202,19 @@ class _Loading:
         """Return the bytes of a tensor, as loaded."""
         if self.matrices is Matrices.widened and tensor.quantised:
             return FLOAT * tensor.numbers
-        kept = self.matrices is Matrices.kept and tensor.of_matrix
-        return tensor.size * _number_bytes(tensor.word, None if kept else self.kind)
+        return tensor.size * _number_bytes(tensor.word, self._kind_of(tensor))
+
+    def form(self, tensor: _Tensor) -> str:
+        """Name what a tensor is held in, as loaded; as counters have it."""
+        if self.matrices is Matrices.widened and tensor.quantised:
+            return "float32"
+        if tensor.word not in FLOATS:
+            return "quantised" if tensor.quantised else tensor.word
+        return self._kind_of(tensor) or NAMES[tensor.word]
+
+    def _kind_of(self, tensor: _Tensor) -> Kind:
+        """Return the type that a tensor's numbers are cast to; None: they stay."""
+        return None if self.matrices is Matrices.kept and tensor.of_matrix else self.kind
 
 
 @dataclass(frozen=True)
@@ -211,10 +247,9 @@ def _held(path: Path, loading: _Loading, quantization: dict[str, Any], tied: boo
     Where the embedding is ``tied`` to the output, mlx_lm drops an output matrix that is stored
     all the same.
     """
-    shapes = dict(entry for file in path.glob("model*.safetensors") for entry in _shapes(file))
     found = {
         name: tensor
-        for name, tensor in _tensors(shapes, quantization)
+        for name, tensor in _tensors(_headers(path), quantization)
         if not (tied and _is_head(name))
     }
     floats = Counter[str]()
@@ -256,6 +291,11 @@ def _number_bytes(word: str, kind: Kind) -> int:
     if word not in FLOATS:
         return INTEGERS.get(word, 1)
     return FLOATS[word] if kind is None else FLOAT if kind == "float32" else FLOAT // 2
+
+
+def _headers(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Map name to type and shape of every tensor in ``path``."""
+    return dict(entry for file in path.glob("model*.safetensors") for entry in _shapes(file))
 
 
 def _shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 
+from labkit.engine import dtype
 from labkit.engine.base import (
     NO_TOKEN,
     Counters,
@@ -199,7 +200,8 @@ class MlxLmEngine:
         ``device_ms`` is the time inside ``BatchGenerator.next``, ``host_ms`` the rest of
         the steps. ``peak_kv_bytes``: the most that the generator's caches hold where a
         step ends, padding and spare room included. The tokens are those of ``Work``.
-        ``blas.*`` says which BLAS MLX multiplies with, ``dtype.*`` in which type.
+        ``blas.*`` says which BLAS MLX multiplies with, ``dtype.*`` in which type, ``weights.*``
+        what the weights are held in.
         """
         values = dict.fromkeys(ZERO, 0.0) | self._counters.as_dict()
         return values | {
@@ -207,6 +209,7 @@ class MlxLmEngine:
             "peak_kv_bytes": self._peak_kv_bytes,
             f"blas.{blas.active()}": 1,
             f"dtype.{self._loaded.dtype}": 1,
+            **dtype.weight_counters(self._loaded.weights),
         }
 
     def is_running(self, request_id: str) -> bool:

@@ -19,7 +19,8 @@ class Loaded:
     """A plain mlx_lm model; prompts hold ids below ``vocab_size``.
 
     ``slot_bytes``: KV bytes of one token over all layers, by the layers' sliding window.
-    ``dtype``: the type of the keys that it caches, in MLX's words.
+    ``dtype``: the type of the keys that it caches, in MLX's words. ``weights``: bytes by what
+    they are held in, as counters have it.
     """
 
     model: Any
@@ -27,6 +28,7 @@ class Loaded:
     eos_token_ids: frozenset[int]
     slot_bytes: Mapping[int | None, int]
     dtype: str
+    weights: Mapping[str, int]
 
 
 def load(
@@ -53,7 +55,8 @@ def load(
     caches = make_prompt_cache(model)
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
     ends = end_of_text(settings, model_dir)
-    return Loaded(model, vocab_size, ends, slot_bytes(caches), key_type(caches))
+    held = dtype.held(model)
+    return Loaded(model, vocab_size, ends, slot_bytes(caches), key_type(caches), held)
 
 
 def slot_bytes(caches: Sequence[Any]) -> dict[int | None, int]:

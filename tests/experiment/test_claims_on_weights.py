@@ -1,0 +1,72 @@
+"""What an arm may claim of its model's weights, told from the files' headers before any run."""
+
+import json
+import struct
+
+import pytest
+
+from labkit.config import ConfigError
+
+SIZES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
+QUANTISED = {"layer.weight": ("U32", [8, 8]), "layer.scales": ("F16", [8, 2])}
+HALF = {"layer.weight": ("BF16", [8, 64]), "norm.weight": ("F32", [64])}
+WHOLE = {"layer.weight": ("F32", [8, 64])}
+
+
+@pytest.fixture(autouse=True)
+def no_metal(monkeypatch):
+    """On Metal MLX keeps half precision."""
+    monkeypatch.setattr("labkit.engine.dtype.has_metal", lambda: False)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Return what writes a model of these tensors, all zeros, and names it as a config does."""
+
+    def write(tensors):
+        header, at = {}, 0
+        for name, (word, shape) in tensors.items():
+            end = at + SIZES[word] * shape[0] * (shape[1] if len(shape) > 1 else 1)
+            header[name] = {"dtype": word, "shape": shape, "data_offsets": [at, end]}
+            at = end
+        head = json.dumps(header).encode()
+        file = struct.pack("<Q", len(head)) + head + bytes(at)
+        (tmp_path / "model.safetensors").write_bytes(file)
+        (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 300}')
+        (tmp_path / "tokenizer.json").write_text("{}")
+        return ["model=local", f"model.path={tmp_path}"]
+
+    return write
+
+
+@pytest.mark.parametrize("tensors", [QUANTISED, HALF], ids=["quantised", "half"])
+def test_weights_of_any_narrow_model_are_asked_about(composed, model, tensors):
+    assert [arm.name for arm in composed("ablation=weights", *model(tensors)).arms] == [
+        *("float32", "model", "control")
+    ]
+
+
+def test_a_model_in_float32_is_refused_before_anything_runs(composed, model):
+    for asked in (["model=tiny"], ["model=small", "engine=mlx_lm"], model(WHOLE)):
+        with pytest.raises(ConfigError, match=r"^ablation\.claims\.engaged\.model: weights\.narr"):
+            composed("ablation=weights", *asked)
+
+
+def test_the_line_says_what_the_weights_are(composed, model):
+    claim = "ablation.claims.engaged.model=[weights.quantised]"
+    with pytest.raises(ConfigError, match="all weights of model=local are held in bfloat16 and fl"):
+        composed("ablation=weights", claim, *model(HALF))
+    composed("ablation=weights", claim, *model(QUANTISED))
+
+
+def test_what_mlx_lm_casts_is_refused_there(composed, model):
+    """On a CPU it multiplies in float32, whatever lies in the file."""
+    half = ["ablation=weights", "engine=mlx_lm", *model(HALF)]
+    with pytest.raises(ConfigError, match="are held in float32 here"):
+        composed(*half)
+    composed("ablation=weights", "engine=mlx_lm", *model(QUANTISED))
+
+
+def test_where_no_model_is_loaded_nothing_is_claimed_of_weights(composed):
+    with pytest.raises(ConfigError, match="workload=kernel_decode, which loads no model"):
+        composed("ablation=weights", "workload=kernel_decode", "model=tiny")
