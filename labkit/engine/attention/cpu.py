@@ -157,9 +157,14 @@ class CpuBackend(PagedBackend):
         shared = [(one.body, one.chosen.heads, one.element, one.slot_numbers) for one in prepared]
         return Told(layers, packed, shared, prepared[0].workers)
 
-    def _keeps(self) -> bool:
-        """What is packed says nothing of contexts; but their length may decide on a split."""
-        return self._switches.split_kv == "off"
+    def _keeps(self, last: Plan) -> bool:
+        """What is packed says nothing of contexts; but their length may decide on a split.
+
+        Work is shared out among as many threads as there were.
+        """
+        threads = numba.get_num_threads()
+        prepared = (ready for ready in last.prepared.values() if isinstance(ready, _Ready))
+        return self._switches.split_kv == "off" and all(r.workers == threads for r in prepared)
 
     def taken(self, attended: Sequence[Attended]) -> Taken:
         """Bind the layers of a recorded step, and say what of them does not change.

@@ -209,14 +209,14 @@ class PagedBackend:
         if last is not None and last.lasting is not None:
             cu, tables = last.lasting
             if cu is cu_seqlens_q and tables is block_tables and total_q in (None, last.total_q):
-                plan = last.following(seq_lens, keep=self._keeps())
+                plan = last.following(seq_lens, keep=self._keeps(last))
         if plan is None:
             plan = self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
         self._last = plan
         return plan
 
-    def _keeps(self) -> bool:
-        """Tell whether what is prepared for a step holds while its sequences grow."""
+    def _keeps(self, last: Plan) -> bool:
+        """Tell whether what ``last`` has prepared holds for its sequences one token later."""
         return False
 
     def _build(self, block_tables: Any, seq_lens: Any, cu_seqlens_q: Any, total_q: Any) -> Plan:

@@ -1,11 +1,15 @@
 """Steps that are replayed: the bits of the forward that was recorded, or the forward itself."""
 
+import itertools
+
+import numba
 import numpy as np
 import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.base import Counters
+from labkit.engine.cpu import attention_launches, tape
 from labkit.engine.cpu.recording import FIELDS, MOST_ROWS, NotRecorded, Recorder
 from labkit.engine.forward import PackedForward
 
@@ -88,6 +92,36 @@ def test_a_replayed_step_has_the_bits_of_the_forward(model_dir, as_it_is, model,
     assert seen == as_it_is(engine)
     kernels = ("kernel.decode", "attention.kv_blocks_visited", "attention.bytes")
     assert [counters[name] for name in kernels] == [engine.counters()[name] for name in kernels]
+
+
+@pytest.mark.parametrize("replays", [True, False], ids=["replayed", "as it is"])
+def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monkeypatch, replays):
+    """While the same requests decode, and to the same bits."""
+    if numba.config.NUMBA_NUM_THREADS < 2:
+        pytest.skip("one core")
+    engine, shares, before = make(model_dir("qwen3")), [], numba.get_num_threads()
+    expected = logits_of(engine)
+    name = "replay" if replays else "decode"
+    module, at = (tape, 10) if replays else (attention_launches, 5)
+    run, step, steps = getattr(module, name), engine.step, itertools.count()
+    if not replays:
+        monkeypatch.setattr(PackedForward, "_replayed", lambda *_: None)
+
+    def noted(*arguments):
+        shares.append((numba.get_num_threads(), arguments[at].shape[-2] - 1))
+        return run(*arguments)
+
+    def alternating():
+        numba.set_num_threads(1 + next(steps) // 2 % 2)
+        return step()
+
+    monkeypatch.setattr(module, name, noted)
+    monkeypatch.setattr(engine, "step", alternating)
+    try:
+        assert logits_of(engine) == expected
+    finally:
+        numba.set_num_threads(before)
+    assert set(shares) == {(1, 1), (2, 2)}
 
 
 def test_positions_may_outgrow_the_tables_of_cosines(model_dir, as_it_is):
@@ -188,8 +222,6 @@ def test_arrays_that_are_needed_at_once_lie_apart():
 
 def best_of(logits):
     """What a replayed step's last launch makes of rows of logits."""
-    from labkit.engine.cpu import tape
-
     found = np.zeros((len(logits) * tape.MOST_PARTS, tape.FOUND))
     op = np.zeros(FIELDS, np.int64)
     op[:4] = tape.CHOOSE, found.ctypes.data, logits.ctypes.data, logits.shape[1]
