@@ -1,7 +1,7 @@
 """What this machine can do at best: the limits that a roofline divides by.
 
-Measured in every run of a kernel workload on the CPU, after everything that counts: reads
-of memory larger than the cache by numba, and a float32 matrix product by NumPy's BLAS, each
+Measured in the first processes of a kernel workload on the CPU, after everything that counts:
+reads of memory larger than the cache by numba, and a float32 matrix product by NumPy's BLAS, each
 on all of the arm's threads at once. The best of a few repeats, for a limit is what was reached.
 """
 

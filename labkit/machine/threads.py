@@ -52,19 +52,20 @@ def blas_threads(engine: str, budget: int | None) -> int:
 
 @contextmanager
 def numba_without_scipy() -> Iterator[None]:
-    """Keep numba from importing SciPy while its first kernel loads.
+    """Keep numba from importing SciPy while it is imported and its first kernel loads.
 
-    It looks for SciPy's BLAS wrappers then, which takes 0.2 of 0.5 s (numba 0.68, SciPy
-    1.17) and serves ``np.cov`` and the like. A kernel with ``np.dot`` finds them later.
+    It asks for SciPy's version, and then looks for its BLAS wrappers, which takes 0.2 of 0.5 s
+    (numba 0.68, SciPy 1.17) and serves ``np.cov`` and the like. A kernel with ``np.dot`` finds
+    them later.
     """
-    if "scipy.linalg" in sys.modules:
-        yield
-        return
-    sys.modules["scipy.linalg"] = None  # type: ignore[assignment]  # import raises
+    hidden = [name for name in ("scipy", "scipy.linalg") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # import raises
     try:
         yield
     finally:
-        del sys.modules["scipy.linalg"]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def worker_environment(

@@ -33,6 +33,19 @@ def experiment(workload=REQUESTS, **engine):
     )
 
 
+def test_what_numbas_start_leaves_is_searched_for_garbage_no_more():
+    code = (
+        "import gc; from labkit.experiment import stages; from labkit.records import Record\n"
+        "record = Record('a', 'arm', 0, 0, 0, 'ok', 'now')\n"
+        "stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))\n"
+        "print(gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    enabled, searched, kept = done.stdout.split()
+    assert enabled == "True"
+    assert int(searched) < 10_000 < 100_000 < int(kept)
+
+
 @pytest.mark.parametrize(
     ("engine", "blas_threads"),
     [
@@ -105,8 +118,8 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
     used = []
     monkeypatch.setattr(stages, "use_threads", used.append)
 
-    def noted(kind, device, memory_limit=None):
-        draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    def noted(kind, device, memory_limit=None, block=0):
+        draft = stages.Draft(Record("a", "arm", block, 0, 0, "ok", "now"), stages.Stopwatch(0))
         attention = SimpleNamespace(device=device)
         engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
         workload = SimpleNamespace(times_kernels=kind == "kernel")
@@ -118,6 +131,8 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
     assert not noted("kernel", Device.emulated)
     assert not noted("requests", Device.cpu)
     assert not noted("kernel", Device.cpu, memory_limit=1 << 30)
+    blocks = [noted("kernel", Device.cpu, block=block) for block in range(6)]
+    assert blocks == [True, True, True, False, False, False]
 
 
 def test_compilations_are_counted_by_stage():

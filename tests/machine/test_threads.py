@@ -88,3 +88,22 @@ def test_importing_it_loads_only_the_standard_library():
         [sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+WITHOUT_SCIPY = """
+import sys
+from labkit.machine import threads
+with threads.numba_without_scipy():
+    import numba
+    from labkit.machine import pool
+    pool.install()
+print([name for name in sys.modules if name.startswith("scipy")])
+import numpy as np, scipy.linalg
+from scipy.linalg import cython_blas
+print(numba.njit(lambda a, b: np.dot(a, b))(np.eye(2), np.full((2, 2), 3.0)).sum())
+"""
+
+
+def test_numba_starts_without_scipy_and_finds_it_when_it_is_needed():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_SCIPY], capture_output=True, text=True)
+    assert done.stdout.split("\n") == ["[]", "12.0", ""], done.stderr

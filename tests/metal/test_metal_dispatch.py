@@ -1,5 +1,7 @@
 """Which kernel runs, on what grid, why, and what the evidence says."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -7,7 +9,14 @@ from metal_batches import attend, batch
 
 from labkit.config import RESOLVERS
 from labkit.engine.attention import dispatch, plan, resolvers
-from labkit.engine.attention.launch_report import Rows, launch_stamp
+from labkit.engine.attention.launch_report import (
+    Launch,
+    Rows,
+    _joined,
+    _read,
+    _read_one,
+    launch_stamp,
+)
 from labkit.engine.attention.plan import Layer
 from labkit.engine.attention.resolvers.work_plan import work_plan
 from labkit.engine.attention.spec import KERNEL_IDS, Switches
@@ -140,6 +149,33 @@ def test_rows_show_one_that_was_not_written():
     ]:
         assert Rows(written[None], [expected]).wrong()[0] != 0
     assert (Rows(np.stack([rows, stale]), [stamp, stamp]).wrong() != 0).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("broken", [None, (0, 0), (2, 1)])
+def test_one_launch_reads_as_several_do(partitions, broken):
+    """With NumPy or without, of the launch and of what merged its partitions."""
+    chosen = SimpleNamespace(kernel="decode", partitions=partitions)
+    resolver = SimpleNamespace(word="identity")
+    step = SimpleNamespace(prepared={7: SimpleNamespace(chosen=chosen)}, resolver=resolver)
+    nonce, rng = 0xFFFFFFF0, np.random.default_rng(3)
+
+    def rows(kernel):
+        written = rng.integers(0, 99, (4, 6)).astype(np.uint32)
+        stamp = launch_stamp(nonce, kernel, "identity")
+        written[:, 0] = (stamp + np.arange(4)) & 0xFFFFFFFF
+        return written
+
+    written, merged = rows("decode"), rows("reduce")
+    if broken is not None:
+        place, which = broken
+        (written, merged)[which][place, 0] += 5
+    one = Launch(SimpleNamespace(kind=7), nonce, written, merged if partitions > 1 else None)
+    found = _read_one(step, one)
+    assert found == _read(step, _joined([one]))
+    seen = broken is not None and (broken[1] == 0 or partitions > 1)
+    assert found.off == (5 if seen else 0)
+    assert (found.iterations, found.blocks) == (written[:, 1].sum(), written[:, 2].sum())
 
 
 def test_layers_are_added_up_and_the_stale_one_is_named():

@@ -127,6 +127,7 @@ class LaunchReport:
         return counters
 
 
+SMALL = 512  # numbers of a launch's rows, below which NumPy takes longer to begin than to read
 Reports = tuple[LaunchReport, ...]
 
 
@@ -240,7 +241,12 @@ def of_step(plan: Plan, device: str) -> Reports:
             found.append(launch)
         else:
             kinds.setdefault(launch.layer.kind, []).append(launch)
-    found += [_read(plan, _joined(alike)) for alike in kinds.values()]
+    found += [
+        _read_one(plan, *alike)
+        if len(alike) == 1 and alike[0].rows.size <= SMALL
+        else _read(plan, _joined(alike))
+        for alike in kinds.values()
+    ]
     return tuple(_report(plan, evidence, device) for evidence in found)
 
 
@@ -251,6 +257,32 @@ def _joined(alike: Sequence[Launch]) -> Launches:
     if alike[0].merged is not None:
         merged = np.stack([np.asarray(one.merged) for one in alike])
     return Launches([one.layer for one in alike], nonces, rows, merged)
+
+
+def _read_one(plan: Plan, launch: Launch) -> Evidence:
+    """As ``_read``, of one launch with few rows: without NumPy in a fifth of the time."""
+    chosen: Dispatch = plan.prepared[launch.layer.kind].chosen
+    expected = launch_stamp(launch.nonce, chosen.kernel, plan.resolver.word)
+    rows: list[list[int]] = launch.rows.tolist()
+    off = _first_off(rows, expected)
+    if chosen.partitions > 1 and not off:
+        off = _first_off(
+            launch.merged.tolist(), launch_stamp(launch.nonce, "reduce", plan.resolver.word)
+        )
+    return Evidence(
+        layer=launch.layer,
+        count=1,
+        expected=expected,
+        off=off,
+        iterations=sum(row[ITERATIONS] for row in rows),
+        blocks=sum(row[BLOCKS] for row in rows),
+        surplus=sum(row[SURPLUS] for row in rows),
+    )
+
+
+def _first_off(rows: Sequence[Sequence[int]], expected: int) -> int:
+    offs = ((row[STAMP] - unit - expected) & STAMP_MASK for unit, row in enumerate(rows))
+    return next((off for off in offs if off), 0)
 
 
 def _read(plan: Plan, alike: Launches) -> Evidence:
