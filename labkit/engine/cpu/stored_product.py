@@ -42,7 +42,7 @@ from labkit.machine import pool
 
 VECTORS = WIDTH // LANES
 MOST = 24  # rows for which weights are widened where they are used
-AHEAD = 4096  # bytes of a span that memory is asked for before they are read
+AHEAD = 8192  # bytes of a span that memory is asked for before they are read
 LINE = 64  # bytes of a cache line
 LOW_ROWS = 4  # of the lower tile
 MANTISSA = 23  # bits of a float32
