@@ -19,6 +19,8 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numba
+from numba.core import caching
+from numba.core.runtime import rtsys
 
 BYTES = 1 << 20  # of the pool's memory
 MOST_THREADS = 2048
@@ -87,7 +89,20 @@ def install() -> Pool:
         # The layer below keeps the counts of threads; this one's own threads only sleep.
         numba.config.THREADING_LAYER = "workqueue"
     numba.get_num_threads()
+    caching.Cache.load_overload = _load_machine_code
     return Pool(numba.config.NUMBA_NUM_THREADS)
+
+
+def _load_machine_code(cache: Any, types: Any, target: Any) -> Any:
+    """Load a kernel from numba's cache, with numba's runtime and nothing else.
+
+    numba loads, before it, all that a kernel can be compiled from: Python's and NumPy's
+    functions, which takes 0.08 of 0.4 s of a process that compiles nothing (0.68). What does
+    compile loads them by itself.
+    """
+    rtsys.initialize(target)
+    with cache._guard_against_spurious_io_errors():
+        return cache._load_overload(types, target)
 
 
 class Pool:
