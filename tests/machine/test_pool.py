@@ -265,3 +265,34 @@ def test_every_parallel_kernel_of_the_package_is_on_the_pool():
     own = Path(pool.__file__)
     texts = {path: path.read_text() for path in (CHECKOUT / "labkit").rglob("*.py")}
     assert [path for path, text in texts.items() if "parallel=True" in text] == [own]
+
+
+LOADED = """
+import sys
+import numpy as np
+import numba
+from labkit.machine import pool
+
+@pool.kernel()
+def squares(n):
+    out = np.empty(n)
+    for i in numba.prange(n):
+        out[i] = i * i
+    return out
+
+print(squares(4).tolist(), "numba.typed.dictobject" in sys.modules)
+middle = numba.njit(lambda n: np.median(np.arange(n)) + len({i: "x" for i in range(n)}))
+print(middle(3), "numba.typed.dictobject" in sys.modules)
+"""
+
+
+def test_what_only_compiling_needs_is_loaded_when_something_compiles(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOADED)
+    folders = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": str(CHECKOUT)}
+    for known in ("True", "False"):
+        done = subprocess.run(
+            [sys.executable, script], env=os.environ | folders, capture_output=True, text=True
+        )
+        expected = [f"[0.0, 1.0, 4.0, 9.0] {known}", "4.0 True", ""]
+        assert done.stdout.split("\n") == expected, done.stderr
