@@ -43,7 +43,7 @@ def test_what_numbas_start_leaves_is_searched_for_garbage_no_more():
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     enabled, searched, kept = done.stdout.split()
     assert enabled == "True"
-    assert int(searched) < 10_000 < 100_000 < int(kept)
+    assert int(searched) < 10_000 < 50_000 < int(kept)
 
 
 @pytest.mark.parametrize(
