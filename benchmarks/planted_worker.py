@@ -2,12 +2,16 @@
 
 ``planted_1pct`` is 1 % slower: inside the launch where kernels are timed, inside the engine's
 step where requests are served. Everything else is the real worker's.
+
+With ``--beside FOLDER`` before its other arguments it is one of two that live at the same time and
+take turns, a round of a kernel case each: of two processes only one works at any moment.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -61,7 +65,76 @@ def plant() -> None:
     setattr(owner, name, planted.slow(getattr(owner, name)))
 
 
+PARKED_S = 0.004  # twice as long as a worker of the pool spins
+PATIENCE_S = 60.0
+MORE_THAN_ROUNDS = 10_000  # fits into a pipe
+
+
+class Beside:
+    """Another process that takes turns with this one, by two pipes for each: FOLDER/ARM.PIPE.
+
+    ``there`` says that one has come to the same point, ``turn`` holds what the other allows.
+    """
+
+    def __init__(self, folder: Path, arm: str) -> None:
+        self._pipes = {}
+        for path in folder.iterdir():  # both ways: neither opening nor writing waits
+            owner, _, pipe = path.name.rpartition(".")
+            self._pipes[owner == arm, pipe] = os.open(path, os.O_RDWR)
+        self._mine = arm == min(path.stem for path in folder.iterdir())
+
+    def next_turn(self) -> None:
+        """Let the other process have its turn, if this one had one, and wait for the next."""
+        if self._mine:
+            time.sleep(PARKED_S)
+            self.tell("turn")
+        self.hear("turn")
+        self._mine = True
+
+    def tell(self, pipe: str, times: int = 1) -> None:
+        """Say so to the other."""
+        os.write(self._pipes[False, pipe], b"." * times)
+
+    def hear(self, pipe: str) -> None:
+        """Wait for the other."""
+        mine = self._pipes[True, pipe]
+        if not select.select([mine], [], [], PATIENCE_S)[0]:
+            raise TimeoutError("the process beside this one does nothing")
+        os.read(mine, 1)
+
+    def meet(self) -> None:
+        """Wait until both are here."""
+        self.tell("there")
+        self.hear("there")
+
+
+def take_turns(beside: Beside) -> None:
+    """Make every round of kernels begin when the other process's round has ended."""
+    from labkit.workload.kernel_turns import KernelTurns
+
+    measure, pulse = KernelTurns.measure, KernelTurns._pulse
+
+    def measured(self: Any, beat: Callable[[str], None]) -> Any:
+        beside.meet()
+        try:
+            return measure(self, beat)
+        finally:
+            beside.tell("turn", MORE_THAN_ROUNDS)
+            beside.meet()
+
+    def round_begins(self: Any) -> float:
+        beside.next_turn()
+        return pulse(self)
+
+    KernelTurns.measure = measured  # type: ignore[method-assign]
+    KernelTurns._pulse = round_begins  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--beside":
+        folder = Path(sys.argv[2])
+        del sys.argv[1:3]
+        take_turns(Beside(folder, Path(sys.argv[1]).stem))
     if "--prepare" not in sys.argv:
         plant()
     status = worker.main()

@@ -10,37 +10,48 @@ A false claim: a row in which the copy differs. ``--busy`` runs one busy process
 engines then leave a core to it (``engine.threads``), for a step waits for all of its threads.
 ``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``, and
 both ask whether turns and so many pairs of separate processes say the same; they go on where they
-were ended. ``table`` writes the other studies that are there as ``docs/sensitivity.md`` shows them:
+were ended. ``agreement-beside`` asks it of pairs of processes that live at the same time and take
+turns, a round of a kernel each: what the machine does meanwhile happens to both. ``table`` writes
+the other studies that are there as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
     python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
+    python benchmarks/sensitivity.py agreement-beside 40 outputs/reference/sensitivity
     python benchmarks/sensitivity.py table outputs/reference/sensitivity
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
+import os
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.experiment.arms import ComposedCell
+    from labkit.experiment.blocks import Run
     from labkit.experiment.cell import Cell
+    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.records import Record
 
 HERE = Path(__file__).resolve().parent
 ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
     "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
     "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
+    "agreement-beside": ("planted_10pct", ["workload=kernel_sensitivity"]),
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
 }
 # As many processes as a minute holds: alone, and beside a busy process.
@@ -100,14 +111,16 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     """Run a study in turns and one in so many pairs of processes; say whether they agree."""
     from labkit.analysis.confirmation import confirmation_sentence
     from labkit.analysis.study_analysis import Analyst
+    from labkit.config import Isolation
     from labkit.experiment.arms import to_cells
 
-    blocks = PROCESSES[kind.removeprefix("agreement-")][0]
+    blocks = PROCESSES["requests" if kind.endswith("requests") else "kernels"][0]
     design = [f"design.blocks={blocks}", f"design.confirm={pairs}", "seed=10"]
     composed = with_planted(kind, design)
     cells = to_cells(replace(composed, arms=composed.arms[:2], name=folder.name), folder)
     for cell in cells:
-        run(cell)
+        alone = cell.design.isolation is Isolation.process
+        run(cell, beside=kind.endswith("beside") and alone)
     return str(confirmation_sentence(Analyst().cell(folder)))
 
 
@@ -126,15 +139,53 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     return replace(composed, arms=(base, replace(base, name=name, role="arm"), control))
 
 
-def run(cell: Cell) -> dict[str, Any]:
+def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
     """Run what is missing of a cell, with delays planted, and return its analysis."""
     from labkit import analysis
     from labkit.experiment.launcher import ProcessLauncher
     from labkit.experiment.runner import run_cell
 
-    run_cell(cell, ProcessLauncher((sys.executable, str(HERE / "planted_worker.py"))))
+    launcher = ProcessLauncher((sys.executable, str(HERE / "planted_worker.py")))
+    run_cell(cell, SideBySide(launcher) if beside else launcher)
     shutil.rmtree(cell.dir / "runs" / "pending", ignore_errors=True)
     return analysis.write_cell(cell.dir)
+
+
+class SideBySide:
+    """Launches both runs of a block at once, in processes that take turns (``planted_worker``)."""
+
+    def __init__(self, launcher: ProcessLauncher) -> None:
+        self._launcher = launcher
+        self._done: dict[str, Record] = {}  # by name, what ran beside another
+
+    def prepare(self, cell: Cell) -> None:
+        """As a launcher of single runs."""
+        self._launcher.prepare(cell)
+
+    def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+        """Do a run and the other one of its block, or return what was done beside the other."""
+        (run,) = runs
+        if run.name in self._done:
+            return [self._done.pop(run.name)]
+        both = [one for one in cell.schedule() if one.block == run.block]
+        spawn = multiprocessing.get_context("spawn")
+        with TemporaryDirectory() as folder, ProcessPoolExecutor(1, spawn) as other:
+            for arm, pipe in itertools.product([one.arm for one in both], ("there", "turn")):
+                os.mkfifo(Path(folder, f"{arm}.{pipe}"))
+            command = (*self._launcher.command, "--beside", folder)
+            found = [other.submit(launch, command, one, cell) for one in both if one != run]
+            mine = launch(command, run, cell)
+            for one in found:
+                record = one.result()
+                self._done[record.run] = record
+        return [mine]
+
+
+def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
+    from labkit.experiment.launcher import ProcessLauncher
+
+    (record,) = ProcessLauncher(command).launch([run], cell)
+    return record
 
 
 def said(found: dict[str, Any]) -> dict[str, Any]:

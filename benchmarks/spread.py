@@ -1,0 +1,134 @@
+"""How far an engine's throughput spreads from process to process, and the machine's beside it.
+
+    python benchmarks/spread.py 20 outputs/reference/sensitivity/spread
+
+``ragged`` on model=small, alone in fresh processes one after the other. Between them a program
+without anything of labkit's, in a fresh process too, multiplies matrices by NumPy's BLAS and reads
+memory, each with two threads and for as long as labkit is measured: what varies there is the
+machine's. It goes on where it was ended; ``--show`` prints the table of what is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from labkit.experiment.blocks import Run
+    from labkit.experiment.cell import Cell
+    from labkit.records import Record
+
+SECONDS = 3.6  # of each part: about as long as labkit is measured
+OVERRIDES = [
+    "workload=ragged", "model=small", "ablation=none", "design.control=false",
+    "design.isolation=process", "design.runs_per_block=1", "design.looks=[]",
+]  # fmt: skip
+OURS = "labkit, ragged on model=small"
+NAMES = {
+    "product": "NumPy's matrix product, two threads",
+    "reading": "reading 256 MB, two threads",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("processes", type=int, nargs="?", default=20)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--show", action="store_true", help="only print the table")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(machine()))
+        return 0
+    if options.out is None:
+        parser.error("give the folder, too")
+    if not options.show:
+        measure(options.processes, options.out)
+    print(table(options.out))
+    return 0
+
+
+def measure(processes: int, out: Path) -> None:
+    """Run what is missing, the machine's program before each of labkit's processes."""
+    from labkit import analysis, app, workload
+    from labkit.experiment.arms import compose_cell, to_cell
+    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.experiment.runner import run_cell
+
+    class Between(ProcessLauncher):
+        """Launches the machine's program, and then the run."""
+
+        def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
+            command = [sys.executable, __file__, "--child"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            found = super().launch(runs, cell)
+            with open(out / "machine.jsonl", "ab") as file:
+                file.write(done.stdout)
+            return found
+
+    app.register()
+    with app.initialized():
+        composed = compose_cell([], [*OVERRIDES, f"design.blocks={processes}"])
+    workload.prepare(composed.experiment)
+    run_cell(to_cell(composed, out), Between())
+    analysis.write_cell(out)
+
+
+def machine() -> dict[str, float]:
+    """Return what the machine does in a second."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((512, 512), dtype=np.float32)
+    stream = np.ones(1 << 26, np.float32)
+    halves = np.split(stream, 2)
+    with ThreadPoolExecutor(2) as pool:
+        return {
+            "product": rate(lambda: a @ a),
+            "reading": rate(lambda: list(pool.map(np.sum, halves))),
+        }
+
+
+def rate(work: Callable[[], object]) -> float:
+    """Return how often a second something can be done."""
+    work()
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() < start + SECONDS:
+        work()
+        done += 1
+    return done / (time.perf_counter() - start)
+
+
+def table(out: Path) -> str:
+    """Say how far each spreads: from the 10th to the 90th percentile, and by how much."""
+    records = [json.loads(path.read_text("utf-8")) for path in sorted(out.glob("runs/b*.json"))]
+    lines = (out / "machine.jsonl").read_text("utf-8").splitlines()
+    columns = {OURS: list(map(throughput, records))}
+    for name, said in NAMES.items():
+        columns[said] = [json.loads(line)[name] for line in lines[: len(records)]]
+    rows = ["| in each of so many fresh processes | 10th to 90th percentile | with labkit's |"]
+    rows += ["| --- | ---: | ---: |"]
+    for name, values in columns.items():
+        low, high = np.percentile(values, [10, 90])
+        like = statistics.correlation(values, columns[OURS]) if name != OURS else 1.0
+        rows.append(f"| {name} ({len(values)}) | {100 * (high / low - 1):.1f} % | {like:+.2f} |")
+    return "\n".join(rows)
+
+
+def throughput(record: dict[str, Any]) -> float:
+    """Return a record's tokens per second."""
+    (case,) = record["cases"]
+    (found,) = [metric for metric in case["metrics"] if metric["name"] == "total_tok_s"]
+    return float(found["repeats"][0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
