@@ -4,7 +4,8 @@
 step where requests are served. Everything else is the real worker's.
 
 With ``--beside FOLDER`` before its other arguments it is one of two that live at the same time and
-take turns, a round of a kernel case each: of two processes only one works at any moment.
+take turns, a round of a kernel case or a slice of an engine's steps each: only one of the two works
+at any moment.
 """
 
 from __future__ import annotations
@@ -109,25 +110,40 @@ class Beside:
 
 
 def take_turns(beside: Beside) -> None:
-    """Make every round of kernels begin when the other process's round has ended."""
+    """Make every round of kernels, or slice of steps, begin when the other process's has ended."""
     from labkit.workload.kernel_turns import KernelTurns
+    from labkit.workload.serving_turns import Progress, ServingTurns, _lost
 
-    measure, pulse = KernelTurns.measure, KernelTurns._pulse
-
-    def measured(self: Any, beat: Callable[[str], None]) -> Any:
-        beside.meet()
-        try:
-            return measure(self, beat)
-        finally:
-            beside.tell("turn", MORE_THAN_ROUNDS)
-            beside.meet()
+    pulse = KernelTurns._pulse
 
     def round_begins(self: Any) -> float:
         beside.next_turn()
         return pulse(self)
 
-    KernelTurns.measure = measured  # type: ignore[method-assign]
+    def in_slices(self: Any, beat: Callable[[str], None]) -> Any:
+        (seat,) = self._seats
+        arm = Progress(seat.session.begin(beat))
+        while not arm.drive.done:
+            beside.next_turn()
+            with self._turn(0):
+                self._slice(seat, arm)
+        return [seat.session.measured(arm.drive, *_lost([arm]))]
+
+    def together(measure: Any) -> Any:
+        def measured(self: Any, beat: Callable[[str], None]) -> Any:
+            beside.meet()
+            try:
+                return measure(self, beat)
+            finally:
+                beside.tell("turn", MORE_THAN_ROUNDS)
+                beside.meet()
+
+        return measured
+
     KernelTurns._pulse = round_begins  # type: ignore[method-assign]
+    KernelTurns.measure = together(KernelTurns.measure)  # type: ignore[method-assign]
+    ServingTurns._measure = in_slices  # type: ignore[method-assign]
+    ServingTurns.measure = together(ServingTurns.measure)  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ A false claim: a row in which the copy differs. ``--busy`` runs one busy process
 engines then leave a core to it (``engine.threads``), for a step waits for all of its threads.
 ``agreement-kernels`` plants 10 % into two kernel cases, ``agreement-requests`` into ``ragged``, and
 both ask whether turns and so many pairs of separate processes say the same; they go on where they
-were ended. ``agreement-beside`` asks it of pairs of processes that live at the same time and take
-turns, a round of a kernel each: what the machine does meanwhile happens to both. ``table`` writes
-the other studies that are there as ``docs/sensitivity.md`` shows them:
+were ended. ``agreement-beside-...`` asks it of pairs of processes that live at the same time and
+take turns, a round of a kernel or a slice of steps each: what the machine does meanwhile happens
+to both. ``table`` writes the other studies that are there as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
     python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
-    python benchmarks/sensitivity.py agreement-beside 40 outputs/reference/sensitivity
+    python benchmarks/sensitivity.py agreement-beside-kernels 40 outputs/reference/sensitivity
     python benchmarks/sensitivity.py table outputs/reference/sensitivity
 """
 
@@ -51,8 +51,9 @@ ASKED = {
     "kernels": ("planted_1pct", ["workload=kernel_sensitivity"]),
     "requests": ("planted_3pct", ["workload=chat", "workload.num_requests=24", "model=tiny"]),
     "agreement-kernels": ("planted_10pct", ["workload=kernel_sensitivity", "workload.repeats=5"]),
-    "agreement-beside": ("planted_10pct", ["workload=kernel_sensitivity"]),
     "agreement-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
+    "agreement-beside-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
+    "agreement-beside-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
 }
 # As many processes as a minute holds: alone, and beside a busy process.
 PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
@@ -120,7 +121,7 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     cells = to_cells(replace(composed, arms=composed.arms[:2], name=folder.name), folder)
     for cell in cells:
         alone = cell.design.isolation is Isolation.process
-        run(cell, beside=kind.endswith("beside") and alone)
+        run(cell, beside=kind.startswith("agreement-beside") and alone)
     return str(confirmation_sentence(Analyst().cell(folder)))
 
 
