@@ -12,7 +12,7 @@ engines then leave a core to it (``engine.threads``), for a step waits for all o
 both ask whether turns and so many pairs of separate processes say the same; they go on where they
 were ended. ``agreement-beside-...`` asks it of pairs of processes that live at the same time and
 take turns, a round of a kernel or a slice of steps each: what the machine does meanwhile happens
-to both. ``table`` writes the other studies that are there as ``docs/sensitivity.md`` shows them:
+to both. ``table`` writes the studies that are there as ``docs/sensitivity.md`` shows them:
 
     python benchmarks/sensitivity.py agreement-kernels 80 outputs/reference/sensitivity
     python benchmarks/sensitivity.py agreement-requests 30 outputs/reference/sensitivity
@@ -55,6 +55,11 @@ ASKED = {
     "agreement-beside-kernels": ("planted_10pct", ["workload=kernel_sensitivity"]),
     "agreement-beside-requests": ("planted_10pct", ["workload=ragged", "model=small"]),
 }
+# Pairs one after the other, and pairs that live at the same time.
+AGREEMENTS = (
+    ("agreement-requests", "agreement-kernels"),
+    ("agreement-beside-requests", "agreement-beside-kernels"),
+)
 # As many processes as a minute holds: alone, and beside a busy process.
 PROCESSES = {"kernels": (15, 9), "requests": (8, 8)}
 
@@ -69,6 +74,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.kind == "table":
         print(table(options.out))
+        for kinds in AGREEMENTS:
+            print(f"\n{agreed(options.out, kinds)}")
         return 0
     if options.kind.startswith("agreement"):
         print(agreement(options.kind, options.out / options.kind, options.studies))
@@ -260,6 +267,30 @@ def table(out: Path) -> str:
             f"{cells[0]['design']['blocks']} | {named} of {n} | {false} of {n} | "
             f"{' | '.join(ranges)} | {seconds:.0f} |"
         )
+    return "\n".join(lines)
+
+
+def agreed(out: Path, kinds: Sequence[str]) -> str:
+    """Write what turns and separate processes say as a Markdown table, one line of a row."""
+    from labkit.analysis.confirmation import confirmation
+    from labkit.analysis.study_analysis import Analyst
+
+    lines = [
+        "| | processes of turns, pairs | turns | pairs | apart by | could have stayed unseen |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in [kind for kind in kinds if (out / f"{kind}~processes" / "cell.json").exists()]:
+        blocks = [
+            json.loads((out / f"{kind}{end}" / "cell.json").read_text("utf-8"))["design"]["blocks"]
+            for end in ("", "~processes")
+        ]
+        for found in confirmation(Analyst().cell(out / kind)) or []:
+            row = "`ragged` on model=small" if found.case == "all" else found.case
+            lines.append(
+                f"| {row} | {blocks[0]}, {blocks[1]} | {found.turns_pct:+.1f} % | "
+                f"{found.processes_pct:+.1f} % | {abs(found.difference_pct or 0):.1f} % | "
+                f"{found.unseen_pct:.1f} % |"
+            )
     return "\n".join(lines)
 
 
