@@ -42,6 +42,8 @@ for _ in range(9):
     start = time.perf_counter(); sgemm(1.0, a, a); times.append(time.perf_counter() - start)
 print(2 * 2048**3 / min(times) / 1e9)
 """
+FORMS = ("quantised", "float32", "float16", "bfloat16")  # of weights, as counters have them
+READ_S = 0.2  # before and after the arm, about as long as it decodes
 SPARE_BYTES, SPARE_SHARE = 200e6, 0.15  # beyond weights and KV
 
 
@@ -147,7 +149,7 @@ class OnLabkit:
         """Return the bytes of weights and of the KV pool, 0 where it counts none."""
         counters = self.engine.counters()
         return {
-            "weight_bytes": sum(v for key, v in counters.items() if key.startswith("weights.")),
+            "weight_bytes": sum(counters.get(f"weights.{form}", 0) for form in FORMS),
             "kv_bytes": counters.get("blocks.total", 0) * counters.get("kv_block_bytes", 0),
         }
 
@@ -257,18 +259,48 @@ Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 def measure(arms: dict[str, Arm], cases: tuple[Case, ...], rounds: int) -> Found:
     """Let the arms take turns, in an order that turns from round to round; the first is warm-up."""
-    from labkit.doctor.measure import cpu_bandwidth
-
+    memory = Memory()
     found: Found = {case.name: {} for case in cases}
     for number in range(-1, rounds):
         for case in cases:
             for name in list(arms)[:: 1 if number % 2 == 0 else -1]:
+                reads = (case, name) == (CASES[0], STORED)
+                before = memory.read() if reads else []
                 figures = arms[name].serve(case)
-                if figures is not None and (case, name) == (CASES[0], STORED):
-                    figures["read_gb_s"] = cpu_bandwidth()["gb_s"]  # of the same moment
+                if figures is not None and reads:
+                    figures["read_gb_s"] = memory.rates([*before, *memory.read()])
                 if figures is not None and number >= 0:
                     found[case.name].setdefault(name, []).append(figures)
     return found
+
+
+class Memory:
+    """Reads of memory with all cores, which are timed."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        from labkit.machine import pool
+
+        pool.install()
+        self._stream = np.ones(1 << 26, np.float32)
+
+    def read(self) -> list[float]:
+        """Read all of it over and over; return seconds of each time but the first."""
+        from labkit.machine.limits import read_memory
+        from labkit.machine.threads import core_count
+
+        times, end = [], time.perf_counter() + READ_S
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            read_memory(self._stream, core_count())
+            times.append(time.perf_counter() - start)
+        return times[1:]
+
+    def rates(self, seconds: list[float]) -> tuple[float, float]:
+        """Return GB/s over all of the time, and of the fastest."""
+        size = self._stream.nbytes / 1e9
+        return round(size / statistics.mean(seconds), 1), round(size / min(seconds), 1)
 
 
 def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
@@ -280,7 +312,7 @@ def summary(cases: tuple[Case, ...], found: Found) -> list[dict[str, Any]]:
             tokens = [entry["tokens"] for entry in entries]
             same = tokens == ours if any(tokens[0]) and ours else None
             speeds = [round(speed(case, entry), 1) for entry in entries]
-            reads = [round(e["read_gb_s"], 1) for e in entries if "read_gb_s" in e]
+            reads = [e["read_gb_s"] for e in entries if "read_gb_s" in e]
             row = {"case": case.name, "arm": name, "tok_s": speeds, "same_tokens": same}
             rows.append(row | ({"read_gb_s": reads} if reads else {}))
     return rows
@@ -313,11 +345,15 @@ def reading(arms: dict[str, Arm], rows: list[dict[str, Any]]) -> list[str]:
         return []
     held, (row,) = arms[STORED].loaded["weight_bytes"], found
     rates = [held * speed / 1e9 for speed in row["tok_s"]]
-    shares = [rate / read for rate, read in zip(rates, row["read_gb_s"], strict=True)]
+    shares = [
+        [rate / reads[which] for rate, reads in zip(rates, row["read_gb_s"], strict=True)]
+        for which in range(2)
+    ]
+    whole, fastest = (f"{statistics.median(s):.0%} ({min(s):.0%} to {max(s):.0%})" for s in shares)
     return [
         f"{STORED}, 1 stream: reads {held / 1e6:.1f} MB of weights at "
-        f"{statistics.median(rates):.1f} GB/s, of reads right after it "
-        f"{statistics.median(shares):.0%} ({min(shares):.0%} to {max(shares):.0%})"
+        f"{statistics.median(rates):.1f} GB/s, of reads for {READ_S} s before it and after it "
+        f"{whole}, of the fastest 268 MB of them {fastest}"
     ]
 
 
