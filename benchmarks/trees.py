@@ -1,0 +1,161 @@
+"""Two trees of labkit side by side: how fast is one, of the other?
+
+    python benchmarks/trees.py OLD NEW path/to/an/mlx_lm/model [--pairs 16]
+
+Two processes live at the same time, one of each tree, and take turns, a batch of requests each in
+random order, so that what the machine does in a second happens to both. A pair of processes gives
+one number for each case, the median of its ten ratios; the table shows the mean over pairs, its
+95 % interval and the range. A tree is a checkout, for example by ``git worktree add``; each
+compiles into a cache of its own, beside the model's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+# Requests, tokens of their prompts, tokens of output: prompts are timed where there is one.
+CASES = {
+    "prefill of 512": (1, 512, 1),
+    "decode, 1 stream": (1, 32, 32),
+    "decode, 16 streams": (16, 32, 12),
+}
+TURNS = 10  # of each tree in a pair of processes
+PARKED_S = 0.004  # twice as long as a thread of the pool spins
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("old", type=Path)
+    parser.add_argument("new", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--pairs", type=int, default=16, help="of processes")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.model)
+        return 0
+    found: dict[str, list[float]] = {case: [] for case in CASES}
+    for number in range(options.pairs):
+        for case, ratio in pair(options.old, options.new, options.model).items():
+            found[case].append(ratio)
+        print(f"pair {number + 1} of {options.pairs}", file=sys.stderr, flush=True)
+    print("| | speed of the new, of the old: mean (95 %) | range |\n| --- | --- | --- |")
+    for case, ratios in found.items():
+        print(f"| {case} | {interval(ratios)} | {min(ratios):.2f} to {max(ratios):.2f} |")
+    return 0
+
+
+def pair(old: Path, new: Path, model: Path) -> dict[str, float]:
+    """Return, for each case, the median ratio of one pair of processes."""
+    trees = {tree: start(tree, model) for tree in random.sample([old, new], 2)}
+    ratios: dict[str, list[float]] = {case: [] for case in CASES}
+    try:
+        for process in trees.values():
+            answer(process)  # it is ready
+        for _ in range(TURNS):
+            for case in CASES:
+                seconds = {tree: ask(trees[tree], case) for tree in random.sample([old, new], 2)}
+                ratios[case].append(seconds[old] / seconds[new])
+    finally:
+        for process in trees.values():
+            process.kill()
+            process.wait()
+    return {case: statistics.median(found) for case, found in ratios.items()}
+
+
+def start(tree: Path, model: Path) -> subprocess.Popen[str]:
+    tree, model = tree.resolve(), model.resolve()
+    cache = model.parent / f"cache-{tree.name}"
+    return subprocess.Popen(
+        [sys.executable, __file__, "--child", str(tree), str(tree), str(model)],
+        env={**os.environ, "PYTHONPATH": str(tree), "LABKIT_CACHE": str(cache)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ask(process: subprocess.Popen[str], case: str) -> float:
+    """Let a process serve a case; return its seconds."""
+    assert process.stdin is not None
+    process.stdin.write(f"{case}\n")
+    process.stdin.flush()
+    seconds = float(answer(process))
+    time.sleep(PARKED_S)
+    return seconds
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit("a process ended; what it said is above")
+    return line
+
+
+def child(model: Path) -> None:
+    """Load the model, warm up, and serve what is asked on standard input."""
+    serve = server(model)
+    for case in CASES:
+        for _ in range(2):
+            serve(case)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(serve(line.strip()), flush=True)
+
+
+def server(model: Path) -> Callable[[str], float]:
+    import numpy as np
+
+    from labkit import config
+    from labkit.engine import Request, SamplingParams, create
+    from labkit.machine import blas, pool
+
+    pool.install()
+    blas.activate("openblas", 1)
+    engine = create(config.Engine(name="paged", budget=config.Budget(blocks=512)), model)
+    rng, served = np.random.default_rng(0), 0
+
+    def serve(case: str) -> float:
+        """Return the seconds until all prompts are read, or from then on."""
+        nonlocal served
+        count, prompt, output = CASES[case]
+        for _ in range(count):
+            ids = tuple(rng.integers(5, 900, prompt).tolist())
+            params = SamplingParams(max_tokens=output, ignore_eos=True)
+            engine.submit(Request(f"r{served}", ids, params))
+            served += 1
+        tokens, began, begun = 0, time.perf_counter(), None
+        while engine.has_work():
+            tokens += len(engine.step())
+            if begun is None and tokens >= count:
+                begun = time.perf_counter()
+        assert begun is not None
+        return begun - began if output == 1 else time.perf_counter() - begun
+
+    return serve
+
+
+def interval(ratios: list[float]) -> str:
+    """Return the geometric mean and its 95 % interval by Student's t."""
+    import numpy as np
+    from scipy import stats
+
+    logs = np.log(ratios)
+    if len(logs) < 2:
+        return f"{np.exp(logs.mean()):.3f}"
+    half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / len(logs) ** 0.5
+    low, high = np.exp([logs.mean() - half, logs.mean() + half])
+    return f"{np.exp(logs.mean()):.3f} ({low:.3f} to {high:.3f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
