@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.experiment.blocks import Run
@@ -24,8 +25,8 @@ class Progress:
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """A cell starts: ``total`` runs, of which ``done`` were done before."""
 
-    def run_started(self, run: Run) -> None:
-        """A run starts."""
+    def started(self, runs: Sequence[Run]) -> None:
+        """A run starts, or all those that share a process."""
 
     def tick(self) -> None:
         """About a second has passed."""
@@ -46,16 +47,16 @@ class Clock:
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done, self.here = total, done, 0
         self.start = time.monotonic()
-        self._run_start = self.start
+        self._started, self._together = self.start, 1
         self._spent = 0.0
 
-    def run_started(self) -> None:
-        """Start to count a run's time (preparing is not counted)."""
-        self._run_start = time.monotonic()
+    def started(self, together: int = 1) -> None:
+        """Start to count the time of so many runs in one process (preparing is not counted)."""
+        self._started, self._together = time.monotonic(), together
 
     def run_ended(self) -> None:
-        """Count one run."""
-        self._spent += time.monotonic() - self._run_start
+        """Count one run, and its share of its process's time."""
+        self._spent += (time.monotonic() - self._started) / self._together
         self.done += 1
         self.here += 1
 
@@ -89,9 +90,9 @@ class Plain(Progress):
         before = f", {done} done before" if done else ""
         self.note(f"{cell.name}: {total} runs in {self._blocks} blocks{before}")
 
-    def run_started(self, run: Run) -> None:
+    def started(self, runs: Sequence[Run]) -> None:
         """Say nothing yet: the end says more."""
-        self._clock.run_started()
+        self._clock.started(len(runs))
 
     def run_ended(self, record: Record) -> None:
         """Say which run ended, and why if it failed."""
@@ -126,10 +127,11 @@ class Live(Progress):
         self._clock, self._blocks = Clock(total, done), cell.design.blocks
         self._live.start()
 
-    def run_started(self, run: Run) -> None:
-        """Show the run."""
-        self._clock.run_started()
-        self._now = f"block {run.block + 1}/{self._blocks}, {run.arm}"
+    def started(self, runs: Sequence[Run]) -> None:
+        """Show the run, or how many take turns."""
+        self._clock.started(len(runs))
+        arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms in turns"
+        self._now = f"block {runs[0].block + 1}/{self._blocks}, {arms}"
         self.tick()
 
     def tick(self) -> None:

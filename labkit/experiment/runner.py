@@ -131,7 +131,7 @@ def _carry_out(
         launcher.prepare(cell)
     for batch in _batches(runs, cell.design.isolation):
         signals.check()
-        progress.run_started(batch[0])
+        progress.started(batch)
         for record in launcher.launch(batch, cell):
             write(cell.paths.runs / f"{record.run}.json", record)
             yield record

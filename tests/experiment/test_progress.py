@@ -37,7 +37,7 @@ def test_events_are_told_and_no_number_of_a_metric(make_cell, stream, monkeypatc
     out = stream()
     show = progress.create(out)
     show.begin(make_cell(blocks=2), 6, 1)
-    show.run_started(Run(0, 1, "seq_map"))
+    show.started([Run(0, 1, "seq_map")])
     show.tick()
     show.run_ended(a_record())
     show.run_ended(a_record("timeout", "killed after 3 s"))
@@ -71,8 +71,21 @@ def test_the_remaining_time_is_the_mean_run_times_what_is_left(monkeypatch):
     clock = progress.Clock(10, 2)
     assert clock.line() == "run 3/10, 0:00 elapsed"
     now[0] = 100.0  # preparing
-    clock.run_started()
+    clock.started()
     now[0] = 110.0
     clock.run_ended()
     assert clock.line() == "run 4/10, 1:50 elapsed, about 1:10 left"
     assert progress.clock(3725) == "1:02:05"
+
+
+def test_runs_that_share_a_process_share_its_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    clock = progress.Clock(9, 0)
+    for ended in (30.0, 60.0):
+        clock.started(3)
+        now[0] = ended
+        for left in (8, 7, 6):
+            clock.run_ended()
+            left -= 3 * (ended == 60.0)
+            assert clock.line().endswith(f"about {progress.clock(10 * left)} left")

@@ -184,7 +184,7 @@ def test_a_run_that_a_cluster_s_signal_ended_is_no_failed_run(make_cell, launche
         raise SystemExit(-1)  # as submitit does, having queued the job again
 
     class Warned(Progress):
-        def run_started(self, run):
+        def started(self, runs):
             code = "import os, signal, sys, time; time.sleep(0.2); "
             code += "os.kill(int(sys.argv[1]), signal.SIGUSR2)"
             subprocess.Popen([sys.executable, "-c", code, str(os.getpid())])
