@@ -78,19 +78,20 @@ class Process:
         return [self._record(member) for member in self.members]
 
     def prepare(self) -> None:
-        """Compile, build and cache whatever the first arm's runs will need; measure nothing."""
+        """Compile, build and cache whatever the arms' runs will need; measure nothing."""
         from labkit import workload
 
-        experiment = self.members[0].experiment
+        experiments = [member.experiment for member in self.members]
         probe = stages.start_probe(self.common)
         probe.time()
-        workload.prepare(experiment)
-        turns = stages.load([experiment], self._setting(probe), self.common)
+        for experiment in experiments:
+            workload.prepare(experiment)
+        turns = stages.load(experiments, self._setting(probe), self.common)
         try:
-            turns.warm_up()
+            turns.prepare()
         finally:
             turns.close()
-        stages.note_limits(self.common, experiment)
+        stages.note_limits(self.common, experiments[0])
 
     def _setting(self, machine: Machine) -> Setting:
         lead = self.common.record

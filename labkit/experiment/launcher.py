@@ -7,12 +7,12 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from labkit.config import Engine, from_plain, own_classes
+from labkit.config import Engine, Isolation, from_plain, own_classes
 from labkit.experiment import StudyError, output_store, process
 from labkit.experiment.blocks import Run
 from labkit.experiment.cell import Cell
@@ -56,30 +56,40 @@ class ProcessLauncher:
         self._previous: tuple[str, float] | None = None  # the arm before, and when it ended
 
     def prepare(self, cell: Cell) -> None:
-        """Prepare every distinct arm in a process of its own, once per machine and code."""
-        seen = set()
+        """Prepare every distinct arm, once per machine and code.
+
+        Arms that take turns share a process here, too; others have one each.
+        """
+        arms: dict[Path, Arm] = {}
         for arm in cell.arms:
-            marker = _marker(arm)
-            if marker.exists() or marker in seen:
-                continue
-            seen.add(marker)
-            self.progress.note(
-                f"preparing arm {arm.name} (once: compiles and builds what it needs)"
-            )
-            log = cell.paths.runs / f"prepare-{arm.name}.log"
-            environ, _ = _environment(arm)
-            ending = process.run(
-                [*self.command, "--prepare", str(cell.paths.arm(arm.name))],
-                environment=environ,
-                log=log,
-                timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
-                on_tick=lambda pid: self.progress.tick(),
-            )
-            if ending.code == 0:
+            arms.setdefault(_marker(arm), arm)
+        new = {marker: arm for marker, arm in arms.items() if not marker.exists()}
+        if cell.design.isolation is Isolation.in_process and new:
+            self._prepare(new, cell)
+            return
+        for marker, arm in new.items():
+            self._prepare({marker: arm}, cell)
+
+    def _prepare(self, arms: Mapping[Path, Arm], cell: Cell) -> None:
+        """Prepare arms, by their markers, in one process."""
+        names = [arm.name for arm in arms.values()]
+        said = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
+        self.progress.note(f"preparing {said} (once: compiles and builds what is needed)")
+        log = cell.paths.runs / f"prepare-{names[0]}.log"
+        environ, _ = _environment(cell.arm(names[0]))
+        ending = process.run(
+            [*self.command, "--prepare", *(str(cell.paths.arm(name)) for name in names)],
+            environment=environ,
+            log=log,
+            timeout_s=max(PREPARE_TIMEOUT_S, cell.design.timeout_s),
+            on_tick=lambda pid: self.progress.tick(),
+        )
+        if ending.code == 0:
+            for marker, arm in arms.items():
                 _mark(marker, arm)
-            else:
-                why = process.last_lines(log, 1) or [ending.signal_name or f"exit {ending.code}"]
-                self.progress.note(f"arm {arm.name} could not be prepared: {why[0]}")
+        else:
+            why = process.last_lines(log, 1) or [ending.signal_name or f"exit {ending.code}"]
+            self.progress.note(f"{said} could not be prepared: {why[0]}")
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
         """Start one worker for ``runs``, watch it, and take or make their records."""

@@ -3,7 +3,7 @@
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. Several pairs are a block whose arms take turns
 (:mod:`labkit.experiment.in_process`). ``--keep CELL`` keeps array outputs in that cell's
-folder (:mod:`labkit.experiment.output_store`). ``--prepare ARM`` loads and warms up an arm
+folder (:mod:`labkit.experiment.output_store`). ``--prepare ARM ...`` loads and warms up arms
 without measuring, so that no compilation falls inside a measured run. The stages are in
 :mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
 parent is gone.
@@ -81,13 +81,15 @@ def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     return Record(name, arm.role, block, position, seed, "ok", fingerprint.utc_now())
 
 
-def prepare(arm_path: Path) -> None:
-    """Compile, build and cache whatever the arm's runs will need."""
-    arm = read_arm(arm_path)
-    experiment = stages.experiment_of(arm)
-    record = Record(arm.name, arm.role, 0, 0, experiment.seed, "ok", fingerprint.utc_now())
-    process = Process([record], [arm], Stopwatch(time.monotonic_ns()))
-    process.prepare()
+def prepare(arm_paths: Sequence[Path]) -> None:
+    """Compile, build and cache what the runs of an arm, or of arms that take turns, will need."""
+    arms = list(map(read_arm, arm_paths))
+    now = fingerprint.utc_now()
+    records = [
+        Record(arm.name, arm.role, 0, place, stages.experiment_of(arm).seed, "ok", now)
+        for place, arm in enumerate(arms)
+    ]
+    Process(records, arms, Stopwatch(time.monotonic_ns())).prepare()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spawned", type=int, default=None)
     options = parser.parse_args(argv)
     paths = options.paths
-    if len(paths) != 1 if options.prepare else len(paths) % 2:
-        parser.error("give ARM RUN pairs to do, or --prepare ARM")
+    if not options.prepare and len(paths) % 2:
+        parser.error("give ARM RUN pairs to do, or --prepare ARM ...")
     spawned_ns = options.spawned or time.monotonic_ns()
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -110,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         watchdog.start(options.parent, options.lifeline)
     try:
         if options.prepare:
-            prepare(paths[0])
+            prepare(paths)
             return 0
         records = perform(paths[::2], paths[1::2], spawned_ns, options.keep)
     except (RecordError, ConfigError) as error:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import atexit
 import ctypes
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -90,6 +92,7 @@ def install() -> Pool:
         numba.config.THREADING_LAYER = "workqueue"
     numba.get_num_threads()
     caching.Cache.load_overload = _load_machine_code
+    caching.IndexDataCacheFile.save = _save_in_turn
     return Pool(numba.config.NUMBA_NUM_THREADS)
 
 
@@ -103,6 +106,20 @@ def _load_machine_code(cache: Any, types: Any, target: Any) -> Any:
     rtsys.initialize(target)
     with cache._guard_against_spurious_io_errors():
         return cache._load_overload(types, target)
+
+
+_save = caching.IndexDataCacheFile.save
+
+
+def _save_in_turn(file: Any, key: Any, data: Any) -> None:
+    """Save a kernel to numba's cache, one process at a time.
+
+    numba reads the index, adds a name and writes the index again (0.68): two processes that do so
+    at once give one name to two kernels, or lose one.
+    """
+    with open(Path(file._cache_path) / "saving", "a", encoding="utf-8") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        _save(file, key, data)
 
 
 class Pool:

@@ -121,6 +121,8 @@ class Claims:
     def warm_up(self) -> None:
         """Do nothing."""
 
+    prepare = warm_up
+
     def measure(self, beat: Callable[[str], None]) -> Sequence[Measurement]:
         """Compute every arm's claim."""
         return [_measured(experiment) for experiment in self._experiments]

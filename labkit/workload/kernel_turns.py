@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import gc
 import math
+import multiprocessing
 import random
 import time
 from collections import Counter
@@ -139,6 +140,24 @@ class KernelTurns:
 
     # ------------------------------------------------------------------ warming up
 
+    def prepare(self) -> None:
+        """Warm up in two processes, from the first case on and from the last.
+
+        What one has compiled the other finds in numba's cache, so that they meet. A queue's
+        device is not for a forked process, and what it compiles is not numba's.
+        """
+        if self._queue is not None:
+            self.warm_up()
+            return
+        backwards = partial(self._warm_up, self._names()[::-1])
+        other = multiprocessing.get_context("fork").Process(target=backwards)
+        other.start()
+        try:
+            self.warm_up()
+        finally:  # all is compiled, or nothing will do
+            other.terminate()
+            other.join()
+
     def warm_up(self) -> None:
         """Launch every case of every arm once for its output, then until it has settled.
 
@@ -146,7 +165,14 @@ class KernelTurns:
         than the fastest before by more than 2 %; at least ``workload.warmup`` rounds after
         the first, at most 20 in all.
         """
-        names = dict.fromkeys(case.name for arm in self._arms for case in arm.workload.cases)
+        self._warm_up(self._names())
+
+    def _names(self) -> list[str]:
+        """Return the cases' names, in the order of the arms'."""
+        names = (case.name for arm in self._arms for case in arm.workload.cases)
+        return list(dict.fromkeys(names))
+
+    def _warm_up(self, names: Sequence[str]) -> None:
         for name in names:
             shared: list[Expected] = []
             seats = [

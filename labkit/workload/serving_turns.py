@@ -70,6 +70,8 @@ class ServingTurns:
                 seat.session.warm_up()
                 seat.session.drain()
 
+    prepare = warm_up
+
     def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
         """Serve every arm's requests once; see ``Turns``.
 

@@ -68,6 +68,9 @@ def by_itself(seed: int) -> Setting:
 class Turns(Protocol):
     """One workload for each of several arms, ready in this process."""
 
+    def prepare(self) -> None:
+        """Do what is done once per machine and code: compile all that ``measure`` will call."""
+
     def warm_up(self) -> None:
         """Do unmeasured work by a rule that is fixed beforehand, the same for every arm."""
 

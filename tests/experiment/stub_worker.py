@@ -97,6 +97,8 @@ class StubTurns:
             with self.setting.turn(arm):
                 strike("warm_up", resolver)
 
+    prepare = warm_up
+
     def measure(self, beat) -> list[Measurement]:
         found = []
         for arm, resolver in enumerate(self.resolvers):

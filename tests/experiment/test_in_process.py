@@ -75,6 +75,8 @@ class Turns:
     def warm_up(self) -> None:
         self.world.events.append("warm up")
 
+    prepare = warm_up
+
     def measure(self, beat) -> list[Measurement]:
         found = []
         for arm, counters in enumerate(self.world.counters[: len(self.arms)]):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.experiment import stages, worker
+from labkit import config
+from labkit.experiment import process, stages, worker
 from labkit.experiment.launcher import _environment, _marker
 from labkit.experiment.runner import run_cell
 from labkit.machine import fingerprint, watchdog
@@ -73,6 +74,25 @@ def test_arms_are_prepared_once(make_cell, launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
     run_cell(other, launcher)
     assert not list((other.dir / "runs").glob("prepare-*"))
+
+
+def test_arms_that_take_turns_are_prepared_in_one_process(
+    make_cell, launcher, tmp_path, monkeypatch, replace
+):
+    cell = make_cell()
+    cell = replace(cell, design=replace(cell.design, isolation=config.Isolation.in_process))
+    monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
+    commands, before = [], process.run
+
+    def run(command, **asked):
+        commands.append(command)
+        return before(command, **asked)
+
+    monkeypatch.setattr(process, "run", run)
+    run_cell(cell, launcher)
+    (command,) = [command for command in commands if "--prepare" in command]
+    arms = [Path(word).stem for word in command[command.index("--prepare") + 1 :]]
+    assert arms == ["base", "seq_map"]  # control is base again
 
 
 def test_code_of_the_user_is_prepared_every_time(

@@ -1,14 +1,17 @@
 """The thread pool under every kernel, each check in a process with a pool of its own size."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numba
 import pytest
+from numba.core import caching
 
 from labkit.machine import cache, pool
 
@@ -296,3 +299,17 @@ def test_what_only_compiling_needs_is_loaded_when_something_compiles(tmp_path):
         )
         expected = [f"[0.0, 1.0, 4.0, 9.0] {known}", "4.0 True", ""]
         assert done.stdout.split("\n") == expected, done.stderr
+
+
+def test_kernels_are_saved_by_one_process_at_a_time(tmp_path):
+    """Two at once would give one name to two signatures: one would run the other's code."""
+    pool.install()
+    file = caching.IndexDataCacheFile(str(tmp_path), "kernel", ("stamp", 1))
+    with open(tmp_path / "saving", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        saving = threading.Thread(target=file.save, args=("a signature", b"its code"))
+        saving.start()
+        saving.join(0.2)
+        assert saving.is_alive() and file.load("a signature") is None
+    saving.join(10)
+    assert file.load("a signature") == b"its code"

@@ -2,7 +2,9 @@
 
 import gc
 import itertools
+import os
 import random
+import time
 import weakref
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -141,6 +143,30 @@ def test_a_timing_is_the_launch_alone_whatever_else_takes_time():
     warm_up = results[0].cases[0].notes["warm_up_rounds"]
     assert warm_up == 2
     assert results[0].notes["launch_s"] == 2.0 * (1 + warm_up + 4 * 6)
+
+
+def test_kernels_are_prepared_by_two_processes_from_either_end(tmp_path):
+    """The first launch here waits until the other process has launched: another case."""
+
+    class Told(Backend):
+        def forward(self, layer, q, k, v, plan, out):
+            with open(tmp_path / str(os.getpid()), "a") as file:
+                file.write(f"{plan.num_seqs}\n")
+            deadline = time.monotonic() + 20
+            while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return super().forward(layer, q, k, v, plan, out)
+
+    world = World()
+    backend = Told(world, lambda w: 1.0)
+    turns(world, [backend], FEW, PREFILL).prepare()
+    launched = {int(path.name): path.read_text().split() for path in tmp_path.iterdir()}
+    mine = launched.pop(os.getpid())
+    (others,) = launched.values()
+    assert mine[0] == "5" and mine[-1] == "2"
+    assert others[0] == "2"
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # nobody is left
 
 
 class Watched(Backend):

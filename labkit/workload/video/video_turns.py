@@ -103,6 +103,8 @@ class VideoTurns:
                     except Undecodable:
                         break  # it fails again, and is counted, when it is measured
 
+    prepare = warm_up
+
     def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
         """Do all rounds of all clips, check them, then the jobs; see ``Turns``."""
         repeats = self._arms[0].repeats
