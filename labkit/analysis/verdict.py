@@ -8,14 +8,15 @@ Rules, first match wins:
    to be claimed now (blocks added after results were shown, blocks still to run, no look
    declared here): ``estimate_only``;
 4. the interval lies inside the margin: ``trivial`` where the difference is significant,
-   ``equivalent`` where it is not; both are withheld where the A/A control's own interval
-   exceeds the margin;
+   ``equivalent`` where it is not; both are withheld where the A/A control's own interval,
+   that of its row alone, exceeds the margin;
 5. significant (adjusted p at most alpha): ``faster`` or ``slower``;
 6. else ``inconclusive``, with the smallest effect that could have been seen.
 
 The interval is simultaneous over the rows and arms, and p is adjusted over them: a study
 says a wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary
-rows with a probability of at most alpha.
+rows with a probability of at most alpha. The control's is not, for it describes the noise of a
+row, which is no larger for there being others.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Verdict:
 
 def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
     """Tell whether the A/A control's own interval reaches beyond the margin."""
-    if control is None or control.ci_pct is None:
+    if control is None or control.ci_raw_pct is None:
         return False
-    return max(abs(limit) for limit in control.ci_pct) > margin_pct
+    return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
 
 
 def judge(

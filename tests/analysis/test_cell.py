@@ -147,8 +147,11 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     levels = Levels(2, 0.05, 2.0)
     flat = Comparison("b", "a", 0.1, (-1.0, 1.0), 0.8, 0.8, 2 / 1296, 1.5, 2, 4, 0.01,
                       Equivalence(0.01, 0.9))  # fmt: skip
-    loud = replace(flat, ci_pct=(-3.0, 1.0))
+    loud = replace(flat, ci_raw_pct=(-3.0, 1.0))
+    # Wider for there being other rows, which are not noise of this one.
+    one_of_many = replace(flat, ci_pct=(-3.0, 1.0), ci_raw_pct=(-1.5, 0.5))
     assert judge(flat, "lower", levels, [], flat).word == "equivalent"
+    assert judge(flat, "lower", levels, [], one_of_many).word == "equivalent"
     withheld = judge(flat, "lower", levels, [], loud)
     assert (withheld.word, withheld.reason) == ("inconclusive", "noise exceeds margin")
     certain = replace(flat, p=0.01, p_adjusted=0.01)
