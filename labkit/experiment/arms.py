@@ -89,6 +89,7 @@ def compose_cell(
     engines = {name: experiment.engine for name, experiment in experiments.items()}
     claims.check(ablation.claims.engaged, engines, _dropped(cell))
     claims.check_weights(ablation.claims.engaged, experiments)
+    claims.check_launches(ablation.claims.engaged, experiments)
     arms = [_arm(name, whole, experiments[name]) for name in names]
     if whole.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))

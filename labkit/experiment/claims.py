@@ -80,6 +80,27 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             )
 
 
+def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
+    """Refuse claims on what only an engine's steps count where launches alone are timed.
+
+    Raises
+    ------
+    ConfigError
+        One line that names the arm and the counter.
+    """
+    counted = (*counters.OF_LAUNCHES, counters.OWN)
+    for arm, experiment in arms.items():
+        workload = experiment.workload
+        if not workload.times_kernels or own_classes(experiment.engine):
+            continue
+        for name in engaged.get(arm, ()):
+            require(
+                name.startswith(counted),
+                f"ablation.claims.engaged.{arm}: {name} would stay 0, for workload={workload.name} "
+                "times launches of attention and has no steps; choose one of requests",
+            )
+
+
 def _may_claim(name: str, arm: Engine) -> bool:
     own = own_classes(arm)
     if name.startswith(counters.OWN) or own.keys() & {"engine.name", "engine.attention.backend"}:

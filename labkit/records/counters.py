@@ -207,6 +207,11 @@ COUNTERS: tuple[Counter, ...] = (
             "KV blocks outside a window that were walked for nothing"),
 )  # fmt: skip
 
+# What launches count by themselves, without an engine's steps: how its name begins.
+OF_LAUNCHES = (
+    "engine.", "kernel.", "resolver.", "device.", "block_size.", "kv_dtype.", "gqa.", "split_kv.",
+    "attention.", "window.",
+)  # fmt: skip
 Choices = Callable[[str], Sequence[str]]
 _SINGLE = {counter.name: counter for counter in COUNTERS if counter.family is None}
 _FAMILIES = tuple(counter for counter in COUNTERS if counter.family is not None)

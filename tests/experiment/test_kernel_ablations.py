@@ -5,8 +5,10 @@ import dataclasses
 import pytest
 
 from labkit import workload
+from labkit.config import ConfigError
 from labkit.metal.emulator.compilation import find_compiler
 from labkit.metal.emulator.errors import EmulatorUnavailable
+from labkit.records import counters
 
 ABLATIONS = (
     "seq_map",
@@ -115,3 +117,18 @@ def test_an_ablation_may_run_on_the_emulated_kernels(measured, compiler):
         assert result.counters["device.emulated"] > 0
     assert results["binary_search"].counters["attention.search_iterations"] > 0
     assert results["seq_map"].counters["attention.search_iterations"] == 0
+
+
+def test_claims_on_an_engine_s_steps_are_refused_where_launches_alone_are_timed(composed):
+    with pytest.raises(
+        ConfigError, match=r"engaged\.sync: pipeline\.sync would stay 0, for worklo"
+    ):
+        composed("ablation=overlap", "workload=kernel_decode")
+    claim = "ablation.claims.engaged.seq_map=[resolver.seq_map,own.maps]"
+    composed("ablation=seq_map", claim, "workload=kernel_decode")
+
+
+def test_what_launches_count_is_in_the_table_of_what_they_may(measured):
+    _, results = measured("seq_map")
+    for result in results.values():
+        assert all(name.startswith(counters.OF_LAUNCHES) for name in result.counters)
