@@ -24,6 +24,7 @@ from __future__ import annotations
 import gc
 import math
 import multiprocessing
+import os
 import random
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, State, Workload
+from labkit.machine import watchdog
 from labkit.records import CaseRecord
 from labkit.workload import cases, kernel_rows
 from labkit.workload.cases import Geometry, Memory
@@ -149,7 +151,12 @@ class KernelTurns:
         if self._queue is not None:
             self.warm_up()
             return
-        backwards = partial(self._warm_up, self._names()[::-1])
+        parent, names = os.getpid(), self._names()[::-1]
+
+        def backwards() -> None:
+            watchdog.start(parent, None)
+            self._warm_up(names)
+
         other = multiprocessing.get_context("fork").Process(target=backwards)
         other.start()
         try:
