@@ -86,7 +86,9 @@ class ServerProcess:
             left = limit - (time.monotonic() - start)
             model = self._model_name(model_dir)
             named = {"model": model, **body}
-            answer = self._try(client, f"ready {tries}", path, named, min(TRY_S, left))
+            # At least a second: the last try says what is wrong, and one cut short does not know.
+            seconds = min(TRY_S, max(1.0, left))
+            answer = self._try(client, f"ready {tries}", path, named, seconds)
             if answer is None:
                 return model
             said = answer
