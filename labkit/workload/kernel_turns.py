@@ -162,7 +162,7 @@ class KernelTurns:
         try:
             self.warm_up()
         finally:  # all is compiled, or nothing will do
-            other.terminate()
+            other.kill()
             other.join()
 
     def warm_up(self) -> None:
