@@ -26,6 +26,7 @@ import math
 import multiprocessing
 import os
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -146,9 +147,10 @@ class KernelTurns:
         """Warm up in two processes, from the first case on and from the last.
 
         What one has compiled the other finds in numba's cache, so that they meet. A queue's
-        device is not for a forked process, and what it compiles is not numba's.
+        device is not for a forked process, and what it compiles is not numba's; nor are
+        macOS's own libraries for one, so that the first does it all there.
         """
-        if self._queue is not None:
+        if self._queue is not None or sys.platform == "darwin":
             self.warm_up()
             return
         parent, names = os.getpid(), self._names()[::-1]

@@ -169,6 +169,15 @@ def test_kernels_are_prepared_by_two_processes_from_either_end(tmp_path):
         os.kill(other, 0)
 
 
+def test_macos_prepares_in_one_process(monkeypatch):
+    """Its libraries may crash in a forked process."""
+    monkeypatch.setattr(kernel_turns.sys, "platform", "darwin")
+    monkeypatch.delattr(os, "fork")
+    world = World()
+    turns(world, [Backend(world, lambda w: 1.0)], FEW).prepare()
+    assert world.done
+
+
 class Watched(Backend):
     """Notes when its report is looked at; ``out`` is the output of its last launch."""
 
