@@ -88,6 +88,8 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
             "disturb another, and what differs from process to process is paired away; "
             "design=strict adds separate processes that must agree"
         )
+    if analysis.stalls is not None:
+        yield from analysis.stalls.caveats()
     if data.control is None:
         yield "no A/A control: the noise of this machine is not known"
 

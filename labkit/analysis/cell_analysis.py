@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis import gates, same_outputs
+from labkit.analysis import gates, own_work, same_outputs
 from labkit.analysis.case_rows import Row, build_rows, probe_values, summary
 from labkit.analysis.comparison import Comparison, Levels, compare_arm
 from labkit.analysis.divergence import Values
@@ -201,6 +201,8 @@ class CellAnalysis:
     rows: tuple[Row, ...]
     gates: Mapping[str, gates.Gate]
     identity: same_outputs.IdentityReport
+    stalls: own_work.Stalls | None = None
+    otherwise: tuple[Row, ...] = ()
     beside: Callable[[], CellAnalysis | None] = lambda: None
 
     @property
@@ -212,6 +214,12 @@ class CellAnalysis:
     def environment(self) -> dict[str, Any]:
         """The fingerprint of the first run that has one."""
         return next((dict(r.environment) for r in self.data.records if r.environment), {})
+
+    def timed(self, *, whole: bool) -> tuple[Row, ...]:
+        """Return the rows with what looks like the machine's stalls, or without."""
+        if self.stalls is None or whole == (self.stalls.own is not None):
+            return self.rows
+        return self.otherwise
 
     @property
     def status(self) -> int:
@@ -248,7 +256,11 @@ class CellAnalysis:
     def _judge(self, index: int, found: Comparison, noise: Comparison | None) -> Verdict:
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
         causes = [cause for gate in gates if (cause := gate.cause(found.arm)) is not None]
-        return judge(found, self.rows[index].better, self.data.levels, causes, noise)
+        levels, row = self.data.levels, self.rows[index]
+        verdict = judge(found, row.better, levels, causes, noise)
+        if self.stalls is None or row.arms == self.otherwise[index].arms:
+            return verdict
+        return self.stalls.limit(verdict, found.arm, levels.margin_pct)
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -306,9 +318,20 @@ def analyse(
         "engaged": gates.engaged(data.records, data.arms),
         "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
     }
+    rows, otherwise, found_stalls = _rows(data)
+    return CellAnalysis(data, rows, found, report, found_stalls, otherwise, beside)
+
+
+def _rows(data: CellData) -> tuple[tuple[Row, ...], tuple[Row, ...], own_work.Stalls | None]:
+    """Return the rows to judge by, those with stalls the other way, and what stalls there were."""
     together = data.design.get("isolation") == "in_process"
-    rows = build_rows(data.records, data.baseline if together else None)
-    return CellAnalysis(data, tuple(rows), found, report, beside)
+    by_round = data.baseline if together else None
+    rows = tuple(build_rows(data.records, by_round))
+    found = own_work.find(data.records, data.arms) if together else None
+    if found is None:
+        return rows, (), None
+    whole = tuple(build_rows(own_work.as_measured(data.records), by_round))
+    return (rows, whole, found) if found.own is None else (whole, rows, found)
 
 
 def analyse_cell(cell_dir: Path) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""The same question asked twice more: is the answer the machine's?
+"""The same question asked again: is the answer the machine's?
 
-The rules of both are fixed here, before any data:
+The rules are fixed here, before any data:
 
 - probe-adjusted: where the probe correlates with what blocks leave over of the metric (0.5
   or more; which run is which arm's does not enter), its part is taken out;
 - undisturbed: blocks are left out whole by the rules of ``labkit.analysis.disturbance``,
-  some of which read the machine while the arm ran (said there, and beside the numbers).
+  some of which read the machine while the arm ran (said there, and beside the numbers);
+- with stalls, where they were taken out of arms that took turns, or without, where not
+  (``labkit.analysis.own_work``).
 
 They are shown beside the verdict's own numbers and never replace them: their intervals and
 p-values are of one row alone, not adjusted.
@@ -73,6 +75,7 @@ def second_analyses(analysis: CellAnalysis) -> list[Second]:
         for arm in analysis.comparisons[index]:
             found += _adjusted(index, row, arm, data, correlation)
             questions += _undisturbed(index, row, arm, data, disturbed)
+            questions += _otherwise(index, arm, analysis)
     found += _answers(questions, data.levels.alpha)
     places = {arm.name: i for i, arm in enumerate(data.arms)}
     return sorted(found, key=lambda second: (second.row, places[second.arm]))
@@ -145,6 +148,21 @@ def _undisturbed(
         how += "; an arm may cause what disturbed them"
     base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
     yield _Question(index, arm, how, base, other)
+
+
+def _otherwise(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Question]:
+    """Ask with the machine's stalls where the row is without, else without."""
+    data = analysis.data
+    if analysis.stalls is None:
+        return
+    row = analysis.otherwise[index]
+    if not row.positive or row.arms == analysis.rows[index].arms:
+        return
+    blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
+    if blocks:
+        how = "without" if analysis.stalls.own is not None else "with"
+        base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
+        yield _Question(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
 
 
 def _answers(questions: Sequence[_Question], alpha: float) -> list[Second]:

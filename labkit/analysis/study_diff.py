@@ -80,6 +80,12 @@ class _Pair:
     def name(self) -> str:
         return self.old.name
 
+    @property
+    def whole(self) -> bool:
+        """Whether times are taken with the stalls in them: a study's arm may be their cause."""
+        found = (analysis.stalls for analysis in (self.old, self.new))
+        return any(one is not None and (one.own or one.unclear) for one in found)
+
 
 @dataclass(frozen=True)
 class _Compared:
@@ -114,6 +120,11 @@ def compare_studies(
         elif _moved(pair):
             weak.append(f"{pair.name}: {_moved_reason(pair)}")
         weak += _rows_alone(pair)
+        if pair.whole:
+            weak.append(
+                f"{pair.name}: times are as measured, with what looks like the machine's stalls: "
+                "in one of the studies it may be an arm's own work"
+            )
     compared = [item for pair in pairs for item in _shared_rows(pair)]
     if not compared:
         raise Refused("the studies have no row in common that both measured")
@@ -367,8 +378,8 @@ def _rows_alone(pair: _Pair) -> Iterator[str]:
 
 
 def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
-    rows = {(row.case, row.metric): row for row in pair.new.rows}
-    for row in pair.old.rows:
+    rows = {(row.case, row.metric): row for row in pair.new.timed(whole=pair.whole)}
+    for row in pair.old.timed(whole=pair.whole):
         match = rows.get((row.case, row.metric))
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,7 +143,8 @@ class ServingSession:
     def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:
         """Compute what a drive that is done has measured.
 
-        ``lost``: seconds that each step lost to a stall, [steps], which no metric counts.
+        ``lost``: seconds that each step lost to a stall, [steps], which no metric counts. What
+        the metrics would be with them stands beside: ``as_measured`` in a case's notes.
 
         Raises
         ------
@@ -150,36 +152,19 @@ class ServingSession:
             A request has not as many tokens as it asked for, or none was served.
         """
         _check_complete(drive)
-        entries = drive.entries
+        counters = {name: float(value) for name, value in self._engine.counters().items()}
+        cases = self._cases(drive.entries, counters, drive.cpu_s)
         notes: dict[str, Any] = {}
         if lost is not None:
-            entries = drive.entries_without(lost)
             notes["stalls"] = {
                 "steps": int((lost > 0).sum()),
                 "seconds": round(float(lost.sum()), 6),
+                "of_s": round(float(drive.step_seconds().sum()), 6),
             }
-        served = [entry for entry in entries if entry.outcome == "served"]
-        counters = {name: float(value) for name, value in self._engine.counters().items()}
-        whole = CaseRecord(
-            case="all",
-            metrics=(
-                *serving_metrics(
-                    served,
-                    counters.get(PEAK_KV_BYTES),
-                    primary=not self._per_request,
-                    limits=self._workload.limits,
-                ),
-                *sending_metrics(entries),
-                *counted_metrics(counters),
-            ),
-            outputs=outputs_of(entries, self._pieces),
-            notes={
-                "requests": request_notes(served),
-                "traffic": traffic_notes(
-                    entries, self._workload, cpu_s=drive.cpu_s, seconds=_span(served)
-                ),
-            },
-        )
+            if lost.any():
+                less = self._cases(drive.entries_without(lost), counters, drive.cpu_s)
+                cases = [_beside(case, whole) for case, whole in zip(less, cases, strict=True)]
+        served = _served(drive.entries)
         notes |= {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
@@ -194,8 +179,31 @@ class ServingSession:
             "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": drive.timeline.report(),
         }
-        cases = (whole, *(self._own(entry) for entry in served if self._per_request))
-        return Measurement(cases=cases, counters=counters, notes=notes)
+        return Measurement(cases=tuple(cases), counters=counters, notes=notes)
+
+    def _cases(
+        self, entries: Sequence[Served], counters: Mapping[str, float], cpu_s: float
+    ) -> list[CaseRecord]:
+        """Return what all requests gave together, and each by itself where those are the cases."""
+        served = _served(entries)
+        metrics = (
+            *serving_metrics(
+                served,
+                counters.get(PEAK_KV_BYTES),
+                primary=not self._per_request,
+                limits=self._workload.limits,
+            ),
+            *sending_metrics(entries),
+            *counted_metrics(counters),
+        )
+        traffic = traffic_notes(entries, self._workload, cpu_s=cpu_s, seconds=_span(served))
+        together = CaseRecord(
+            case="all",
+            metrics=metrics,
+            outputs=outputs_of(entries, self._pieces),
+            notes={"requests": request_notes(served), "traffic": traffic},
+        )
+        return [together, *(self._own(entry) for entry in served if self._per_request)]
 
     def _own(self, served: Served) -> CaseRecord:
         """Make a request a case of its own."""
@@ -282,6 +290,16 @@ def _check_length(request: Request, got: Served) -> None:
             f"request {got.request_id} ended with finish reason {got.finish}, although its length "
             "is fixed (workload.ignore_eos=true)"
         )
+
+
+def _served(entries: Sequence[Served]) -> list[Served]:
+    return [entry for entry in entries if entry.outcome == "served"]
+
+
+def _beside(case: CaseRecord, whole: CaseRecord) -> CaseRecord:
+    """Note a case's metrics as they were measured, stalls and all, beside those without."""
+    as_measured = {metric.name: metric.repeats[0] for metric in whole.metrics}
+    return replace(case, notes={**case.notes, "as_measured": as_measured})
 
 
 def _span(served: Sequence[Served]) -> float:

@@ -3,7 +3,7 @@
 Every arm has an engine, requests and a clock of its own; the clock stands still in the
 others' turns, so arrivals and latencies are those of the arm's own time. What the machine
 does in a second happens to all arms alike, and what a stall adds to a step is taken out
-again (:mod:`labkit.workload.stalls`).
+again (:mod:`labkit.workload.stalls`); the times with it are kept beside.
 """
 
 from __future__ import annotations

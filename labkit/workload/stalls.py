@@ -13,6 +13,9 @@ arm is compared with itself: with its steps that computed about as many tokens. 
 rougher guess, so only what exceeds ``ROUGH_LIMIT`` times it counts, and a step with few
 like it (a long prefill) is left as it is.
 
+What an arm alone does in few of its steps (it compacts, it copies, it evicts) looks like a
+stall, too. One process can't tell them apart, many can: :mod:`labkit.analysis.own_work`.
+
 Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired sd between
 processes): alone 1.0 % of a copy and 0.5 of an arm with a planted 3 % (3.0 found), where
 totals have 0.9 and 1.1 (2.7 found); beside one busy process, with OpenMP's pool, 2.2 and

@@ -270,10 +270,34 @@ def test_a_stall_in_one_turn_does_not_move_the_estimate(arms):
     before, after = (speed(m[0]) / speed(m[1]) for m in (calm, stalled))
     assert after == pytest.approx(before, rel=0.004)
     assert stalled[0].notes["stalls"]["seconds"] == pytest.approx(3.0, rel=0.01)
-    assert stalled[1].notes["stalls"] == {"steps": 0, "seconds": 0.0}
+    assert stalled[1].notes["stalls"]["steps"] == stalled[1].notes["stalls"]["seconds"] == 0
     calm_ms, stalled_ms = metrics(calm[0]), metrics(stalled[0])
     for name in ("e2e_p99_ms", "itl_chunk_p99_ms", "ttft_p99_ms"):
         assert stalled_ms[name] == pytest.approx(calm_ms[name], rel=0.05)
+
+
+def test_times_with_the_stall_stand_beside():
+    stalled, calm = Together(noisy(0, stall=31), noisy(1)).measure()
+    (case,) = stalled.cases
+    whole, noted = case.notes["as_measured"], stalled.notes["stalls"]
+    assert list(whole) == [metric.name for metric in case.metrics]
+    took = noted["of_s"]  # of all its steps, which is from the first request to the last token
+    slower = (took - noted["seconds"]) / took
+    assert whole["total_tok_s"] == pytest.approx(slower * speed(stalled), rel=1e-6)
+    assert "as_measured" not in calm.cases[0].notes
+
+
+@pytest.mark.parametrize("every", [5, 10, 20])
+def test_what_an_arm_does_now_and_then_is_taken_for_stalls_and_kept_beside(every):
+    """One process can't tell them apart: labkit.analysis.own_work does, over many."""
+
+    def collects(step, live):
+        return 0.005 + (0.02 if step % every == 0 else 0.0)
+
+    base, arm = Together(lambda step, live: 0.005, collects).measure()
+    assert speed(base) / speed(arm) == pytest.approx(1, abs=0.01)
+    whole = arm.cases[0].notes["as_measured"]["total_tok_s"]
+    assert speed(base) / whole == pytest.approx(1 + 4 / every, rel=0.02)
 
 
 def test_a_stall_is_found_where_the_schedules_differ_too():

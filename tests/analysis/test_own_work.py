@@ -1,0 +1,217 @@
+"""Stalls that were taken out of arms in turns: whose they were, and what may be said then."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit.analysis import own_work
+from labkit.analysis.caveats import weaknesses
+from labkit.analysis.cell_analysis import analyse
+from labkit.analysis.own_work import bound_pct, p_of
+from labkit.analysis.sensitivity import second_analyses
+from labkit.analysis.statistics.permutation import permutation_test
+from labkit.analysis.study_diff import compare_studies
+
+BLOCKS = 10
+ARM = "seq_map"
+
+
+def studied(make_cell, lost, effect=1.0, blocks=BLOCKS, **options):
+    """Analyse turns; ``lost(arm, block)``: the share of its time that went, and the steps.
+
+    The metrics are those without it; ``effect`` is the arm's speed, of the baseline's.
+    """
+
+    def change(record):
+        share, steps = lost(record.arm, record.block)
+        cases = []
+        for case in record.cases:
+            notes = dict(case.notes)
+            if share:
+                notes["as_measured"] = {
+                    m.name: m.repeats[0] * (1 - share if m.better == "higher" else 1 / (1 - share))
+                    for m in case.metrics
+                    if m.name != "peak_kv_bytes"
+                }
+            cases.append(replace(case, notes=notes))
+        noted = {"steps": steps, "seconds": 5.0 * share, "of_s": 5.0}
+        return replace(record, cases=tuple(cases), notes={**record.notes, "stalls": noted})
+
+    cell = make_cell(
+        blocks=blocks, runs=1, requests=True, isolation="in_process", repeats=1, noise=0.001,
+        effects={ARM: effect}, change=change, **options,
+    )  # fmt: skip
+    return analyse(cell)
+
+
+def verdict(analysis, arm=ARM):
+    (one,) = [j for j in analysis.judged if j.row.primary and j.found.arm == arm]
+    return one
+
+
+def test_work_of_an_arm_s_own_is_not_the_machine_s(make_cell):
+    """A sixth of its time, in every process: without it the arms look equal."""
+    found = studied(make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0))
+    assert verdict(found).verdict.word == "slower"
+    assert verdict(found).found.effect_pct == pytest.approx(-100 / 6, abs=0.5)
+    (line,) = [line for line in weaknesses(found) if "stalls" in line]
+    assert "was left in: seq_map differs" in line and "16.7 % of seq_map's" in line
+    without = next(s for s in second_analyses(found) if s.arm == ARM)
+    assert without.how.startswith("without stalls")
+    assert without.effect_pct == pytest.approx(0, abs=0.5)
+
+
+def at_random(arm, block):
+    """A machine that stalls in anybody's turn."""
+    rng = np.random.default_rng([7, block, len(arm)])
+    return float(0.1 * rng.random()), 3
+
+
+def test_the_machine_s_stalls_stay_out(make_cell):
+    found = studied(make_cell, at_random, effect=0.9)
+    assert verdict(found).verdict.word == "slower"
+    assert verdict(found).found.effect_pct == pytest.approx(-10, abs=0.3)
+    assert not any("stalls" in line for line in weaknesses(found))
+    whole = next(s for s in second_analyses(found) if s.arm == ARM)
+    assert whole.how.startswith("with stalls (")
+    assert whole.ci_pct[1] - whole.ci_pct[0] > 4
+
+
+def test_what_was_taken_out_bounds_what_is_called_equivalent(make_cell):
+    """So much may be an arm's own; metrics that no stall changes are called as ever."""
+    found = studied(make_cell, at_random)
+    one = verdict(found)
+    assert one.found.equivalence.p < 0.05
+    assert one.verdict.word == "inconclusive" and "may be its own work" in one.verdict.reason
+    small = studied(make_cell, lambda arm, block: (at_random(arm, block)[0] / 20, 1), name="small")
+    assert verdict(small).verdict.word in ("equivalent", "trivial")
+    memory = [j for j in found.judged if j.row.metric == "peak_kv_bytes" and j.found.arm == ARM]
+    assert memory and all("stalls" not in (j.verdict.reason or "") for j in memory)
+
+
+def test_where_it_is_unclear_there_is_no_word(make_cell):
+    """p = .02: two of ten processes lost less than the baseline."""
+
+    def lost(arm, block):
+        return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
+
+    found = studied(make_cell, lost, effect=0.9, blocks=7)
+    assert verdict(found).found.p_adjusted <= 0.05
+    assert verdict(found).verdict.word == "inconclusive"
+    assert "so it may be its own work" in verdict(found).verdict.reason
+    assert any("no word given for seq_map" in line for line in weaknesses(found))
+
+
+def test_few_processes_cannot_tell(make_cell):
+    found = studied(make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5)
+    assert verdict(found).found.effect_pct == pytest.approx(-10, abs=0.5)
+    assert any("so few processes" in line for line in weaknesses(found))
+
+
+def test_two_studies_are_compared_with_stalls_or_without_both(make_cell):
+    """Its own work is all that the new version's arm got slower by."""
+
+    def own(arm, block):
+        return (1 / 6, 20) if arm == ARM else (0.0, 0)
+
+    old = studied(make_cell, at_random, name="old/ablation=seq_map")
+    new = studied(make_cell, own, name="new/ablation=seq_map")
+    found = compare_studies([old], [new], 2.0)
+    assert any("stalls" in line for line in found.weaknesses)
+    (change,) = (c for c in found.changes if c.row.primary and c.arm == ARM)
+    assert change.found.effect_pct == pytest.approx(-16.7, abs=3)
+    again = studied(make_cell, at_random, effect=0.9, name="again/ablation=seq_map")
+    found = compare_studies([old], [again], 2.0)
+    assert not any("stalls" in line for line in found.weaknesses)
+    (change,) = (c for c in found.changes if c.row.primary and c.arm == ARM)
+    assert change.found.effect_pct == pytest.approx(-10, abs=0.3)
+
+
+def test_nothing_lost_nothing_said(make_cell):
+    found = studied(make_cell, lambda arm, block: (0.0, 0))
+    assert found.stalls is None and found.otherwise == ()
+    assert not any("stalls" in second.how for second in second_analyses(found))
+
+
+def test_processes_of_their_own_have_no_stalls(make_cell):
+    cell = make_cell(blocks=4, runs=2, requests=True, change=lambda r: replace(
+        r, notes={**r.notes, "stalls": {"steps": 3, "seconds": 1.0, "of_s": 5.0}}))  # fmt: skip
+    assert analyse(cell).stalls is None
+
+
+def test_ranks_are_of_share_and_of_steps():
+    """Exact: of 2^8 signs, those whose ranks sum as far from 0; ties share their ranks."""
+    none, more = np.zeros((8, 2)), np.zeros((8, 2))
+    more[:, 0] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 90.0]
+    assert p_of(none, more) == p_of(none, more[:, ::-1]) == 2 / 2**8
+    more[7, 0] = -0.1  # ranks 1.5 for both of 0.1: the sum is 36 - 2 * 1.5
+    assert p_of(none, more) == 6 / 2**8
+
+
+def test_the_bound_is_that_of_the_signed_rank_test():
+    """n = 10, two-sided 0.2: the critical value of the tables is 14."""
+    slower = np.array([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12])
+    averages = np.sort([(x + y) / 2 for i, x in enumerate(slower) for y in slower[i:]])
+    found = bound_pct(np.zeros(10), 1 - np.exp(-slower))
+    assert found == pytest.approx(100 * np.expm1(averages[-15]))
+    assert bound_pct(1 - np.exp(-slower), np.zeros(10)) == pytest.approx(
+        -100 * np.expm1(-averages[-15])
+    )
+
+
+def machine(kind, rng, processes):
+    """Return what two arms lost, [processes, arms] each: logs of how much longer, and steps."""
+    mean = 25 if kind == "busy" else 0.1 if kind == "rare" else 2.5
+    steps = rng.poisson(mean, (processes, 2))
+    draw = {
+        "few": lambda k: rng.exponential(0.01, k),
+        "busy": lambda k: rng.exponential(0.008, k),
+        "heavy": lambda k: (0.003 * rng.pareto(1.2, k)).clip(0, 2),
+        "rare": lambda k: rng.exponential(0.3, k),
+    }[kind]
+    return np.log1p([[draw(k).sum() for k in pair] for pair in steps]), steps.astype(float)
+
+
+def decide(speeds, slower, steps):
+    """Return the p that a study of one arm goes by, and whether stalls pass for the machine's."""
+    share = 1 - np.exp(-slower)
+    lost = np.stack([share, steps], axis=2)
+    p = p_of(lost[:, 0], lost[:, 1])
+    values = speeds - slower if p <= own_work.OWN else speeds
+    passed = p > own_work.UNCLEAR and bound_pct(share[:, 0], share[:, 1]) <= 2.0
+    return permutation_test(values[:, [0]], values[:, [1]]), passed
+
+
+@pytest.mark.parametrize("processes", [8, 10])
+@pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
+def test_copies_are_taken_for_others_in_six_of_a_hundred_at_most(kind, processes):
+    rng = np.random.default_rng([processes, len(kind)])
+    wrong = 0
+    for _ in range(2_000):
+        p, _ = decide(rng.normal(0, 0.01, (processes, 2)), *machine(kind, rng, processes))
+        wrong += p <= 0.05
+    assert wrong / 2_000 <= 0.06
+
+
+@pytest.mark.parametrize("kind", ["few", "busy", "heavy", "rare"])
+def test_own_work_of_three_percent_passes_for_nothing_seldom(kind):
+    rng = np.random.default_rng(len(kind))
+    passed = 0
+    for _ in range(300):
+        slower, steps = machine(kind, rng, 10)
+        slower[:, 1] += 0.03
+        steps[:, 1] += 1
+        passed += decide(rng.normal(0, 0.01, (10, 2)), slower, steps)[1]
+    assert passed / 300 <= 0.03
+
+
+def test_old_records_without_the_times_as_measured_are_taken_as_they_are(make_cell):
+    def change(record):
+        return replace(record, notes={**record.notes, "stalls": {"steps": 3, "seconds": 1.0}})
+
+    cell = make_cell(blocks=8, runs=1, requests=True, isolation="in_process", repeats=1,
+                     change=change)  # fmt: skip
+    assert analyse(cell).stalls is None
+    json.dumps(analyse(cell).json)
