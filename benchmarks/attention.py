@@ -41,7 +41,7 @@ def reader(array: np.ndarray) -> Callable[[], object]:
     """Return a function that reads ``array`` on all threads: the memory probe."""
     from numba import get_num_threads
 
-    from labkit.machine.limits import read_memory
+    from labkit.cpu.roofline_peaks import read_memory
 
     flat, parts = array.reshape(-1), 8 * get_num_threads()
     return lambda: read_memory(flat, parts)
@@ -50,14 +50,14 @@ def reader(array: np.ndarray) -> Callable[[], object]:
 def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="float32"):
     """Return (function that attends, its K pool): sequences on shuffled blocks of 16."""
     from labkit.engine import attention
-    from labkit.engine.attention import elements
+    from labkit.engine.attention import kv_dtypes
 
     random = np.random.default_rng(0)
     blocks = -(-context // 16)
     tables = random.permutation(sequences * blocks).reshape(sequences, blocks).astype(np.int32)
     shape = (sequences * blocks, 16, kv_heads, head_dim)
     pattern = random.standard_normal((64, *shape[1:])).astype(np.float32)
-    pattern = elements.rounded(pattern, kv_dtype)
+    pattern = kv_dtypes.rounded(pattern, kv_dtype)
     k_pool, v_pool = (np.resize(pattern, shape) for _ in range(2))
     q = random.standard_normal((sequences * queries, heads, head_dim)).astype(np.float32)
     backend = attention.create()
@@ -103,7 +103,7 @@ def multiplier() -> Callable[[], object]:
     """Return what multiplies matrices of ``SGEMM_SIZE`` on every core, in one thread each."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from labkit.machine.threads import core_count
+    from labkit.machine.worker_environment import core_count
 
     cores = core_count()
     random = np.random.default_rng(0)
@@ -114,7 +114,7 @@ def multiplier() -> Callable[[], object]:
 
 def measure_prefill(rounds: int) -> Iterator[dict]:
     """Yield useful GFLOP/s of prefill attention beside GFLOP/s of sgemm."""
-    from labkit.machine.threads import core_count
+    from labkit.machine.worker_environment import core_count
 
     multiply = multiplier()
     sgemm_flop = 2 * SGEMM_SIZE**3 * core_count()
@@ -137,13 +137,13 @@ def measure_prefill(rounds: int) -> Iterator[dict]:
 
 def measure_mlx(rounds: int) -> Iterator[dict]:
     """Yield the time of MLX's attention on the same work, contiguous."""
-    from labkit.machine import blas
-    from labkit.machine.threads import core_count
+    from labkit.machine import openblas_for_mlx
+    from labkit.machine.worker_environment import core_count
 
     try:
-        blas.activate("openblas", core_count())
-    except blas.BlasUnavailable:
-        blas.activate("stock", core_count())
+        openblas_for_mlx.activate("openblas", core_count())
+    except openblas_for_mlx.BlasUnavailable:
+        openblas_for_mlx.activate("stock", core_count())
     import mlx.core as mx
 
     cases = [("decode", s, 1, c, *rest) for s, c, *rest in DECODE]

@@ -58,8 +58,8 @@ def run_numba() -> dict[str, float]:
     import numba  # noqa: F401
 
     imported = time.perf_counter()
-    from labkit.engine.cpu import activations
-    from labkit.engine.cpu.linear import PackedWeights
+    from labkit.cpu import activations
+    from labkit.cpu.packed_linear import PackedWeights
 
     seconds = {
         "import numba": imported - start,

@@ -18,8 +18,8 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine import attention
-from labkit.engine.attention.metal import MetalBackend
-from labkit.engine.attention.spec import Switches
+from labkit.engine.attention.kernel_switches import Switches
+from labkit.engine.attention.metal_backend import MetalBackend
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, LAYERS = 16, 4, 128, 16, 8
 # (name, sequences, query tokens of each, context of each)

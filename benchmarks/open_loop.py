@@ -14,9 +14,9 @@ import time
 from typing import Any
 
 from labkit.config import ArrivalKind, Arrivals, Workload
-from labkit.engine.base import TokenEvent
-from labkit.workload.prompts import Prompt
-from labkit.workload.serving import ServingSession
+from labkit.engine.engine_protocol import TokenEvent
+from labkit.workload.serving_session import ServingSession
+from labkit.workload.tokenized_prompts import Prompt
 
 STEP_S = 0.01  # an engine at work sleeps: its own time is none of the sender's CPU
 TOKENS = 20

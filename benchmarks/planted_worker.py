@@ -47,8 +47,8 @@ class Planted:
 
 def plant() -> None:
     """Plant the delay into the operations that are timed."""
-    from labkit.engine.attention.cpu import CpuBackend
-    from labkit.engine.engine import PagedEngine
+    from labkit.engine.attention.cpu_backend import CpuBackend
+    from labkit.engine.llm_engine import PagedEngine
 
     planted, turn = Planted(), Process._turn
 
@@ -111,8 +111,8 @@ class Beside:
 
 def take_turns(beside: Beside) -> None:
     """Make every round of kernels, or slice of steps, begin when the other process's has ended."""
-    from labkit.workload.kernel_turns import KernelTurns
-    from labkit.workload.serving_turns import Progress, ServingTurns, _lost
+    from labkit.workload.interleaved_kernels import KernelTurns
+    from labkit.workload.interleaved_serving import Progress, ServingTurns, _lost
 
     pulse = KernelTurns._pulse
 

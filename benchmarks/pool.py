@@ -67,7 +67,7 @@ def product() -> Callable[[], object]:
     """Return a matrix product as a decode step of 16 requests has it."""
     import numpy as np
 
-    from labkit.engine.cpu.linear import PackedWeights
+    from labkit.cpu.packed_linear import PackedWeights
 
     rows, depth, width = PRODUCT
     rng = np.random.default_rng(0)
@@ -79,9 +79,9 @@ def product() -> Callable[[], object]:
 def child(layer: str) -> None:
     """Be the process of one layer: a line in names a case, a line out gives its median (us)."""
     if layer != "labkit":
-        from labkit.machine import pool
+        from labkit.cpu import thread_pool
 
-        pool.install = lambda: None  # kernels stay on the layer that the environment names
+        thread_pool.install = lambda: None  # kernels stay on the layer that the environment names
     launches = {f"decode {s} x {c}": decode(s, c) for s, c in DECODE}
     launches["linear {} x {} x {}".format(*PRODUCT)] = product()
     for launch in launches.values():
@@ -100,7 +100,7 @@ def child(layer: str) -> None:
 
 def start(layer: str) -> subprocess.Popen[str]:
     """Start a layer's process."""
-    from labkit.machine.threads import core_count, worker_environment
+    from labkit.machine.worker_environment import core_count, worker_environment
 
     cores = core_count()
     environment, _ = worker_environment(os.environ, threads=cores, cores=cores)

@@ -95,7 +95,7 @@ def pieces(count: int, length: int) -> list[list[int]]:
     """Cut token ids out of the packaged texts, evenly."""
     from tokenizers import Tokenizer
 
-    from labkit.models.corpus import packaged_texts
+    from labkit.models.tokenizer_corpus import packaged_texts
 
     folder, _ = model_files()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -109,13 +109,14 @@ class OnLabkit:
 
     def __init__(self, arm: str, folder: Path, threads: int) -> None:
         from labkit import config
+        from labkit.cpu import thread_pool
         from labkit.engine import create
-        from labkit.machine import blas, pool
+        from labkit.machine import openblas_for_mlx
 
         ours = arm in (STORED, FLOAT32)
         if ours:
-            pool.install()
-        blas.activate("openblas", 1 if ours else threads)
+            thread_pool.install()
+        openblas_for_mlx.activate("openblas", 1 if ours else threads)
         options: dict[str, Any] = {"budget": config.Budget(blocks=KV_TOKENS // BLOCK)}
         held = config.Weights.model if arm == STORED else config.Weights.float32
         engine = config.Engine(
@@ -219,7 +220,7 @@ class Arm:
     """An arm's process."""
 
     def __init__(self, name: str, folder: Path, gguf: Path, threads: int) -> None:
-        from labkit.machine.threads import core_count, worker_environment
+        from labkit.machine.worker_environment import core_count, worker_environment
 
         environment, _ = worker_environment(os.environ, threads=threads, cores=core_count())
         # What else was on the path may hold llama.cpp's bindings.
@@ -281,15 +282,15 @@ class Memory:
     def __init__(self) -> None:
         import numpy as np
 
-        from labkit.machine import pool
+        from labkit.cpu import thread_pool
 
-        pool.install()
+        thread_pool.install()
         self._stream = np.ones(1 << 26, np.float32)
 
     def read(self) -> list[float]:
         """Read all of it over and over; return seconds of each time but the first."""
-        from labkit.machine.limits import read_memory
-        from labkit.machine.threads import core_count
+        from labkit.cpu.roofline_peaks import read_memory
+        from labkit.machine.worker_environment import core_count
 
         times, end = [], time.perf_counter() + READ_S
         while time.perf_counter() < end:
@@ -377,9 +378,9 @@ def products() -> list[str]:
     """Say what labkit's products reach on the model's shapes, beside sgemm at its best."""
     import numpy as np
 
-    from labkit.engine.cpu.linear import PackedWeights
-    from labkit.engine.cpu.stored import Affine
-    from labkit.machine.threads import CLEANED_PREFIXES, core_count
+    from labkit.cpu.packed_linear import PackedWeights
+    from labkit.cpu.quantized_weights import Affine
+    from labkit.machine.worker_environment import CLEANED_PREFIXES, core_count
 
     def rate(work: int, call: Any, *arguments: Any) -> float:
         times = []
@@ -467,8 +468,8 @@ def main() -> None:
     if options.show:
         print(table(json.loads(options.show.read_text())), end="")
         return
-    from labkit.experiment.lock import timing_lock
-    from labkit.machine.threads import core_count
+    from labkit.experiment.file_locks import timing_lock
+    from labkit.machine.worker_environment import core_count
 
     asked = options.arms.split(",")
     if LLAMA in asked and importlib.util.find_spec("xllamacpp") is None:

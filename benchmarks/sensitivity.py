@@ -41,9 +41,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.experiment.arms import ComposedCell
-    from labkit.experiment.blocks import Run
     from labkit.experiment.cell import Cell
-    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.experiment.permuted_blocks import Run
+    from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.records import Record
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +97,7 @@ def main() -> int:
 
 def threads_left() -> list[str]:
     """Return the option that leaves a core to somebody else."""
-    from labkit.machine.threads import core_count
+    from labkit.machine.worker_environment import core_count
 
     return [f"engine.threads={max(1, core_count() - 1)}"]
 
@@ -117,7 +117,7 @@ def study(
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
     """Run a study in turns and one in so many pairs of processes; say whether they agree."""
-    from labkit.analysis.confirmation import confirmation_sentence
+    from labkit.analysis.isolation_agreement import confirmation_sentence
     from labkit.analysis.study_analysis import Analyst
     from labkit.config import Isolation
     from labkit.experiment.arms import to_cells
@@ -150,7 +150,7 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
 def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
     """Run what is missing of a cell, with delays planted, and return its analysis."""
     from labkit import analysis
-    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.experiment.runner import run_cell
 
     launcher = ProcessLauncher((sys.executable, str(HERE / "planted_worker.py")))
@@ -190,7 +190,7 @@ class SideBySide:
 
 
 def launch(command: Sequence[str], run: Run, cell: Cell) -> Record:
-    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.experiment.run_launcher import ProcessLauncher
 
     (record,) = ProcessLauncher(command).launch([run], cell)
     return record
@@ -272,7 +272,7 @@ def table(out: Path) -> str:
 
 def agreed(out: Path, kinds: Sequence[str]) -> str:
     """Write what turns and separate processes say as a Markdown table, one line of a row."""
-    from labkit.analysis.confirmation import confirmation
+    from labkit.analysis.isolation_agreement import confirmation
     from labkit.analysis.study_analysis import Analyst
 
     lines = [

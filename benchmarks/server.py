@@ -178,7 +178,7 @@ def until_it_generates(arm: Served, text: str, started: subprocess.Popen[str], l
 @contextlib.contextmanager
 def inside(model: str, folder: Path) -> Iterator[Inside]:
     """Start the engine's process, with the environment that the server's process has."""
-    from labkit.machine.threads import core_count, worker_environment
+    from labkit.machine.worker_environment import core_count, worker_environment
 
     environment, _ = worker_environment(os.environ, threads=core_count(), cores=core_count())
     command = [sys.executable, str(Path(__file__).resolve()), "--child", "--model", model]
@@ -205,13 +205,13 @@ def ours(model: str, folder: Path, text: str) -> Iterator[Served]:
 @contextlib.contextmanager
 def mlx_lm(path: Path, folder: Path, text: str) -> Iterator[Served]:
     """Start mlx_lm's server on the same model directory."""
-    from labkit.machine.threads import core_count
+    from labkit.machine.worker_environment import core_count
 
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     if sys.platform == "linux":
-        from labkit.machine import blas
+        from labkit.machine import openblas_for_mlx
 
-        environment["LD_PRELOAD"] = str(blas.prepare())
+        environment["LD_PRELOAD"] = str(openblas_for_mlx.prepare())
         environment["OPENBLAS_NUM_THREADS"] = str(core_count())
     port, log = free_port(), folder / "mlx_lm.log"
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(path)]

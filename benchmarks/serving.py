@@ -66,7 +66,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
 
 def run(overrides: Sequence[str]) -> dict[str, float]:
     """Serve once in a fresh process, with the environment of labkit's workers."""
-    from labkit.machine.threads import core_count, worker_environment
+    from labkit.machine.worker_environment import core_count, worker_environment
 
     experiment = compose(overrides)
     threads = experiment["engine"]["threads"] or core_count()
@@ -87,14 +87,17 @@ def child() -> None:
     """Serve the experiment given on standard input; print the figures."""
     from labkit import workload
     from labkit.config import Experiment, from_plain
-    from labkit.experiment import stages
-    from labkit.machine import blas, pool, threads
+    from labkit.cpu import thread_pool
+    from labkit.experiment import run_stages
+    from labkit.machine import openblas_for_mlx, worker_environment
 
-    pool.install()
+    thread_pool.install()
     experiment = from_plain(Experiment, json.load(sys.stdin))
     engine = experiment.engine
-    blas.activate(engine.blas.value, threads.blas_threads(engine.name, engine.threads))
-    stages.use_threads(stages.budget_threads(experiment))
+    openblas_for_mlx.activate(
+        engine.blas.value, worker_environment.blas_threads(engine.name, engine.threads)
+    )
+    run_stages.use_threads(run_stages.budget_threads(experiment))
     measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}
@@ -117,7 +120,7 @@ def child() -> None:
 
 def thread_counts() -> list[int]:
     """Return the powers of two up to the number of cores, and that number."""
-    from labkit.machine.threads import core_count
+    from labkit.machine.worker_environment import core_count
 
     cores = core_count()
     return sorted({1 << i for i in range(cores.bit_length()) if 1 << i <= cores} | {cores})
@@ -249,7 +252,7 @@ def main() -> None:
 def measure(rounds: int, only: str, target: Path | None) -> None:
     """Measure and show, while no other study is timing on this host."""
     from labkit import app
-    from labkit.experiment.lock import timing_lock
+    from labkit.experiment.file_locks import timing_lock
 
     app.register()
     results: dict[str, Any] = {"load_average": os.getloadavg(), "rounds": rounds}

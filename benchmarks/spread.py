@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from labkit.experiment.blocks import Run
     from labkit.experiment.cell import Cell
+    from labkit.experiment.permuted_blocks import Run
     from labkit.records import Record
 
 SECONDS = 3.6  # of each part: about as long as labkit is measured
@@ -62,7 +62,7 @@ def measure(processes: int, out: Path) -> None:
     """Run what is missing, the machine's program before each of labkit's processes."""
     from labkit import analysis, app, workload
     from labkit.experiment.arms import compose_cell, to_cell
-    from labkit.experiment.launcher import ProcessLauncher
+    from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.experiment.runner import run_cell
 
     class Between(ProcessLauncher):

@@ -116,11 +116,12 @@ def server(model: Path) -> Callable[[str], float]:
     import numpy as np
 
     from labkit import config
+    from labkit.cpu import thread_pool
     from labkit.engine import Request, SamplingParams, create
-    from labkit.machine import blas, pool
+    from labkit.machine import openblas_for_mlx
 
-    pool.install()
-    blas.activate("openblas", 1)
+    thread_pool.install()
+    openblas_for_mlx.activate("openblas", 1)
     engine = create(config.Engine(name="paged", budget=config.Budget(blocks=512)), model)
     rng, served = np.random.default_rng(0), 0
 

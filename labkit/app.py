@@ -20,8 +20,8 @@ from labkit.config import ConfigError, Experiment
 
 if TYPE_CHECKING:
     from labkit.experiment.arms import ComposedCell
-    from labkit.experiment.spread import Spread
-    from labkit.study import Study
+    from labkit.experiment.job_launcher import Spread
+    from labkit.study_runner import Study
 
 HERE = Path(__file__).resolve().parent
 CONF = next(p for p in (HERE / "conf", HERE.parent / "conf") if (p / "config.yaml").is_file())
@@ -135,13 +135,13 @@ def _help(*, _root_: Any) -> str:
     """Return every option with its value in this config, for the template of ``--help``."""
     from omegaconf import OmegaConf
 
-    from labkit.config import options_page
+    from labkit.config import options_reference
 
     def value(key: str) -> Any:
         found = OmegaConf.select(_root_, key)
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
-    return options_page.help_lines(value).replace("$", "$$")
+    return options_reference.help_lines(value).replace("$", "$$")
 
 
 def initialized() -> AbstractContextManager[Any]:
@@ -162,8 +162,8 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     from hydra import compose
 
     from labkit.experiment.arms import compose_cell
-    from labkit.experiment.composer import Composer, expand
     from labkit.experiment.config_errors import explain
+    from labkit.experiment.hydra_composer import Composer, expand
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
@@ -195,7 +195,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 def shown(command: Command) -> list[str]:
     """Return the overrides that a flag shows: a job's with those of its experiment's scale."""
     from labkit.experiment.arms import at_scale
-    from labkit.experiment.composer import Composer
+    from labkit.experiment.hydra_composer import Composer
 
     given = list(command.overrides)
     if "--cfg" not in command.flags or command.multirun:
@@ -214,8 +214,8 @@ def launcher_of(command: Command) -> Spread:
     """
     from hydra import compose
 
-    from labkit.experiment.composer import expand
-    from labkit.experiment.spread import Spread
+    from labkit.experiment.hydra_composer import expand
+    from labkit.experiment.job_launcher import Spread
 
     with initialized():
         first = expand(command.overrides)[0]
@@ -259,7 +259,7 @@ def study_folder(command: Command, whole: bool = False) -> tuple[Path, list[str]
 
     ``whole``: as a path from the root, for cells that may run anywhere.
     """
-    from labkit.experiment.composer import quote
+    from labkit.experiment.hydra_composer import quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
     rest = [o for o in command.overrides if not o.startswith("out=")]
@@ -280,9 +280,9 @@ def _fresh_folder() -> Path:
 
 def run(command: Command) -> int:
     """Run a study, or plan it, and return the exit code."""
-    from labkit.analysis.formatting import count
-    from labkit.experiment.spread import is_loss
-    from labkit.study import Study
+    from labkit.analysis.number_format import count
+    from labkit.experiment.job_launcher import is_loss
+    from labkit.study_runner import Study
 
     cells, spread = compose_cells(command), launcher_of(command)
     out, overrides = study_folder(command, whole=not spread.here)

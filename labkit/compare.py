@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli import Parser, say
+from labkit.cli_errors import Parser, say
 from labkit.records import RecordError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print(found: Comparisons) -> None:
     from rich.console import Console
 
-    from labkit.analysis.rendering.terminal import print_changes
+    from labkit.analysis.rendering.terminal_report import print_changes
 
     print_changes(found, Console())
 

@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli import Parser, say
+from labkit.cli_errors import Parser, say
 from labkit.records import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.placeholders import ArticleError
+    from labkit.analysis.article_placeholders import ArticleError
 
     parser = Parser(
         prog="python -m labkit.post",
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def post(article: Path, *, html: bool = False, check: bool = False) -> int:
     """Render an article, and its page; return the exit code."""
     from labkit.analysis import article as articles
-    from labkit.analysis.rendering.files import write_text
+    from labkit.analysis.rendering.report_files import write_text
     from labkit.analysis.study_analysis import Analyst
 
     text = articles.render(article, Analyst())

@@ -11,13 +11,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli import Parser, say
+from labkit.cli_errors import Parser, say
 from labkit.records import RecordError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.rendering.files import FORMATS, FormatError, render
+    from labkit.analysis.rendering.report_files import FORMATS, FormatError, render
 
     parser = Parser(
         prog="python -m labkit.report",
@@ -48,8 +48,8 @@ def _print(text: str) -> None:
 
 
 def _rebuild(folder: Path) -> None:
-    from labkit.analysis.formatting import count
-    from labkit.analysis.rendering.files import write_study
+    from labkit.analysis.number_format import count
+    from labkit.analysis.rendering.report_files import write_study
 
     analyses = write_study(folder)
     cells = count(len(analyses), "cell")

@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from labkit.cli import Parser, say
-from labkit.config import ConfigError, Serve, from_plain, options_page, require, to_plain
+from labkit.cli_errors import Parser, say
+from labkit.config import ConfigError, Serve, from_plain, options_reference, require, to_plain
 
 # What the server imports of the extra.
 NEEDED = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "prometheus_client", "llguidance")
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.serve",
         description="Serve a model with the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
-        epilog="Options:\n\n" + options_page.help_lines(_default, Serve).replace("%", "%%"),
+        epilog="Options:\n\n" + options_reference.help_lines(_default, Serve).replace("%", "%%"),
         formatter_class=_raw(),
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
@@ -48,7 +48,7 @@ def _raw() -> Any:
 
 
 def _default(key: str) -> Any:
-    leaf = options_page.find(key)
+    leaf = options_reference.find(key)
     return leaf.said.default if leaf else None
 
 
@@ -89,12 +89,12 @@ def become_server(asked: Serve) -> NoReturn:
     ConfigError
         The extra is not installed.
     """
-    from labkit.machine import threads
+    from labkit.machine import worker_environment
 
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     require(not missing, f"{', '.join(missing)} not installed: pip install 'labkit[server]'")
-    cores = threads.core_count()
-    environment, _ = threads.worker_environment(
+    cores = worker_environment.core_count()
+    environment, _ = worker_environment.worker_environment(
         os.environ, threads=asked.engine.threads or cores, cores=cores
     )
     environment |= asked.engine.mlx.environment()

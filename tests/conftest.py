@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.machine import cache
+from labkit.machine import cache_dir
 
 CLUSTERS = ("slurm", "ray")  # make test-slurm, make test-ray
 
@@ -19,7 +19,7 @@ def pytest_configure():
     """Keep a test from running a kernel as it was before a file that it includes changed."""
     import numba
 
-    numba.config.CACHE_DIR = str(cache.numba_folder())
+    numba.config.CACHE_DIR = str(cache_dir.numba_folder())
 
 
 def pytest_collection_modifyitems(config, items):
@@ -46,7 +46,7 @@ def pytest_collection_finish():
 def composer():
     """One for all tests: files that are chosen again are not read again."""
     from labkit import app
-    from labkit.experiment.composer import Composer
+    from labkit.experiment.hydra_composer import Composer
 
     app.register()
     return Composer()

@@ -13,20 +13,22 @@ MAY = {
     "machine": set(),
     "models": {"config", "machine"},
     "metal": {"config", "machine"},
-    "engine": {"config", "metal", "models", "machine"},
-    "workload": {"config", "engine", "metal", "models", "machine", "records"},
-    "server": {"cli", "config", "engine", "models", "machine"},
+    "cpu": {"config", "engine", "machine"},
+    "engine": {"config", "cpu", "metal", "models", "machine"},
+    "workload": {"config", "cpu", "engine", "metal", "models", "machine", "records"},
+    "server": {"cli_errors", "config", "cpu", "engine", "models", "machine"},
     "analysis.statistics": set(),
     "analysis": {"analysis.statistics", "config", "records"},
     "experiment": {
-        "analysis.statistics", "config", "engine", "models", "machine", "records", "workload",
+        "analysis.statistics", "config", "cpu", "engine", "models", "machine", "records",
+        "workload",
     },
     "mac": {
-        "analysis", "app", "cli", "config", "experiment", "machine", "records", "workload",
+        "analysis", "app", "cli_errors", "config", "experiment", "machine", "records", "workload",
     },
     "doctor": {
-        "analysis", "analysis.statistics", "app", "cli", "config", "engine", "experiment", "models",
-        "machine", "records", "workload",
+        "analysis", "analysis.statistics", "app", "cli_errors", "config", "cpu", "engine",
+        "experiment", "models", "machine", "records", "workload",
     },
 }  # fmt: skip
 SHARED = {""}  # labkit itself: the version

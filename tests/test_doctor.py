@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.doctor import __main__ as doctor
-from labkit.doctor import child, screen, sight, weaknesses
+from labkit.doctor import detectable_effect, machine_caveats, measurement_process, terminal_screen
 from labkit.experiment import Interrupted, doctor_noise
 from labkit.experiment.doctor_noise import Sight
-from labkit.machine import memory
-from labkit.machine.memory import GIB, Machine
+from labkit.machine import memory_profile
+from labkit.machine.memory_profile import GIB, Machine
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -43,13 +43,13 @@ def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, shares=None
     measured["noise"].update(noise or {})
     measured["mlx"].update(mlx or {})
     machine = Machine("a test's", 32 * GIB, free, 32 * GIB, metal=False)
-    return weaknesses.Facts(environment, machine, measured, **others)
+    return machine_caveats.Facts(environment, machine, measured, **others)
 
 
 @pytest.mark.parametrize("environment", [LINUX, MAC])
 def test_a_quiet_machine_has_no_weakness(environment):
     quiet = facts(environment, on_battery=False)
-    assert weaknesses.find(quiet) == []
+    assert machine_caveats.find(quiet) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_quiet_machine_has_no_weakness(environment):
     ],
 )
 def test_each_weakness_has_its_fix(change, what, fix):
-    (found,) = weaknesses.find(facts(**change))
+    (found,) = machine_caveats.find(facts(**change))
     assert what in found.what and fix in found.fix
 
 
@@ -85,12 +85,12 @@ def test_each_weakness_has_its_fix(change, what, fix):
 )
 def test_settings_come_with_the_command_that_changes_them(setting, command):
     environment = {**LINUX, "settings": {**LINUX["settings"], **setting}}
-    (found,) = weaknesses.find(facts(environment))
+    (found,) = machine_caveats.find(facts(environment))
     assert found.fix == command
 
 
 def test_the_gravest_comes_first():
-    found = weaknesses.find(facts(noise={"matmul_cv_pct": 9.0}, mlx={"metal": False}))
+    found = machine_caveats.find(facts(noise={"matmul_cv_pct": 9.0}, mlx={"metal": False}))
     assert "varies by 9.0 %" in found[0].what and "Metal" in found[-1].what
 
 
@@ -103,8 +103,8 @@ def test_a_macs_lines():
         "thermal": "fair",
     }
     measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
-    machine = memory.simulated("sim_m1_pro_32gb")
-    lines = dict(screen.machine_lines(weaknesses.Facts(told, machine, measured)))
+    machine = memory_profile.simulated("sim_m1_pro_32gb")
+    lines = dict(terminal_screen.machine_lines(machine_caveats.Facts(told, machine, measured)))
     assert "pressure warning; 6.0 GiB compressed" in lines["memory"]
     assert "Metal recommends 21.3 GiB" in lines["memory"]
     assert "collector on" in lines["wired"] and "thermal: fair" in lines["power"]
@@ -117,9 +117,9 @@ def test_a_macs_lines():
 @pytest.fixture(autouse=True)
 def own_lock(tmp_path, monkeypatch):
     """A lock of the test's own: other tests on this host may be timing studies."""
-    from labkit.experiment import lock
+    from labkit.experiment import file_locks
 
-    monkeypatch.setattr(lock, "lock_path", lambda device="cpu": tmp_path / "lock")
+    monkeypatch.setattr(file_locks, "lock_path", lambda device="cpu": tmp_path / "lock")
 
 
 @pytest.fixture(autouse=True)
@@ -133,14 +133,14 @@ def own_folders(tmp_path, monkeypatch):
 def seen(monkeypatch, no_cache):
     """What the processes showed, without any; kept in a cache of the test's own."""
     kinds = {"kernels": SIGHT, "requests": "crashed: load: ImportError: no mlx"}
-    monkeypatch.setattr(sight, "look", lambda on_step: kinds)
+    monkeypatch.setattr(detectable_effect, "look", lambda on_step: kinds)
 
 
 @pytest.fixture(scope="module")
 def measured():
     """A real, short measurement, and the steps that it said."""
     steps = []
-    return child.measure(steps.append, seconds=0.3), steps
+    return measurement_process.measure(steps.append, seconds=0.3), steps
 
 
 def test_it_measures_in_another_process(measured):
@@ -176,7 +176,7 @@ def test_it_says_what_a_minute_sees_and_keeps_it(measured, seen, monkeypatch, ca
 
 def test_a_minute_that_is_too_short_for_a_verdict_says_so(capsys):
     slow = Sight(3, turns_sd=0.01, between_sd=0.05, turns_s=11.0, alone_s=6.0)
-    screen.show_sights(doctor._console(sys.stdout), {"kernels": slow})
+    terminal_screen.show_sights(doctor._console(sys.stdout), {"kernels": slow})
     assert capsys.readouterr().out.count("too few blocks") == 2
 
 
@@ -222,7 +222,7 @@ def test_a_mistake_is_one_line_and_2(arguments, capsys):
 
 def test_a_measurement_that_fails_is_one_line_and_1(monkeypatch, capsys):
     def fail(on_step):
-        raise child.CannotMeasure("the measuring process failed: boom")
+        raise measurement_process.CannotMeasure("the measuring process failed: boom")
 
     monkeypatch.setattr(doctor, "measure", fail)
     assert doctor.main([]) == 1
@@ -230,11 +230,11 @@ def test_a_measurement_that_fails_is_one_line_and_1(monkeypatch, capsys):
 
 
 def test_a_study_that_is_timing_is_not_disturbed(monkeypatch, capsys):
-    from labkit.experiment import lock
+    from labkit.experiment import file_locks
 
     monkeypatch.setattr(doctor, "PATIENCE_S", 0.0)
     monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))
-    with lock.timing_lock("outputs/a_study"):
+    with file_locks.timing_lock("outputs/a_study"):
         assert doctor.main([]) == 1
     _, waiting, line = capsys.readouterr().err.splitlines()
     assert waiting.startswith("waiting: outputs/a_study")
@@ -242,13 +242,13 @@ def test_a_study_that_is_timing_is_not_disturbed(monkeypatch, capsys):
 
 
 def test_a_process_that_hangs_is_ended():
-    with pytest.raises(child.CannotMeasure, match="status -9"):
-        child.measure(lambda step: None, seconds=60, timeout=1.0)
+    with pytest.raises(measurement_process.CannotMeasure, match="status -9"):
+        measurement_process.measure(lambda step: None, seconds=60, timeout=1.0)
 
 
 def test_a_process_that_fails_says_its_last_line():
-    with pytest.raises(child.CannotMeasure, match="ValueError"):
-        child.measure(lambda step: None, seconds="no number")
+    with pytest.raises(measurement_process.CannotMeasure, match="ValueError"):
+        measurement_process.measure(lambda step: None, seconds="no number")
 
 
 @pytest.mark.slow
@@ -257,7 +257,7 @@ def test_the_whole_command():
         [sys.executable, "-m", "labkit.doctor"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert memory.THIS in done.stdout and "GFLOP/s" in done.stdout
+    assert memory_profile.THIS in done.stdout and "GFLOP/s" in done.stdout
     assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
     assert done.stderr.strip() == f"labkit doctor: {doctor.TAKES}"
 
@@ -283,7 +283,7 @@ def test_turns_take_away_what_processes_differ_in():
     for number, (machine, control) in enumerate(zip(slow, apart, strict=True)):
         rounds = [100 * machine, 300 * machine, 200 * machine]
         records += block(number, rounds, [r * control for r in rounds])
-    found = sight.estimate(records, [2.0, 2.0, 3.0, 1.0])
+    found = detectable_effect.estimate(records, [2.0, 2.0, 3.0, 1.0])
     assert (found.processes, found.turns_s, found.alone_s) == (4, 2.0, pytest.approx(1.6))
     paired = math.log(1.02) / math.sqrt(3)  # of 0, 1, 0, 1
     assert found.turns_sd == pytest.approx(paired / math.sqrt(2))
@@ -322,29 +322,29 @@ class FakeTrial:
 def trials(monkeypatch):
     monkeypatch.setattr(FakeTrial, "made", [], raising=False)
     monkeypatch.setattr(FakeTrial, "breaks", {}, raising=False)
-    monkeypatch.setattr(sight, "Trial", FakeTrial)
+    monkeypatch.setattr(detectable_effect, "Trial", FakeTrial)
     return FakeTrial
 
 
 def test_every_kind_gets_its_processes_and_says_so(trials):
     steps = []
-    assert sight.look(steps.append) == {"kernels": SIGHT, "requests": SIGHT}
-    assert [trial.ran for trial in trials.made] == [sight.MOST] * 2
-    assert sum("process" in step for step in steps) == 2 * sight.MOST
+    assert detectable_effect.look(steps.append) == {"kernels": SIGHT, "requests": SIGHT}
+    assert [trial.ran for trial in trials.made] == [detectable_effect.MOST] * 2
+    assert sum("process" in step for step in steps) == 2 * detectable_effect.MOST
     assert any("kernels" in step for step in steps) and any("requests" in step for step in steps)
 
 
 @pytest.mark.parametrize("where", ["prepare", "run"])
 def test_a_kind_that_breaks_is_said_and_the_other_goes_on(trials, where):
     trials.breaks[f"{where} kernels"] = ImportError("no numba\nhere")
-    found = sight.look(lambda step: None)
+    found = detectable_effect.look(lambda step: None)
     assert found == {"kernels": "no numba here", "requests": SIGHT}
-    assert trials.made[-1].ran == sight.MOST
+    assert trials.made[-1].ran == detectable_effect.MOST
 
 
 def test_no_process_begins_that_would_end_too_late(trials, monkeypatch):
     monkeypatch.setattr(trials, "seconds", 1e9)
-    sight.look(lambda step: None, seconds=60.0)
+    detectable_effect.look(lambda step: None, seconds=60.0)
     assert [trial.ran for trial in trials.made] == [0, 0]
 
 
@@ -362,7 +362,7 @@ def bare():
     """A trial that was never made ready."""
 
     def make(walls, records=()):
-        trial = object.__new__(sight.Trial)
+        trial = object.__new__(detectable_effect.Trial)
         trial.walls, trial.records = list(walls), list(records)
         return trial
 
@@ -385,7 +385,7 @@ def test_too_few_processes_are_not_estimated_from(bare):
 
 def test_a_trial_is_a_study_s_own_process(tmp_path):
     """Real: two equal arms, which take turns in one worker."""
-    trial = sight.Trial(sight.ASKED["kernels"], tmp_path / "kernels")
+    trial = detectable_effect.Trial(detectable_effect.ASKED["kernels"], tmp_path / "kernels")
     trial.run()
     assert trial.failed is None and len(trial.walls) == 1
     assert [record.role for record in trial.records] != [] and len(trial.records) == 2
@@ -397,7 +397,7 @@ def test_a_trial_is_a_study_s_own_process(tmp_path):
 
 @pytest.mark.slow
 def test_both_kinds_for_real():
-    found = sight.look(lambda step: None, seconds=120.0)
+    found = detectable_effect.look(lambda step: None, seconds=120.0)
     for one in found.values():
         assert isinstance(one, Sight), found
-        assert one.processes == sight.MOST and one.alone_s < one.turns_s
+        assert one.processes == detectable_effect.MOST and one.alone_s < one.turns_s

@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 
 from labkit import app, workload
 from labkit.config import Budget, Identity, LengthKind, ModelShape
-from labkit.experiment import stages
+from labkit.experiment import run_stages
 from labkit.experiment.arms import _with_arm, at_scale, compose_cell
-from labkit.experiment.stages import Draft, Stopwatch
+from labkit.experiment.run_stages import Draft, Stopwatch
 from labkit.records import Record, read_cell
-from labkit.study import Study
+from labkit.study_runner import Study
 
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
 # Experiments that are not run here: name and why, such as a server that must be there.
@@ -149,8 +149,8 @@ class Here:
         place = run.block, run.position, cell.seed
         record = Record(arm.name, arm.role, *place, "ok", "2026-11-22T20:00:00Z")
         draft = Draft(record, Stopwatch(time.monotonic_ns()))
-        with stages.named_failures(draft):
-            stages.accept(workload.measure(self._arms[run.arm]), arm, draft)
+        with run_stages.named_failures(draft):
+            run_stages.accept(workload.measure(self._arms[run.arm]), arm, draft)
         return draft.record
 
 

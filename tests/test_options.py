@@ -7,28 +7,30 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.config import options_page
+from labkit.config import options_reference
 from labkit.config.option import Group, options
 
 ROOT = Path(__file__).parent.parent
-LEAVES = [leaf for section in options_page.sections() for leaf in section.leaves]
+LEAVES = [leaf for section in options_reference.sections() for leaf in section.leaves]
 # Who reads what no module that knows the schema reads by its name.
 READERS = {
     **{
-        f"workload.prompts.{lengths}.{end}": "labkit.config.traffic.Lengths.bounds"
+        f"workload.prompts.{lengths}.{end}": "labkit.config.request_mix.Lengths.bounds"
         for lengths in ("input", "output")
         for end in ("low", "high")
     },
     "engine.server.args": "Opponent.words",
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
-    "engine.attention.gqa_sharing": "labkit.engine.attention.spec.Switches",
-    "engine.attention.window_skip": "labkit.engine.attention.spec.Switches",
+    "engine.attention.gqa_sharing": "labkit.engine.attention.kernel_switches.Switches",
+    "engine.attention.window_skip": "labkit.engine.attention.kernel_switches.Switches",
 }
 
 
 def test_the_page_is_the_schema():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == options_page.page(), "python -m labkit.config.options_page > docs/options.md"
+    assert page == options_reference.page(), (
+        "python -m labkit.config.options_reference > docs/options.md"
+    )
 
 
 def test_every_option_says_what_it_means_and_what_is_allowed():
@@ -58,7 +60,7 @@ def test_readers_are_choices_that_there_are():
         if leaf.said.read_by is not None:
             key = leaf.said.read_by.key
             beside = f"{leaf.key.rpartition('.')[0]}.{key}"  # of a group in several places
-            choices = options_page.find(key if "." in key else beside).choices
+            choices = options_reference.find(key if "." in key else beside).choices
             assert {str(getattr(c, "value", c)) for c in leaf.said.read_by.choices} <= {
                 *choices,
                 "package.module:Class",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.analysis.formatting import percent_text
+from labkit.analysis.number_format import percent_text
 from labkit.post import main
 
 ROOT = Path(__file__).parent.parent

@@ -3,16 +3,16 @@
 import pytest
 
 from labkit import app
-from labkit.analysis.rendering.published_numbers import AGREEMENT
+from labkit.analysis.rendering.published_table import AGREEMENT
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
-from labkit.experiment import published
+from labkit.experiment import published_rows
 from labkit.experiment.arms import at_scale
-from labkit.experiment.claims import choices
-from labkit.experiment.composer import quote
-from labkit.records import counters
-from labkit.workload import headroom, metrics
-from labkit.workload.headroom import Claim
-from labkit.workload.metrics import Served
+from labkit.experiment.claim_validation import choices
+from labkit.experiment.hydra_composer import quote
+from labkit.records import counter_registry
+from labkit.workload import memory_claims, serving_metrics
+from labkit.workload.memory_claims import Claim
+from labkit.workload.serving_metrics import Served
 from labkit.workload.sources import listed
 
 ABLATIONS = sorted(path.stem for path in (app.CONF / "ablation").glob("*.yaml"))
@@ -37,16 +37,16 @@ def cases(whole):
     if asked.kind == "video":
         return {"all": {"request_s"}} | {clip.name: {"decode_ms"} for clip in asked.made}
     if asked.kind == "headroom":
-        return {"all": {metric.name for metric in headroom.metrics(Claim(1, 1, 1, 1))}}
+        return {"all": {metric.name for metric in memory_claims.metrics(Claim(1, 1, 1, 1))}}
     made = [
-        *metrics.serving_metrics([SERVED], 1, limits=asked.limits),
-        *metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),
-        *metrics.sending_metrics([SERVED, LATER]),
+        *serving_metrics.serving_metrics([SERVED], 1, limits=asked.limits),
+        *serving_metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),
+        *serving_metrics.sending_metrics([SERVED, LATER]),
     ]
     found = {"all": {metric.name for metric in made} | set(AGREEMENT)}
     if asked.per_request:
         assert asked.prompts.source == "listed"
-        own = {metric.name for metric in metrics.request_metrics(SERVED)}
+        own = {metric.name for metric in serving_metrics.request_metrics(SERVED)}
         found |= {text.name: own for text in listed.texts(whole, asked.prompts.listed)}
     return found
 
@@ -67,7 +67,7 @@ def check(command, composer):
             continue  # of the other scale, which has its own turn
         here = composer.compose(at_scale([*command, *when], composer))
         theirs = here.ablation.published
-        shown = published.of_cell(theirs, here)["rows"]
+        shown = published_rows.of_cell(theirs, here)["rows"]
         assert shown, when
         known, seen = cases(here), seen + len(shown)
         for row in shown:
@@ -75,8 +75,8 @@ def check(command, composer):
             assert row["case"] in known, f"no case {row['case']!r} in {sorted(known)}"
             if metric not in known[row["case"]]:
                 assert row["case"] == "all", f"{row['case']}: no metric {metric!r}"
-                assert counters.find(metric, choices), f"no metric or counter {metric!r}"
-            assert any(row.get(key) for key in published.NUMBERS), row
+                assert counter_registry.find(metric, choices), f"no metric or counter {metric!r}"
+            assert any(row.get(key) for key in published_rows.NUMBERS), row
     return seen
 
 
@@ -113,4 +113,4 @@ def asked(row, **facts):
 def test_a_mistake_is_one_line(row, facts, says):
     whole = asked(row, **facts)
     with pytest.raises(ConfigError, match=says):
-        published.of_cell(whole.ablation.published, whole)
+        published_rows.of_cell(whole.ablation.published, whole)

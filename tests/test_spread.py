@@ -10,9 +10,9 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment import spread
+from labkit.experiment import job_launcher
 from labkit.experiment.arms import compose_cell
-from labkit.study import Study
+from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent
 
@@ -62,7 +62,7 @@ def test_a_launcher_needs_cells_to_launch():
 
 def test_slurm_is_named_where_there_is_none(monkeypatch):
     pytest.importorskip("submitit")
-    monkeypatch.setattr(spread.shutil, "which", lambda name: None)
+    monkeypatch.setattr(job_launcher.shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match="hydra/launcher=slurm: there is no srun here"):
         launcher("hydra/launcher=slurm", "-m")
 
@@ -85,7 +85,7 @@ def test_a_job_is_sent_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     assert len(sent) < 1000
     ran = []
     there = pickle.loads(sent)
-    monkeypatch.setattr("labkit.study._prepare", lambda asked, show: None)
+    monkeypatch.setattr("labkit.study_runner._prepare", lambda asked, show: None)
     monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
     with app.initialized():
         for word in words[:2]:
@@ -100,7 +100,7 @@ QUEUE = "7_0|RUNNING\n7_1|CONFIGURING\n7_2|COMPLETED\n7_3|NODE_FAIL\n9|PENDING\n
 
 def test_the_queue_says_which_jobs_are_over_and_how():
     pytest.importorskip("submitit")
-    from labkit.experiment.slurm import QueueWatcher
+    from labkit.experiment.slurm_watcher import QueueWatcher
 
     watcher = QueueWatcher()
     jobs = [f"7_{i}" for i in (10, 0, 1, 2, 3)]

@@ -7,13 +7,13 @@ import tempfile
 import pytest
 
 from labkit import analysis, config
-from labkit import study as study_module
+from labkit import study_runner as study_module
 from labkit.analysis import cell_analysis, study_analysis
-from labkit.analysis.rendering import figures
+from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import Analyst
 from labkit.experiment.arms import ComposedCell
 from labkit.records import Arm, CaseRecord, Metric, Record, read_cell
-from labkit.study import Study
+from labkit.study_runner import Study
 
 OUTPUTS = {"kind": "array", "digest": "00", "shape": [1], "dtype": "float32", "rows": "AAAAAA=="}
 
@@ -67,7 +67,7 @@ def analysed(monkeypatch, tmp_path):
         return real(cell_dir, *others)
 
     monkeypatch.setattr(study_analysis, "analyse", analyse)
-    monkeypatch.setattr(figures, "write_figures", lambda *_: None)
+    monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)
     monkeypatch.setattr("labkit.workload.prepare", lambda experiment: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return seen

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.analysis.cell_analysis import analyse_cell
-    from labkit.analysis.exports import load
-    from labkit.analysis.rendering.files import write_cell, write_study
-    from labkit.analysis.rendering.terminal import print_cell
+    from labkit.analysis.rendering.report_files import write_cell, write_study
+    from labkit.analysis.rendering.terminal_report import print_cell
     from labkit.analysis.study_analysis import exit_code
+    from labkit.analysis.tool_exports import load
 
 __all__ = ["analyse_cell", "exit_code", "load", "print_cell", "write_cell", "write_study"]
 
 _HOMES = {
     "analyse_cell": "cell_analysis",
-    "write_cell": "rendering.files",
-    "load": "exports",
+    "write_cell": "rendering.report_files",
+    "load": "tool_exports",
     "exit_code": "study_analysis",
-    "write_study": "rendering.files",
-    "print_cell": "rendering.terminal",
+    "write_study": "rendering.report_files",
+    "print_cell": "rendering.terminal_report",
 }
 
 

@@ -1,6 +1,7 @@
 """Articles: Markdown whose tables, numbers and figures come from records, and say from which.
 
-A placeholder is a call in double braces (:mod:`labkit.analysis.placeholders`). Rendered, it stands
+A placeholder is a call in double braces (:mod:`labkit.analysis.article_placeholders`). Rendered,
+it stands
 beside what it stands for, so an article is its own source and rendering it again brings it up to
 date: a number becomes a link to its records with the placeholder as the link's title, a table
 stands between two comments.
@@ -11,8 +12,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labkit.analysis.placeholders import ArticleError, Block, Inline, Records, require
-from labkit.analysis.rendering.html import TEMPLATES
+from labkit.analysis.article_placeholders import ArticleError, Block, Inline, Records, require
+from labkit.analysis.rendering.html_report import TEMPLATES
 from labkit.analysis.study_analysis import Analyst
 from labkit.records import RecordError
 

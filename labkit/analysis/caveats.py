@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis import over_http
+from labkit.analysis import client_lateness
+from labkit.analysis.attained_rates import reached
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.confirmation import confirmation
-from labkit.analysis.disturbance import (
+from labkit.analysis.disturbed_runs import (
     by_host,
     clock_mhz,
     memory_wait_share,
@@ -20,9 +20,9 @@ from labkit.analysis.disturbance import (
     steal_share,
     throttled,
 )
-from labkit.analysis.formatting import count, p_text
-from labkit.analysis.ideal import reached
-from labkit.analysis.machines import comparable, hosts_sentence
+from labkit.analysis.host_groups import comparable, hosts_sentence
+from labkit.analysis.isolation_agreement import confirmation
+from labkit.analysis.number_format import count, p_text
 from labkit.analysis.statistics.bimodality import Modes, find_modes
 from labkit.analysis.statistics.power import fewest_blocks
 from labkit.analysis.verdict import NOISE
@@ -47,7 +47,7 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     found += _design(analysis)
     found += _noise(analysis)
     found += _traffic(analysis)
-    found += over_http.weaknesses(analysis.data.records)
+    found += client_lateness.weaknesses(analysis.data.records)
     found += _disagreements(analysis)
     found += _emulated(analysis)
     hosts = by_host(analysis.data.records)

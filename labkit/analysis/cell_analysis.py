@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis import gates, own_work, same_outputs
-from labkit.analysis.case_rows import Row, build_rows, probe_values, summary
-from labkit.analysis.comparison import Comparison, Levels, compare_arm
-from labkit.analysis.divergence import Values
-from labkit.analysis.formatting import steady
+from labkit.analysis import gates, output_identity, stall_attribution
+from labkit.analysis.arm_comparison import Comparison, Levels, compare_arm
+from labkit.analysis.first_divergence import Values
+from labkit.analysis.number_format import steady
+from labkit.analysis.observations import Row, build_rows, probe_values, summary
 from labkit.analysis.statistics.interim_analysis import Look, alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import Verdict, judge
 from labkit.config import Design
@@ -200,8 +200,8 @@ class CellAnalysis:
     data: CellData
     rows: tuple[Row, ...]
     gates: Mapping[str, gates.Gate]
-    identity: same_outputs.IdentityReport
-    stalls: own_work.Stalls | None = None
+    identity: output_identity.IdentityReport
+    stalls: stall_attribution.Stalls | None = None
     otherwise: tuple[Row, ...] = ()
     beside: Callable[[], CellAnalysis | None] = lambda: None
 
@@ -312,7 +312,7 @@ def analyse(
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
     claim = data.arms[0].identity
-    report = same_outputs.compare_outputs(data.records, names, Values(cell_dir), claim)
+    report = output_identity.compare_outputs(data.records, names, Values(cell_dir), claim)
     found = {
         "healthy": gates.healthy(data.records, bool(data.design.get("across_hosts", False))),
         "engaged": gates.engaged(data.records, data.arms),
@@ -322,15 +322,17 @@ def analyse(
     return CellAnalysis(data, rows, found, report, found_stalls, otherwise, beside)
 
 
-def _rows(data: CellData) -> tuple[tuple[Row, ...], tuple[Row, ...], own_work.Stalls | None]:
+def _rows(
+    data: CellData,
+) -> tuple[tuple[Row, ...], tuple[Row, ...], stall_attribution.Stalls | None]:
     """Return the rows to judge by, those with stalls the other way, and what stalls there were."""
     together = data.design.get("isolation") == "in_process"
     by_round = data.baseline if together else None
     rows = tuple(build_rows(data.records, by_round))
-    found = own_work.find(data.records, data.arms) if together else None
+    found = stall_attribution.find(data.records, data.arms) if together else None
     if found is None:
         return rows, (), None
-    whole = tuple(build_rows(own_work.as_measured(data.records), by_round))
+    whole = tuple(build_rows(stall_attribution.as_measured(data.records), by_round))
     return (rows, whole, found) if found.own is None else (whole, rows, found)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.analysis import over_http
-from labkit.analysis.same_outputs import IdentityReport, above_noise_floor
+from labkit.analysis import client_lateness
+from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20
@@ -69,7 +69,7 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
                 None,
                 f"swap grew in {record.run}",
             )
-        for late in over_http.late(record):
+        for late in client_lateness.late(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:

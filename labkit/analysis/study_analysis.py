@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.analysis.answer import answer
+from labkit.analysis.arm_comparison import row_tests
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
-from labkit.analysis.comparison import row_tests
-from labkit.analysis.machines import machine_name, machines
-from labkit.analysis.statistics.multiplicity import joint_p
+from labkit.analysis.headline import answer
+from labkit.analysis.host_groups import machine_name, machines
+from labkit.analysis.statistics.multiple_comparisons import joint_p
 from labkit.analysis.verdict import DECIDED
 from labkit.records import PROCESSES, SCHEMA_VERSION, RecordError
 

@@ -17,14 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.case_rows import Row, complete_blocks, log_values
+from labkit.analysis.arm_comparison import Comparison, Levels, in_percent
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.comparison import Comparison, Levels, in_percent
-from labkit.analysis.formatting import count, p_text, percent_text, plain, signed
-from labkit.analysis.statistics.effect import Equivalence, breakpoints, equivalence, percent
-from labkit.analysis.statistics.multiplicity import holm
-from labkit.analysis.statistics.permutation import Floats
-from labkit.analysis.statistics.two_sample import Change, Effect, change, study_effect
+from labkit.analysis.number_format import count, p_text, percent_text, plain, signed
+from labkit.analysis.observations import Row, complete_blocks, log_values
+from labkit.analysis.statistics.difference_in_differences import (
+    Change,
+    Effect,
+    change,
+    study_effect,
+)
+from labkit.analysis.statistics.effect_size import Equivalence, breakpoints, equivalence, percent
+from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.verdict import DECIDED, NOISE, Verdict, judge
 from labkit.records import machine_difference
 

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.comparison import Comparison, Levels
-from labkit.analysis.formatting import count, plain
+from labkit.analysis.arm_comparison import Comparison, Levels
+from labkit.analysis.number_format import count, plain
 from labkit.analysis.statistics.power import blocks_needed, fewest_blocks
 
 WORDS = (

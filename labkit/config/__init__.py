@@ -50,9 +50,18 @@ from labkit.config.experiment import (
 )
 from labkit.config.mlx import Mlx
 from labkit.config.model import Model, ModelShape, PackagedFile
-from labkit.config.opponent import PRESETS, Api, Ending, Opponent, Preset
+from labkit.config.openai_server import PRESETS, Api, Ending, Opponent, Preset
 from labkit.config.option import ConfigError, is_class_path, require
-from labkit.config.parallel import Parallel
+from labkit.config.request_mix import (
+    ArrivalKind,
+    Arrivals,
+    Asked,
+    LengthKind,
+    Lengths,
+    Limits,
+    Message,
+    Prompts,
+)
 from labkit.config.scheduler import (
     DEFAULT_WATERMARK,
     Admission,
@@ -64,18 +73,9 @@ from labkit.config.scheduler import (
     Scheduler,
 )
 from labkit.config.serialization import from_plain, to_plain
-from labkit.config.serve import Serve, Server
-from labkit.config.speculative import Drafts, Speculation, Verification
-from labkit.config.traffic import (
-    ArrivalKind,
-    Arrivals,
-    Asked,
-    LengthKind,
-    Lengths,
-    Limits,
-    Message,
-    Prompts,
-)
+from labkit.config.server import Serve, Server
+from labkit.config.speculation import Drafts, Speculation, Verification
+from labkit.config.tensor_parallel import Parallel
 from labkit.config.video import Clip, Decoder, Picks
 from labkit.config.workload import CacheState, Case, State, Workload
 

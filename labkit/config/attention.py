@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from labkit.config.option import OWN_CLASS, Group, ReadBy, option
-from labkit.config.traffic import MOST_TOKENS
+from labkit.config.request_mix import MOST_TOKENS
 
 ATTENTION_BACKENDS = ("fused", "gather", "sdpa", "reference")
 RESOLVERS = ("binary_search", "seq_map", "identity", "padded_grid", "work_plan")

@@ -10,7 +10,7 @@ from labkit.config.option import Group, ReadBy, option
 # What a policy that reads engine.budget.fraction takes where it is null, as vLLM does.
 DEFAULT_FRACTION = 0.9
 DEFAULT_POOL_BYTES = 1 << 30
-# The Macs that budgets can be computed for anywhere (labkit.machine.memory).
+# The Macs that budgets can be computed for anywhere (labkit.machine.memory_profile).
 MACHINES = (
     "sim_m1_8gb",
     "sim_m1_pro_16gb",

@@ -8,11 +8,11 @@ from enum import Enum
 from labkit.config.attention import KV, Attention, Device, KVLayout, Precision
 from labkit.config.budget import Budget, BudgetPolicy
 from labkit.config.mlx import Mlx
-from labkit.config.opponent import Opponent
+from labkit.config.openai_server import Opponent
 from labkit.config.option import Group, is_class_path, option, require
-from labkit.config.parallel import Parallel
 from labkit.config.scheduler import Admission, ChunkPolicy, Composition, Scheduler
-from labkit.config.speculative import SPECULATION, Drafts, Speculation
+from labkit.config.speculation import SPECULATION, Drafts, Speculation
+from labkit.config.tensor_parallel import Parallel
 
 # Presets of labkit's own engine, the real mlx_lm, and any server.
 ENGINES = ("naive", "padded", "contiguous", "paged", "mlx_lm", "openai")

@@ -7,7 +7,7 @@ from enum import Enum
 
 from labkit.config.attention import Precision
 from labkit.config.option import OWN_CLASS, Group, ReadBy, option, require
-from labkit.config.traffic import TIMED, ArrivalKind, Arrivals, Limits, Prompts
+from labkit.config.request_mix import TIMED, ArrivalKind, Arrivals, Limits, Prompts
 from labkit.config.video import Clip, Decoder, Picks
 
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli import Parser, mistake
-from labkit.doctor import screen, sight
-from labkit.doctor.budgets import ceilings
-from labkit.doctor.child import CannotMeasure, measure
-from labkit.doctor.weaknesses import Facts, find
+from labkit.cli_errors import Parser, mistake
+from labkit.doctor import detectable_effect, terminal_screen
+from labkit.doctor.budget_table import ceilings
+from labkit.doctor.machine_caveats import Facts, find
+from labkit.doctor.measurement_process import CannotMeasure, measure
 from labkit.experiment import StudyError, doctor_noise
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.lock import timing_lock
-from labkit.machine import fingerprint, memory, threads, wired
-from labkit.machine.reading import collect
-from labkit.machine.system import system
+from labkit.experiment.file_locks import timing_lock
+from labkit.machine import fingerprint, memory_profile, wired_advice, worker_environment
+from labkit.machine.best_effort import collect
+from labkit.machine.operating_system import system
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,10 +87,12 @@ def _console(stream: Any) -> Console:
 
 
 def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
-    machine = memory.simulated(name)
-    lines = screen.simulated_lines(machine)
-    screen.show(console, f"{name} (simulated)", lines, ceilings(machine, fraction), machine)
-    screen.show_advice(console, wired.advise(machine, _asked(machine, fraction)))
+    machine = memory_profile.simulated(name)
+    lines = terminal_screen.simulated_lines(machine)
+    terminal_screen.show(
+        console, f"{name} (simulated)", lines, ceilings(machine, fraction), machine
+    )
+    terminal_screen.show_advice(console, wired_advice.advise(machine, _asked(machine, fraction)))
 
 
 def _show_this(console: Console, fraction: float | None) -> None:
@@ -98,14 +100,14 @@ def _show_this(console: Console, fraction: float | None) -> None:
     seen = {kind: one for kind, one in facts.sights.items() if isinstance(one, Sight)}
     doctor_noise.keep(facts.environment, facts.measured["noise"], seen)
     machine = facts.machine
-    lines = screen.machine_lines(facts)
-    screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)
-    screen.show_sights(console, facts.sights)
-    screen.show_weaknesses(console, find(facts))
-    screen.show_advice(console, wired.advise(machine, _asked(machine, fraction)))
+    lines = terminal_screen.machine_lines(facts)
+    terminal_screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)
+    terminal_screen.show_sights(console, facts.sights)
+    terminal_screen.show_weaknesses(console, find(facts))
+    terminal_screen.show_advice(console, wired_advice.advise(machine, _asked(machine, fraction)))
 
 
-def _asked(machine: memory.Machine, fraction: float | None) -> int:
+def _asked(machine: memory_profile.Machine, fraction: float | None) -> int:
     return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
 
 
@@ -113,7 +115,7 @@ def _examine() -> Facts:
     """Read the machine, and measure it with a line that says what goes on."""
     import psutil
 
-    machine = memory.this_machine()
+    machine = memory_profile.this_machine()
     measured, sights = _measure_with_progress()
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return Facts(
@@ -153,7 +155,7 @@ def _measure_locked(on_step: Callable[[str], None], tell: Callable[[str], None])
         before, start = _cpu_s(), time.monotonic()
         measured = measure(on_step)
         shares = _shares(before, _cpu_s(), time.monotonic() - start)
-        sights = sight.look(on_step)
+        sights = detectable_effect.look(on_step)
     return {**measured, **shares}, sights
 
 
@@ -169,7 +171,7 @@ def _shares(
     before: Mapping[str, float], after: Mapping[str, float], wall_s: float
 ) -> dict[str, float | None]:
     """Return what other programs and other virtual machines took, percent of the cores."""
-    percent = (os.cpu_count() or threads.core_count()) * wall_s / 100
+    percent = (os.cpu_count() or worker_environment.core_count()) * wall_s / 100
     spent = {name: (after[name] - before[name]) / percent for name in before}
     others = max(0.0, spent["busy"] - spent["own"])
     return {"others_pct": others, "steal_pct": spent.get("stolen")}

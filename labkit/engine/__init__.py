@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.engine.base import EngineError, InferenceEngine, TokenEvent
-    from labkit.engine.factory import create
+    from labkit.engine.engine_factory import create
+    from labkit.engine.engine_protocol import EngineError, InferenceEngine, TokenEvent
     from labkit.engine.llm import LLM
     from labkit.engine.output_processor import RequestOutput
     from labkit.engine.request import Request, SamplingParams
@@ -27,13 +27,13 @@ __all__ = [
 
 _HOME = {
     "LLM": "llm",
-    "EngineError": "base",
-    "InferenceEngine": "base",
+    "EngineError": "engine_protocol",
+    "InferenceEngine": "engine_protocol",
     "Request": "request",
     "RequestOutput": "output_processor",
     "SamplingParams": "request",
-    "TokenEvent": "base",
-    "create": "factory",
+    "TokenEvent": "engine_protocol",
+    "create": "engine_factory",
 }
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import DecodeShape
-from labkit.engine.attention.plan import freeze
-from labkit.engine.base import Counters
-from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache
+from labkit.engine.attention.attention_metadata import freeze
+from labkit.engine.engine_protocol import Counters
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 

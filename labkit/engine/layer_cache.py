@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine.base import EngineError
-from labkit.engine.dtype import word
-from labkit.engine.kv_layout.kv_cache import LayerShape
+from labkit.engine.compute_dtype import word
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_layout.kv_cache_manager import LayerShape
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Attention

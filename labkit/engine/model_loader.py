@@ -11,10 +11,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from labkit.engine import dtype
-from labkit.engine.base import EngineError
+from labkit.engine import compute_dtype
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.layer_cache import Handle
-from labkit.engine.module_loader import PACKAGE, ModuleLoader, import_plain
+from labkit.engine.module_rebinding import PACKAGE, ModuleLoader, import_plain
 
 # config.json's ``model_type`` where mlx_lm's module has another name.
 MODULE_OF_TYPE = {
@@ -47,7 +47,7 @@ class LoadedModel:
     model_type: str
     windows: tuple[int | None, ...]
     eos_token_ids: frozenset[int]
-    matrices: dtype.Matrices = dtype.Matrices.cast
+    matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast
     sums: int = 0
 
 
@@ -82,7 +82,7 @@ def load(
     model_dir: Path,
     layers: int | None = None,
     kind: str | None = "float32",
-    matrices: dtype.Matrices = dtype.Matrices.cast,
+    matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast,
 ) -> LoadedModel:
     """Build the model of a directory: config.json and model*.safetensors.
 
@@ -101,7 +101,7 @@ def load(
     model_type = str(settings["model_type"])
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
-    dtype.cast(model, kind, matrices)
+    compute_dtype.cast(model, kind, matrices)
     windows = _windows(model, model_type)
     return LoadedModel(model, model_type, windows, end_of_text(settings, model_dir), matrices)
 

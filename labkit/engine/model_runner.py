@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine.base import Counters, EngineError
+from labkit.engine.device_logits import Logits, Wait
+from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import Batch
-from labkit.engine.logits import Logits, Wait
 
 if TYPE_CHECKING:
-    from labkit.engine.forward import PackedForward
-    from labkit.engine.kv_layout.kv_cache import KVMemory
+    from labkit.engine.kv_layout.kv_cache_manager import KVMemory
+    from labkit.engine.packed_forward import PackedForward
 
 RunModel = Callable[[Batch], Logits]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.engine.base import NO_TOKEN, FinishReason, Logprobs, TokenEvent
 from labkit.engine.detokenizer import Detokenizer, Tokenizer
+from labkit.engine.engine_protocol import NO_TOKEN, FinishReason, Logprobs, TokenEvent
 from labkit.engine.request import Request
 
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.base import InvalidLogitsError, Logprobs
-from labkit.engine.logits import Logits, Rows
+from labkit.engine.device_logits import Logits, Rows
+from labkit.engine.engine_protocol import InvalidLogitsError, Logprobs
 from labkit.engine.request import RequestState, SamplingParams
 
 Ids = NDArray[np.intp]

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit import config
-from labkit.engine import scheduling
-from labkit.engine.base import Counters, EngineError, FinishReason, TokenEvent
-from labkit.engine.kv_layout.kv_cache import KVCache
+from labkit.engine import schedule_policy
+from labkit.engine.engine_protocol import Counters, EngineError, FinishReason, TokenEvent
+from labkit.engine.kv_layout.kv_cache_manager import KVCache
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepPlan
@@ -38,15 +38,15 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._place = scheduling.QUEUES[options.queue]
+        self._place = schedule_policy.QUEUES[options.queue]
         self._waiting = WaitingQueue(self._place)
         self._running: dict[str, RequestState] = {}  # in the order of admission
-        self._phases = scheduling.TURNS[options.order, options.composition]
+        self._phases = schedule_policy.TURNS[options.order, options.composition]
         self._split = options.composition is config.Composition.split
         self._last: Phase | None = None
-        self._open = scheduling.ADMISSIONS[options.admission]
-        self._chunk_cap = scheduling.CHUNK_CAPS[options.chunk_policy]
-        self._reservation = scheduling.RESERVATIONS[options.reservation]
+        self._open = schedule_policy.ADMISSIONS[options.admission]
+        self._chunk_cap = schedule_policy.CHUNK_CAPS[options.chunk_policy]
+        self._reservation = schedule_policy.RESERVATIONS[options.reservation]
         given = options.watermark
         self._watermark = config.DEFAULT_WATERMARK if given is None else given
         self._serial = 0
@@ -153,7 +153,7 @@ class Scheduler:
         """Schedule prompts, of those that run and then of those that wait."""
         options, left, chunks = self._options, step.budget, step.chunks[Phase.prefill]
         cap = self._chunk_cap(options.chunk, len(step.work[Phase.decode]))
-        allowed = scheduling.prefill_budget(left, options.prefill_cap, options.prefill_floor)
+        allowed = schedule_policy.prefill_budget(left, options.prefill_cap, options.prefill_floor)
         step.budget = allowed
         for state in step.work[Phase.prefill]:
             self._take(step, chunks, state, cap)

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device
-from labkit.engine import self_test
-from labkit.engine.dtype import Matrices
-from labkit.engine.forward import ForwardChoice, choose_forward
+from labkit.engine import load_self_test
+from labkit.engine.compute_dtype import Matrices
+from labkit.engine.load_self_test import Expected
 from labkit.engine.model_loader import LoadedModel, load
-from labkit.engine.self_test import Expected
-from labkit.machine import memory
+from labkit.engine.packed_forward import ForwardChoice, choose_forward
+from labkit.machine import memory_profile
 
 if TYPE_CHECKING:
-    from labkit.engine.mlx_lm.loading import Loaded
-    from labkit.engine.parallel.ring import Ring
+    from labkit.engine.mlx_lm.mlx_lm_loader import Loaded
+    from labkit.engine.parallel.mlx_ring import Ring
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +76,19 @@ class SharedModels:
         needed = ready is None or asked not in self._expected
         fresh = load(*weights) if needed else None
         if fresh is not None and asked not in self._expected:
-            self._expected[asked] = self_test.expect(fresh, block_size)
+            self._expected[asked] = load_self_test.expect(fresh, block_size)
         expected = self._expected[asked]
         if ready is not None:
             return Ready(ready.loaded, ready.choice, expected)
         assert fresh is not None
         if self._ring is not None:
-            from labkit.engine.parallel.sharding import divide
+            from labkit.engine.parallel.model_sharding import divide
 
             fresh = divide(fresh, self._ring)
-            expected = replace(expected, shapes=self_test.cached(fresh)[0])
+            expected = replace(expected, shapes=load_self_test.cached(fresh)[0])
             self._expected[asked] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
-        memory.give_back()  # widened weights, and MLX's, of which the forward has copies
+        memory_profile.give_back()  # widened weights, and MLX's, of which the forward has copies
         ready = Ready(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._chosen[key] = ready
@@ -98,7 +98,7 @@ class SharedModels:
         self, model_dir: Path, kind: str | None, matrices: Matrices = Matrices.cast
     ) -> Loaded:
         """Load a model as mlx_lm does and cast it, or return the one that is loaded."""
-        from labkit.engine.mlx_lm.loading import load as load_plain
+        from labkit.engine.mlx_lm.mlx_lm_loader import load as load_plain
 
         key = (model_dir, kind, matrices)
         if key not in self._mlx_lm:

@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from labkit import config
-from labkit.engine.base import Counters, TokenEvent
+from labkit.engine.device_logits import Wait
+from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
-from labkit.engine.logits import Wait
 from labkit.engine.model_runner import Runner
-from labkit.engine.parallel.agreement import Alone
+from labkit.engine.parallel.schedule_check import Alone
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
-from labkit.engine.speculation.speculative import Speculation
+from labkit.engine.speculation.draft_verification import Speculation
 
 Results = dict[str, Sequence[Sampled]]
 

@@ -25,9 +25,9 @@ from labkit.config import (
     require,
     to_plain,
 )
-from labkit.experiment import claims, published
+from labkit.experiment import claim_validation, published_rows
 from labkit.experiment.cell import Cell
-from labkit.experiment.composer import Composer, quote
+from labkit.experiment.hydra_composer import Composer, quote
 from labkit.records import PROCESSES, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config
@@ -87,9 +87,9 @@ def compose_cell(
         experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
         _check_arm(name, experiments[name], overrides)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
-    claims.check(ablation.claims.engaged, engines, _dropped(cell))
-    claims.check_weights(ablation.claims.engaged, experiments)
-    claims.check_launches(ablation.claims.engaged, experiments)
+    claim_validation.check(ablation.claims.engaged, engines, _dropped(cell))
+    claim_validation.check_weights(ablation.claims.engaged, experiments)
+    claim_validation.check_launches(ablation.claims.engaged, experiments)
     arms = [_arm(name, whole, experiments[name]) for name in names]
     if whole.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
@@ -187,7 +187,7 @@ def to_cell(composed: ComposedCell, folder: Path) -> Cell:
         design=replace(whole.design, isolation=composed.isolation),
         seed=whole.seed,
         question=whole.ablation.question,
-        published=published.of_cell(whole.ablation.published, whole),
+        published=published_rows.of_cell(whole.ablation.published, whole),
         scale=whole.scale.value if whole.scales else None,
     )
 
@@ -223,10 +223,10 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         resolve(arm.model)
     from labkit import workload
     from labkit.engine import budget, parallel
-    from labkit.workload import devices
+    from labkit.workload import device_check
 
     try:
-        devices.check(arm)
+        device_check.check(arm)
         workload.check(arm)
         budget.check(arm)
         parallel.check(arm)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.config import Design, Isolation, Look
-from labkit.experiment.blocks import Run, schedule
+from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import Arm
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.machine import cache, fingerprint
+from labkit.machine import cache_dir, fingerprint
 from labkit.records import (
     MACHINE_FIELDS,
     SCHEMA_VERSION,
@@ -77,7 +77,7 @@ class Sight:
 def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[str, Sight]) -> None:
     """Keep what the doctor measured; where the cache can't be written, it is not kept.
 
-    ``machine``: the fingerprint. ``noise``: as ``labkit.doctor.measure.noise`` gives it.
+    ``machine``: the fingerprint. ``noise``: as ``labkit.doctor.measurement_worker.noise`` gives it.
     ``sights``: by kind (kernels, requests), those that are known.
     """
     data = {
@@ -90,8 +90,8 @@ def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[s
         },
     }
     try:
-        cache.atomic_write(cache.root() / NAME, json.dumps(data).encode())
-    except cache.CacheError:
+        cache_dir.atomic_write(cache_dir.root() / NAME, json.dumps(data).encode())
+    except cache_dir.CacheError:
         return
 
 
@@ -115,7 +115,7 @@ def find_sight(kind: str) -> Sight | None:
 def _kept() -> Mapping[str, Any]:
     """Read what is kept for this machine; empty where there is nothing that can be read."""
     try:
-        data = read_json(cache.root() / NAME)
+        data = read_json(cache_dir.root() / NAME)
         other = machine_difference(data["machine"], fingerprint.take())
         return data if other is None else {}
     except (OSError, RecordError, LookupError, TypeError, ValueError, AttributeError):

@@ -16,10 +16,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from labkit.config import Experiment
-from labkit.experiment import canary, stages
-from labkit.experiment.stages import Draft, Failure, Stopwatch
+from labkit.experiment import known_answer_test, run_stages
+from labkit.experiment.run_stages import Draft, Failure, Stopwatch
 from labkit.records import Arm, Record
-from labkit.workload.turns import Machine, Setting
+from labkit.workload.interleaving import Machine, Setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ class Member:
     @cached_property
     def threads(self) -> int:
         """Its CPU budget: asked of the system once, for a turn is shorter than the answer."""
-        return stages.budget_threads(self.experiment)
+        return run_stages.budget_threads(self.experiment)
 
 
 class Process:
@@ -49,7 +49,7 @@ class Process:
     def __init__(self, records: Sequence[Record], arms: Sequence[Arm], watch: Stopwatch) -> None:
         self.common = Draft(records[0], watch)
         self.members = [
-            Member(Draft(record, Stopwatch(watch.spawned_ns)), arm, stages.experiment_of(arm))
+            Member(Draft(record, Stopwatch(watch.spawned_ns)), arm, run_stages.experiment_of(arm))
             for record, arm in zip(records, arms, strict=True)
         ]
         self.culprit: Member | None = None
@@ -57,10 +57,10 @@ class Process:
     def run(self) -> list[Record]:
         """Go through all stages, and give every arm's record whatever happened."""
         experiments = [member.experiment for member in self.members]
-        with stages.named_failures(self.common):
-            probe = stages.begin(self.common)
+        with run_stages.named_failures(self.common):
+            probe = run_stages.begin(self.common)
             with self.common.watch.time("load"):
-                turns = stages.load(experiments, self._setting(probe), self.common)
+                turns = run_stages.load(experiments, self._setting(probe), self.common)
             try:
                 self._canary()
                 with self.common.watch.time("warm_up"):
@@ -70,11 +70,11 @@ class Process:
                 self._canary()
             finally:
                 turns.close()
-            stages.probe_again(self.common, probe)
-            stages.note_limits(self.common, experiments[0])
+            run_stages.probe_again(self.common, probe)
+            run_stages.note_limits(self.common, experiments[0])
             for member, measurement in zip(self.members, measurements, strict=True):
-                stages.accept(measurement, member.arm, member.draft)
-        stages.finish(self.common)
+                run_stages.accept(measurement, member.arm, member.draft)
+        run_stages.finish(self.common)
         return [self._record(member) for member in self.members]
 
     def prepare(self) -> None:
@@ -82,16 +82,16 @@ class Process:
         from labkit import workload
 
         experiments = [member.experiment for member in self.members]
-        probe = stages.start_probe(self.common)
+        probe = run_stages.start_probe(self.common)
         probe.time()
         for experiment in experiments:
             workload.prepare(experiment)
-        turns = stages.load(experiments, self._setting(probe), self.common)
+        turns = run_stages.load(experiments, self._setting(probe), self.common)
         try:
             turns.prepare()
         finally:
             turns.close()
-        stages.note_limits(self.common, experiments[0])
+        run_stages.note_limits(self.common, experiments[0])
 
     def _setting(self, machine: Machine) -> Setting:
         lead = self.common.record
@@ -107,14 +107,14 @@ class Process:
     def _turn(self, arm: int) -> Iterator[None]:
         """Time one arm's turn; its CPU budget holds, and it is to blame for what goes wrong."""
         member = self.culprit = self.members[arm]
-        stages.use_threads(member.threads)
+        run_stages.use_threads(member.threads)
         with member.draft.watch.time("turns"):
             yield
         self.culprit = None
 
     def _canary(self) -> None:
         with self.common.watch.time("canary"):
-            self.common.note(canary="ok" if canary.check() else "no mlx")
+            self.common.note(canary="ok" if known_answer_test.check() else "no mlx")
 
     def _record(self, member: Member) -> Record:
         """Return an arm's record: its own, and an equal share of the seconds spent on all."""

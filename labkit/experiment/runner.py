@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from labkit.config import Isolation
-from labkit.experiment import StudyError, output_store
-from labkit.experiment.blocks import Run
+from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
-from labkit.experiment.cell_file import (
+from labkit.experiment.cell_manifest import (
     Decided,
     grown,
     look_ended,
@@ -25,12 +24,13 @@ from labkit.experiment.cell_file import (
     refuse_changes,
     write_facts,
 )
-from labkit.experiment.launcher import Launcher, ProcessLauncher
-from labkit.experiment.lock import cell_lock, timing_lock
-from labkit.experiment.progress import Progress
-from labkit.experiment.signals import Signals
+from labkit.experiment.file_locks import cell_lock, timing_lock
+from labkit.experiment.interrupt_signals import Signals
+from labkit.experiment.permuted_blocks import Run
+from labkit.experiment.progress_display import Progress
+from labkit.experiment.run_launcher import Launcher, ProcessLauncher
 from labkit.machine import fingerprint
-from labkit.machine.cache import CacheError
+from labkit.machine.cache_dir import CacheError
 from labkit.records import Record, RecordError, read, write
 
 
@@ -91,8 +91,8 @@ def run_cell(
         if todo:
             _refuse_host(cell, records)
         found = len(records)
-        output_store.settle(cell.dir, records)
-        last_kept = [r.name for r in cell.schedule() if r.block == output_store.BLOCK][-1]
+        differing_outputs.settle(cell.dir, records)
+        last_kept = [r.name for r in cell.schedule() if r.block == differing_outputs.BLOCK][-1]
         progress.begin(cell, len(todo) + found, found)
         try:
             for stop in cell.stops:
@@ -102,7 +102,7 @@ def run_cell(
                 for record in _carry_out(here, cell, launcher, progress, signals):
                     records.append(record)
                     if record.run == last_kept:
-                        output_store.settle(cell.dir, records)
+                        differing_outputs.settle(cell.dir, records)
                 if look_ends(cell, stop, records, decided):
                     progress.note(f"all is decided at the look after {stop} blocks")
                     break

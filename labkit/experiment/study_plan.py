@@ -9,12 +9,12 @@ from pathlib import Path
 
 from labkit import workload
 from labkit.config import CONTROL, Isolation
-from labkit.experiment import outlook
+from labkit.experiment import power_forecast
 from labkit.experiment.arms import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
-from labkit.experiment.history import History
 from labkit.experiment.runner import unfinished
-from labkit.machine import memory
+from labkit.experiment.study_history import History
+from labkit.machine import memory_profile
 from labkit.workload.measurement import Estimate
 
 
@@ -45,7 +45,7 @@ class CellPlan:
 def plan_cells(composed: ComposedCell, out: Path, past: History) -> list[CellPlan]:
     """Estimate a cell and what confirms it; nothing is run or written."""
     cell, *confirming = to_cells(composed, out / composed.name)
-    first = _plan(cell, composed, past, outlook.in_a_minute(composed, past))
+    first = _plan(cell, composed, past, power_forecast.in_a_minute(composed, past))
     return [first, *(_plan(other, composed, past, None) for other in confirming)]
 
 
@@ -58,9 +58,9 @@ def _plan(cell: Cell, composed: ComposedCell, past: History, in_a_minute: str | 
         to_run=len(todo),
         seconds=sum(costs[run.arm].seconds for run in todo),
         bytes=together(cost.bytes for cost in costs.values()),
-        sees=outlook.sees(cell, composed, past),
+        sees=power_forecast.sees(cell, composed, past),
         minute=in_a_minute,
-        start_up=outlook.start_up(composed, past),
+        start_up=power_forecast.start_up(composed, past),
         apart=composed.apart,
         foreseen=tuple(_foreseen({arm.name: costs[arm.name] for arm in composed.arms})),
     )
@@ -101,7 +101,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
             f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
             f"and {plan.bytes / 2**30:.1f} GiB per {where}"
         )
-        here = memory.this_machine().total
+        here = memory_profile.this_machine().total
         if plan.bytes > here:
             console.print(
                 f"that is more than this machine's {here / 2**30:.1f} GiB: it will not fit"

@@ -3,9 +3,9 @@
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. Several pairs are a block whose arms take turns
 (:mod:`labkit.experiment.in_process`). ``--keep CELL`` keeps array outputs in that cell's
-folder (:mod:`labkit.experiment.output_store`). ``--prepare ARM ...`` loads and warms up arms
+folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...`` loads and warms up arms
 without measuring, so that no compilation falls inside a measured run. The stages are in
-:mod:`labkit.experiment.stages`; the record is written by rename, or not at all where the
+:mod:`labkit.experiment.run_stages`; the record is written by rename, or not at all where the
 parent is gone.
 """
 
@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
-from labkit.experiment import output_store, stages
+from labkit.experiment import differing_outputs, run_stages
 from labkit.experiment.in_process import Process
-from labkit.experiment.stages import Stopwatch, one_line
-from labkit.machine import fingerprint, watchdog
+from labkit.experiment.run_stages import Stopwatch, one_line
+from labkit.machine import fingerprint, parent_death
 from labkit.records import (
     Arm,
     Record,
@@ -38,7 +38,7 @@ from labkit.records import (
 )
 
 if TYPE_CHECKING:
-    from labkit.experiment.output_store import Values
+    from labkit.experiment.differing_outputs import Values
 
 EXIT_CANNOT_WRITE = os.EX_IOERR
 
@@ -70,7 +70,7 @@ def perform(
 
 def _keep(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
-        output_store.save(cell_dir, values)
+        differing_outputs.save(cell_dir, values)
 
 
 def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
@@ -86,7 +86,7 @@ def prepare(arm_paths: Sequence[Path]) -> None:
     arms = list(map(read_arm, arm_paths))
     now = fingerprint.utc_now()
     records = [
-        Record(arm.name, arm.role, 0, place, stages.experiment_of(arm).seed, "ok", now)
+        Record(arm.name, arm.role, 0, place, run_stages.experiment_of(arm).seed, "ok", now)
         for place, arm in enumerate(arms)
     ]
     Process(records, arms, Stopwatch(time.monotonic_ns())).prepare()
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if options.parent is not None:
-        watchdog.start(options.parent, options.lifeline)
+        parent_death.start(options.parent, options.lifeline)
     try:
         if options.prepare:
             prepare(paths)
@@ -126,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _publish(path: Path, record: Record, parent: int | None) -> int:
-    if parent is not None and not watchdog.alive(parent):
-        watchdog.end()
+    if parent is not None and not parent_death.alive(parent):
+        parent_death.end()
     try:
         try:
             write(path, record)

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli import say
-from labkit.mac import bundle
-from labkit.mac.steps import INTERRUPTED, PASSED, Step, all_steps, run_all
-from labkit.machine import macos, memory
+from labkit.cli_errors import say
+from labkit.mac import report_bundle
+from labkit.mac.mac_steps import INTERRUPTED, PASSED, Step, all_steps, run_all
+from labkit.machine import macos, memory_profile
 
 PROG = "python -m labkit.mac"
 
@@ -29,10 +29,12 @@ def main(
     folder = Path("outputs") / f"mac-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         folder.mkdir(parents=True)
-        facts = bundle.surroundings()
-        steps = make_steps(folder, memory.this_machine().total)
+        facts = report_bundle.surroundings()
+        steps = make_steps(folder, memory_profile.this_machine().total)
         outcomes = run_all(steps, folder, _show)
-        path = bundle.write(folder, facts, outcomes, bundle.Private.of_this_computer())
+        path = report_bundle.write(
+            folder, facts, outcomes, report_bundle.Private.of_this_computer()
+        )
     except OSError as error:
         say(PROG, error)
         return 1

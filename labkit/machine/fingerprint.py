@@ -30,9 +30,9 @@ from importlib import metadata
 from typing import Any
 
 from labkit import __version__
-from labkit.machine import revision, threads
-from labkit.machine.reading import Readers, collect
-from labkit.machine.system import system
+from labkit.machine import code_revision, worker_environment
+from labkit.machine.best_effort import Readers, collect
+from labkit.machine.operating_system import system
 
 PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
 
@@ -50,7 +50,7 @@ def state() -> dict[str, Any]:
 
 def surroundings() -> dict[str, Any]:
     """Return what the system's tools tell, in some tens of milliseconds."""
-    return {**system().surroundings(), **collect({"git_changes": revision.changes})}
+    return {**system().surroundings(), **collect({"git_changes": code_revision.changes})}
 
 
 def facts() -> dict[str, Any]:
@@ -61,10 +61,10 @@ def facts() -> dict[str, Any]:
         "architecture": platform.machine,
         "host": host,
         "cores": os.cpu_count,
-        "cores_usable": threads.core_count,
+        "cores_usable": worker_environment.core_count,
         "python": platform.python_version,
         "versions": versions,
-        "git": revision.commit,
+        "git": code_revision.commit,
         "hash_seed": lambda: os.environ.get("PYTHONHASHSEED"),
         "timer_resolution_ns": lambda: round(time.get_clock_info("perf_counter").resolution * 1e9),
         "environ": environ,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.machine import cgroups, nvidia
-from labkit.machine.reading import collect
+from labkit.machine.best_effort import collect
 
 CPU = Path("/sys/devices/system/cpu")
 SETTINGS = {

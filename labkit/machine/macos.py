@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.machine.best_effort import collect
 from labkit.machine.macos_tools import surroundings as surroundings
-from labkit.machine.reading import collect
 
 FACT_NUMBERS = {
     "iogpu_wired_limit_mb": "iogpu.wired_limit_mb",

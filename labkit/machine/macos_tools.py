@@ -11,7 +11,7 @@ import os
 import re
 from typing import Any
 
-from labkit.machine.reading import collect, output
+from labkit.machine.best_effort import collect, output
 
 SPOTLIGHT = ("mds", "mds_stores", "mdworker", "mdworker_shared")
 BUSY_PCT = 5.0  # CPU percent from which an indexing process is at work

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit.machine.reading import collect, output
+from labkit.machine.best_effort import collect, output
 
 DRIVER = Path("/proc/driver/nvidia/version")
 # nvidia-smi's name: ours

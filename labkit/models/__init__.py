@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from labkit.config import Model
-from labkit.models.directory import ModelDir
+from labkit.models.model_directory import ModelDir
 
 __all__ = ["ModelDir", "resolve"]
 
@@ -19,13 +19,13 @@ def resolve(model: Model) -> ModelDir:
     CacheError
         The cache folder cannot be written.
     """
-    from labkit.models import directory, packaged
+    from labkit.models import model_directory, shipped_model
 
     if model.packaged is not None:
-        return packaged.find(model.packaged, name=model.name)
+        return shipped_model.find(model.packaged, name=model.name)
     if model.shape is None:
-        return directory.find(model.path or "")
-    from labkit.models.build import build
+        return model_directory.find(model.path or "")
+    from labkit.models.synthetic_model import build
 
     path = build(model.shape, seed=model.seed, name=model.name)
-    return directory.inspect(path, name=model.name, asked=f"model={model.name} ({path})")
+    return model_directory.inspect(path, name=model.name, asked=f"model={model.name} ({path})")

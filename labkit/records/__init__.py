@@ -4,8 +4,9 @@ Lies under the experiment, which writes records, and the analysis, which reads t
 Standard library only.
 """
 
-from labkit.records.codec import read_json, write_json
-from labkit.records.schema import (
+from labkit.records.cell_session import DONE, Sitting, is_held, last_sitting, sitting_path
+from labkit.records.record_codec import read_json, write_json
+from labkit.records.record_schema import (
     BETTER,
     MACHINE_FIELDS,
     OUTCOMES,
@@ -21,8 +22,7 @@ from labkit.records.schema import (
     parse_run_name,
     run_name,
 )
-from labkit.records.sitting import DONE, Sitting, is_held, last_sitting, sitting_path
-from labkit.records.store import (
+from labkit.records.record_store import (
     read,
     read_arm,
     read_arms,

@@ -13,11 +13,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli import say
+from labkit.cli_errors import say
 from labkit.config import ConfigError, Engine, Serve, from_plain
 
 if TYPE_CHECKING:
-    from labkit.engine.base import InferenceEngine
+    from labkit.engine.engine_protocol import InferenceEngine
     from labkit.models import ModelDir
     from labkit.models.tokenizer import Tokenizer
 
@@ -43,20 +43,20 @@ def main() -> int:
 def serve(asked: Serve) -> None:
     """Load, warm up, and serve until a signal; or talk in this terminal."""
     if asked.shell:
-        from labkit.server.shell import Shell
+        from labkit.server.chat_shell import Shell
 
         loaded = load(asked)
         Shell(loaded.engine, loaded.tokenizer, asked.server.max_output_tokens).run()
         return
-    from labkit.server import listener, routes
-    from labkit.server.service import Service
+    from labkit.server import http_listener, routes
+    from labkit.server.serving_service import Service
 
-    bound = listener.bind(asked.server)
+    bound = http_listener.bind(asked.server)
     loaded, name = load(asked), asked.server.model_name
     service = Service(
         asked.server, name or loaded.model.name, loaded.tokenizer, loaded.engine, loaded.model
     )
-    where = listener.url(bound)
+    where = http_listener.url(bound)
 
     # What was loaded stays: looking through it again would stop every stream for some 0.1 s.
     gc.collect()
@@ -66,7 +66,7 @@ def serve(asked: Serve) -> None:
         engine = asked.engine.name
         note(f"{where} serves {service.name} (engine={engine}); ctrl-C stops it")
 
-    listener.run(service, routes.create_app(service), bound, ready)
+    http_listener.run(service, routes.create_app(service), bound, ready)
     note("stopped")
 
 
@@ -89,7 +89,7 @@ def load(asked: Serve) -> Loaded:
     note(f"loading model={asked.model.name}")
     settle(asked.engine)
     from labkit import models
-    from labkit.engine.factory import create
+    from labkit.engine.engine_factory import create
     from labkit.models import tokenizer
     from labkit.server.engine_thread import warm_up
 
@@ -102,18 +102,20 @@ def load(asked: Serve) -> Loaded:
 
 def settle(engine: Engine) -> None:
     """Set what a process has one of, as a run's worker does."""
-    from labkit.machine import blas, memory_limit, threads
+    from labkit.machine import openblas_for_mlx, process_memory_limit, worker_environment
 
-    with threads.numba_without_scipy():
+    with worker_environment.numba_without_scipy():
         import numba
 
-        from labkit.machine import pool
+        from labkit.cpu import thread_pool
 
-        pool.install()
+        thread_pool.install()
     if engine.memory_limit is not None:
-        memory_limit.apply(engine.memory_limit)
-    blas.activate(engine.blas.value, threads.blas_threads(engine.name, engine.threads))
-    budget = engine.threads or threads.core_count()
+        process_memory_limit.apply(engine.memory_limit)
+    openblas_for_mlx.activate(
+        engine.blas.value, worker_environment.blas_threads(engine.name, engine.threads)
+    )
+    budget = engine.threads or worker_environment.core_count()
     numba.set_num_threads(min(budget, numba.config.NUMBA_NUM_THREADS))
 
 

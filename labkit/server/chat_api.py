@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from labkit.server.api_error import invalid
-from labkit.server.chat_writer import ChatWriter
-from labkit.server.event_stream import Answer
+from labkit.server.chat_responses import ChatWriter
 from labkit.server.openai_types import (
     ChatMessage,
     ChatRequest,
@@ -19,7 +18,8 @@ from labkit.server.openai_types import (
     SchemaFormat,
     ToolCall,
 )
-from labkit.server.sampled_text import (
+from labkit.server.response_streams import Answer
+from labkit.server.sampling_translation import (
     check_choices,
     check_model,
     check_stream,
@@ -28,7 +28,7 @@ from labkit.server.sampled_text import (
     output_tokens,
     to_params,
 )
-from labkit.server.service import Service, new_id
+from labkit.server.serving_service import Service, new_id
 from labkit.server.structured_output import GrammarConstraint
 from labkit.server.tool_calls import CallFormat
 

@@ -8,10 +8,9 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from labkit.engine.base import Logprobs
+from labkit.engine.engine_protocol import Logprobs
 from labkit.server.api_error import invalid
-from labkit.server.event_stream import DONE, Answer, event
-from labkit.server.generation import Generation
+from labkit.server.api_generation import Generation
 from labkit.server.openai_types import (
     Completion,
     CompletionRequest,
@@ -19,7 +18,8 @@ from labkit.server.openai_types import (
     TextLogprobs,
     Usage,
 )
-from labkit.server.sampled_text import (
+from labkit.server.response_streams import DONE, Answer, event
+from labkit.server.sampling_translation import (
     Written,
     check_choices,
     check_model,
@@ -32,7 +32,7 @@ from labkit.server.sampled_text import (
     to_params,
     usage,
 )
-from labkit.server.service import Service, new_id
+from labkit.server.serving_service import Service, new_id
 
 DEFAULT_MAX_TOKENS = 16  # the API's
 _decoder = msgspec.json.Decoder(CompletionRequest)

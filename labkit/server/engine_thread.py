@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.engine.base import EngineError, InferenceEngine, Observable, TokenEvent
+from labkit.engine.engine_protocol import EngineError, InferenceEngine, Observable, TokenEvent
 from labkit.engine.request import Request, SamplingParams
 
 Command = Callable[[InferenceEngine], None]

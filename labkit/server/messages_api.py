@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from labkit.server.api_error import ApiError
-from labkit.server.event_stream import Answer, named_event
 from labkit.server.openai_types import Sampling, TextPart
-from labkit.server.sampled_text import Conversation, Written, check_model, converse, decode
-from labkit.server.service import Service
+from labkit.server.response_streams import Answer, named_event
+from labkit.server.sampling_translation import Conversation, Written, check_model, converse, decode
+from labkit.server.serving_service import Service
 
 ERROR_TYPES = {
     401: "authentication_error",

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from labkit import __version__
-from labkit.server import chat_api, completions_api, messages_api, responses_api, tokens_api
+from labkit.server import chat_api, completions_api, messages_api, responses_api, tokenize_api
 from labkit.server.api_error import ApiError
 from labkit.server.messages_api import MessageError, MessageObject, MessagesRequest
 from labkit.server.openai_types import (
@@ -24,10 +24,10 @@ from labkit.server.openai_types import (
     ModelCard,
     ModelList,
 )
-from labkit.server.openapi import Got, Posted, describe
+from labkit.server.openapi_schema import Got, Posted, describe
+from labkit.server.prometheus_metrics import CONTENT_TYPE
 from labkit.server.responses_api import ResponseObject, ResponsesRequest
-from labkit.server.server_metrics import CONTENT_TYPE
-from labkit.server.service import Service
+from labkit.server.serving_service import Service
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -48,8 +48,10 @@ POSTED = [
     Posted("/v1/chat/completions", chat_api.answer, ChatRequest, ChatCompletion, True),
     Posted("/v1/responses", responses_api.answer, ResponsesRequest, ResponseObject, True),
     Posted(MESSAGES, messages_api.answer, MessagesRequest, MessageObject, True, MessageError),
-    Posted("/tokenize", tokens_api.tokenize, tokens_api.TokenizeRequest, tokens_api.Tokens),
-    Posted("/detokenize", tokens_api.detokenize, tokens_api.DetokenizeRequest, tokens_api.Text),
+    Posted("/tokenize", tokenize_api.tokenize, tokenize_api.TokenizeRequest, tokenize_api.Tokens),
+    Posted(
+        "/detokenize", tokenize_api.detokenize, tokenize_api.DetokenizeRequest, tokenize_api.Text
+    ),
 ]
 GOT = [
     Got("/v1/models", ModelList, (401,)),

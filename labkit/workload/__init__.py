@@ -12,10 +12,16 @@ from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
 from labkit.engine.plugins import make
+from labkit.workload.interleaving import Kind, Setting, Turns, by_itself
 from labkit.workload.measurement import Estimate, Measurement
-from labkit.workload.turns import Kind, Setting, Turns, by_itself
 
 METHODS = ("check", "prepare", "apart", "load", "estimate")
+_MODULES = {
+    "kernel": "kernel_workload",
+    "requests": "request_workload",
+    "headroom": "memory_claims",
+    "video": "video",
+}
 
 
 def kind_of(experiment: Experiment) -> Kind:
@@ -32,7 +38,7 @@ def kind_of(experiment: Experiment) -> Kind:
             return cast(Kind, make("workload.kind", name, METHODS))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    return cast(Kind, import_module(f"labkit.workload.{name}").KIND)
+    return cast(Kind, import_module(f"{__name__}.{_MODULES[name]}").KIND)
 
 
 def check(experiment: Experiment) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import ArrivalKind, Arrivals, require
-from labkit.workload.prompts import Prompt
+from labkit.workload.tokenized_prompts import Prompt
 
 STREAM = 7  # of the seed; prompts and warm-up have others
 

@@ -26,7 +26,8 @@ class Measurement:
     """What one run gave: its cases as the record holds them, and what the engine counted.
 
     ``outputs`` of a case are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}`` as
-    ``labkit.workload.digest`` and ``labkit.workload.serving`` build them. ``values``: arrays
+    ``labkit.workload.output_digest`` and ``labkit.workload.serving_session`` build
+    them. ``values``: arrays
     by the digest that stands for them in ``outputs``, where arms may differ; the record has
     no room for them.
     """

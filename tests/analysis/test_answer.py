@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.answer import answer
-from labkit.analysis.case_rows import Row
+from labkit.analysis.arm_comparison import Comparison
 from labkit.analysis.cell_analysis import CellData, Judged, analyse
-from labkit.analysis.comparison import Comparison
+from labkit.analysis.headline import answer
+from labkit.analysis.observations import Row
 from labkit.analysis.verdict import Verdict
 from labkit.records import Arm
 

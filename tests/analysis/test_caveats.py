@@ -6,9 +6,9 @@ import pytest
 
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.rendering.sections import noise_lines
-from labkit.analysis.sensitivity import probe_correlations, second_analyses
+from labkit.analysis.disturbed_runs import disturbed_blocks
+from labkit.analysis.rendering.report_sections import noise_lines
+from labkit.analysis.sensitivity_analysis import probe_correlations, second_analyses
 
 
 def said(path):

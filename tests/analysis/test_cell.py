@@ -9,8 +9,8 @@ import pytest
 from labkit.analysis import analyse_cell, exit_code, gates, load, write_study
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.sentences import sentences
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
+from labkit.analysis.verdict_sentences import sentences
 from labkit.records import Arm, RecordError
 
 CELL = {
@@ -80,12 +80,12 @@ def test_fields_are_the_contract(make_cell):
 
 
 def test_numbers_do_not_depend_on_a_cpu_s_last_bits(make_cell, monkeypatch):
-    from labkit.analysis import case_rows
+    from labkit.analysis import observations
 
     path = make_cell()
     one = analyse_cell(path)
     log = np.log
-    monkeypatch.setattr(case_rows.np, "log", lambda x: log(x) * (1 + 2.0**-51))
+    monkeypatch.setattr(observations.np, "log", lambda x: log(x) * (1 + 2.0**-51))
     assert json.dumps(analyse_cell(path)["rows"]) == json.dumps(one["rows"])
 
 
@@ -140,8 +140,8 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
 
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
-    from labkit.analysis.comparison import Comparison, Levels
-    from labkit.analysis.statistics.effect import Equivalence
+    from labkit.analysis.arm_comparison import Comparison, Levels
+    from labkit.analysis.statistics.effect_size import Equivalence
     from labkit.analysis.verdict import judge
 
     levels = Levels(2, 0.05, 2.0)

@@ -10,8 +10,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from labkit.analysis.statistics.effect import breakpoints
-from labkit.analysis.statistics.two_sample import Effect, change, study_effect
+from labkit.analysis.statistics.difference_in_differences import Effect, change, study_effect
+from labkit.analysis.statistics.effect_size import breakpoints
 from labkit.analysis.study_analysis import Analyst
 from labkit.analysis.study_diff import compare_studies
 from labkit.compare import main

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.analysis.case_rows import Row, Value
+from labkit.analysis.arm_comparison import Levels, compare_arm
 from labkit.analysis.cell_analysis import CellData, analyse
-from labkit.analysis.comparison import Levels, compare_arm
-from labkit.analysis.confirmation import agreements, sentence
+from labkit.analysis.isolation_agreement import agreements, sentence
+from labkit.analysis.observations import Row, Value
 
 
 def simulated(rng, effect, noise, blocks, runs):
@@ -83,7 +83,7 @@ def test_too_few_blocks_agree_with_nothing(make_cell):
 def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
     from labkit.analysis import write_study
     from labkit.analysis.caveats import weaknesses
-    from labkit.analysis.confirmation import confirmation_sentence
+    from labkit.analysis.isolation_agreement import confirmation_sentence
     from labkit.analysis.study_analysis import Analyst
 
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 
-from labkit.analysis.rendering.results import deaths, results_table
-from labkit.analysis.rendering.work_tables import engine_table
+from labkit.analysis.rendering.counter_tables import engine_table
+from labkit.analysis.rendering.results_table import deaths, results_table
 
 SLOW = {
     "steps.total": 10.0,

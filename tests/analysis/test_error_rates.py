@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from labkit.analysis.statistics import two_sample
-from labkit.analysis.statistics.effect import breakpoints, equivalence, log_ratio
+from labkit.analysis.statistics import difference_in_differences
+from labkit.analysis.statistics.difference_in_differences import change, study_effect
+from labkit.analysis.statistics.effect_size import breakpoints, equivalence, log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks
-from labkit.analysis.statistics.permutation import permutation_test, pooled, relabellings
+from labkit.analysis.statistics.permutation_test import permutation_test, pooled, relabellings
 from labkit.analysis.statistics.power import detectable_pct
 from labkit.analysis.statistics.probe_adjustment import probe_adjusted
-from labkit.analysis.statistics.two_sample import change, study_effect
 
 KINDS = ("clean", "drifting", "modal", "heavy")
 REPEATS = 20
@@ -176,10 +176,10 @@ def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():
 @pytest.fixture
 def fewer_pairs(monkeypatch):
     """Draw 4,000 joint relabellings: the p's are as valid."""
-    monkeypatch.setattr(two_sample, "MONTE_CARLO", 4_000)
-    two_sample._pairs.cache_clear()
+    monkeypatch.setattr(difference_in_differences, "MONTE_CARLO", 4_000)
+    difference_in_differences._pairs.cache_clear()
     yield
-    two_sample._pairs.cache_clear()
+    difference_in_differences._pairs.cache_clear()
 
 
 @pytest.mark.usefixtures("fewer_pairs")

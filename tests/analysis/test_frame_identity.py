@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from labkit.analysis import analyse_cell, load
-from labkit.analysis.frame_identity import frames_difference
-from labkit.analysis.rendering.files import write_study
+from labkit.analysis.frame_verification import frames_difference
+from labkit.analysis.rendering.report_files import write_study
 from labkit.records import CaseRecord, Metric
 
 KEYS = [0, 50, 100]

@@ -9,11 +9,11 @@ import pytest
 
 from labkit.analysis import exit_code, write_study
 from labkit.analysis.caveats import weaknesses
-from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.statistics.permutation import permutation_test
+from labkit.analysis.disturbed_runs import disturbed_blocks
+from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import Analyst
 from labkit.analysis.study_diff import Refused, compare_studies
-from labkit.experiment.blocks import schedule
+from labkit.experiment.permuted_blocks import schedule
 from labkit.records import PROCESSES, Sitting, sitting_path
 
 
@@ -151,7 +151,7 @@ def test_cells_of_one_machine_or_of_any_stand_in_one_table(make_cell):
 def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "labkit.analysis.rendering.overview.curves",
+        "labkit.analysis.rendering.study_overview.curves",
         lambda cells: seen.append([cell.name for cell in cells]) or [],
     )
     write_study(two_machines(make_cell), plots=False)

@@ -1,7 +1,7 @@
 """What arms could reach at best and did, and the disagreements that controls find."""
 
-from labkit.analysis.ideal import reached
-from labkit.analysis.rendering.ideal_table import ideal_table
+from labkit.analysis.attained_rates import reached
+from labkit.analysis.rendering.attained_rates_table import ideal_table
 from labkit.records import Record
 
 CELL = {"arms": [{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}]}

@@ -8,7 +8,8 @@ import pytest
 
 from labkit.analysis import write_study
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.rendering.results import results_table
+from labkit.analysis.rendering.counter_tables import dispatch_table, queue_table, roofline_table
+from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (
     Limits,
     Point,
@@ -19,9 +20,8 @@ from labkit.analysis.rendering.roofline import (
     find_limits,
     points,
 )
-from labkit.analysis.rendering.svg import power, power_ticks
+from labkit.analysis.rendering.svg_elements import power, power_ticks
 from labkit.analysis.rendering.tables import host_table
-from labkit.analysis.rendering.work_tables import dispatch_table, queue_table, roofline_table
 from labkit.records import Metric
 
 LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)

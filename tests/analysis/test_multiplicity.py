@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.analysis.statistics.effect import confidence_interval, equivalence
-from labkit.analysis.statistics.multiplicity import (
+from labkit.analysis.statistics.effect_size import confidence_interval, equivalence
+from labkit.analysis.statistics.multiple_comparisons import (
     JOINT_DRAWS,
     RowTest,
     alpha_each,
     joint_p,
     others_largest,
 )
-from labkit.analysis.statistics.permutation import SEED, permutation_test, pooled, relabellings
+from labkit.analysis.statistics.permutation_test import SEED, permutation_test, pooled, relabellings
 
 SHAPES = st.sampled_from([(3, 2), (4, 2), (6, 1), (8, 1)])
 SEEDS = st.integers(0, 10_000)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from labkit.analysis import own_work
+from labkit.analysis import stall_attribution
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.own_work import bound_pct, p_of
-from labkit.analysis.sensitivity import second_analyses
-from labkit.analysis.statistics.permutation import permutation_test
+from labkit.analysis.sensitivity_analysis import second_analyses
+from labkit.analysis.stall_attribution import bound_pct, p_of
+from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_diff import compare_studies
 
 BLOCKS = 10
@@ -179,8 +179,8 @@ def decide(speeds, slower, steps):
     share = 1 - np.exp(-slower)
     lost = np.stack([share, steps], axis=2)
     p = p_of(lost[:, 0], lost[:, 1])
-    values = speeds - slower if p <= own_work.OWN else speeds
-    passed = p > own_work.UNCLEAR and bound_pct(share[:, 0], share[:, 1]) <= 2.0
+    values = speeds - slower if p <= stall_attribution.OWN else speeds
+    passed = p > stall_attribution.UNCLEAR and bound_pct(share[:, 0], share[:, 1]) <= 2.0
     return permutation_test(values[:, [0]], values[:, [1]]), passed
 
 

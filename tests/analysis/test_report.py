@@ -14,14 +14,14 @@ import pytest
 from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
-from labkit.analysis.answer import answer
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.load_curve import METRICS
-from labkit.analysis.rendering import figures
-from labkit.analysis.rendering.files import FORMATS
-from labkit.analysis.rendering.memory_timeline import timelines
-from labkit.analysis.rendering.sections import CellReport
-from labkit.analysis.rendering.styles import arm_classes, arm_styles
+from labkit.analysis.headline import answer
+from labkit.analysis.latency_throughput import METRICS
+from labkit.analysis.rendering import matplotlib_figures
+from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
+from labkit.analysis.rendering.memory_timeline_chart import timelines
+from labkit.analysis.rendering.report_files import FORMATS
+from labkit.analysis.rendering.report_sections import CellReport
 from labkit.records import Metric
 from labkit.report import main
 
@@ -230,7 +230,7 @@ def test_ours_stand_below_what_was_published(make_cell, capsysbinary):
 
 
 def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, monkeypatch):
-    monkeypatch.setattr(figures, "write_figures", lambda *_: None)  # each cell's own
+    monkeypatch.setattr(matplotlib_figures, "write_figures", lambda *_: None)  # each cell's own
 
     def with_all(record):
         case = record.cases[0]

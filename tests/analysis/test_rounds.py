@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.case_rows import Row, Value, log_values, middle
-from labkit.analysis.statistics.permutation import permutation_test
+from labkit.analysis.observations import Row, Value, log_values, middle
+from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.records import RecordError
 
 STUDIES = 2_000

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, write_study
-from labkit.analysis.case_rows import probe_values
+from labkit.analysis.arm_comparison import Comparison, Levels, row_tests
 from labkit.analysis.caveats import weaknesses
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.comparison import Comparison, Levels, row_tests
-from labkit.analysis.disturbance import disturbed_blocks
-from labkit.analysis.same_outputs import Agreement, above_noise_floor
-from labkit.analysis.statistics.effect import Equivalence
-from labkit.analysis.statistics.multiplicity import joint_p
+from labkit.analysis.disturbed_runs import disturbed_blocks
+from labkit.analysis.observations import probe_values
+from labkit.analysis.output_identity import Agreement, above_noise_floor
+from labkit.analysis.statistics.effect_size import Equivalence
+from labkit.analysis.statistics.multiple_comparisons import joint_p
 from labkit.analysis.statistics.power import seen_pct
 from labkit.analysis.study_analysis import Analyst, study_family
 from labkit.analysis.verdict import judge

@@ -6,9 +6,9 @@ import numpy as np
 
 from labkit.analysis import analyse_cell
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.divergence import ulp_distance
+from labkit.analysis.first_divergence import ulp_distance
 from labkit.records import values_path
-from labkit.workload.digest import array_outputs
+from labkit.workload.output_digest import array_outputs
 
 ROWS, HEADS = list(range(64)), list(range(16))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
-from labkit.analysis.statistics.effect import (
+from labkit.analysis.statistics.effect_size import (
     breakpoints,
     confidence_interval,
     equivalence,
@@ -18,8 +18,8 @@ from labkit.analysis.statistics.effect import (
     percent,
 )
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
-from labkit.analysis.statistics.multiplicity import holm
-from labkit.analysis.statistics.permutation import (
+from labkit.analysis.statistics.multiple_comparisons import holm
+from labkit.analysis.statistics.permutation_test import (
     permutation_test,
     pooled,
     relabellings,

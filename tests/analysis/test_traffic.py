@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.caveats import _traffic
-from labkit.analysis.load_curve import METRICS, curves
-from labkit.analysis.rendering.markdown import markdown_table
-from labkit.analysis.rendering.traffic_tables import (
+from labkit.analysis.latency_throughput import METRICS, curves
+from labkit.analysis.rendering.markdown_report import markdown_table
+from labkit.analysis.rendering.request_outcome_tables import (
     load_chart,
     load_figure,
     load_table,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from labkit.analysis.case_rows import Row, Value
-from labkit.analysis.comparison import Levels, compare_arm
-from labkit.analysis.statistics import permutation
-from labkit.analysis.statistics.effect import log_ratio
+from labkit.analysis.arm_comparison import Levels, compare_arm
+from labkit.analysis.observations import Row, Value
+from labkit.analysis.statistics import permutation_test
+from labkit.analysis.statistics.effect_size import log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
 from labkit.analysis.verdict import judge
 from labkit.config import Design, Isolation, Look, to_plain
@@ -45,11 +45,11 @@ DESIGNS = {name: shipped(name) for name in ("standard", "strict", "sequential")}
 def fewer_relabellings():
     """Draw 4,000 relabellings where they are not enumerated: the p's are as valid."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation, "MONTE_CARLO", 4_000)
-        patch.setattr(permutation, "ENUMERATE_UP_TO", 5_000)
-        permutation.relabellings.cache_clear()
+        patch.setattr(permutation_test, "MONTE_CARLO", 4_000)
+        patch.setattr(permutation_test, "ENUMERATE_UP_TO", 5_000)
+        permutation_test.relabellings.cache_clear()
         yield
-    permutation.relabellings.cache_clear()
+    permutation_test.relabellings.cache_clear()
 
 
 def in_time(rng, kind, size, rows):

@@ -9,17 +9,17 @@ import numpy as np
 
 from labkit import config
 from labkit.engine import prefix_cache
-from labkit.engine.base import NO_TOKEN, Counters
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.engine import PagedEngine
+from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
 from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.llm_engine import PagedEngine
 from labkit.engine.model_runner import start_by
-from labkit.engine.parallel.agreement import Alone
+from labkit.engine.parallel.schedule_check import Alone
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
+from labkit.engine.speculation.draft_verification import DraftAndVerify, Speculation
 from labkit.engine.speculation.ngram import Ngram
-from labkit.engine.speculation.speculative import DraftAndVerify, Speculation
 from labkit.engine.step_loop import StepLoop
 
 VOCAB, EOS = 31, 30

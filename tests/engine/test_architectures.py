@@ -14,8 +14,8 @@ from small_models import build_model_dir
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import EngineError
-from labkit.engine.numpy_port.convert import Conversion
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.numpy_port.model_conversion import Conversion
 
 TOKENS = 8
 LENGTHS = (5, 19, 1)  # mixed steps, a prompt in chunks, and none before the first token
@@ -91,7 +91,9 @@ def plain(directory):
 @pytest.mark.parametrize("name", SERVED)
 def test_tokens_on_mlx_are_plain_mlx_lm_s(name, directory, plain, monkeypatch):
     refuse = Conversion("refused for the test")
-    monkeypatch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refuse)
+    monkeypatch.setattr(
+        "labkit.engine.numpy_port.model_conversion.convert", lambda model, **_: refuse
+    )
     engine = create(options(backend="gather"), directory(name))
     assert engine.notes["forward"] == "mlx"
     assert serve(engine) == plain(name)

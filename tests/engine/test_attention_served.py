@@ -5,9 +5,9 @@ import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import NO_TOKEN
-from labkit.metal.emulator.compilation import find_compiler
-from labkit.metal.emulator.errors import EmulatorUnavailable
+from labkit.engine.engine_protocol import NO_TOKEN
+from labkit.metal.emulator.cpp_compilation import find_compiler
+from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
 LENGTHS = (3, 20, 1)
 

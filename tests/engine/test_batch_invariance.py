@@ -5,8 +5,8 @@ import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import EngineError
-from labkit.engine.numpy_port.convert import Conversion
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.numpy_port.model_conversion import Conversion
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 rng = np.random.default_rng(3)
@@ -114,13 +114,15 @@ def test_the_comparison_can_fail(alone, model_dir):
 
 def test_a_model_on_mlx_is_refused_on_openblas(model_dir, monkeypatch):
     refused = Conversion(False, "refused for the test")
-    monkeypatch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refused)
+    monkeypatch.setattr(
+        "labkit.engine.numpy_port.model_conversion.convert", lambda model, **_: refused
+    )
     with pytest.raises(EngineError, match=r"batch_invariant=true: this model runs on MLX"):
         make(model_dir("llama"))
 
 
 def test_a_forward_that_depends_on_its_batch_is_refused(model_dir, monkeypatch):
-    from labkit.engine.forward import PackedForward
+    from labkit.engine.packed_forward import PackedForward
 
     real = PackedForward.__call__
 

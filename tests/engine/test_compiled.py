@@ -13,8 +13,8 @@ from test_paged_tokens import create_mlx
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create, input_builder
-from labkit.engine.base import Counters, EngineError
-from labkit.engine.compiled import CompiledBlocks
+from labkit.engine.compiled_blocks import CompiledBlocks
+from labkit.engine.engine_protocol import Counters, EngineError
 
 LAYERS = CONFIGS["llama"]["num_hidden_layers"]
 

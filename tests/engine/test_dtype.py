@@ -17,8 +17,8 @@ from labkit.config import (
     Order,
     Weights,
 )
-from labkit.engine import Request, SamplingParams, create, dtype
-from labkit.engine.base import EngineError
+from labkit.engine import Request, SamplingParams, compute_dtype, create
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model_loader import load
 from labkit.engine.shared_models import SharedModels
 
@@ -64,7 +64,7 @@ def in_type(path, source, kind):
 def types_of(model):
     from mlx.utils import tree_flatten
 
-    return {dtype.word(value.dtype) for _, value in tree_flatten(model.parameters())}
+    return {compute_dtype.word(value.dtype) for _, value in tree_flatten(model.parameters())}
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
     engine, on_a_cpu, on_a_mac, monkeypatch
 ):
     for here, kind in ((False, on_a_cpu), (True, on_a_mac)):
-        monkeypatch.setattr(dtype, "has_metal", lambda here=here: here)
-        assert dtype.asked(engine) == kind
+        monkeypatch.setattr(compute_dtype, "has_metal", lambda here=here: here)
+        assert compute_dtype.asked(engine) == kind
 
 
 @pytest.mark.parametrize("backend", ["fused", "reference"])
@@ -99,9 +99,13 @@ def test_half_precision_is_refused_where_numpy_computes(kind, backend):
 
 def test_half_precision_is_not_refused_elsewhere():
     for device in (Device.metal, Device.emulated):
-        assert dtype.asked(options("float16", attention=Attention(device=device))) == "float16"
+        assert (
+            compute_dtype.asked(options("float16", attention=Attention(device=device))) == "float16"
+        )
     padded = {"kv": config.KV(layout=KVLayout.contiguous), "attention": Attention(backend="sdpa")}
-    assert dtype.asked(Engine(name="contiguous", dtype=DType.bfloat16, **padded)) == "bfloat16"
+    assert (
+        compute_dtype.asked(Engine(name="contiguous", dtype=DType.bfloat16, **padded)) == "bfloat16"
+    )
 
 
 @pytest.mark.parametrize("kind", [*HALF, "float32", None])
@@ -119,9 +123,9 @@ def test_quantised_weights_stay_quantised(model_dir):
 def test_what_mlx_lm_keeps_in_float32_is_kept(model_dir):
     loaded = load(model_dir("qwen3")).model
     loaded.cast_predicate = lambda path: "norm" not in path
-    dtype.cast(loaded, "float16")
+    compute_dtype.cast(loaded, "float16")
     assert types_of(loaded) == {"float16", "float32"}
-    dtype.cast(loaded, "float32")
+    compute_dtype.cast(loaded, "float32")
     assert types_of(loaded) == {"float32"}
 
 
@@ -201,15 +205,15 @@ def one_too_far(monkeypatch):
 @pytest.mark.usefixtures("one_too_far")
 def test_a_wrong_attention_is_refused_where_matrices_are_kept(model_dir, monkeypatch):
     """The plain model's products are NumPy's there: MLX's own BLAS may be far slower."""
-    from labkit.engine import widened
+    from labkit.engine import dequantized_layers
 
-    called, by_numpy = [], widened.by_numpy
+    called, by_numpy = [], dequantized_layers.by_numpy
 
     def counted(x, weight):
         called.append(weight.shape)
         return by_numpy(x, weight)
 
-    monkeypatch.setattr(widened, "by_numpy", counted)
+    monkeypatch.setattr(dequantized_layers, "by_numpy", counted)
     with pytest.raises(EngineError, match="refused by the self-test: its logits differ"):
         create(Engine(budget=Budget(blocks=32)), model_dir("quantised"))
     assert len(called) == 3 * 7 + 1  # every product of the three layers, and the output
@@ -289,39 +293,41 @@ def test_what_plain_mlx_lm_cannot_compute_is_refused_with_its_reason(tmp_path):
 
 
 def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
-    from labkit.engine.budget import facts
+    from labkit.engine.budget import model_footprint
 
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
-    full, half, own = (facts.of_directory(path, kind) for kind in ("float32", "float16", None))
+    full, half, own = (
+        model_footprint.of_directory(path, kind) for kind in ("float32", "float16", None)
+    )
     assert full.weight_bytes == 2 * half.weight_bytes == 2 * own.weight_bytes
     assert full.activation_bytes(8, 1) == 2 * half.activation_bytes(8, 1)
     assert own.float_bytes == half.float_bytes == 2
     numbers = sum(np.prod(v.shape) for v in _parameters(model_dir("qwen3")))
     assert full.weight_bytes == 4 * numbers
-    quantised = facts.of_directory(model_dir("quantised"), "float16")
+    quantised = model_footprint.of_directory(model_dir("quantised"), "float16")
     held = sum(v.nbytes for v in _parameters(model_dir("quantised"), "float16"))
     assert quantised.weight_bytes == held
 
 
-@pytest.mark.parametrize("matrices", dtype.Matrices)
+@pytest.mark.parametrize("matrices", compute_dtype.Matrices)
 def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, model_dir, tmp_path):
-    from labkit.engine.budget import facts
+    from labkit.engine.budget import model_footprint
 
     half = in_type(tmp_path / "half", model_dir("quantised"), "bfloat16")
-    plain = facts.of_directory(model_dir("qwen3"))
+    plain = model_footprint.of_directory(model_dir("qwen3"))
     for path in (
         model_dir("quantised"),
         half,
         in_type(tmp_path / "q", model_dir("qwen3"), HALF[0]),
     ):
-        found = facts.of_directory(path, "float32", matrices)
+        found = model_footprint.of_directory(path, "float32", matrices)
         held = sum(value.nbytes for value in _parameters(path, "float32", matrices))
         assert found.weight_bytes == held
         assert found.multiplied == plain.multiplied
         assert found.float_bytes == 4
 
 
-def _parameters(path, kind="float32", matrices=dtype.Matrices.cast):
+def _parameters(path, kind="float32", matrices=compute_dtype.Matrices.cast):
     from mlx.utils import tree_flatten
 
     model = load(path, kind=kind, matrices=matrices).model
@@ -329,8 +335,8 @@ def _parameters(path, kind="float32", matrices=dtype.Matrices.cast):
 
 
 def test_a_plan_counts_weights_in_the_type_asked_for():
-    from labkit.engine.budget import facts
+    from labkit.engine.budget import model_footprint
 
     shape = config.ModelShape()
-    full, half = (facts.of_shape(shape, "tiny", kind) for kind in ("float32", "bfloat16"))
+    full, half = (model_footprint.of_shape(shape, "tiny", kind) for kind in ("float32", "bfloat16"))
     assert full.weight_bytes == 2 * half.weight_bytes

@@ -16,7 +16,7 @@ from stub_engine import (
     solo,
 )
 
-from labkit.engine.base import EngineError, KVBytes, Observable
+from labkit.engine.engine_protocol import EngineError, KVBytes, Observable
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9])

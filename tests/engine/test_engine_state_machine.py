@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from stub_engine import VOCAB, Adversary, make_engine, request, solo
 
 from labkit import config
-from labkit.engine.base import NO_TOKEN
+from labkit.engine.engine_protocol import NO_TOKEN
 
 
 def legal(options):

@@ -10,7 +10,7 @@ import pytest
 
 from labkit import app, workload
 from labkit.experiment.arms import compose_cell
-from labkit.experiment.composer import Composer
+from labkit.experiment.hydra_composer import Composer
 
 pytestmark = [
     pytest.mark.slow,

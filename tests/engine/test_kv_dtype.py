@@ -5,10 +5,10 @@ import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import NO_TOKEN
-from labkit.engine.budget import facts, plan
-from labkit.engine.self_test import TOLERANCE
-from labkit.machine import memory
+from labkit.engine.budget import model_footprint, plan
+from labkit.engine.engine_protocol import NO_TOKEN
+from labkit.engine.load_self_test import TOLERANCE
+from labkit.machine import memory_profile
 
 LENGTHS = (3, 40, 17, 33, 1, 40)
 HALVES = ("float16", "bfloat16")
@@ -86,8 +86,8 @@ def test_no_choice_changes_a_token(dtype, changes, engaged, model_dir):
 
 
 def test_a_budget_of_bytes_holds_twice_the_blocks():
-    model = facts.of_shape(config.ModelShape(), "m")
-    machine = memory.simulated("sim_m3_ultra_512gb")
+    model = model_footprint.of_shape(config.ModelShape(), "m")
+    machine = memory_profile.simulated("sim_m3_ultra_512gb")
     fixed = config.Budget(policy=config.BudgetPolicy.fixed, bytes=1 << 30)
     pools = {
         dtype: plan(

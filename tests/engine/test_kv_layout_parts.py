@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.budget.capacity import blocks_for, rounded, slots_for
+from labkit.engine.budget.kv_demand import blocks_for, rounded, slots_for
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import contiguous, padded
-from labkit.engine.kv_layout.kv_cache import LayerShape, LayoutKind, UsedTokens
+from labkit.engine.kv_layout.kv_cache_manager import LayerShape, LayoutKind, UsedTokens
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 

@@ -14,9 +14,9 @@ from test_paged_tokens import create_mlx, prompts, serve
 import labkit
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
+from labkit.engine.attention.kernel_switches import STAMP_MASK
 from labkit.engine.attention.launch_report import launch_stamp
-from labkit.engine.attention.spec import STAMP_MASK
-from labkit.engine.base import StaleLaunchError
+from labkit.engine.engine_protocol import StaleLaunchError
 
 LAYERS = 3
 
@@ -103,9 +103,11 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
     pipeline, model_dir, plain_greedy, evaluations, monkeypatch
 ):
     """Stamps are outputs of the graph, read after its one evaluation; a wrong one stops it."""
-    from labkit.engine.attention import metal
+    from labkit.engine.attention import metal_backend
 
-    monkeypatch.setattr(metal.device, "executor", lambda name: lambda call: faulty(stand_in(call)))
+    monkeypatch.setattr(
+        metal_backend.device, "executor", lambda name: lambda call: faulty(stand_in(call))
+    )
     fault = []
 
     def faulty(outputs):
@@ -253,11 +255,11 @@ def test_four_calls_of_ours_lead_to_the_kernel(backend, model_dir, monkeypatch):
         engine = made(model_dir("llama"))
         monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", here(real))
     else:
-        from labkit.engine.cpu import attention_launches
+        from labkit.cpu import attention_launch
 
         engine = made(model_dir("llama"), make=create, attention={})
         for name in ("decode", "tiled"):
-            monkeypatch.setattr(attention_launches, name, here(getattr(attention_launches, name)))
+            monkeypatch.setattr(attention_launch, name, here(getattr(attention_launch, name)))
     serve(engine, [Request("a", (1, 2, 3), SamplingParams(max_tokens=3, ignore_eos=True))])
     # The two steps of a decode after the prompt's are replayed by one call, without Python.
     assert len(deepest) == LAYERS * (3 if backend == "gather" else 1)
@@ -288,12 +290,16 @@ def test_a_default_decode_step_runs_through_few_of_our_files():
     finally:
         sys.settrace(before)
     assert len(events) == 3 and engine.counters()["steps.decode"] == 2
-    assert {"/engine/engine.py", "/engine/scheduler.py", "/engine/attention/cpu.py"} <= files
+    assert {
+        "/engine/llm_engine.py",
+        "/engine/scheduler.py",
+        "/engine/attention/cpu_backend.py",
+    } <= files
     assert len(files) <= 30, sorted(files)
 
 
 def test_rows_with_a_nan_are_refused(model_dir):
-    from labkit.engine.base import InvalidLogitsError
+    from labkit.engine.engine_protocol import InvalidLogitsError
 
     engine = made(model_dir("llama"))
     engine.submit(Request("a", (1, 2, 3), SamplingParams(max_tokens=8, ignore_eos=True)))
@@ -305,7 +311,7 @@ def test_rows_with_a_nan_are_refused(model_dir):
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
 def test_the_device_chooses_as_the_host_does(dtype):
-    from labkit.engine.logits import DeviceLogits
+    from labkit.engine.device_logits import DeviceLogits
     from labkit.engine.sampler import greedy
 
     rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.config import ConfigError, Model, ModelShape
 from labkit.engine import LLM, SamplingParams
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.llm import as_list, engine_config
 
 

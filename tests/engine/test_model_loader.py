@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model_loader import load
 
 

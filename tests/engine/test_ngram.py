@@ -5,8 +5,8 @@ import pytest
 
 from labkit.engine import Request
 from labkit.engine.request import RequestState, RequestStatus
+from labkit.engine.speculation.draft_verification import Wanted
 from labkit.engine.speculation.ngram import Ngram
-from labkit.engine.speculation.speculative import Wanted
 
 
 def wanted(tokens, limit, prompt=1):

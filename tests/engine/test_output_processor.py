@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.engine.base import NO_TOKEN, Logprobs, TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, TokenEvent
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request, SamplingParams
 

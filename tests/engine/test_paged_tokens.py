@@ -5,8 +5,8 @@ import pytest
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import NO_TOKEN, EngineError
-from labkit.engine.forward import SelectRows
+from labkit.engine.engine_protocol import NO_TOKEN, EngineError
+from labkit.engine.packed_forward import SelectRows
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
 ARCHITECTURES = ("qwen3", "llama", "gemma3")
@@ -42,11 +42,13 @@ def serve(engine, requests):
 
 def create_mlx(chosen, path):
     """An engine whose model was refused by the NumPy path."""
-    from labkit.engine.numpy_port.convert import Conversion
+    from labkit.engine.numpy_port.model_conversion import Conversion
 
     with pytest.MonkeyPatch.context() as patch:
         refuse = Conversion("refused for the test")
-        patch.setattr("labkit.engine.numpy_port.convert.convert", lambda model, **_: refuse)
+        patch.setattr(
+            "labkit.engine.numpy_port.model_conversion.convert", lambda model, **_: refuse
+        )
         return create(chosen, path)
 
 
@@ -100,8 +102,8 @@ def test_a_quantised_model_runs_as_it_lies(engine_for, plain_greedy):
 
 
 def test_a_model_runs_on_mlx_where_its_attention_runs_on_metal(model_dir):
-    from labkit.engine.forward import choose_forward
     from labkit.engine.model_loader import load
+    from labkit.engine.packed_forward import choose_forward
 
     chosen = [choose_forward(load(model_dir("llama")), device) for device in config.Device]
     assert [choice.forward.name for choice in chosen] == [
@@ -284,7 +286,7 @@ def test_a_stale_stamp_stops_the_step(model_dir, monkeypatch):
     import dataclasses
 
     from labkit.engine.attention.reference import ReferenceBackend
-    from labkit.engine.base import StaleLaunchError
+    from labkit.engine.engine_protocol import StaleLaunchError
 
     engine = create(options(backend="reference"), model_dir("qwen3"))
     real = ReferenceBackend.attend

@@ -6,12 +6,12 @@ import pytest
 
 from labkit import config
 from labkit.engine import attention, create
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, SamplingParams
 
 MODULE = """
 from labkit.engine.attention.reference import ReferenceBackend
-from labkit.engine.base import TokenEvent
+from labkit.engine.engine_protocol import TokenEvent
 
 
 class Counting(ReferenceBackend):

@@ -3,8 +3,8 @@
 import pytest
 
 from labkit import config
-from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled

@@ -3,8 +3,8 @@
 from collections import Counter
 
 from labkit.engine.request import Request, RequestState
+from labkit.engine.speculation.draft_verification import Wanted
 from labkit.engine.speculation.random_draft import RandomDraft
-from labkit.engine.speculation.speculative import Wanted
 
 
 def wanted(name, length, limit):

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from labkit.engine.base import InvalidLogitsError
+from labkit.engine.engine_protocol import InvalidLogitsError
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampler import Sampled, Sampler
 

@@ -10,7 +10,7 @@ from stub_engine import request as ask
 
 from labkit import config
 from labkit.engine import create
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.speculation.draft_model import DraftModel
 
 

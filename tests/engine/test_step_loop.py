@@ -8,7 +8,7 @@ from stub_engine import StubModel, make_engine, request, run, solo
 
 from labkit import config
 from labkit.engine import SamplingParams, create
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.step_loop import fill_in
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from labkit import config
 from labkit.experiment.cell import Cell
-from labkit.experiment.launcher import ProcessLauncher
+from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.records import Arm
 
 STUB = Path(__file__).with_name("stub_worker.py")

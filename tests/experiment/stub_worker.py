@@ -19,14 +19,12 @@ import types
 import numpy as np
 
 from labkit import records as record
-from labkit.experiment import stages, worker
+from labkit.experiment import run_stages, worker
 from labkit.records import CaseRecord, Metric
 
 # These outlive their package, which is replaced below.
-from labkit.workload import cases as cases
-from labkit.workload import process_wide as process_wide
-from labkit.workload.digest import array_outputs
 from labkit.workload.measurement import InvalidOutput, Measurement, StaleOutput
+from labkit.workload.output_digest import array_outputs
 
 
 class StubProbe:
@@ -160,7 +158,7 @@ if __name__ == "__main__":
     import labkit
 
     labkit.workload = stub
-    stages.start_probe = start_probe
-    stages.note_limits = lambda draft, experiment: None  # would compile with numba
+    run_stages.start_probe = start_probe
+    run_stages.note_limits = lambda draft, experiment: None  # would compile with numba
     worker.write = write
     sys.exit(worker.main())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from labkit.experiment.blocks import block_order, schedule
+from labkit.experiment.permuted_blocks import block_order, schedule
 
 ARMS = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6, unique=True)
 

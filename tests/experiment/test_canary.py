@@ -7,12 +7,12 @@ import types
 
 import pytest
 
-from labkit.experiment import canary
+from labkit.experiment import known_answer_test
 
 
 def test_without_mlx_there_is_nothing_to_check(monkeypatch):
     monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
-    assert canary.check() is False
+    assert known_answer_test.check() is False
 
 
 @pytest.fixture
@@ -24,10 +24,10 @@ def test_a_healthy_mlx_passes_and_no_value_comes_twice(mx, monkeypatch):
     seen = []
     real = mx.full
     monkeypatch.setattr(mx, "full", lambda shape, value: seen.append(value) or real(shape, value))
-    assert canary.check() is True
+    assert known_answer_test.check() is True
     first = set(seen)
     seen.clear()
-    assert canary.check() is True
+    assert known_answer_test.check() is True
     assert first != set(seen)
 
 
@@ -35,8 +35,8 @@ def test_a_healthy_mlx_passes_and_no_value_comes_twice(mx, monkeypatch):
 def test_stale_values_are_found(mx, monkeypatch, broken):
     stale = mx.array(3.0)
     monkeypatch.setattr(mx, broken, lambda array: stale)
-    with pytest.raises(canary.StaleResult, match="stale"):
-        canary.check()
+    with pytest.raises(known_answer_test.StaleResult, match="stale"):
+        known_answer_test.check()
 
 
 def test_the_canary_looks_only_at_imported_mlx(monkeypatch):
@@ -54,5 +54,5 @@ def test_the_canary_looks_only_at_imported_mlx(monkeypatch):
     fake.sum = fake.min = fake.max = lambda array: wrong
     monkeypatch.setitem(sys.modules, "mlx.core", fake)
     monkeypatch.setitem(sys.modules, "mlx", types.SimpleNamespace(core=fake))
-    with pytest.raises(canary.StaleResult):
-        canary.check()
+    with pytest.raises(known_answer_test.StaleResult):
+        known_answer_test.check()

@@ -4,7 +4,7 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment.composer import Composer, expand, quote
+from labkit.experiment.hydra_composer import Composer, expand, quote
 
 
 def test_sweeps_expand_in_the_sweepers_order():

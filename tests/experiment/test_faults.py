@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from labkit import analysis
-from labkit.experiment import StudyError, process
+from labkit.experiment import StudyError, child_process
 from labkit.experiment.runner import run_cell
 from labkit.records import read_runs
 
@@ -87,7 +87,7 @@ def test_a_hanging_worker_is_killed_with_its_group(make_cell, launcher, monkeypa
 
 def test_a_kill_by_the_kernel_is_out_of_memory(make_cell, launcher, monkeypatch):
     counts = iter(range(100))
-    monkeypatch.setattr(process, "_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(child_process, "_oom_kills", lambda: next(counts))
     monkeypatch.setenv("LABKIT_TEST_FAULT", "load:kill:seq_map")
     cell = make_cell(control=False)
     run_cell(cell, launcher)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from labkit import analysis, config
-from labkit.experiment import history
-from labkit.experiment.history import History
+from labkit.experiment import study_history
 from labkit.experiment.runner import run_cell
+from labkit.experiment.study_history import History
 from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
 
@@ -39,7 +39,7 @@ def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
     (found,) = History(tmp_path / "outputs" / "two").studies(asked())
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
-    assert history.start_up(found[0]) == median(spent)
+    assert study_history.start_up(found[0]) == median(spent)
     assert min(spent) > 0
     assert max(spent) < max(r.seconds["process"] for r in read_runs(done.dir))
 
@@ -59,8 +59,8 @@ def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monk
 
 def test_a_cell_is_read_once_however_often_it_is_asked_for(done, tmp_path, monkeypatch):
     reads = []
-    read = history.read_cell
-    monkeypatch.setattr(history, "read_cell", lambda path: reads.append(path) or read(path))
+    read = study_history.read_cell
+    monkeypatch.setattr(study_history, "read_cell", lambda path: reads.append(path) or read(path))
     past = History(tmp_path / "outputs" / "two")
     assert list(past.studies(asked())) == list(past.studies(asked())) != []
     assert len(reads) == 1
@@ -73,14 +73,14 @@ def test_requests_of_another_model_are_other_work():
     plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}
     kept = Arm("base", "baseline", {}, plain)
     ours = SimpleNamespace(workload=chat, model=config.Model(name="tiny", **tiny))
-    assert history._same_work(kept, ours)
+    assert study_history._same_work(kept, ours)
     ours.model = config.Model(name="small", **tiny)
-    assert not history._same_work(kept, ours)
+    assert not study_history._same_work(kept, ours)
     ours.model = config.Model(name="tiny", **tiny)
     del plain["workload"]["concurrency"]  # a record from before that option
-    assert history._same_work(kept, ours)
+    assert study_history._same_work(kept, ours)
     plain["workload"]["num_requests"] = 8
-    assert not history._same_work(kept, ours)
+    assert not study_history._same_work(kept, ours)
 
 
 def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
@@ -88,8 +88,8 @@ def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
     run_cell(cell, launcher)
     records = read_runs(cell.dir)
     each = [sum(r.seconds["process"] for r in records if r.block == b) for b in (0, 1)]
-    assert history.block_s(cell.dir) == pytest.approx(median(each))
-    assert history.block_s(tmp_path / "nothing") is None
+    assert study_history.block_s(cell.dir) == pytest.approx(median(each))
+    assert study_history.block_s(tmp_path / "nothing") is None
 
 
 def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
@@ -98,7 +98,7 @@ def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
     first, *_ = (cell.dir / "runs").glob("*.json")
     text = first.read_text().replace('"outcome": "ok"', '"outcome": "crashed"')
     first.write_text(text.replace('"detail": null', '"detail": "planted"'))
-    assert history.block_s(cell.dir) is None
+    assert study_history.block_s(cell.dir) is None
 
 
 def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
@@ -106,4 +106,4 @@ def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
     assert record.start_up_s is None
     timed = replace(record, seconds={"process": 2.0, "measure": 0.5})
     assert timed.start_up_s == 1.5
-    assert history.start_up(tmp_path) is None
+    assert study_history.start_up(tmp_path) is None

@@ -11,11 +11,11 @@ import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import in_process, stages
-from labkit.experiment.launcher import ProcessLauncher
+from labkit.experiment import in_process, run_stages
+from labkit.experiment.run_launcher import ProcessLauncher
+from labkit.experiment.run_stages import Stopwatch
 from labkit.experiment.runner import run_cell
-from labkit.experiment.stages import Stopwatch
-from labkit.machine import cache
+from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
 from labkit.workload.measurement import Measurement
 
@@ -28,7 +28,7 @@ CASES = [
 @pytest.fixture(scope="session")
 def user_cache() -> Path:
     """Where kernels are compiled already; read before a test has a cache of its own."""
-    return cache.root()
+    return cache_dir.root()
 
 
 @pytest.fixture
@@ -106,13 +106,13 @@ def world(monkeypatch):
     def load(experiments, setting, draft):
         return Turns(world, experiments, setting)
 
-    monkeypatch.setattr(stages, "load", load)
-    monkeypatch.setattr(stages, "begin", lambda draft: None)
-    monkeypatch.setattr(stages, "probe_again", lambda draft, probe: None)
-    monkeypatch.setattr(stages, "note_limits", lambda draft, experiment: None)
-    monkeypatch.setattr(stages, "finish", lambda draft: None)
-    monkeypatch.setattr(stages, "budget_threads", budget_threads)
-    monkeypatch.setattr(stages, "use_threads", use_threads)
+    monkeypatch.setattr(run_stages, "load", load)
+    monkeypatch.setattr(run_stages, "begin", lambda draft: None)
+    monkeypatch.setattr(run_stages, "probe_again", lambda draft, probe: None)
+    monkeypatch.setattr(run_stages, "note_limits", lambda draft, experiment: None)
+    monkeypatch.setattr(run_stages, "finish", lambda draft: None)
+    monkeypatch.setattr(run_stages, "budget_threads", budget_threads)
+    monkeypatch.setattr(run_stages, "use_threads", use_threads)
     return world
 
 
@@ -148,7 +148,7 @@ def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, mo
     def load(experiments, setting, draft):
         return Twice(world, experiments, setting)
 
-    monkeypatch.setattr(stages, "load", load)
+    monkeypatch.setattr(run_stages, "load", load)
     block_of(make())
     turns = [event for event in world.events if event[0] == "turn"]
     assert len(turns) == 6 and world.asked == 3
@@ -161,8 +161,8 @@ def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
         given.append(setting.machine)
         return Turns(world, experiments, setting)
 
-    monkeypatch.setattr(stages, "begin", lambda draft: machine)
-    monkeypatch.setattr(stages, "load", load)
+    monkeypatch.setattr(run_stages, "begin", lambda draft: machine)
+    monkeypatch.setattr(run_stages, "load", load)
     block_of(make())
     assert len(given) == 1 and given[0] is machine
 
@@ -192,7 +192,7 @@ def test_what_goes_wrong_between_turns_is_no_arm_s_fault(make, world, monkeypatc
     def fails(draft, probe):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(stages, "probe_again", fails)
+    monkeypatch.setattr(run_stages, "probe_again", fails)
     assert {r.detail.split(": ", 1)[1] for r in block_of(make())} == {"RuntimeError: planted"}
     assert not any("in one process" in r.detail for r in block_of(make()))
 
@@ -204,7 +204,7 @@ def test_an_arm_s_budget_of_threads_is_numba_s(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "numba", numba)
     for threads in (1, 3, 9):
-        stages.use_threads(threads)
+        run_stages.use_threads(threads)
     assert asked == [1, 3, 4]
 
 

@@ -13,7 +13,7 @@ from labkit.analysis.study_analysis import Analyst
 from labkit.config import ConfigError, Look
 from labkit.experiment import runner
 from labkit.experiment.cell import by_process
-from labkit.experiment.progress import Progress
+from labkit.experiment.progress_display import Progress
 from labkit.experiment.runner import unfinished
 from labkit.records import (
     CaseRecord,

@@ -9,10 +9,10 @@ import pytest
 from labkit import config
 from labkit.analysis.statistics.power import seen_pct
 from labkit.config import Isolation
-from labkit.experiment import doctor_noise, history, outlook
+from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.arms import ComposedCell
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.history import History, Noise
+from labkit.experiment.study_history import History, Noise
 from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
@@ -60,14 +60,14 @@ def studied(monkeypatch):
         known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
         noise = {path: None if sd is None else Noise(sd, None) for path, (_, sd) in known.items()}
         monkeypatch.setattr(History, "studies", studies)
-        monkeypatch.setattr(history, "noise", lambda data: noise[data["path"]])
-        monkeypatch.setattr(history, "block_s", lambda path: known[str(path)][0])
+        monkeypatch.setattr(study_history, "noise", lambda data: noise[data["path"]])
+        monkeypatch.setattr(study_history, "block_s", lambda path: known[str(path)][0])
 
     return plant
 
 
 def said(cell, tmp_path=Path()):
-    return outlook.in_a_minute(cell, History(tmp_path))
+    return power_forecast.in_a_minute(cell, History(tmp_path))
 
 
 def test_where_nothing_is_known_it_says_how_to_know():

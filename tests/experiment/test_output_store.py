@@ -7,7 +7,7 @@ import pytest
 
 from labkit.analysis import analyse_cell
 from labkit.config import Isolation
-from labkit.experiment import output_store
+from labkit.experiment import differing_outputs
 from labkit.experiment.runner import run_cell
 from labkit.records import read_runs, values_path
 
@@ -53,8 +53,8 @@ def test_only_the_first_block_is_kept_and_only_so_much(make_cell, launcher, monk
     run_cell(cell, launcher)
     assert len(digests(cell)) == 2 and not (cell.dir / "outputs").exists()
     assert "the values were not kept" in json.dumps(analyse_cell(cell.dir)["gates"])
-    monkeypatch.setattr(output_store, "MOST_BYTES", 100)
-    output_store.save(tmp_path, {"a": np.ones(20, np.float32), "b": np.ones(20, np.float32)})
+    monkeypatch.setattr(differing_outputs, "MOST_BYTES", 100)
+    differing_outputs.save(tmp_path, {"a": np.ones(20, np.float32), "b": np.ones(20, np.float32)})
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["a.npy"]
 
 
@@ -63,7 +63,7 @@ def test_a_full_disk_leaves_a_line_and_no_half_a_file(tmp_path, capsys, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    output_store.save(tmp_path, {"a": np.ones(4, np.float32)})
+    differing_outputs.save(tmp_path, {"a": np.ones(4, np.float32)})
     assert "No space left on device; the values are not kept" in capsys.readouterr().err
     assert not any((tmp_path / "outputs").iterdir())
     assert values_path(tmp_path, "a").name == "a.npy"

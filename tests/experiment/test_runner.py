@@ -12,11 +12,11 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.experiment import StudyError
-from labkit.experiment.cell_file import refuse_changes, write_facts
-from labkit.experiment.launcher import ProcessLauncher
-from labkit.experiment.progress import Progress
+from labkit.experiment.cell_manifest import refuse_changes, write_facts
+from labkit.experiment.progress_display import Progress
+from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.experiment.runner import run_cell, unfinished
-from labkit.machine import fingerprint, revision
+from labkit.machine import code_revision, fingerprint
 from labkit.records import last_sitting, read_arms, read_cell, read_runs
 
 
@@ -154,7 +154,7 @@ def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeyp
 
 
 def test_every_record_says_what_was_changed(make_cell, launcher, monkeypatch):
-    monkeypatch.setattr(revision, "changes", lambda: "0123456789abcdef")
+    monkeypatch.setattr(code_revision, "changes", lambda: "0123456789abcdef")
     cell = make_cell()
     run_cell(cell, launcher)
     found = {r.environment["git_changes"] for r in read_runs(cell.dir)}

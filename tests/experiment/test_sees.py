@@ -6,9 +6,9 @@ import pytest
 
 from labkit.analysis.statistics.power import blocks_needed, seen_pct
 from labkit.config import Case, Design, Engine, Isolation, Look
-from labkit.experiment import doctor_noise, history, outlook
+from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.history import History
+from labkit.experiment.study_history import History
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
@@ -36,7 +36,7 @@ def sees(design, tmp_path, arms=1, cases=10):
         arms=[SimpleNamespace(role=role) for role in roles],
         experiments=dict.fromkeys(range(len(roles)), experiment),
     )
-    return outlook.sees(SimpleNamespace(design=design), composed, History(tmp_path))
+    return power_forecast.sees(SimpleNamespace(design=design), composed, History(tmp_path))
 
 
 @pytest.fixture
@@ -94,11 +94,11 @@ def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatc
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(3, 1, False), (4, 1, True), (2, 2, True)])
 def test_the_noise_of_too_few_blocks_is_none(blocks, runs, known):
-    assert (history.noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
+    assert (study_history.noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
 
 
 def test_a_study_without_numbers_says_no_noise():
-    assert history.noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
-    assert history.noise(cell_json(sd=None)) is None
-    unreached = history.noise(cell_json(alpha_row=0.0))
+    assert study_history.noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
+    assert study_history.noise(cell_json(sd=None)) is None
+    unreached = study_history.noise(cell_json(alpha_row=0.0))
     assert (unreached.sd, unreached.share) == (0.01, None)

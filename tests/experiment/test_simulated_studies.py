@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from labkit import analysis
-from labkit.analysis.statistics.permutation import permutation_test
+from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import Analyst
 from labkit.config import Look
-from labkit.experiment.blocks import Run, schedule
+from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.experiment.runner import run_cell
 from labkit.records import CaseRecord, Metric, Record, read_runs
 

@@ -11,11 +11,12 @@ import pytest
 
 from labkit import workload
 from labkit.config import Device, Experiment, from_plain
-from labkit.experiment import stages
-from labkit.machine import blas, limits, pool, threads
+from labkit.cpu import roofline_peaks, thread_pool
+from labkit.experiment import run_stages
+from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
+from labkit.workload.interleaving import by_itself
 from labkit.workload.measurement import Measurement
-from labkit.workload.turns import by_itself
 
 REQUESTS = {"name": "uniform", "prompts": {"source": "synthetic"}}
 KERNELS = {"name": "k", "kind": "kernel", "cases": [{"name": "d", "decode": 1, "context": 1}]}
@@ -56,18 +57,18 @@ def test_what_numbas_start_leaves_is_searched_for_garbage_no_more():
     ],
 )
 def test_the_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, monkeypatch):
-    monkeypatch.setattr(threads, "core_count", lambda: 5)
+    monkeypatch.setattr(worker_environment, "core_count", lambda: 5)
     asked = experiment(**engine).engine
-    assert threads.blas_threads(asked.name, asked.threads) == blas_threads
-    assert stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
+    assert worker_environment.blas_threads(asked.name, asked.threads) == blas_threads
+    assert run_stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
 
 
 def test_a_record_says_which_pool_of_threads_ran():
-    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
-    stages.start_probe(draft)
+    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
+    run_stages.start_probe(draft)
     noted = draft.record.notes["pool"]
     assert (noted["name"], noted["threads"]) == ("labkit", numba.config.NUMBA_NUM_THREADS)
-    assert noted == pool.install().facts
+    assert noted == thread_pool.install().facts
 
 
 @pytest.mark.parametrize(
@@ -81,49 +82,53 @@ def test_a_record_says_which_pool_of_threads_ran():
     ],
 )
 def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, noted, monkeypatch):
-    monkeypatch.setattr(blas, "activate", lambda kind, threads: {"name": kind, "threads": threads})
+    monkeypatch.setattr(
+        openblas_for_mlx, "activate", lambda kind, threads: {"name": kind, "threads": threads}
+    )
     monkeypatch.setattr(workload, "load", lambda *_, **__: None)
-    monkeypatch.setattr(stages, "use_threads", lambda budget: None)
-    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    monkeypatch.setattr(run_stages, "use_threads", lambda budget: None)
+    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
     arm = experiment(asked, attention={"backend": backend}, blas="stock")
-    stages.load([arm], by_itself(0), draft)
+    run_stages.load([arm], by_itself(0), draft)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)
 
 
 def test_a_record_has_the_probe_of_before_and_of_after(monkeypatch):
     times = iter([{"matmul_us": 1.0}, {"matmul_us": 2.0}])
     probe = SimpleNamespace(time=lambda: next(times))
-    monkeypatch.setattr(stages, "start_probe", lambda draft: probe)
-    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
-    assert stages.begin(draft) is probe
-    stages.probe_again(draft, probe)
+    monkeypatch.setattr(run_stages, "start_probe", lambda draft: probe)
+    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
+    assert run_stages.begin(draft) is probe
+    run_stages.probe_again(draft, probe)
     assert draft.record.probe == {"before": {"matmul_us": 1.0}, "after": {"matmul_us": 2.0}}
 
 
 def test_the_budget_of_threads_holds_before_anything_loads_and_before_limits(monkeypatch):
     done = []
-    monkeypatch.setattr(stages, "use_threads", done.append)
+    monkeypatch.setattr(run_stages, "use_threads", done.append)
     monkeypatch.setattr(workload, "load", lambda *_: done.append("load"))
-    monkeypatch.setattr(limits, "measure", lambda threads: done.append(("limits", threads)))
-    draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
+    monkeypatch.setattr(roofline_peaks, "measure", lambda threads: done.append(("limits", threads)))
+    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
     arms = [experiment(KERNELS, threads=n) for n in (3, 2)]
-    stages.load(arms, by_itself(0), draft)
-    stages.note_limits(draft, arms[1])
+    run_stages.load(arms, by_itself(0), draft)
+    run_stages.note_limits(draft, arms[1])
     assert done == [3, "load", 2, ("limits", 2)]
 
 
 def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
-    monkeypatch.setattr(limits, "measure", lambda threads: {"threads": threads})
+    monkeypatch.setattr(roofline_peaks, "measure", lambda threads: {"threads": threads})
 
     used = []
-    monkeypatch.setattr(stages, "use_threads", used.append)
+    monkeypatch.setattr(run_stages, "use_threads", used.append)
 
     def noted(kind, device, memory_limit=None, block=0):
-        draft = stages.Draft(Record("a", "arm", block, 0, 0, "ok", "now"), stages.Stopwatch(0))
+        draft = run_stages.Draft(
+            Record("a", "arm", block, 0, 0, "ok", "now"), run_stages.Stopwatch(0)
+        )
         attention = SimpleNamespace(device=device)
         engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
         workload = SimpleNamespace(times_kernels=kind == "kernel")
-        stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
+        run_stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
         return draft.record.notes.get("limits") == {"threads": 3}
 
     assert noted("kernel", Device.cpu)
@@ -137,8 +142,8 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
 
 def test_compilations_are_counted_by_stage():
     record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
-    draft = stages.Draft(record, stages.Stopwatch(0))
-    stages.start_probe(draft)
+    draft = run_stages.Draft(record, run_stages.Stopwatch(0))
+    run_stages.start_probe(draft)
     add = numba.njit(lambda a, b: a + b)
     with draft.watch.time("measure"):
         add(1, 2)
@@ -172,7 +177,7 @@ import sys
 from labkit.engine import attention
 from labkit.workload import kernel_turns
 attention.create()
-loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.engine.cpu" in name}
+loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.cpu" in name}
 assert "attention_launches" in loaded
 print(*sorted(loaded & {"tape", "gemm", "stored_product", "norms", "rope", "activations"}))
 """
@@ -186,8 +191,8 @@ def test_a_request_that_is_not_served_voids_a_run_only_where_all_are_claimed():
     measured = Measurement(cases, {})
 
     def outcome(**claims):
-        draft = stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), stages.Stopwatch(0))
-        stages.accept(measured, Arm("a", "arm", {}, {}, **claims), draft)
+        draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
+        run_stages.accept(measured, Arm("a", "arm", {}, {}, **claims), draft)
         return draft.record.outcome, draft.record.detail
 
     assert outcome() == ("ok", None)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.lock import cell_lock, job, lock_path, timing_lock
+from labkit.experiment.file_locks import cell_lock, job, lock_path, timing_lock
 from labkit.records import is_held, last_sitting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +143,7 @@ def test_a_killed_sitting_has_no_end(tmp_path):
     code = f"""
 import os, signal
 from pathlib import Path
-from labkit.experiment.lock import cell_lock
+from labkit.experiment.file_locks import cell_lock
 with cell_lock(Path({str(tmp_path)!r})):
     os.kill(os.getpid(), signal.SIGKILL)
 """

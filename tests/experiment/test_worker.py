@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.experiment import process, stages, worker
-from labkit.experiment.launcher import _environment, _marker
+from labkit.experiment import child_process, run_stages, worker
+from labkit.experiment.run_launcher import _environment, _marker
 from labkit.experiment.runner import run_cell
-from labkit.machine import fingerprint, watchdog
-from labkit.machine.threads import worker_environment
+from labkit.machine import fingerprint, parent_death
+from labkit.machine.worker_environment import worker_environment
 from labkit.records import Arm, Record, read, read_runs, write_json
 
 STUB = Path(__file__).with_name("stub_worker.py")
@@ -82,13 +82,13 @@ def test_arms_that_take_turns_are_prepared_in_one_process(
     cell = make_cell()
     cell = replace(cell, design=replace(cell.design, isolation=config.Isolation.in_process))
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "cache"))
-    commands, before = [], process.run
+    commands, before = [], child_process.run
 
     def run(command, **asked):
         commands.append(command)
         return before(command, **asked)
 
-    monkeypatch.setattr(process, "run", run)
+    monkeypatch.setattr(child_process, "run", run)
     run_cell(cell, launcher)
     (command,) = [command for command in commands if "--prepare" in command]
     arms = [Path(word).stem for word in command[command.index("--prepare") + 1 :]]
@@ -133,8 +133,8 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
     def end():
         raise Ended
 
-    monkeypatch.setattr(watchdog, "alive", lambda parent: False)
-    monkeypatch.setattr(watchdog, "end", end)
+    monkeypatch.setattr(parent_death, "alive", lambda parent: False)
+    monkeypatch.setattr(parent_death, "end", end)
     record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
     with pytest.raises(Ended):
         worker._publish(tmp_path / "b00-p00-base.json", record, parent=1)
@@ -153,7 +153,7 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
     ],
 )
 def test_what_an_exception_while_loading_is_called(error, outcome):
-    assert stages._failure(error, "load").outcome == outcome
+    assert run_stages._failure(error, "load").outcome == outcome
 
 
 def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeypatch):

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from labkit import analysis, app
-from labkit.engine import dtype
+from labkit.engine import compute_dtype
 from labkit.mac import __main__ as door
-from labkit.mac import answers, bundle
-from labkit.mac.steps import (
+from labkit.mac import kernel_verification, report_bundle
+from labkit.mac.mac_steps import (
     INTERRUPTED,
     NOT_RUN,
     ON_METAL,
@@ -27,7 +27,7 @@ from labkit.mac.steps import (
     run_all,
 )
 from labkit.machine import macos
-from labkit.workload import devices
+from labkit.workload import device_check
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -129,7 +129,7 @@ def kernels(cells):
 
 
 def test_every_study_composes_on_a_mac_and_every_kernel_study_is_answered(tmp_path, monkeypatch):
-    for module in (macos, devices, dtype):
+    for module in (macos, device_check, compute_dtype):
         monkeypatch.setattr(module, "has_metal", lambda: True)
     app.register()
     cells = {}
@@ -161,9 +161,9 @@ def test_the_largest_case_of_the_article_needs_a_mac_with_the_memory(tmp_path, g
 
 def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     table = tmp_path / "answers.md"
-    assert answers.main([str(table), "ablation=seq_map,block_size", *TINY, "-m"]) == 0
+    assert kernel_verification.main([str(table), "ablation=seq_map,block_size", *TINY, "-m"]) == 0
     lines = table.read_text().splitlines()
-    assert lines[:2] == answers.HEADING.splitlines()
+    assert lines[:2] == kernel_verification.HEADING.splitlines()
     assert len(lines) == 2 + (2 + 3) * 3, "arms times cases"
     assert all("| right |" in line for line in lines[2:])
     assert capsys.readouterr().out.splitlines()[-1] == "all right"
@@ -175,7 +175,7 @@ def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_p
         pytest.skip("the emulator needs a C++ compiler")
     table = tmp_path / "answers.md"
     device = ["engine.attention.device=emulated", f"workload.dtype={half}"]
-    assert answers.main([str(table), "ablation=seq_map", TINY[0], *device]) == 0
+    assert kernel_verification.main([str(table), "ablation=seq_map", TINY[0], *device]) == 0
     errors = [float(line.split(" | ")[3]) for line in table.read_text().splitlines()[2:]]
     assert len(errors) == 2 * 3
     half_an_ulp = {"float16": 2.0**-12, "bfloat16": 2.0**-9}[half]  # of a number below 1
@@ -183,7 +183,7 @@ def test_half_precision_is_compared_with_the_reference_on_the_same_numbers(tmp_p
 
 
 def test_a_wrong_answer_and_one_that_fails_are_told(tmp_path, monkeypatch, capsys):
-    measure = answers.workload.measure
+    measure = kernel_verification.workload.measure
 
     def broken(experiment):
         resolver = experiment.engine.attention.resolver
@@ -194,9 +194,9 @@ def test_a_wrong_answer_and_one_that_fails_are_told(tmp_path, monkeypatch, capsy
             measured.values[measured.cases[1].outputs["digest"]][3, 2, 1] += 0.01
         return measured
 
-    monkeypatch.setattr(answers.workload, "measure", broken)
+    monkeypatch.setattr(kernel_verification.workload, "measure", broken)
     table = tmp_path / "answers.md"
-    assert answers.main([str(table), "ablation=seq_map", *TINY]) == 1
+    assert kernel_verification.main([str(table), "ablation=seq_map", *TINY]) == 1
     words = [line.split(" | ")[-1] for line in table.read_text().splitlines()[2:]]
     died = "RuntimeError: the kernel died \\| here |"
     assert words == ["right |", "WRONG |", "right |", died, died, died]
@@ -209,9 +209,9 @@ def test_a_case_too_large_is_left_out_and_a_mistake_is_one_line(tmp_path, capsys
         "workload.cases=[{name: fits, decode: 1, context: 8}, {name: no, decode: 9, context: 999}]"
     )
     small = ["workload.max_pool_bytes=1048576", cases]
-    assert answers.main([str(table), "ablation=gqa_sharing", *TINY, *small]) == 0
+    assert kernel_verification.main([str(table), "ablation=gqa_sharing", *TINY, *small]) == 0
     assert "fits" in table.read_text() and "| no |" not in table.read_text()
-    assert answers.main([str(table), "ablation=nope"]) == 2
+    assert kernel_verification.main([str(table), "ablation=nope"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -272,7 +272,7 @@ def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
 
 
 def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
-    private = bundle.Private(
+    private = report_bundle.Private(
         paths=(("/Users/jo/lab", "."), ("/Users/jo", "~"), ("/private/T", "TMP")),
         names=(("jo", "USER"), ("Jos-Mac", "HOST")),
     )
@@ -287,7 +287,7 @@ def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
 def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
     monkeypatch.setenv("HOME", str(inside / "someone"))
     monkeypatch.setenv("LOGNAME", "someone")
-    hide = bundle.Private.of_this_computer().hide
+    hide = report_bundle.Private.of_this_computer().hide
     assert hide(f"{inside}/outputs and {inside}/someone/x", names=False) == "./outputs and ~/x"
     assert hide("someone else", names=True) == "USER else"
 

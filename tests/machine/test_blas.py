@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from labkit.machine import blas
+from labkit.machine import openblas_for_mlx
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Accelerate multiplies on macOS")
 
@@ -48,7 +48,7 @@ def test_mlx_multiplies_many_times_faster_and_right():
     assert fast_blas["name"] == "openblas"
     assert fast_blas["version"].startswith("OpenBLAS ")
     assert fast_blas["threads"] == 1
-    assert blas.prepare().stem.endswith(f"-{fast_blas['path_digest']}")
+    assert openblas_for_mlx.prepare().stem.endswith(f"-{fast_blas['path_digest']}")
     # 30 to 60 on an idle machine with AVX-512; without the preload it is 1
     assert slow / fast > 5
     assert max(slow_error, fast_error) < 1e-3
@@ -84,7 +84,7 @@ def test_the_other_openblas_copies_keep_their_own_insides(tmp_path):
     logs = list(tmp_path.iterdir())
     if not logs:
         pytest.skip("this C library has no LD_DEBUG")
-    ours = f" to {blas.prepare()}"
+    ours = f" to {openblas_for_mlx.prepare()}"
     lines = "".join(log.read_text() for log in logs).splitlines()
     taken = [line for line in lines if ours in line]
     assert [line for line in taken if "libmlx" in line and "`cblas_" in line]
@@ -170,16 +170,16 @@ def test_two_processes_may_build_at_once(tmp_path):
 def _unavailable(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
     with pytest.raises(
-        blas.BlasUnavailable, match=r"^engine.blas=openblas: .*set engine.blas=stock"
+        openblas_for_mlx.BlasUnavailable, match=r"^engine.blas=openblas: .*set engine.blas=stock"
     ) as caught:
-        blas.activate("openblas", 1)
+        openblas_for_mlx.activate("openblas", 1)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @linux
 def test_no_patchelf_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(blas.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(openblas_for_mlx.shutil, "which", lambda *_, **__: None)
     assert "patchelf is not installed" in _unavailable(monkeypatch, tmp_path)
 
 
@@ -188,14 +188,14 @@ def test_a_failing_patchelf_is_said_and_leaves_nothing(monkeypatch, tmp_path):
     program = tmp_path / "patchelf"
     program.write_text("#!/bin/sh\necho 'open: no\nsuch luck' >&2\nexit 1\n")
     program.chmod(0o755)
-    monkeypatch.setattr(blas.shutil, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(openblas_for_mlx.shutil, "which", lambda *_, **__: str(program))
     assert "open: no such luck" in _unavailable(monkeypatch, tmp_path / "cache")
     assert not list((tmp_path / "cache" / "blas").iterdir())
 
 
 @linux
 def test_another_machine_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(blas, "machine", lambda: "riscv64")
+    monkeypatch.setattr(openblas_for_mlx, "machine", lambda: "riscv64")
     assert "riscv64" in _unavailable(monkeypatch, tmp_path)
 
 
@@ -204,9 +204,9 @@ def test_a_scipy_without_its_libraries_is_said(monkeypatch, tmp_path):
     class Spec:
         submodule_search_locations = (str(tmp_path / "scipy"),)
 
-    monkeypatch.setattr(blas.importlib.util, "find_spec", lambda _: Spec)
+    monkeypatch.setattr(openblas_for_mlx.importlib.util, "find_spec", lambda _: Spec)
     assert "scipy.libs" in _unavailable(monkeypatch, tmp_path)
-    monkeypatch.setattr(blas.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(openblas_for_mlx.importlib.util, "find_spec", lambda _: None)
     assert "scipy is not installed" in _unavailable(monkeypatch, tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_a_library_that_is_not_one_is_said(monkeypatch, tmp_path):
     class Spec:
         submodule_search_locations = (str(tmp_path / "scipy"),)
 
-    monkeypatch.setattr(blas.importlib.util, "find_spec", lambda _: Spec)
+    monkeypatch.setattr(openblas_for_mlx.importlib.util, "find_spec", lambda _: Spec)
     assert "not a 64-bit" in _unavailable(monkeypatch, tmp_path / "cache")
 
 
@@ -231,11 +231,11 @@ def test_an_unwritable_cache_is_said(monkeypatch, tmp_path):
 @linux
 def test_the_recipe_is_part_of_the_name(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    first = blas.prepare()
-    monkeypatch.setattr(blas, "RECIPE", "another")
-    assert blas.prepare() != first
+    first = openblas_for_mlx.prepare()
+    monkeypatch.setattr(openblas_for_mlx, "RECIPE", "another")
+    assert openblas_for_mlx.prepare() != first
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS only")
 def test_accelerate_is_named():
-    assert blas.activate("openblas", 1)["name"] == "accelerate"
+    assert openblas_for_mlx.activate("openblas", 1)["name"] == "accelerate"

@@ -6,36 +6,36 @@ from pathlib import Path
 
 import pytest
 
-from labkit.machine import cache, compiled_sources
+from labkit.machine import cache_dir, numba_sources
 
 
 def test_root_follows_the_variable_and_is_absolute(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path / "c"))
-    assert cache.root() == tmp_path / "c"
+    assert cache_dir.root() == tmp_path / "c"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LABKIT_CACHE", "relative")
-    assert cache.root() == tmp_path / "relative"
-    assert cache.root({"LABKIT_CACHE": "/elsewhere"}) == Path("/elsewhere")
+    assert cache_dir.root() == tmp_path / "relative"
+    assert cache_dir.root({"LABKIT_CACHE": "/elsewhere"}) == Path("/elsewhere")
 
 
 def test_root_without_the_variable_is_the_users_cache(monkeypatch):
     monkeypatch.setenv("LABKIT_CACHE", "")
-    assert cache.root().is_absolute()
-    assert cache.root().name == "labkit"
+    assert cache_dir.root().is_absolute()
+    assert cache_dir.root().name == "labkit"
 
 
 def test_atomic_write_replaces_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "a" / "b.bin"
-    cache.atomic_write(path, b"one")
-    cache.atomic_write(path, b"two")
+    cache_dir.atomic_write(path, b"one")
+    cache_dir.atomic_write(path, b"two")
     assert path.read_bytes() == b"two"
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_failed_write_keeps_what_was_there(tmp_path):
     path = tmp_path / "b.bin"
-    cache.atomic_write(path, b"one")
-    with pytest.raises(RuntimeError), cache.building_file(path) as temporary:
+    cache_dir.atomic_write(path, b"one")
+    with pytest.raises(RuntimeError), cache_dir.building_file(path) as temporary:
         temporary.write_bytes(b"half")
         raise RuntimeError
     assert path.read_bytes() == b"one"
@@ -43,7 +43,7 @@ def test_a_failed_write_keeps_what_was_there(tmp_path):
 
 
 def test_a_failed_directory_leaves_nothing(tmp_path):
-    with pytest.raises(RuntimeError), cache.building_directory(tmp_path / "d") as temporary:
+    with pytest.raises(RuntimeError), cache_dir.building_directory(tmp_path / "d") as temporary:
         (temporary / "half").write_bytes(b"half")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
@@ -51,7 +51,7 @@ def test_a_failed_directory_leaves_nothing(tmp_path):
 
 def test_the_second_builder_of_a_directory_keeps_the_first(tmp_path):
     path = tmp_path / "d"
-    with cache.building_directory(path) as mine, cache.building_directory(path) as theirs:
+    with cache_dir.building_directory(path) as mine, cache_dir.building_directory(path) as theirs:
         (mine / "file").write_text("same")
         (theirs / "file").write_text("same")
     assert (path / "file").read_text() == "same"
@@ -60,12 +60,12 @@ def test_the_second_builder_of_a_directory_keeps_the_first(tmp_path):
 
 def _write_many(path: Path, letter: bytes) -> None:
     for _ in range(40):
-        cache.atomic_write(path, letter * 200_000)
+        cache_dir.atomic_write(path, letter * 200_000)
 
 
 def test_a_reader_never_sees_half(tmp_path):
     path = tmp_path / "shared.bin"
-    cache.atomic_write(path, b"a" * 200_000)
+    cache_dir.atomic_write(path, b"a" * 200_000)
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write_many, args=(path, letter)) for letter in (b"a", b"b")]
     for writer in writers:
@@ -81,19 +81,19 @@ def test_a_reader_never_sees_half(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(cache.CacheError, match="set LABKIT_CACHE") as error:
-        cache.atomic_write(tmp_path / "file" / "sub" / "x", b"")
+    with pytest.raises(cache_dir.CacheError, match="set LABKIT_CACHE") as error:
+        cache_dir.atomic_write(tmp_path / "file" / "sub" / "x", b"")
     assert "\n" not in str(error.value)
 
 
-PACKAGE = Path(cache.__file__).resolve().parents[1]
+PACKAGE = Path(cache_dir.__file__).resolve().parents[1]
 
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A copy of the package's sources, of which the cache folder is named."""
     shutil.copytree(PACKAGE, tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(cache, "__file__", str(tmp_path / "labkit" / "machine" / "cache.py"))
+    monkeypatch.setattr(cache_dir, "__file__", str(tmp_path / "labkit" / "machine" / "cache.py"))
     return tmp_path / "labkit"
 
 
@@ -107,34 +107,36 @@ def edit(path, pattern, replacement):
 def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(package, tmp_path):
     """numba itself looks at the file of the cached function only."""
     environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
-    names = [cache.numba_folder(environ)]
-    compiled = [package.parent / name for name in compiled_sources.read(package)]
+    names = [cache_dir.numba_folder(environ)]
+    compiled = [package.parent / name for name in numba_sources.read(package)]
     assert names[0].parent == tmp_path / "cache" / "numba"
-    assert cache.numba_folder(environ) == names[0]
+    assert cache_dir.numba_folder(environ) == names[0]
     for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "KEYS = ", "AHEAD = "):
         homes = [path for path in compiled if f"\n{constant}" in path.read_text()]
         assert homes, constant
         for home in homes:
             edit(home, f"^{constant}.*", r"\g<0>  # another")
-            names.append(cache.numba_folder(environ))
+            names.append(cache_dir.numba_folder(environ))
     assert len(set(names)) == len(names)
 
 
 def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
-    before = cache.numba_folder()
+    before = cache_dir.numba_folder()
     for name in (
         "app.py",
-        "analysis/statistics/permutation.py",
+        "analysis/statistics/permutation_test.py",
         "engine/scheduler.py",
         "config/engine.py",
     ):
         edit(package / name, r"\Z", "# another\n")
-    assert cache.numba_folder() == before
+    assert cache_dir.numba_folder() == before
 
 
 def test_every_module_with_a_compiled_function_is_among_the_sources():
-    found = compiled_sources.read(PACKAGE)
-    written = re.compile(rb"@(numba\.)?(inner|inlined|kernel|pool\.kernel|njit|intrinsic|cfunc)\b")
+    found = numba_sources.read(PACKAGE)
+    written = re.compile(
+        rb"@(numba\.)?(inner|inlined|kernel|thread_pool\.kernel|njit|intrinsic|cfunc)\b"
+    )
     missing = [
         path
         for path in PACKAGE.rglob("*.py")
@@ -156,4 +158,4 @@ def test_imports_are_read_as_the_parser_reads_them():
                 parsed |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         ends = (".py", "/__init__.py")
         expected = {m.replace(".", "/") + end for m in parsed for end in ends} & set(files)
-        assert compiled_sources.imported(path.read_bytes(), files) == expected, name
+        assert numba_sources.imported(path.read_bytes(), files) == expected, name

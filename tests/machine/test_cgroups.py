@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.machine import cgroups, memory
+from labkit.machine import cgroups, memory_profile
 
 
 def write(folder, **files):
@@ -92,7 +92,7 @@ def test_a_limit_above_the_own_cgroup_counts(controller, files, tmp_path, monkey
     monkeypatch.setattr(cgroups, "folders", lambda controller="": folders.get(controller, []))
     assert cgroups.memory_limit() == 5_000_000
     assert cgroups.memory_room() == 1_000_000
-    machine = memory.this_machine()
+    machine = memory_profile.this_machine()
     assert (machine.total, machine.available) == (5_000_000, 1_000_000)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.machine import fingerprint, linux, revision
-from labkit.machine.observer import Observer
+from labkit.machine import code_revision, fingerprint, linux
+from labkit.machine.machine_observer import Observer
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -70,8 +70,8 @@ def test_the_commit_is_git_s():
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True
     )
-    revision.commit.cache_clear()
-    assert revision.commit() == head.stdout.strip()
+    code_revision.commit.cache_clear()
+    assert code_revision.commit() == head.stdout.strip()
 
 
 @linux_only

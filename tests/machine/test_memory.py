@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from labkit import config
-from labkit.machine import macos, memory, wired
+from labkit.machine import macos, memory_profile, wired_advice
 from labkit.machine.macos import Wired
-from labkit.machine.memory import GIB, MIB, Machine
+from labkit.machine.memory_profile import GIB, MIB, Machine
 
 # --------------------------------------------------------------------------- macOS
 
@@ -33,23 +33,23 @@ def test_what_the_kernel_does_not_tell_stays_unknown():
 def test_no_metal_no_hint():
     assert macos.recommended_working_set() is None
     assert macos.sysctl("hw.memsize") is None
-    machine = memory.this_machine()
+    machine = memory_profile.this_machine()
     assert not machine.metal and machine.hint == machine.total and machine.wired is None
 
 
 @pytest.mark.metal
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
 def test_a_real_mac_tells_its_working_set():
-    machine = memory.this_machine()
+    machine = memory_profile.this_machine()
     assert machine.metal and machine.total // 2 < machine.hint <= machine.total
-    assert macos.sysctl("hw.memsize") == memory.system().memory()[0]
+    assert macos.sysctl("hw.memsize") == memory_profile.system().memory()[0]
 
 
 # --------------------------------------------------------------------------- machines
 
 
 def test_the_schema_lists_the_machines_there_are():
-    assert tuple(memory.SIMULATED) == config.MACHINES
+    assert tuple(memory_profile.SIMULATED) == config.MACHINES
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,16 @@ def test_the_schema_lists_the_machines_there_are():
     ],
 )
 def test_simulated_machines(name, ram_gib, hint_mib, free_gib):
-    machine = memory.find(name)
+    machine = memory_profile.find(name)
     assert machine.total == ram_gib * GIB and machine.available == free_gib * GIB
     assert machine.hint // MIB == hint_mib
     assert machine.simulated and machine.metal and machine.slack == 0
 
 
 def test_this_machine():
-    machine = memory.find(None)
+    machine = memory_profile.find(None)
     assert not machine.simulated
-    assert 0 < machine.available <= machine.total <= memory.system().memory()[0]
+    assert 0 < machine.available <= machine.total <= memory_profile.system().memory()[0]
     assert machine.slack > 0
 
 
@@ -92,8 +92,8 @@ def test_numbers_that_no_machine_has_are_refused(numbers):
 
 
 def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
-    machine = memory.simulated("sim_m1_pro_32gb")
-    limit, collector = wired.advise(machine, 26 * GIB)
+    machine = memory_profile.simulated("sim_m1_pro_32gb")
+    limit, collector = wired_advice.advise(machine, 26 * GIB)
     assert limit.command == "sudo sysctl iogpu.wired_limit_mb=26624"
     assert "21.3 GiB" in limit.finding and "6.0 GiB" in limit.risk
     assert collector.command == "sudo sysctl iogpu.disable_wired_collector=1"
@@ -101,13 +101,13 @@ def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
 
 
 def test_no_advice_where_nothing_is_in_the_way():
-    machine = memory.simulated("sim_m1_pro_32gb")
-    (only,) = wired.advise(machine, 20 * GIB)
+    machine = memory_profile.simulated("sim_m1_pro_32gb")
+    (only,) = wired_advice.advise(machine, 20 * GIB)
     assert "collector" in only.command
     off = Machine(**{**vars(machine), "wired": Wired(0, collector=False, dynamic_lwm=False)})
-    assert wired.advise(off, 20 * GIB) == ()
+    assert wired_advice.advise(off, 20 * GIB) == ()
     none = Machine(**{**vars(machine), "wired": None})
-    assert wired.advise(none, 31 * GIB) == ()
+    assert wired_advice.advise(none, 31 * GIB) == ()
 
 
 # --------------------------------------------------------------------------- this process
@@ -116,7 +116,7 @@ def test_no_advice_where_nothing_is_in_the_way():
 def test_the_peak_keeps_what_was_freed_and_not_the_parents():
     parents = bytearray(b"x") * (300 << 20)
     code = (
-        "from labkit.machine.system import system\n"
+        "from labkit.machine.operating_system import system\n"
         "before = system().peak_rss()\n"
         "data = bytearray(b'x') * (64 << 20)\n"
         "del data\n"

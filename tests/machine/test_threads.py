@@ -3,9 +3,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.machine import cache, threads
+from labkit.machine import cache_dir, worker_environment
 
-CHECKOUT = str(Path(threads.__file__).resolve().parents[2])
+CHECKOUT = str(Path(worker_environment.__file__).resolve().parents[2])
 DIRTY = {
     "PATH": "/bin",
     "OPENBLAS_CORETYPE": "Haswell",
@@ -23,7 +23,7 @@ DIRTY = {
 
 def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
     base = DIRTY | {"LABKIT_CACHE": str(tmp_path), "HOME": "/nowhere"}
-    environment, removed = threads.worker_environment(base, threads=1, cores=4)
+    environment, removed = worker_environment.worker_environment(base, threads=1, cores=4)
     assert removed == sorted(set(DIRTY) - {"PATH"})
     assert environment == {
         "PATH": "/bin",
@@ -31,7 +31,7 @@ def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
         "LABKIT_CACHE": str(tmp_path),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "4",
-        "NUMBA_CACHE_DIR": str(cache.numba_folder({"LABKIT_CACHE": str(tmp_path)})),
+        "NUMBA_CACHE_DIR": str(cache_dir.numba_folder({"LABKIT_CACHE": str(tmp_path)})),
         "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",
@@ -41,28 +41,30 @@ def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
 
 def test_the_base_is_left_alone():
     base = dict(DIRTY)
-    threads.worker_environment(base, threads=1, cores=1)
+    worker_environment.worker_environment(base, threads=1, cores=1)
     assert base == DIRTY
 
 
 def test_numba_has_threads_for_a_budget_above_the_cores():
-    environment, _ = threads.worker_environment({}, threads=8, cores=2)
+    environment, _ = worker_environment.worker_environment({}, threads=8, cores=2)
     assert environment["NUMBA_NUM_THREADS"] == "8"
 
 
 def test_pythonpath_is_kept_behind_the_checkout():
-    environment, _ = threads.worker_environment({"PYTHONPATH": "/mine"}, threads=1, cores=1)
+    environment, _ = worker_environment.worker_environment(
+        {"PYTHONPATH": "/mine"}, threads=1, cores=1
+    )
     assert environment["PYTHONPATH"] == os.pathsep.join([CHECKOUT, "/mine"])
-    again, _ = threads.worker_environment(environment, threads=1, cores=1)
+    again, _ = worker_environment.worker_environment(environment, threads=1, cores=1)
     assert again["PYTHONPATH"] == environment["PYTHONPATH"]
 
 
 def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cache(tmp_path):
     base = dict(os.environ) | DIRTY | {"LABKIT_CACHE": str(tmp_path / "cache")}
     base["PATH"] = os.environ["PATH"]
-    environment, _ = threads.worker_environment(base, threads=1, cores=1)
+    environment, _ = worker_environment.worker_environment(base, threads=1, cores=1)
     subprocess.run(
-        [sys.executable, "-c", "import labkit.machine.memory"],
+        [sys.executable, "-c", "import labkit.machine.memory_profile"],
         env=environment,
         cwd=tmp_path,
         check=True,
@@ -73,13 +75,13 @@ def test_a_worker_finds_labkit_from_anywhere_and_writes_its_bytecode_to_the_cach
 def test_core_count_respects_quota_and_affinity(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for quota, cores in ((None, 8), (2.5, 2), (0.3, 1), (64.0, 8)):
-        monkeypatch.setattr(threads.cgroups, "cpu_quota", lambda quota=quota: quota)
-        assert threads.core_count() == cores
+        monkeypatch.setattr(worker_environment.cgroups, "cpu_quota", lambda quota=quota: quota)
+        assert worker_environment.core_count() == cores
 
 
 def test_importing_it_loads_only_the_standard_library():
     code = (
-        "import sys, labkit.machine.threads\n"
+        "import sys, labkit.machine.worker_environment\n"
         "names = {name.partition('.')[0] for name in sys.modules} - {'labkit', '__main__'}\n"
         "print(sorted(n for n in names - set(sys.stdlib_module_names) if 'site' not in n))"
     )

@@ -11,8 +11,16 @@ import time
 import psutil  # noqa: F401  # before a test says that this is a Mac: it looks once
 import pytest
 
-from labkit.machine import fingerprint, linux, macos, macos_tools, nvidia, reading, revision
-from labkit.machine.observer import Observer
+from labkit.machine import (
+    best_effort,
+    code_revision,
+    fingerprint,
+    linux,
+    macos,
+    macos_tools,
+    nvidia,
+)
+from labkit.machine.machine_observer import Observer
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -35,9 +43,9 @@ def checkout(tmp_path):
 
 
 def test_a_clean_checkout_is_clean_whatever_lies_beside_the_code(checkout):
-    assert revision.changes(checkout) == "clean"
+    assert code_revision.changes(checkout) == "clean"
     (checkout / "outputs" / "x.json").write_text("two\n")
-    assert revision.changes(checkout) == "clean"
+    assert code_revision.changes(checkout) == "clean"
 
 
 @pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
@@ -48,7 +56,7 @@ def test_a_worktree_names_its_folder_by_any_path(checkout, gitdir):
 
     git("worktree", "add", "tree")
     (checkout / "tree" / ".git").write_text(f"gitdir: {gitdir.format(checkout)}\n")
-    assert revision.commit(checkout / "tree") == git("rev-parse", "HEAD")
+    assert code_revision.commit(checkout / "tree") == git("rev-parse", "HEAD")
 
 
 @pytest.mark.parametrize("name", ["labkit/a.py", "conf/a.yaml", "labkit/new.py"])
@@ -56,26 +64,26 @@ def test_a_change_to_the_code_has_a_hash_of_its_own(checkout, name):
     path = checkout / name
     before = path.read_text() if path.exists() else None
     path.write_text("two\n")
-    two = revision.changes(checkout)
+    two = code_revision.changes(checkout)
     path.write_text("three\n")
-    three = revision.changes(checkout)
+    three = code_revision.changes(checkout)
     assert len({two, three, "clean"}) == 3
     assert len(two) == len(three) == 16
     path.write_text("two\n")
-    assert revision.changes(checkout) == two
+    assert code_revision.changes(checkout) == two
     path.unlink() if before is None else path.write_text(before)
-    assert revision.changes(checkout) == "clean"
+    assert code_revision.changes(checkout) == "clean"
 
 
 def test_another_repository_s_variables_change_nothing(checkout, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
-    assert revision.changes(checkout) == "clean"
+    assert code_revision.changes(checkout) == "clean"
 
 
 def test_no_checkout_and_no_git_are_not_known(checkout, tmp_path_factory, monkeypatch):
-    assert revision.changes(tmp_path_factory.mktemp("plain")) is None
+    assert code_revision.changes(tmp_path_factory.mktemp("plain")) is None
     monkeypatch.setenv("PATH", "")
-    assert revision.changes(checkout) is None
+    assert code_revision.changes(checkout) is None
 
 
 # The tools' answers as their manual pages and public logs show them.
@@ -143,12 +151,12 @@ def test_a_tool_that_is_not_there_leaves_its_field_out(monkeypatch):
 
 
 def test_a_tool_that_fails_or_hangs_leaves_its_field_out(monkeypatch):
-    monkeypatch.setattr(reading, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(best_effort, "TIMEOUT_S", 60.0)
     with pytest.raises(OSError, match="status 3"):
-        reading.output(sys.executable, "-c", "raise SystemExit(3)")
-    monkeypatch.setattr(reading, "TIMEOUT_S", 0.05)
+        best_effort.output(sys.executable, "-c", "raise SystemExit(3)")
+    monkeypatch.setattr(best_effort, "TIMEOUT_S", 0.05)
     with pytest.raises(OSError, match="timed out"):
-        reading.output(sys.executable, "-c", "import time; time.sleep(60)")
+        best_effort.output(sys.executable, "-c", "import time; time.sleep(60)")
 
 
 def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch):

@@ -9,11 +9,11 @@ import mlx.core as mx
 import pytest
 
 from labkit import config
-from labkit.engine import preflight
-from labkit.engine.base import EngineError
-from labkit.machine import wired
+from labkit.engine import preflight_checks
+from labkit.engine.engine_protocol import EngineError
+from labkit.machine import wired_advice
 from labkit.machine.macos import Wired
-from labkit.machine.memory import simulated
+from labkit.machine.memory_profile import simulated
 
 DEMANDS = config.WiredCollector
 
@@ -23,14 +23,14 @@ def budget(**options):
 
 
 def test_a_machine_as_demanded_is_accepted():
-    assert wired.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
-    preflight.require_wired(budget())
-    preflight.require_wired(budget(wired_collector=DEMANDS.enabled))
+    assert wired_advice.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
+    preflight_checks.require_wired(budget())
+    preflight_checks.require_wired(budget(wired_collector=DEMANDS.enabled))
 
 
 def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
     with pytest.raises(EngineError) as caught:
-        preflight.require_wired(budget(wired_collector=DEMANDS.disabled))
+        preflight_checks.require_wired(budget(wired_collector=DEMANDS.disabled))
     said = str(caught.value)
     assert "\n" not in said
     assert "sudo sysctl iogpu.disable_wired_collector=1" in said
@@ -39,8 +39,8 @@ def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
 
 def test_a_collector_that_is_off_is_turned_on_by_another_command():
     off = dataclasses.replace(simulated("sim_m1_8gb"), wired=Wired(0, False, True))
-    assert wired.mismatch(off, enabled=False) is None
-    assert "sudo sysctl iogpu.disable_wired_collector=0" in wired.mismatch(off, enabled=True)
+    assert wired_advice.mismatch(off, enabled=False) is None
+    assert "sudo sysctl iogpu.disable_wired_collector=0" in wired_advice.mismatch(off, enabled=True)
 
 
 def test_a_machine_without_a_collector_says_where_to_see_the_advice():
@@ -48,13 +48,13 @@ def test_a_machine_without_a_collector_says_where_to_see_the_advice():
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
     with pytest.raises(EngineError, match=r"it is macOS's; engine\.budget\.machine simulates"):
-        preflight.require_wired(elsewhere)
+        preflight_checks.require_wired(elsewhere)
 
 
 def test_mlx_s_cache_is_bounded_as_asked():
     before = mx.set_cache_limit(1 << 20)
     try:
-        preflight.settle(config.Engine(mlx_cache_limit=123456))
+        preflight_checks.settle(config.Engine(mlx_cache_limit=123456))
         assert mx.set_cache_limit(before) == 123456
     finally:
         mx.set_cache_limit(before)
@@ -64,9 +64,9 @@ def test_mlx_s_variables_must_be_set_before_it_starts(monkeypatch):
     asked = config.Engine(mlx=config.Mlx(bfs_max_width=7))
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
     with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):
-        preflight.settle(asked)
+        preflight_checks.settle(asked)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
     with pytest.raises(EngineError, match="is 8 in this process, not 7"):
-        preflight.settle(asked)
+        preflight_checks.settle(asked)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
-    preflight.settle(asked)
+    preflight_checks.settle(asked)

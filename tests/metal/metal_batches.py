@@ -6,14 +6,14 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.config import RESOLVERS
-from labkit.engine.attention import dispatch
-from labkit.engine.attention.metal import MetalBackend
+from labkit.engine.attention import kernel_dispatch
+from labkit.engine.attention.kernel_switches import BQ, Switches
+from labkit.engine.attention.metal_backend import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMap
 from labkit.engine.attention.resolvers.work_plan import WorkPlan, work_plan
-from labkit.engine.attention.spec import BQ, Switches
-from labkit.metal.emulator.compilation import Build
+from labkit.metal.emulator.cpp_compilation import Build
 from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.run import THREE
+from labkit.metal.emulator.kernel_process import THREE
 
 __all__ = [
     "RESOLVERS",
@@ -131,7 +131,9 @@ class Launcher(MetalBackend):
         self.chosen = None
 
     def _choose(self, plan, layer):
-        self.chosen = dispatch.choose(plan, layer, self._switches, dispatch.METAL, self.kernel)
+        self.chosen = kernel_dispatch.choose(
+            plan, layer, self._switches, kernel_dispatch.METAL, self.kernel
+        )
         return self.chosen
 
     def plan(self, **arrays):

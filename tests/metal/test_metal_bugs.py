@@ -4,7 +4,7 @@ import pytest
 from metal_bugs import BUGS
 from metal_probes import PROBES, Wrong, run
 
-from labkit.metal.emulator.errors import KernelFault
+from labkit.metal.emulator.emulator_errors import KernelFault
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -8,7 +8,9 @@ import pytest
 from metal_batches import attend, batch
 
 from labkit.config import RESOLVERS
-from labkit.engine.attention import dispatch, plan, resolvers
+from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
+from labkit.engine.attention.attention_metadata import Layer
+from labkit.engine.attention.kernel_switches import KERNEL_IDS, Switches
 from labkit.engine.attention.launch_report import (
     Launch,
     Rows,
@@ -17,9 +19,7 @@ from labkit.engine.attention.launch_report import (
     _read_one,
     launch_stamp,
 )
-from labkit.engine.attention.plan import Layer
 from labkit.engine.attention.resolvers.work_plan import work_plan
-from labkit.engine.attention.spec import KERNEL_IDS, Switches
 from labkit.metal.kernels import header, source
 
 
@@ -29,7 +29,7 @@ def layer(heads=16, kv_heads=4, head_dim=128, dtype="float16"):
 
 def planned(query_lens, contexts, resolver="binary_search"):
     blocks = -(-max(contexts) // 16)
-    return plan.build(
+    return attention_metadata.build(
         resolvers.create(resolver),
         block_tables=np.zeros((len(contexts), blocks), np.int32),
         seq_lens=np.array(contexts, np.int32),
@@ -42,7 +42,9 @@ def planned(query_lens, contexts, resolver="binary_search"):
 def choose(batch, kind=None, resolver="binary_search", kernel="auto", on=None, **switches):
     switches = Switches(**{"gqa_sharing": False, **switches})
     made = planned(*batch, resolver)
-    return dispatch.choose(made, kind or layer(), switches, on or dispatch.METAL, kernel)
+    return kernel_dispatch.choose(
+        made, kind or layer(), switches, on or kernel_dispatch.METAL, kernel
+    )
 
 
 DECODE = [1] * 8, [2048] * 8
@@ -70,7 +72,7 @@ def test_tiled_kernel_must_fit_the_registers(dtype, head_dim, kernel):
     chosen = choose(PREFILL, kind)
     assert chosen.kernel == kernel
     assert ("does not take float32 with head size 192" in chosen.reason) == (kernel == "decode")
-    assert choose(PREFILL, kind, on=dispatch.cpu(2)).kernel == "tiled"
+    assert choose(PREFILL, kind, on=kernel_dispatch.cpu(2)).kernel == "tiled"
 
 
 def test_kernel_can_be_asked_for():
@@ -112,7 +114,7 @@ def test_gqa_sharing(heads, kv_heads, shared):
 
 def test_the_cpu_walks_a_keys_heads_side_by_side_where_there_are_units_enough():
     many, few = ([1] * 8, [64] * 8), ([1] * 7, [64] * 7)
-    on, kind = dispatch.cpu(2), layer(16, 8, 256, "float32")
+    on, kind = kernel_dispatch.cpu(2), layer(16, 8, 256, "float32")
     for some, heads in ((many, 4), (few, 1)):  # 4,096 bytes are 4 heads of 256
         chosen = choose(some, kind, on=on, gqa_sharing=True)
         assert (chosen.heads, chosen.sharing, chosen.grid[0]) == (heads, 2, 8 // heads)
@@ -220,10 +222,10 @@ def test_what_the_kernels_are_not_compiled_for():
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
 def test_metal_device_is_refused_without_metal():
-    from labkit.metal.device import executor
+    from labkit.metal.executor import executor_for
 
     with pytest.raises(ValueError, match="device=metal: there is no Metal on this machine"):
-        executor("metal")
+        executor_for("metal")
 
 
 def test_the_kernels_know_the_resolvers_and_kernels_by_these_numbers():

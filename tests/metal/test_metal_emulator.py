@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from metal_batches import prover
 
-from labkit.metal.call import KernelCall
-from labkit.metal.device import executor
-from labkit.metal.emulator import compilation
+from labkit.metal.emulator import cpp_compilation
+from labkit.metal.emulator.cpp_translation import translate
 from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.errors import EmulatorUnavailable, KernelFault
-from labkit.metal.emulator.run import THREE, Order, Schedule
-from labkit.metal.emulator.tracing import _checked, trace
-from labkit.metal.emulator.translate import translate
+from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
+from labkit.metal.emulator.kernel_process import THREE, Order, Schedule
+from labkit.metal.emulator.source_capture import _checked, trace
+from labkit.metal.executor import executor_for
+from labkit.metal.kernel_call import KernelCall
 
 HEADER = "#include <metal_stdlib>\n#include <metal_simdgroup_matrix>\nusing namespace metal;\n"
 
@@ -77,16 +77,16 @@ def test_another_tuple_is_refused(arguments):
 
 def test_no_compiler_is_said_in_one_line(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    compilation.find_compiler.cache_clear()
+    cpp_compilation.find_compiler.cache_clear()
     with pytest.raises(EmulatorUnavailable, match=r"^device=emulated: no g\+\+ on PATH") as error:
-        executor("emulated")
+        executor_for("emulated")
     assert "\n" not in str(error.value)
-    compilation.find_compiler.cache_clear()
+    cpp_compilation.find_compiler.cache_clear()
 
 
 def test_unknown_device_is_refused():
     with pytest.raises(ValueError, match="device=cuda: allowed are metal, emulated"):
-        executor("cuda")
+        executor_for("cuda")
 
 
 # ------------------------------------------------------------------ what it computes
@@ -103,7 +103,7 @@ def test_simd_operations(compiler):
     out[4 * thread_position_in_grid.x + 3] = next + simd_broadcast(x, 7);
     """
     a = np.random.default_rng(0).integers(-9, 9, 64).astype(np.float32)
-    (out,) = Emulator(THREE, compilation.Build.proof, 60.0)(
+    (out,) = Emulator(THREE, cpp_compilation.Build.proof, 60.0)(
         call(body, {"a": a}, {"out": floats(64, 4)}, threads=64)
     )
     lanes = np.arange(32)
@@ -186,7 +186,7 @@ def faulty(body, inputs=A64, outputs=None, threads=64, **how):
 
 def test_missing_threadgroup_barrier(compiler):
     good = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
-    (out,) = Emulator(THREE, compilation.Build.proof, 60.0)(
+    (out,) = Emulator(THREE, cpp_compilation.Build.proof, 60.0)(
         call(good, A64, {"out": floats(64)}, threads=64)
     )
     np.testing.assert_array_equal(np.array(out), np.arange(64)[::-1])

@@ -11,7 +11,7 @@ from metal_mutants import mutants
 from metal_probes import PROBES, RACE_PROBES, Wrong, run
 from metal_survivors import SURVIVORS
 
-from labkit.metal.emulator.errors import KernelFault
+from labkit.metal.emulator.emulator_errors import KernelFault
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

@@ -11,11 +11,11 @@ from metal_batches import attend, batch
 from metal_mutants import mutants
 from metal_probes import edited
 
-from labkit.metal.call import KernelCall
-from labkit.metal.emulator.compilation import Build
+from labkit.metal.emulator.cpp_compilation import Build
 from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.errors import KernelFault
-from labkit.metal.emulator.run import ONE
+from labkit.metal.emulator.emulator_errors import KernelFault
+from labkit.metal.emulator.kernel_process import ONE
+from labkit.metal.kernel_call import KernelCall
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ SHARE = KernelCall(
 @pytest.fixture(scope="module")
 def sanitizer():
     """Skip where the compiler has no ThreadSanitizer, or the kernel does not let it run."""
-    from labkit.metal.emulator.errors import EmulatorUnavailable
+    from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
     try:
         RACES(SHARE)

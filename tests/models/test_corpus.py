@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.config import ConfigError
-from labkit.models.corpus import packaged_texts
+from labkit.models.tokenizer_corpus import packaged_texts
 
 
 def test_the_packaged_texts_are_there_and_stay_in_order():

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from labkit.config import ConfigError, Model
-from labkit.models import directory, resolve
+from labkit.models import model_directory, resolve
 
 CONFIG = {
     "model_type": "llama",
@@ -144,7 +144,7 @@ def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch)
     (repository / "refs" / "main").write_text("abc")
     (repository / "snapshots").mkdir()
     model.rename(repository / "snapshots" / "abc")
-    found = directory.find("someone/some-model")
+    found = model_directory.find("someone/some-model")
     assert found.name == "someone/some-model"
     assert found.path == repository / "snapshots" / "abc"
 

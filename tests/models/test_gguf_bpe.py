@@ -3,12 +3,12 @@ import pytest
 
 from labkit.config import Model
 from labkit.models import resolve, tokenizer
-from labkit.models.gguf import BadFile, bpe, header
+from labkit.models.gguf import BadFile, gguf_header, gguf_tokenizer
 
 
 def built(tmp_path, **changes):
     path = gguf_files.model(tmp_path / "m.gguf", **changes)
-    return bpe.tokenizer(header.read(path))
+    return gguf_tokenizer.tokenizer(gguf_header.read(path))
 
 
 def ids(tokenizer, text):
@@ -49,7 +49,7 @@ def test_a_text_begins_with_the_token_that_the_file_names(tmp_path, no_cache):
 
 def test_what_ends_a_text(tmp_path):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
-    found = bpe.generation_config(header.read(path))
+    found = gguf_tokenizer.generation_config(gguf_header.read(path))
     assert found == {"bos_token_id": 1, "eos_token_id": [0, 2]}
 
 
@@ -72,6 +72,8 @@ def test_a_vocabulary_that_is_not_whole_is_one_line(tmp_path, changes, message):
 
 
 def test_a_special_token_that_there_is_not(tmp_path):
-    file = header.read(gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999))
+    file = gguf_header.read(
+        gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999)
+    )
     with pytest.raises(BadFile, match=r"eos_token_id is 9999; there are"):
-        bpe.config(file, 512)
+        gguf_tokenizer.config(file, 512)

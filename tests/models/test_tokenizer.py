@@ -1,12 +1,12 @@
 import pytest
 
 from labkit.config import ConfigError
-from labkit.models import tokenizer, vocabulary
+from labkit.models import tokenizer, train_bpe
 
 
 @pytest.fixture
 def folder(tmp_path):
-    text = vocabulary.train(["so it goes, so it goes"], vocab_size=300, seed=0)
+    text = train_bpe.train(["so it goes, so it goes"], vocab_size=300, seed=0)
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
     return tmp_path
 

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 
-from labkit.models import vocabulary
+from labkit.models import train_bpe
 
 TEXTS = (
     "the cat sat on the mat; the other cat sat beside it.",
     "Ein zweiter Text, über Äpfel.",
 ) * 3
 SIZE = 700
-JSON = vocabulary.train(TEXTS, vocab_size=SIZE, seed=0)
+JSON = train_bpe.train(TEXTS, vocab_size=SIZE, seed=0)
 TOKENIZER = Tokenizer.from_str(JSON)
 BYTES = {
     c: b
@@ -53,17 +53,17 @@ def test_every_id_has_bytes_of_its_own():
 
 def test_merges_are_learned_from_the_text():
     assert len(TOKENIZER.encode(TEXTS[0]).ids) < len(TEXTS[0]) / 3
-    assert len(vocabulary.train(["ab ab"], vocab_size=300, seed=0)) < len(JSON)
+    assert len(train_bpe.train(["ab ab"], vocab_size=300, seed=0)) < len(JSON)
 
 
 def test_a_small_vocabulary_stops_the_merges():
-    small = json.loads(vocabulary.train(TEXTS, vocab_size=260, seed=0))
+    small = json.loads(train_bpe.train(TEXTS, vocab_size=260, seed=0))
     assert len(small["model"]["merges"]) == 2
     assert [t["id"] for t in small["added_tokens"]] == [258, 259]
 
 
 def test_the_seed_invents_other_words_and_the_same_merges():
-    first, other = json.loads(JSON), json.loads(vocabulary.train(TEXTS, vocab_size=SIZE, seed=1))
+    first, other = json.loads(JSON), json.loads(train_bpe.train(TEXTS, vocab_size=SIZE, seed=1))
     assert first["model"]["merges"] == other["model"]["merges"]
     assert first["model"]["vocab"] != other["model"]["vocab"]
 
@@ -86,7 +86,7 @@ def test_other_processes_train_the_same():
 
 def test_too_small_is_refused():
     with pytest.raises(ValueError, match="allowed are 258 or more"):
-        vocabulary.train(TEXTS, vocab_size=257, seed=0)
+        train_bpe.train(TEXTS, vocab_size=257, seed=0)
 
 
 def test_the_table_of_this_test_is_the_librarys():

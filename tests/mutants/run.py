@@ -37,6 +37,7 @@ PACKAGES = {  # and the folders whose tests are asked
     "labkit/workload": ("tests/workload", "tests/workload/video", "tests/experiment"),
     "labkit/experiment": ("tests/experiment", "tests/workload", "tests"),
     "labkit/machine": ("tests/machine", "tests/experiment"),
+    "labkit/cpu": ("tests/cpu", "tests/engine/attention", "tests/engine/numpy_port"),
 }
 SAMPLE = 100
 TESTS_S = 30.0  # of tests that a mutant meets, by what they take unbroken

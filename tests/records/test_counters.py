@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from labkit.config import Attention, ConfigError, Engine
-from labkit.experiment.claims import check, choices
-from labkit.records import counters
+from labkit.experiment.claim_validation import check, choices
+from labkit.records import counter_registry
 
 ROOT = Path(__file__).parents[2]
 PLAIN = Engine()
@@ -43,25 +43,25 @@ def name_of(node):
 
 
 def test_whatever_is_counted_is_in_the_table():
-    known = {counter.name for counter in counters.COUNTERS}
+    known = {counter.name for counter in counter_registry.COUNTERS}
     found = {}
     for folder in ("engine", "metal", "workload"):
         for path in (ROOT / "labkit" / folder).rglob("*.py"):
             for name in filter(None, counted(ast.parse(path.read_text()))):
                 found[name] = path
-    unknown = {n: p for n, p in found.items() if n not in known and not counters.find(n)}
+    unknown = {n: p for n, p in found.items() if n not in known and not counter_registry.find(n)}
     assert len(found) > 60 and not unknown
 
 
 def test_no_counter_is_listed_twice_and_all_say_what_they_are():
-    names = [counter.name for counter in counters.COUNTERS]
+    names = [counter.name for counter in counter_registry.COUNTERS]
     assert len(names) == len(set(names))
-    assert all(counter.unit and counter.meaning for counter in counters.COUNTERS)
+    assert all(counter.unit and counter.meaning for counter in counter_registry.COUNTERS)
 
 
 def test_the_page_is_the_table():
-    assert (ROOT / "docs" / "counters.md").read_text() == counters.page(), (
-        "python -m labkit.records.counters > docs/counters.md"
+    assert (ROOT / "docs" / "counters.md").read_text() == counter_registry.page(), (
+        "python -m labkit.records.counter_registry > docs/counters.md"
     )
 
 
@@ -70,7 +70,7 @@ def test_every_option_of_a_family_exists():
     assert "static" in choices("engine.scheduler.admission")
     with pytest.raises(ValueError, match="not an option with a list"):
         choices("engine.threads")
-    assert len(list(counters.names(choices))) > 100
+    assert len(list(counter_registry.names(choices))) > 100
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "ablation").glob("*.yaml")), ids=str)
@@ -79,7 +79,7 @@ def test_the_ablations_claim_what_there_is(path):
     claimed = (data.get("claims") or {}).get("engaged") or {}
     for arm, names in claimed.items():
         assert arm in data["arms"]
-        assert all(counters.find(name, choices) for name in names)
+        assert all(counter_registry.find(name, choices) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """An engine that says what tests want, and its tokenizer."""
 
-from labkit.engine.base import TokenEvent
+from labkit.engine.engine_protocol import TokenEvent
 
 
 class Words:

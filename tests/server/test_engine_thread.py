@@ -9,12 +9,12 @@ import pytest
 from engines import Engine, Words
 
 from labkit import config
-from labkit.engine.base import NO_TOKEN, EngineError, TokenEvent
+from labkit.engine.engine_protocol import NO_TOKEN, EngineError, TokenEvent
 from labkit.engine.request import Request, SamplingParams
 from labkit.server.api_error import ApiError
 from labkit.server.engine_thread import EngineThread, warm_up
 from labkit.server.routes import create_app
-from labkit.server.service import Service
+from labkit.server.serving_service import Service
 
 
 class Model:

@@ -10,7 +10,7 @@ import sys
 import pytest
 from engines import Engine, Words
 
-from labkit.server.shell import Shell
+from labkit.server.chat_shell import Shell
 
 
 def talk(lines, engine=None, max_tokens=5, template=None):

@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Lengths
-from labkit.workload import arrivals, lengths
-from labkit.workload.clients import Clients, Plan
-from labkit.workload.prompts import Prompt
+from labkit.workload import arrivals, request_lengths
+from labkit.workload.request_schedule import Clients, Plan
+from labkit.workload.tokenized_prompts import Prompt
 
 COUNT = 4000
 PROMPTS = [Prompt(f"r{i}", (1,), 1) for i in range(COUNT)]
@@ -57,7 +57,7 @@ def test_sessions_arrive_at_the_rate_and_their_later_turns_with_the_answer():
 
 
 def drawn(**options):
-    return lengths.draw(Lengths(**options), np.random.default_rng(5), COUNT)
+    return request_lengths.draw(Lengths(**options), np.random.default_rng(5), COUNT)
 
 
 def test_lengths_follow_their_laws():

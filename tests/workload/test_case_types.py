@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
-from labkit.engine.attention.elements import rounded, widened
+from labkit.engine.attention.kv_dtypes import rounded, widened
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.lazy import LazyBackend
-from labkit.workload import cases, kind_of
-from labkit.workload.kernel_turns import KernelArm, KernelTurns
-from labkit.workload.turns import by_itself
+from labkit.engine.attention.mlx_backend import LazyBackend
+from labkit.workload import kernel_cases, kind_of
+from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
+from labkit.workload.interleaving import by_itself
 
 HALF = (Precision.float16, Precision.bfloat16)
 CASE = Case(name="mixed", decode=2, context=21, prefill=1, chunk=5)
@@ -31,25 +31,25 @@ def test_numbers_are_rounded_as_mlx_rounds_them(dtype):
     for signed in (numbers, -numbers):
         expected = mx.array(signed).astype(getattr(mx, dtype.value))
         stored = rounded(signed, dtype.value)
-        assert mx.array_equal(cases.to_mlx(stored, dtype), expected)
-        np.testing.assert_array_equal(cases.from_mlx(expected, dtype), stored)
+        assert mx.array_equal(kernel_cases.to_mlx(stored, dtype), expected)
+        np.testing.assert_array_equal(kernel_cases.from_mlx(expected, dtype), stored)
         single = expected.astype(mx.float32)
         np.testing.assert_array_equal(widened(stored), np.asarray(single))
 
 
 def test_every_type_holds_the_same_numbers_rounded():
-    single = cases.allocate(1 << 16, 512, seed=3)
+    single = kernel_cases.allocate(1 << 16, 512, seed=3)
     for dtype in HALF:
-        half = cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
+        half = kernel_cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
         for name in ("q", "keys", "values"):
             expected = rounded(getattr(single, name), dtype.value)
             np.testing.assert_array_equal(getattr(half, name), expected)
 
 
 def test_bytes_are_those_of_the_type():
-    sizes = [cases.geometry(CASE, make(dtype), 16) for dtype in Precision]
+    sizes = [kernel_cases.geometry(CASE, make(dtype), 16) for dtype in Precision]
     assert [size.pool_bytes for size in sizes] == [sizes[0].pool_bytes // n for n in (1, 2, 2)]
-    least = [cases.work(sizes[0], make(dtype)).bytes for dtype in Precision]
+    least = [kernel_cases.work(sizes[0], make(dtype)).bytes for dtype in Precision]
     assert least == [least[0] // n for n in (1, 2, 2)]
 
 
@@ -86,7 +86,7 @@ def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype)
     assert result.outputs["dtype"] == dtype.value
     assert values.dtype == np.float32 and not np.isnan(values).any()
     # The template is repeated, and every memory begins with it.
-    expected = cases.allocate(1 << 10, values.size, 1, dtype).q
+    expected = kernel_cases.allocate(1 << 10, values.size, 1, dtype).q
     np.testing.assert_array_equal(rounded(values.reshape(-1), dtype.value), expected)
 
 

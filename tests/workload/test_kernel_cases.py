@@ -8,11 +8,11 @@ import pytest
 
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
-from labkit.workload import cases, devices
-from labkit.workload.digest import array_outputs
-from labkit.workload.kernel_turns import KernelArm, KernelTurns
+from labkit.workload import device_check, kernel_cases
+from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
+from labkit.workload.interleaving import by_itself
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.turns import by_itself
+from labkit.workload.output_digest import array_outputs
 
 DECODE = Case(name="decode", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24)
@@ -109,7 +109,7 @@ def test_one_timing_is_one_dispatch_and_factors_multiply_the_repeats():
 @pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED, RAGGED])
 def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
     w = make(case, window=window)
-    size = cases.geometry(case, w, 16)
+    size = kernel_cases.geometry(case, w, 16)
     pairs = numbers = 0
     for q, kv in zip(size.query_lens, size.seq_lens, strict=True):
         seen = set()
@@ -120,8 +120,8 @@ def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
             seen.update(keys)
         numbers += 2 * len(seen) * w.num_kv_heads * w.head_dim
         numbers += 2 * q * w.num_heads * w.head_dim
-    found = cases.work(size, w)
-    assert found == cases.Work(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
+    found = kernel_cases.work(size, w)
+    assert found == kernel_cases.Work(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
 
 
 def test_counters_are_of_the_measured_dispatches_only():
@@ -158,16 +158,16 @@ def test_a_case_beyond_the_pool_limit_is_skipped_with_its_reason():
 
 
 def test_a_prefill_may_follow_cached_tokens():
-    size = cases.geometry(Case("c", prefill=2, chunk=5, past=30), make(DECODE), 16)
+    size = kernel_cases.geometry(Case("c", prefill=2, chunk=5, past=30), make(DECODE), 16)
     assert size.query_lens.tolist() == [5, 5] and size.seq_lens.tolist() == [35, 35]
 
 
 def test_uneven_requests_have_lengths_of_their_own():
-    size = cases.geometry(RAGGED, make(RAGGED), 16)
+    size = kernel_cases.geometry(RAGGED, make(RAGGED), 16)
     assert size.query_lens.tolist() == [1, 1, 33, 1, 5]
     assert size.seq_lens.tolist() == [17, 17, 33, 71, 105]
     assert size.query_lens.dtype == size.seq_lens.dtype == np.int32
-    assert cases.part(RAGGED, 0.4).uneven == [[33, 0], [1, 70]]
+    assert kernel_cases.part(RAGGED, 0.4).uneven == [[33, 0], [1, 70]]
 
 
 def test_a_resolver_for_pure_decode_refuses_uneven_queries():
@@ -186,15 +186,15 @@ def test_decodes_come_first_and_lengths_are_those_of_the_case():
 
 @pytest.mark.parametrize("case", [DECODE, PREFILL, MIXED, RAGGED])
 def test_block_tables_are_random_and_share_no_block(case):
-    size = cases.geometry(case, make(case), 16)
-    tables = cases.block_tables(size, 16, seed=3)
+    size = kernel_cases.geometry(case, make(case), 16)
+    tables = kernel_cases.block_tables(size, 16, seed=3)
     used = tables[tables > 0]
     assert sorted(used) == list(range(1, size.num_blocks))
     assert list(used) != sorted(used)
     counts = (tables > 0).sum(axis=1)
     assert counts.tolist() == [-(-int(n) // 16) for n in size.seq_lens]
-    assert (tables == cases.block_tables(size, 16, seed=3)).all()
-    assert (tables != cases.block_tables(size, 16, seed=4)).any()
+    assert (tables == kernel_cases.block_tables(size, 16, seed=3)).all()
+    assert (tables != kernel_cases.block_tables(size, 16, seed=4)).any()
 
 
 def test_inputs_do_not_depend_on_which_other_cases_run():
@@ -205,15 +205,15 @@ def test_inputs_do_not_depend_on_which_other_cases_run():
 
 def test_no_two_blocks_hold_the_same_values():
     workload = make(Case(name="d", decode=300, context=128), num_kv_heads=4, head_dim=32)
-    size = cases.geometry(workload.cases[0], workload, 16)
-    numbers = cases.query_numbers(size, workload)
-    arrays = cases.allocate(size.pool_bytes, numbers, seed=0).view(size, workload, 16)
+    size = kernel_cases.geometry(workload.cases[0], workload, 16)
+    numbers = kernel_cases.query_numbers(size, workload)
+    arrays = kernel_cases.allocate(size.pool_bytes, numbers, seed=0).view(size, workload, 16)
     assert arrays.q.shape == arrays.out.shape == (300, 4, 32)
     for pool in (arrays.k_pool, arrays.v_pool):
         assert pool.shape == (2401, 16, 4, 32) and np.isfinite(pool).all()
         blocks = {zlib.crc32(block.tobytes()) for block in pool}
         assert len(blocks) == len(pool)
-    assert pool.size > 4 * cases.TEMPLATE  # so that the sequence is indeed repeated
+    assert pool.size > 4 * kernel_cases.TEMPLATE  # so that the sequence is indeed repeated
     assert not np.array_equal(arrays.k_pool[1], arrays.v_pool[1])
 
 
@@ -287,7 +287,7 @@ def test_a_device_that_is_not_here_is_refused(monkeypatch, device, message):
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=message) as raised:
-        devices.check(experiment(make(DECODE), attention={"device": device}))
+        device_check.check(experiment(make(DECODE), attention={"device": device}))
     assert "\n" not in str(raised.value)
 
 

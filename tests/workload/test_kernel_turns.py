@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
-from labkit.workload import cases, kernel, kernel_turns
-from labkit.workload.digest import array_outputs
-from labkit.workload.kernel_turns import KernelArm, KernelTurns, spread
+from labkit.workload import interleaved_kernels, kernel_cases, kernel_workload
+from labkit.workload.interleaved_kernels import KernelArm, KernelTurns, spread
+from labkit.workload.interleaving import Setting
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.turns import Setting
+from labkit.workload.output_digest import array_outputs
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 PREFILL = Case(name="prefill", prefill=2, chunk=24, factor=2)
@@ -171,7 +171,7 @@ def test_kernels_are_prepared_by_two_processes_from_either_end(tmp_path):
 
 def test_macos_prepares_in_one_process(monkeypatch):
     """Its libraries may crash in a forked process."""
-    monkeypatch.setattr(kernel_turns.sys, "platform", "darwin")
+    monkeypatch.setattr(interleaved_kernels.sys, "platform", "darwin")
     monkeypatch.delattr(os, "fork")
     world = World()
     turns(world, [Backend(world, lambda w: 1.0)], FEW).prepare()
@@ -234,7 +234,7 @@ def test_an_output_is_checked_after_the_clock_was_read():
 
 
 def test_every_launch_of_an_arm_is_in_its_own_turn(monkeypatch):
-    monkeypatch.setattr(cases, "WASH_BYTES", 1)  # a part of the batch washes out
+    monkeypatch.setattr(kernel_cases, "WASH_BYTES", 1)  # a part of the batch washes out
     world = World()
     backends = [Backend(world, lambda w: 1.0, kernel="decode") for _ in range(3)]
     measured(world, backends, FEW, PREFILL)
@@ -263,7 +263,7 @@ def test_the_time_of_a_launch_follows_the_launch():
 def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launches_in_its_own_turn(
     monkeypatch, wash_bytes, launches
 ):
-    monkeypatch.setattr(cases, "WASH_BYTES", wash_bytes)
+    monkeypatch.setattr(kernel_cases, "WASH_BYTES", wash_bytes)
     world = World()
     measured(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
     length = 1 + 2 * launches
@@ -422,7 +422,7 @@ def test_an_output_is_hashed_once_for_all_arms_that_agree(monkeypatch):
         hashed.append(out.copy())
         return array_outputs(out, dtype)
 
-    monkeypatch.setattr(kernel_turns, "array_outputs", outputs)
+    monkeypatch.setattr(interleaved_kernels, "array_outputs", outputs)
     world = World()
     found = measured(world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW)
     digests = [measurement.cases[0].outputs["digest"] for measurement in found]
@@ -533,17 +533,19 @@ def measured_until(world, backend):
 
 def test_a_large_batch_is_washed_out_by_a_part_of_it_and_a_small_one_by_itself():
     whole = asked(LARGE, num_heads=16, num_kv_heads=4, head_dim=128)
-    size = cases.geometry(LARGE, whole, 16)
-    part = cases.geometry(cases.part(LARGE, cases.wash_share(size, whole)), whole, 16)
+    size = kernel_cases.geometry(LARGE, whole, 16)
+    part = kernel_cases.geometry(
+        kernel_cases.part(LARGE, kernel_cases.wash_share(size, whole)), whole, 16
+    )
     assert 1 <= len(part.seq_lens) < 64 and part.seq_lens[0] == 2048
-    work = cases.work(part, whole)
-    assert work.bytes >= cases.WASH_BYTES or work.flops >= cases.WASH_FLOPS
+    work = kernel_cases.work(part, whole)
+    assert work.bytes >= kernel_cases.WASH_BYTES or work.flops >= kernel_cases.WASH_FLOPS
     few = asked(FEW)
-    assert cases.wash_share(cases.geometry(FEW, few, 16), few) == 1
+    assert kernel_cases.wash_share(kernel_cases.geometry(FEW, few, 16), few) == 1
 
 
 def test_a_part_that_takes_another_kernel_washes_nothing_out(monkeypatch):
-    monkeypatch.setattr(cases, "WASH_BYTES", 1)  # one request of each kind
+    monkeypatch.setattr(kernel_cases, "WASH_BYTES", 1)  # one request of each kind
     world = World()
     measured(world, [Backend(world, lambda w: 1.0)], FEW)
     assert {what for what, _ in world.done} == {"pulse", ("launch", 5)}
@@ -566,23 +568,23 @@ def experiments(*workloads):
 def test_arms_whose_rounds_would_differ_stay_apart(change):
     (name,) = change
     arms = list(experiments(asked(FEW), asked(FEW, **change)))
-    assert f"workload.{name}" in kernel.KIND.apart(arms)
-    assert kernel.KIND.apart([arms[0], arms[0]]) is None
+    assert f"workload.{name}" in kernel_workload.KIND.apart(arms)
+    assert kernel_workload.KIND.apart([arms[0], arms[0]]) is None
 
 
 def test_flushing_is_in_the_estimate_of_cold_turns_alone(monkeypatch):
-    monkeypatch.setattr(cases, "WASH_BYTES", 1)  # one launch a turn is timed, hot or cold
+    monkeypatch.setattr(kernel_cases, "WASH_BYTES", 1)  # one launch a turn is timed, hot or cold
     arms = [*experiments(*(asked(FEW, repeats=100, state=state) for state in State))]
-    seconds = {e.workload.state: kernel.KIND.estimate(e).seconds for e in arms}
-    flushes = 100 * FEW.factor * kernel.FLUSH_SECONDS
+    seconds = {e.workload.state: kernel_workload.KIND.estimate(e).seconds for e in arms}
+    flushes = 100 * FEW.factor * kernel_workload.FLUSH_SECONDS
     assert seconds[State.cold] - seconds[State.hot] == pytest.approx(flushes)
     assert seconds[State.both] > seconds[State.cold]
 
 
 def test_a_factor_of_ones_own_stays_apart():
     arms = experiments(asked(FEW), asked(Case("few", decode=5, context=40, factor=4)))
-    assert "factor" in kernel.KIND.apart(list(arms))
+    assert "factor" in kernel_workload.KIND.apart(list(arms))
 
 
 def test_the_rule_of_warming_up_is_what_its_page_says():
-    assert (kernel_turns.SETTLED, kernel_turns.MOST_ROUNDS) == (0.98, 20)
+    assert (interleaved_kernels.SETTLED, interleaved_kernels.MOST_ROUNDS) == (0.98, 20)

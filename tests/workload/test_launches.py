@@ -9,11 +9,11 @@ import pytest
 
 from labkit.config import Attention, Case, Device, Precision, State, Workload
 from labkit.engine import attention
-from labkit.workload import cases, devices, launches
-from labkit.workload.kernel_turns import KernelArm, KernelTurns
+from labkit.workload import device_check, kernel_cases, launch_timing
+from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
+from labkit.workload.interleaving import Setting, by_itself
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.mlx_queue import MlxQueue
-from labkit.workload.turns import Setting, by_itself
+from labkit.workload.mlx_launch_queue import MlxQueue
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 # Seconds.
@@ -160,7 +160,7 @@ class Backend:
 
 @pytest.fixture(autouse=True)
 def chains_of_four(monkeypatch):
-    monkeypatch.setattr(cases, "MOST_LINKS", 4)
+    monkeypatch.setattr(kernel_cases, "MOST_LINKS", 4)
 
 
 def asked(*wanted, **changes):
@@ -335,14 +335,14 @@ def test_a_chain_does_about_as_much_whatever_the_case():
     whole = asked(FEW, num_heads=16, num_kv_heads=4, head_dim=128)
 
     def links(**case):
-        size = cases.geometry(Case(name="x", **case), whole, 16)
-        return cases.links(size, whole), cases.work(size, whole)
+        size = kernel_cases.geometry(Case(name="x", **case), whole, 16)
+        return kernel_cases.links(size, whole), kernel_cases.work(size, whole)
 
-    assert links(decode=1, context=16)[0] == cases.MOST_LINKS
+    assert links(decode=1, context=16)[0] == kernel_cases.MOST_LINKS
     number, work = links(decode=1024, context=128)
-    assert 1 < number <= cases.CHAIN_BYTES / work.bytes < number + 1
+    assert 1 < number <= kernel_cases.CHAIN_BYTES / work.bytes < number + 1
     number, work = links(prefill=8, chunk=512)
-    assert 1 < number <= cases.CHAIN_FLOPS / work.flops < number + 1
+    assert 1 < number <= kernel_cases.CHAIN_FLOPS / work.flops < number + 1
     assert links(decode=1024, context=2048)[0] == 1
 
 
@@ -358,8 +358,8 @@ def test_a_chain_does_about_as_much_whatever_the_case():
     ],
 )
 def test_only_metal_has_a_queue(monkeypatch, metal, options, queued):
-    monkeypatch.setattr(devices, "has_metal", lambda: metal)
-    assert devices.queued(Attention(**options)) is queued
+    monkeypatch.setattr(device_check, "has_metal", lambda: metal)
+    assert device_check.queued(Attention(**options)) is queued
 
 
 # ------------------------------------------------------------------ on MLX, which is lazy
@@ -428,7 +428,7 @@ def test_on_mlx_inputs_lie_there_before_and_no_pool_is_copied():
     arm = KernelArm("paged", gather, large, 16, True)
     before = mx.get_active_memory()
     found = KernelTurns([arm], by_itself(seed=3), make_queue=MlxQueue)
-    (size,) = [cases.geometry(case, large, 16) for case in large.cases]
+    (size,) = [kernel_cases.geometry(case, large, 16) for case in large.cases]
     batches = [found._batch(arm, case) for case in large.cases for _ in range(3)]
     held = mx.get_active_memory() - before
     assert size.pool_bytes <= held < 1.1 * size.pool_bytes
@@ -467,8 +467,8 @@ def test_on_mlx_outputs_are_given_memory_that_holds_nan(monkeypatch, alone):
 
 
 def test_the_emulator_runs_a_launch_when_it_is_called(monkeypatch):
-    from labkit.metal.emulator.compilation import find_compiler
-    from labkit.metal.emulator.errors import EmulatorUnavailable
+    from labkit.metal.emulator.cpp_compilation import find_compiler
+    from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
     try:
         find_compiler()
@@ -484,4 +484,4 @@ def test_the_emulator_runs_a_launch_when_it_is_called(monkeypatch):
     (expected,) = on_cpu.measure(lambda text: None)
     (values,), (others,) = result.values.values(), expected.values.values()
     np.testing.assert_allclose(values, others, rtol=0, atol=1e-5)
-    assert launches.PLANS > 1
+    assert launch_timing.PLANS > 1

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from labkit import workload
-from labkit.analysis.ideal import reached
+from labkit.analysis.attained_rates import reached
 from labkit.config import LengthKind
 from labkit.records import Record
-from labkit.workload.lengths import rectangle_notes
+from labkit.workload.request_lengths import rectangle_notes
 
 SMALL = [
     "ablation=padding_control",

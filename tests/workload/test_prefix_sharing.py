@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.workload.prefix_sharing import shared_tokens, sharing_notes
-from labkit.workload.prompts import Prompt
+from labkit.workload.attainable_prefix_hits import shared_tokens, sharing_notes
+from labkit.workload.tokenized_prompts import Prompt
 
 
 def prompts(*texts):

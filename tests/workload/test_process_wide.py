@@ -8,8 +8,8 @@ import pytest
 from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.workload import kind_of
-from labkit.workload.serving import ServingSession
-from labkit.workload.turns import NoMachine, Setting
+from labkit.workload.interleaving import NoMachine, Setting
+from labkit.workload.serving_session import ServingSession
 
 SHAPE = {
     "hidden_size": 64,
@@ -118,7 +118,7 @@ def test_arms_are_loaded_in_random_order_each_in_its_own_turn():
 
 def packed(session):
     """Return the addresses of the weights that an engine multiplies with."""
-    from labkit.engine.cpu.linear import PackedWeights
+    from labkit.cpu.packed_linear import PackedWeights
 
     forward = session._engine._loop._runner.run_model._forward
     found, todo = set(), [forward._model]
@@ -153,7 +153,7 @@ def test_arms_of_one_model_share_its_weights_and_engines_alone_do_not():
 
 
 def test_an_arm_that_cannot_load_closes_the_others(monkeypatch):
-    from labkit.engine.base import EngineError
+    from labkit.engine.engine_protocol import EngineError
 
     log, closed = [], []
     close = ServingSession.close

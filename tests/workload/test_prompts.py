@@ -11,10 +11,10 @@ import pytest
 from labkit import workload as workloads
 from labkit.config import ConfigError, Experiment, from_plain
 from labkit.models import ModelDir, resolve, tokenizer
-from labkit.workload import prompts
-from labkit.workload.prompts import Prompt
-from labkit.workload.requests import RequestKind
+from labkit.workload import tokenized_prompts
+from labkit.workload.request_workload import RequestKind
 from labkit.workload.sources import chat, source_of
+from labkit.workload.tokenized_prompts import Prompt
 
 
 def experiment(seed=0, engine=None, **workload):
@@ -138,7 +138,7 @@ class CountingSource:
 @pytest.fixture
 def workload_cache(tmp_path, monkeypatch):
     """An empty place for prompts, with the shared model cache left where it is."""
-    monkeypatch.setattr(prompts.cache, "root", lambda: tmp_path)
+    monkeypatch.setattr(tokenized_prompts.cache, "root", lambda: tmp_path)
     return tmp_path / "workloads"
 
 
@@ -162,11 +162,11 @@ def test_a_damaged_cache_file_is_made_again(workload_cache, damage):
     def make():
         return (Prompt("r0", (1, 2), 3),)
 
-    key = prompts.prompt_key({"a": 1})
-    prompts.stored(key, make)
+    key = tokenized_prompts.prompt_key({"a": 1})
+    tokenized_prompts.stored(key, make)
     path = workload_cache / f"{key}.json"
     path.write_bytes(damage)
-    assert prompts.stored(key, make) == make()
+    assert tokenized_prompts.stored(key, make) == make()
     assert json.loads(path.read_bytes())["requests"][0]["token_ids"] == [1, 2]
 
 
@@ -217,7 +217,7 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_what_its_memory_needs()
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
         "or m.startswith('labkit.engine.') and not m.removeprefix('labkit.engine.').startswith("
         "('budget', 'dtype', 'plugins')) and m not in ('labkit.engine.attention', "
-        "'labkit.engine.attention.spec', 'labkit.engine.attention.elements')]; "
+        "'labkit.engine.attention.kernel_switches', 'labkit.engine.attention.kv_dtypes')]; "
         "print(bad)"
     )
     source = (

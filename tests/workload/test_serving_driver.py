@@ -3,13 +3,13 @@ from collections import deque
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
-from labkit.engine.base import InvalidLogitsError, StaleLaunchError, TokenEvent
-from labkit.workload import serving
+from labkit.engine.engine_protocol import InvalidLogitsError, StaleLaunchError, TokenEvent
+from labkit.workload import serving_session
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.metrics import Served
-from labkit.workload.pieces import Pieces
-from labkit.workload.prompts import Prompt
-from labkit.workload.serving import ServingSession
+from labkit.workload.serving_metrics import Served
+from labkit.workload.serving_session import ServingSession
+from labkit.workload.token_text import Pieces
+from labkit.workload.tokenized_prompts import Prompt
 
 
 class Clock:
@@ -228,7 +228,7 @@ def test_prompts_that_were_served_before_share_all_their_blocks():
 
 def test_texts_of_a_server_that_tells_no_tokens_are_told_apart():
     def outputs(*texts):
-        return serving.outputs_of(
+        return serving_session.outputs_of(
             [Served(f"r{i}", 3, 0.0, text=text) for i, text in enumerate(texts)]
         )
 

@@ -1,7 +1,8 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Limits, Workload
-from labkit.workload.metrics import (
+from labkit.workload.request_outcomes import traffic_notes
+from labkit.workload.serving_metrics import (
     Served,
     counted_metrics,
     meets,
@@ -9,7 +10,6 @@ from labkit.workload.metrics import (
     sending_metrics,
     serving_metrics,
 )
-from labkit.workload.traffic import traffic_notes
 
 
 def served(name, prompt, submitted, times, tokens=None):

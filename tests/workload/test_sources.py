@@ -7,7 +7,7 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.models import resolve, tokenizer
-from labkit.workload.requests import KIND
+from labkit.workload.request_workload import KIND
 from labkit.workload.sources import source_of
 
 
@@ -234,8 +234,8 @@ def test_unshared_prompts_share_nothing_and_are_as_long(asked):
 
 def test_a_kind_of_one_s_own_has_a_source_of_its_own(asked, tmp_path, monkeypatch):
     (tmp_path / "my_kind.py").write_text(
-        "from labkit.workload.prompts import Prompt\n"
-        "from labkit.workload.requests import RequestKind\n"
+        "from labkit.workload.tokenized_prompts import Prompt\n"
+        "from labkit.workload.request_workload import RequestKind\n"
         "class Source:\n"
         "    def identity(self, experiment): return {'mine': 1}\n"
         "    def make(self, experiment, model): return (Prompt('a', (1, 2), 3),)\n"

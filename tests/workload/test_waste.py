@@ -3,11 +3,11 @@
 import pytest
 
 from labkit.config import ConfigError, Workload
-from labkit.engine.base import TokenEvent
-from labkit.workload.prompts import Prompt
-from labkit.workload.serving import ServingSession
+from labkit.engine.engine_protocol import TokenEvent
+from labkit.workload.serving_session import ServingSession
 from labkit.workload.sources import source_of
-from labkit.workload.sources.texts import Text
+from labkit.workload.sources.text_requests import Text
+from labkit.workload.tokenized_prompts import Prompt
 
 
 class StaticEngine:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.formatting import slug
-from labkit.analysis.rendering.styles import arm_classes, arm_styles
-from labkit.analysis.rendering.svg import Chart
-from labkit.analysis.sentences import real_arms
+from labkit.analysis.number_format import slug
+from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
+from labkit.analysis.rendering.svg_elements import Chart
+from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
 if TYPE_CHECKING:

@@ -11,15 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from labkit.analysis.formatting import (
-    interval_text,
-    p_text,
-    percent_text,
-    value_text,
-)
-from labkit.analysis.same_outputs import Agreement, IdentityReport
-from labkit.analysis.sensitivity import Second
-from labkit.analysis.sentences import row_name
+from labkit.analysis.number_format import interval_text, p_text, percent_text, value_text
+from labkit.analysis.output_identity import Agreement, IdentityReport
+from labkit.analysis.sensitivity_analysis import Second
+from labkit.analysis.verdict_sentences import row_name
 from labkit.records import Record
 
 T = TypeVar("T")

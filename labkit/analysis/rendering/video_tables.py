@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.formatting import slug, value_text
-from labkit.analysis.rendering.published_numbers import published_line
-from labkit.analysis.rendering.styles import arm_classes, arm_styles
-from labkit.analysis.rendering.svg import Chart
+from labkit.analysis.number_format import slug, value_text
+from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
+from labkit.analysis.rendering.published_table import published_line
+from labkit.analysis.rendering.svg_elements import Chart
 from labkit.analysis.rendering.tables import Column, Table
-from labkit.analysis.sentences import real_arms
+from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
 if TYPE_CHECKING:

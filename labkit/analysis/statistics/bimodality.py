@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from labkit.analysis.statistics.permutation import Floats
+from labkit.analysis.statistics.permutation_test import Floats
 
 GAP_TO_SPREAD = 3.0
 FEWEST = 3

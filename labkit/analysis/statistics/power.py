@@ -15,8 +15,8 @@ import math
 import numpy as np
 from scipy.special import nctdtrinc, stdtrit
 
-from labkit.analysis.statistics.effect import log_ratio, percent
-from labkit.analysis.statistics.permutation import Floats, smallest_p
+from labkit.analysis.statistics.effect_size import log_ratio, percent
+from labkit.analysis.statistics.permutation_test import Floats, smallest_p
 
 POWER = 0.8
 MOST_BLOCKS = 1000

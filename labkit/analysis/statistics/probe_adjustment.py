@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.statistics.permutation import Floats, pooled, relabellings, two_sided
+from labkit.analysis.statistics.permutation_test import Floats, pooled, relabellings, two_sided
 
 NO_VARIATION = 1e-24
 

@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import plugins
-from labkit.engine.attention.spec import Switches
+from labkit.engine.attention.kernel_switches import Switches
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.operation import paged_attention
+    from labkit.engine.attention.attention_op import paged_attention
     from labkit.engine.attention.paged_backend import PagedBackend
 
 __all__ = ["configured", "create", "paged_attention"]
@@ -64,12 +64,12 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
             f"backend={backend}: allowed are fused, gather, reference or package.module:Class"
         )
     if device == "cpu":
-        from labkit.engine.attention.cpu import CpuBackend
+        from labkit.engine.attention.cpu_backend import CpuBackend
 
         return CpuBackend(chosen)
     if device not in DEVICES:
         raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
-    from labkit.engine.attention.metal import MetalBackend
+    from labkit.engine.attention.metal_backend import MetalBackend
 
     return MetalBackend(chosen, device)
 
@@ -82,7 +82,7 @@ def configured(options: config.Attention) -> PagedBackend:
 
 def __getattr__(name: str) -> Any:
     if name == "paged_attention":
-        from labkit.engine.attention.operation import paged_attention
+        from labkit.engine.attention.attention_op import paged_attention
 
         return paged_attention
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

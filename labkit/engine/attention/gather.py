@@ -12,9 +12,9 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.engine.attention import sdpa
+from labkit.engine.attention.attention_metadata import Layer, Plan
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.lazy import LazyBackend
-from labkit.engine.attention.plan import Layer, Plan
+from labkit.engine.attention.mlx_backend import LazyBackend
 
 
 class GatherBackend(LazyBackend):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.spec import (
+from labkit.engine.attention.kernel_switches import (
     BLOCKS,
     ITERATIONS,
     KERNEL_IDS,
@@ -22,8 +22,8 @@ from labkit.engine.attention.spec import (
 )
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.dispatch import Dispatch
-    from labkit.engine.attention.plan import Layer, Plan
+    from labkit.engine.attention.attention_metadata import Layer, Plan
+    from labkit.engine.attention.kernel_dispatch import Dispatch
 
 # What is added up over launches that are alike.
 SUMS = (

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention import launch_report, resolvers, validate
-from labkit.engine.attention import plan as plans
+from labkit.engine.attention import attention_metadata as plans
+from labkit.engine.attention import input_validation, launch_report, resolvers
+from labkit.engine.attention.attention_metadata import Layer, Plan
 from labkit.engine.attention.launch_report import LaunchReport, Reports
-from labkit.engine.attention.plan import Layer, Plan
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache import LayerShape
+    from labkit.engine.kv_layout.kv_cache_manager import LayerShape
 
 Array = NDArray[Any]
 Arrays = Literal["numpy", "mlx"]
@@ -117,7 +117,7 @@ class PagedBackend:
         They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
         or ``bfloat16``. ValueError with one line where the backend cannot hold that.
         """
-        validate.dtype(dtype, self.device, self.dtypes)
+        input_validation.dtype(dtype, self.device, self.dtypes)
         pools = [
             [
                 self._zeros((num_blocks, block_size, shape.num_kv_heads, size), dtype)
@@ -133,9 +133,9 @@ class PagedBackend:
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Take over pools that exist, and what they hold, one of each per layer."""
-        validate.pools(keys, values)
+        input_validation.pools(keys, values)
         for pool in keys:
-            validate.dtype(self._types(pool)[0], self.device, self.dtypes)
+            input_validation.dtype(self._types(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
         self._layers = [None] * len(self.keys)
         self._kinds = []
@@ -153,7 +153,9 @@ class PagedBackend:
     ) -> None:
         """Say what does not change of a layer; see ``Attention.bind``."""
         pool = self.keys[layer]
-        validate.layer(pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        input_validation.layer(
+            pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
+        )
         _, block_size, num_kv_heads, head_dim = pool.shape
         dtype, query_dtype = self._types(pool)
         bound = Layer(
@@ -178,7 +180,7 @@ class PagedBackend:
 
     def _types(self, pool: Any) -> tuple[str, str | None]:
         """Return the type of a pool, and that of the queries, keys and values; None: any."""
-        return validate.named(pool), validate.named(pool)
+        return input_validation.named(pool), input_validation.named(pool)
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.asarray(sinks)
@@ -241,7 +243,7 @@ class PagedBackend:
     def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
         """Write and attend; see ``Attention.forward``."""
         bound = self.bound(layer)
-        validate.operands(bound, plan.total_q, q, k, v, out)
+        input_validation.operands(bound, plan.total_q, q, k, v, out)
         if k is not None:
             self.write(layer, k, v, plan)
         result, made = self.attend(bound, q, plan, out)

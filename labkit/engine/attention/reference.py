@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labkit.engine.attention.attention_metadata import Layer, Plan
 from labkit.engine.attention.launch_report import LaunchReport, launch_stamp
 from labkit.engine.attention.paged_backend import PagedBackend
-from labkit.engine.attention.plan import Layer, Plan
 
 
 class ReferenceBackend(PagedBackend):

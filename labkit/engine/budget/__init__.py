@@ -6,13 +6,13 @@ Imports neither MLX nor numba, so that the parent process can plan with it.
 from __future__ import annotations
 
 from labkit import config
-from labkit.engine import dtype
-from labkit.engine.budget import facts
-from labkit.engine.budget.decision import Asked, Decision, Part, Refusal, decide
-from labkit.engine.budget.facts import ModelFacts
-from labkit.engine.budget.policies import POLICIES
-from labkit.machine import memory
-from labkit.machine.memory import Machine
+from labkit.engine import compute_dtype
+from labkit.engine.budget import model_footprint
+from labkit.engine.budget.budget_decision import Asked, Decision, Part, Refusal, decide
+from labkit.engine.budget.budget_policies import POLICIES
+from labkit.engine.budget.model_footprint import ModelFacts
+from labkit.machine import memory_profile
+from labkit.machine.memory_profile import Machine
 
 __all__ = ["Decision", "ModelFacts", "Part", "Refusal", "cached_bytes", "check", "plan"]
 
@@ -33,16 +33,16 @@ def plan(
         scheduler = engine.scheduler
         activations = model.activation_bytes(scheduler.most_step_tokens, scheduler.max_num_seqs)
     if machine is None:
-        machine = memory.find(engine.budget.machine)
-    model = facts.with_cache(model, cached_bytes(engine, model))
+        machine = memory_profile.find(engine.budget.machine)
+    model = model_footprint.with_cache(model, cached_bytes(engine, model))
     asked = Asked(engine.budget, engine.kv.block_size, model, machine, activations)
     return decide(asked, POLICIES[engine.budget.policy](asked))
 
 
 def cached_bytes(engine: config.Engine, model: ModelFacts) -> int:
     """Return the bytes of a token's keys and values, in the type that the engine keeps them in."""
-    width = dtype.cache_width(engine, model.float_bytes)
-    return width * model.kv_bytes_per_token // facts.FLOAT
+    width = compute_dtype.cache_width(engine, model.float_bytes)
+    return width * model.kv_bytes_per_token // model_footprint.FLOAT
 
 
 def check(experiment: config.Experiment) -> Decision | None:
@@ -61,7 +61,9 @@ def check(experiment: config.Experiment) -> Decision | None:
     if experiment.engine.name in config.ELSEWHERE:
         return None
     engine = experiment.engine
-    model = facts.of_model(experiment.model, dtype.asked(engine), dtype.matrices(engine))
+    model = model_footprint.of_model(
+        experiment.model, compute_dtype.asked(engine), compute_dtype.matrices(engine)
+    )
     if model is None:
         return None
     answer = plan(engine, model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.kv_cache import KVLayout, LayerShape, LayoutKind
+from labkit.engine.kv_layout.kv_cache_manager import KVLayout, LayerShape, LayoutKind
 
 if TYPE_CHECKING:
     from labkit import config
@@ -27,9 +27,9 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
     """
     from labkit.config import Admission
     from labkit.config import KVLayout as Word
-    from labkit.engine import attention, dtype
+    from labkit.engine import attention, compute_dtype
 
-    kv, kept = options.kv, dtype.cached(options, computed)
+    kv, kept = options.kv, compute_dtype.cached(options, computed)
     if kv.layout is Word.paged:
         attention.configured(options.attention)  # refused now, if at all
 

@@ -15,9 +15,9 @@ import mlx.core as mx
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
-from labkit.engine.budget.capacity import rounded
-from labkit.engine.kv_layout.kv_cache import BlockTable, KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.rectangle import OwnPieces, Rectangle, Span
+from labkit.engine.budget.kv_demand import rounded
+from labkit.engine.kv_layout.dense_kv import OwnPieces, Rectangle, Span
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVLayout, LayerShape, Step
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch

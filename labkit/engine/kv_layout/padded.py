@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.sdpa import SdpaAttention
-from labkit.engine.budget.capacity import rounded
-from labkit.engine.kv_layout.kv_cache import BlockTable, KVLayout, LayerShape, Step
-from labkit.engine.kv_layout.padded_step import pad_batch
-from labkit.engine.kv_layout.rectangle import OwnPieces, Rectangle, Span
+from labkit.engine.budget.kv_demand import rounded
+from labkit.engine.kv_layout.dense_kv import OwnPieces, Rectangle, Span
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.padded_batch import pad_batch
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.engine import prefix_cache
-from labkit.engine.base import EngineError
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.kv_cache import BlockTable, KVCache, KVLayout, LayerShape, Step
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, KVLayout, LayerShape, Step
 from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine import dtype
-from labkit.engine.base import InferenceEngine
+from labkit.engine import compute_dtype
+from labkit.engine.engine_protocol import InferenceEngine
 
 if TYPE_CHECKING:
     from labkit.engine.shared_models import SharedModels
@@ -24,5 +24,5 @@ def create(options: config.Engine, model_dir: Path, models: SharedModels) -> Inf
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
     scheduler = options.scheduler
-    loaded = models.mlx_lm(model_dir, dtype.asked(options), dtype.matrices(options))
+    loaded = models.mlx_lm(model_dir, compute_dtype.asked(options), compute_dtype.matrices(options))
     return MlxLmEngine(loaded, scheduler.max_num_seqs, scheduler.chunk)

@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.generate import BatchGenerator, StopSequences
 
-from labkit.engine import dtype
-from labkit.engine.base import (
+from labkit.engine import compute_dtype
+from labkit.engine.engine_protocol import (
     NO_TOKEN,
     Counters,
     EngineError,
@@ -21,11 +21,11 @@ from labkit.engine.base import (
     KVBytes,
     TokenEvent,
 )
-from labkit.engine.mlx_lm.loading import Loaded
-from labkit.engine.mlx_lm.samplers import check_known, sampler_of, stop_ids
-from labkit.engine.mlx_lm.work import Work
+from labkit.engine.mlx_lm.batch_generator_counters import Work
+from labkit.engine.mlx_lm.mlx_lm_loader import Loaded
+from labkit.engine.mlx_lm.mlx_lm_sampling import check_known, sampler_of, stop_ids
 from labkit.engine.request import Request
-from labkit.machine import blas
+from labkit.machine import openblas_for_mlx
 
 MLX_LM_PREFILL_BATCH = 8  # its own default
 MLX_LM_PREFILL_STEP = 2048  # its own default, in tokens of one prompt
@@ -207,9 +207,9 @@ class MlxLmEngine:
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],
             "peak_kv_bytes": self._peak_kv_bytes,
-            f"blas.{blas.active()}": 1,
+            f"blas.{openblas_for_mlx.active()}": 1,
             f"dtype.{self._loaded.dtype}": 1,
-            **dtype.weight_counters(self._loaded.weights),
+            **compute_dtype.weight_counters(self._loaded.weights),
         }
 
     def is_running(self, request_id: str) -> bool:

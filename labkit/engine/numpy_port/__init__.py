@@ -1,4 +1,4 @@
-"""mlx_lm's model classes, their code unedited, on NumPy arrays and the kernels of ``engine.cpu``.
+"""mlx_lm's model classes, their code unedited, on NumPy arrays and the kernels of ``labkit.cpu``.
 
 Why. On a CPU an MLX evaluation costs 20 to 50 us, a kernel's launch 1.3, and MLX's own products
 run on whatever BLAS its wheel links. A model's forward is duck-typed, though: residual adds,

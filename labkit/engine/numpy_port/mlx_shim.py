@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.cpu import activations, norms
-from labkit.engine.module_loader import PACKAGE, ModuleLoader
+from labkit.cpu import activations, norms
+from labkit.engine.module_rebinding import PACKAGE, ModuleLoader
 
 Array = NDArray[Any]
 

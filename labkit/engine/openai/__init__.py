@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from labkit import config
 
 if TYPE_CHECKING:
-    from labkit.engine.base import InferenceEngine
+    from labkit.engine.engine_protocol import InferenceEngine
 
 
 def require_client() -> None:
@@ -51,11 +51,11 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     """
     require_client()
     from labkit.engine.openai import server_process
-    from labkit.engine.openai.asking import PATHS, Asking
     from labkit.engine.openai.http_client import HttpClient
     from labkit.engine.openai.remote_engine import RemoteEngine
-    from labkit.models.directory import inspect
-    from labkit.models.spelling import Spelling
+    from labkit.engine.openai.request_payload import PATHS, Asking
+    from labkit.models.model_directory import inspect
+    from labkit.models.token_spelling import Spelling
 
     asked = options.server
     server = server_process.start(options, model_dir)

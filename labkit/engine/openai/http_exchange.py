@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import httptools
 
-from labkit.engine.openai.sse import error_text
+from labkit.engine.openai.sse_decoder import error_text
 
 UNFRAMED = "the connection ended before the answer did"
 

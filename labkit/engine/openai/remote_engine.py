@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from labkit import config
-from labkit.engine.base import NO_TOKEN, Counters, EngineError, TokenEvent
-from labkit.engine.openai import floor
-from labkit.engine.openai.asking import Asking
-from labkit.engine.openai.floor import spread_ms
+from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, TokenEvent
+from labkit.engine.openai import client_overhead
+from labkit.engine.openai.client_overhead import spread_ms
 from labkit.engine.openai.http_client import Arrival, HttpClient
+from labkit.engine.openai.request_payload import Asking
 from labkit.engine.openai.server_process import ServerProcess
-from labkit.engine.openai.sse import StreamError
-from labkit.engine.openai.streamed_answer import Answer, failed
+from labkit.engine.openai.sse_decoder import StreamError
+from labkit.engine.openai.streamed_response import Answer, failed
 from labkit.engine.request import Request
-from labkit.models.spelling import Spelling
+from labkit.models.token_spelling import Spelling
 
 SHOWN = 8
 ZERO = (
@@ -217,7 +217,7 @@ class RemoteEngine:
     def foresee(self, requests: Sequence[Request], streams: int) -> None:
         """Write the requests beforehand, and measure the client by a null server."""
         self._asking.write(requests)
-        self._floor = floor.measure(streams, self._options.silence_s)
+        self._floor = client_overhead.measure(streams, self._options.silence_s)
 
     def process_memory(self) -> dict[str, float]:
         """Return what the server's processes hold."""

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 import labkit
 from labkit import config
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai.http_client import Arrival, HttpClient
-from labkit.engine.openai.sse import DONE, Events, StreamError, read
-from labkit.machine import blas, threads
-from labkit.machine.keeper import KeeperError, Kept
+from labkit.engine.openai.sse_decoder import DONE, Events, StreamError, read
+from labkit.machine import openblas_for_mlx, worker_environment
+from labkit.machine.server_supervisor import KeeperError, Kept
 
 PAUSE_S = 0.05  # between two tries to reach a server that starts
 TRY_S = 10.0  # a try that is not answered within this is given up, and another made
@@ -192,11 +192,11 @@ def command_of(options: config.Engine, model_dir: Path, port: int) -> list[str]:
         "port": str(port),
         "model": str(model_dir),
         "python": server.python or sys.executable,
-        "threads": str(options.threads or threads.core_count()),
+        "threads": str(options.threads or worker_environment.core_count()),
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{gguf}" in word for word in words):
-        from labkit.models.gguf.from_mlx import written
+        from labkit.models.gguf.gguf_writer import written
 
         known["gguf"] = str(written(model_dir))
     return [word.format(**known) for word in words]
@@ -208,8 +208,8 @@ def _environment(options: config.Engine) -> list[str]:
     multiplies = server.known.multiplies_by_blas and server.command is None
     if sys.platform != "linux" or not multiplies or options.blas is not config.Blas.openblas:
         return []
-    count = options.threads or threads.core_count()
-    return ["env", f"LD_PRELOAD={blas.prepare()}", f"OPENBLAS_NUM_THREADS={count}"]
+    count = options.threads or worker_environment.core_count()
+    return ["env", f"LD_PRELOAD={openblas_for_mlx.prepare()}", f"OPENBLAS_NUM_THREADS={count}"]
 
 
 def free_port() -> int:

@@ -22,6 +22,6 @@ What holds, each line a test in ``tests/engine/parallel``:
 Importing this package imports neither MLX nor numba.
 """
 
-from labkit.engine.parallel.sharding import check
+from labkit.engine.parallel.model_sharding import check
 
 __all__ = ["check"]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from labkit import config
-from labkit.engine.base import Counters
+from labkit.engine.engine_protocol import Counters
 from labkit.engine.input_builder import Cut, staircase, window
-from labkit.engine.kv_layout.kv_cache import KVCache
+from labkit.engine.kv_layout.kv_cache_manager import KVCache
 from labkit.engine.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModel
+from labkit.engine.speculation.draft_verification import DraftAndVerify, Proposer, Speculation
 from labkit.engine.speculation.ngram import Ngram
 from labkit.engine.speculation.random_draft import RandomDraft
-from labkit.engine.speculation.speculative import (
-    DraftAndVerify,
-    Proposer,
-    Speculation,
-)
 
 
 def create(

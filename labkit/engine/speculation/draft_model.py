@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from labkit import config
-from labkit.engine import dtype, self_test
-from labkit.engine.base import EngineError
-from labkit.engine.forward import PackedForward
+from labkit.engine import compute_dtype, load_self_test
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.input_builder import Batch, Ints, pack, stack
-from labkit.engine.kv_layout.kv_cache import KVCache, LayerShape, LayoutKind
+from labkit.engine.kv_layout.kv_cache_manager import KVCache, LayerShape, LayoutKind
 from labkit.engine.model_runner import RunModel
+from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import RequestState, RequestStatus
 from labkit.engine.sampler import Sampler
 from labkit.engine.shared_models import SharedModels
-from labkit.engine.speculation.speculative import Wanted
+from labkit.engine.speculation.draft_verification import Wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def load_draft(
     options: config.Engine,
     model_dir: Path,
     kind: LayoutKind,
-    target: self_test.Expected,
+    target: load_self_test.Expected,
     models: SharedModels,
 ) -> LoadedDraft | None:
     """Load the draft that ``options`` name; None where nobody drafts with a model.
@@ -168,8 +168,8 @@ def load_draft(
             directory,
             options.kv.block_size,
             options.attention.device,
-            kind=dtype.asked(options),
-            matrices=dtype.matrices(options),
+            kind=compute_dtype.asked(options),
+            matrices=compute_dtype.matrices(options),
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
         )
@@ -179,7 +179,7 @@ def load_draft(
             raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
         shapes = target.shapes + expected.shapes
         small = kind.holding(shapes, len(expected.sequences), expected.longest)
-        self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
+        load_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error
     layers = f", {len(expected.shapes)} layers" if drafts.draft_layers else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labkit.engine.request import RequestState, RequestStatus
-from labkit.engine.speculation.speculative import Wanted
+from labkit.engine.speculation.draft_verification import Wanted
 
 
 class Ngram:

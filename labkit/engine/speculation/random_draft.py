@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.engine.speculation.speculative import Wanted
+from labkit.engine.speculation.draft_verification import Wanted
 
 
 class RandomDraft:

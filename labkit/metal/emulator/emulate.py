@@ -8,17 +8,17 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.metal.call import KernelCall
-from labkit.metal.emulator.compilation import Build, build
-from labkit.metal.emulator.errors import KernelFault
-from labkit.metal.emulator.run import ONE, Schedule, run
-from labkit.metal.emulator.tracing import trace
-from labkit.metal.emulator.translate import Buffer, translate
+from labkit.metal.emulator.cpp_compilation import Build, build
+from labkit.metal.emulator.cpp_translation import Buffer, translate
+from labkit.metal.emulator.emulator_errors import KernelFault
+from labkit.metal.emulator.kernel_process import ONE, Schedule, run
+from labkit.metal.emulator.source_capture import trace
+from labkit.metal.kernel_call import KernelCall
 
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Runs kernel calls on the CPU; called like ``labkit.metal.call.on_metal``.
+    """Runs kernel calls on the CPU; called like ``labkit.metal.kernel_call.on_metal``.
 
     Parameters
     ----------

@@ -5,6 +5,6 @@ it is used, nothing in it is executed, and whatever is wrong is one line (``BadF
 has a reader too, but what plans a study never imports mlx.
 """
 
-from labkit.models.gguf.header import BadFile
+from labkit.models.gguf.gguf_header import BadFile
 
 __all__ = ["BadFile"]

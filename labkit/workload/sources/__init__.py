@@ -8,7 +8,7 @@ from typing import Any, Protocol, cast
 
 from labkit.config import Experiment
 from labkit.models import ModelDir
-from labkit.workload.prompts import Prompt
+from labkit.workload.tokenized_prompts import Prompt
 
 
 class PromptSource(Protocol):

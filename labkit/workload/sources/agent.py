@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.workload.sources.texts import Text, Texts, plain
+from labkit.workload.sources.text_requests import Text, Texts, plain
 
 HERE = Path(__file__).parents[1]
 SESSIONS = 6

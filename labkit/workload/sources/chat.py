@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Experiment
-from labkit.workload.sources.texts import Text, Texts
+from labkit.workload.sources.text_requests import Text, Texts
 
 HERE = Path(__file__).parents[1]
 OUTPUT_MEDIAN, OUTPUT_SIGMA, OUTPUT_RANGE = 40, 0.6, (8, 128)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from labkit.config import Asked, Experiment
 from labkit.workload.sources import json_lines
 from labkit.workload.sources.listed import texts
-from labkit.workload.sources.texts import Text, Texts
+from labkit.workload.sources.text_requests import Text, Texts
 
 
 def _read(experiment: Experiment) -> Sequence[Text]:

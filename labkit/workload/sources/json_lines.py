@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from labkit.config import ConfigError, from_plain, require
-from labkit.config.traffic import MOST_REQUESTS
+from labkit.config.request_mix import MOST_REQUESTS
 
 T = TypeVar("T")
 MOST_BYTES = 256 << 20

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from labkit.config import Asked, Experiment, to_plain
-from labkit.workload import lengths
-from labkit.workload.sources.texts import Text, Texts, plain
+from labkit.workload import request_lengths
+from labkit.workload.sources.text_requests import Text, Texts, plain
 
 STREAM = 6  # of the seed
 
@@ -17,7 +17,7 @@ def texts(experiment: Experiment, asked: Sequence[Asked]) -> list[Text]:
     """Turn requests into texts; what does not say how long its answer is gets a drawn length."""
     prompts = experiment.workload.prompts
     seed = experiment.seed if prompts.seed is None else prompts.seed
-    drawn = lengths.draw(prompts.output, np.random.default_rng([seed, STREAM]), len(asked))
+    drawn = request_lengths.draw(prompts.output, np.random.default_rng([seed, STREAM]), len(asked))
     return [_text(one, output) for one, output in zip(asked, drawn, strict=True)]
 
 

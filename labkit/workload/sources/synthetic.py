@@ -9,8 +9,8 @@ import numpy as np
 
 from labkit.config import Experiment, Prompts, to_plain
 from labkit.models import ModelDir
-from labkit.workload import lengths
-from labkit.workload.prompts import Prompt, first
+from labkit.workload import request_lengths
+from labkit.workload.tokenized_prompts import Prompt, first
 
 GROUP, ANSWER = 4, 5  # streams of the seed
 
@@ -65,8 +65,8 @@ def _seed(experiment: Experiment) -> int:
 
 def _drawn(prompts: Prompts, rng: np.random.Generator) -> list[tuple[int, int]]:
     """Draw every request's own prompt tokens, then every answer's."""
-    own = lengths.draw(prompts.input, rng, prompts.requests)
-    return list(zip(own, lengths.draw(prompts.output, rng, prompts.requests), strict=True))
+    own = request_lengths.draw(prompts.input, rng, prompts.requests)
+    return list(zip(own, request_lengths.draw(prompts.output, rng, prompts.requests), strict=True))
 
 
 def _turns(

@@ -16,10 +16,10 @@ import numpy as np
 
 from labkit.config import Experiment, require
 from labkit.config.option import Group, option
-from labkit.config.traffic import MOST_MS, MOST_TOKENS
+from labkit.config.request_mix import MOST_MS, MOST_TOKENS
 from labkit.models import ModelDir
-from labkit.workload.prompts import Prompt, first
 from labkit.workload.sources import json_lines
+from labkit.workload.tokenized_prompts import Prompt, first
 
 BLOCK = 512  # tokens of a hash
 STREAM = 8  # of the seed

@@ -10,8 +10,8 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, Picks, Workload, require
+from labkit.workload.interleaving import START_SECONDS, Setting, Turns
 from labkit.workload.measurement import Estimate
-from labkit.workload.turns import START_SECONDS, Setting, Turns
 
 # Measured on a two-core x86-64, one decoder thread; for estimates only.
 PIXELS_PER_SECOND = 300e6
@@ -26,7 +26,7 @@ class VideoKind:
 
     def check(self, experiment: Experiment) -> None:
         """Check that the decoders are installed, and that there are clips and who answers."""
-        from labkit.workload.video import library, questions
+        from labkit.workload.video import clip_library, clip_questions
 
         workload = experiment.workload
         for module in ("av", *(["cv2"] if workload.decoder is Decoder.opencv else [])):
@@ -36,14 +36,16 @@ class VideoKind:
                 "pip install 'labkit[video]'",
             )
         if workload.clips is not None:
-            questions.check(workload, [path.name for path in library.files_of(workload.clips)])
+            clip_questions.check(
+                workload, [path.name for path in clip_library.files_of(workload.clips)]
+            )
 
     def prepare(self, experiment: Experiment) -> None:
         """Check again, and make the clips."""
-        from labkit.workload.video import library
+        from labkit.workload.video import clip_library
 
         self.check(experiment)
-        library.sources(experiment.workload)
+        clip_library.sources(experiment.workload)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """Refuse arms whose rounds would not be the same."""
@@ -55,15 +57,15 @@ class VideoKind:
 
     def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
         """Find the clips, and load who answers questions about them."""
-        from labkit.workload.video import library, questions
-        from labkit.workload.video.video_turns import VideoTurns
+        from labkit.workload.video import clip_library, clip_questions
+        from labkit.workload.video.interleaved_video import VideoTurns
 
         workloads = [e.workload for e in experiments]
-        sources, first = [library.sources(w) for w in workloads], workloads[0]
+        sources, first = [clip_library.sources(w) for w in workloads], workloads[0]
         quiz = None
         if first.questions is not None and first.vlm is not None:
-            asked = questions.read(first.questions, [source.name for source in sources[0]])
-            quiz = questions.Quiz(asked, questions.MlxVlm(first.vlm))
+            asked = clip_questions.read(first.questions, [source.name for source in sources[0]])
+            quiz = clip_questions.Quiz(asked, clip_questions.MlxVlm(first.vlm))
         return VideoTurns(workloads, sources, setting, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:
@@ -86,10 +88,10 @@ def _sizes(workload: Workload) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield frames, GOP, pixels, frames to pick and requests of every clip; guessed if unknown."""
     clips = workload.made
     if workload.clips is not None:
-        from labkit.workload.video import library
+        from labkit.workload.video import clip_library
 
         like = Clip(name="unknown", gop=250)
-        clips = [like] * len(library.files_of(workload.clips))
+        clips = [like] * len(clip_library.files_of(workload.clips))
     for clip in clips:
         gop = clip.gop or clip.length
         wanted = clip.frames or workload.frames

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from labkit.engine import attention
-from labkit.engine.attention import bridge, elements
-from labkit.metal.emulator.compilation import find_compiler
-from labkit.metal.emulator.errors import EmulatorUnavailable
+from labkit.engine.attention import array_adapter, kv_dtypes
+from labkit.metal.emulator.cpp_compilation import find_compiler
+from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
 SWITCHES = ("device", "resolver", "split_kv", "gqa_sharing", "window_skip", "tile_threshold")
 # (query length, context) of each sequence.
@@ -45,7 +45,7 @@ class Batch:
 
     def forward(self, backend, plan, k=None, v=None, out=None):
         """Return output and report of one launch."""
-        made = bridge.to("numpy", backend)
+        made = array_adapter.to("numpy", backend)
         out = np.full_like(self.q, np.nan) if out is None else out
         result = made.forward(0, self.q, k, v, plan, out)
         (report,) = made.report(plan)
@@ -59,12 +59,12 @@ class Batch:
 
     def stored(self, kind):
         """Return the batch with pools of that type."""
-        pools = (elements.rounded(pool, kind) for pool in (self.k_pool, self.v_pool))
+        pools = (kv_dtypes.rounded(pool, kind) for pool in (self.k_pool, self.v_pool))
         return self._with(*pools)
 
     def widened(self):
         """Return the batch with float32 pools of what its pools hold, for the oracle."""
-        return self._with(*map(elements.widened, (self.k_pool, self.v_pool)))
+        return self._with(*map(kv_dtypes.widened, (self.k_pool, self.v_pool)))
 
     def _with(self, k_pool, v_pool):
         return replace(self, k_pool=k_pool, v_pool=v_pool)

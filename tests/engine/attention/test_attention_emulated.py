@@ -152,13 +152,13 @@ def test_what_the_kernels_are_not_compiled_for(batch):
 
 
 def test_without_a_compiler(monkeypatch):
-    from labkit.metal.emulator import compilation
+    from labkit.metal.emulator import cpp_compilation
 
     monkeypatch.setenv("PATH", "")
-    compilation.find_compiler.cache_clear()
+    cpp_compilation.find_compiler.cache_clear()
     with pytest.raises(ValueError, match=r"device=emulated: no g\+\+ on PATH; install") as raised:
         attention.create(device="emulated")
-    compilation.find_compiler.cache_clear()
+    cpp_compilation.find_compiler.cache_clear()
     assert "\n" not in str(raised.value)
 
 

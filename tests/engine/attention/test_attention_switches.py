@@ -120,8 +120,8 @@ def test_the_threshold_moves_batches_between_kernels_without_a_bit(batch, length
 
 
 def test_a_reduce_kernel_that_did_not_run_shows(batch, monkeypatch):
-    from labkit.engine.cpu import attention_launches
+    from labkit.cpu import attention_launch
 
-    monkeypatch.setattr(attention_launches, "reduce", lambda *_: None)
+    monkeypatch.setattr(attention_launch, "reduce", lambda *_: None)
     _, report = batch([(1, 300)]).attend(split_kv=2)
     assert report.stale

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from labkit.engine import attention
-from labkit.engine.attention import bridge
-from labkit.engine.kv_layout.kv_cache import LayerShape
+from labkit.engine.attention import array_adapter
+from labkit.engine.kv_layout.kv_cache_manager import LayerShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 
@@ -119,7 +119,7 @@ def test_bad_operands(batch, backend, changes, message, monkeypatch):
             cu_seqlens_q=made.cu_seqlens_q,
         )
         backend.bind(0, **options)
-        bridge.to("numpy", backend).forward(0, made.q, k, v, plan, out)
+        array_adapter.to("numpy", backend).forward(0, made.q, k, v, plan, out)
     assert "\n" not in str(raised.value)
 
 

@@ -3,7 +3,7 @@
 from labkit import config
 from labkit.engine import budget
 from labkit.engine.budget import ModelFacts
-from labkit.machine.memory import Machine
+from labkit.machine.memory_profile import Machine
 
 MIB, GIB = 1 << 20, 1 << 30
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from labkit import config
 from labkit.engine.budget import Decision, Refusal
-from labkit.engine.budget.policies import POLICIES
-from labkit.machine import memory
+from labkit.engine.budget.budget_policies import POLICIES
+from labkit.machine import memory_profile
 
 # By hand, in MiB, which is blocks: weights are 1024, activations 256.
 #   fraction 0.5     RAM / 2 - 1280
@@ -55,7 +55,7 @@ def test_what_the_user_names_is_what_there_is(machine):
 @pytest.mark.parametrize("machine", config.MACHINES)
 def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
     """The article: the RAM cap and the utilization stack."""
-    ram = memory.simulated(machine).total
+    ram = memory_profile.simulated(machine).total
     share = ask(machine, policy="mistralrs").ceiling / ram
     assert share == pytest.approx(0.6 if ram <= 36 * GIB else 0.675, abs=1e-6)
     assert 0.60 - 1e-6 <= share <= 0.68
@@ -64,7 +64,7 @@ def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
 def test_a_hint_is_between_66_and_75_percent_of_ram_by_default():
     """The article: "Apple typically reports a memory hint in the 66-75% range"."""
     for name in config.MACHINES:
-        machine = memory.simulated(name)
+        machine = memory_profile.simulated(name)
         if name != "sim_m5_max_128gb":  # logged with 107.52 GiB under a newer macOS
             assert 0.66 < machine.hint / machine.total <= 0.75
 

@@ -13,10 +13,10 @@ from budget_questions import GIB, MIB
 from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.budget import facts, sizing
-from labkit.engine.kv_layout.kv_cache import LayerShape
+from labkit.engine.budget import model_footprint, pool_sizing
+from labkit.engine.kv_layout.kv_cache_manager import LayerShape
 from labkit.engine.kv_layout.paged import KVCacheManager
-from labkit.machine import memory
+from labkit.machine import memory_profile
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
 
@@ -37,10 +37,10 @@ def tiny_dir():
 
 
 def test_the_facts_of_a_shape_are_those_of_the_directory_built_from_it(tiny_dir):
-    planned, found = facts.of_shape(TINY, "tiny"), facts.of_directory(tiny_dir)
+    planned, found = model_footprint.of_shape(TINY, "tiny"), model_footprint.of_directory(tiny_dir)
     assert found == dataclasses.replace(planned, name=tiny_dir.name)
-    assert facts.of_model(config.Model(shape=TINY)) == planned
-    assert facts.of_model(config.Model(path=str(tiny_dir))) == found
+    assert model_footprint.of_model(config.Model(shape=TINY)) == planned
+    assert model_footprint.of_model(config.Model(path=str(tiny_dir))) == found
 
 
 def loaded_bytes(path):
@@ -57,7 +57,7 @@ def loaded_bytes(path):
 @pytest.mark.parametrize(("name", "tied"), [("qwen3", True), ("llama", False)])
 def test_weights_are_counted_as_the_built_model_holds_them(name, tied, model_dir):
     held, embedding = loaded_bytes(model_dir(name))
-    found = facts.of_directory(model_dir(name))
+    found = model_footprint.of_directory(model_dir(name))
     assert found.weight_bytes == held
     assert found.looked_up == (0 if tied else embedding // 4)
     assert found.multiplied == held // 4 - found.looked_up
@@ -71,14 +71,14 @@ def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     (tmp_path / "config.json").write_text((model_dir("qwen3") / "config.json").read_text())
-    found = facts.of_directory(tmp_path)
+    found = model_footprint.of_directory(tmp_path)
     assert found.weight_bytes == loaded_bytes(tmp_path)[0] == loaded_bytes(model_dir("qwen3"))[0]
     assert found.looked_up == 0
 
 
 def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
     """The estimate's weights are the built model's, both of its vocabulary's matrices included."""
-    from labkit.workload.requests import PROCESS_BYTES, RequestKind
+    from labkit.workload.request_workload import PROCESS_BYTES, RequestKind
 
     class OneRequest:
         def lengths(self, experiment):
@@ -87,7 +87,7 @@ def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
     experiment = config.Experiment(
         model=config.Model(shape=TINY), ablation=config.Ablation(arms={"base": {}})
     )
-    kv = -(-340 // 16) * 16 * facts.of_shape(TINY, "tiny").kv_bytes_per_token
+    kv = -(-340 // 16) * 16 * model_footprint.of_shape(TINY, "tiny").kv_bytes_per_token
     estimate = RequestKind(OneRequest()).estimate(experiment)
     assert estimate.bytes == PROCESS_BYTES + loaded_bytes(tiny_dir)[0] + kv
 
@@ -95,7 +95,7 @@ def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
 def test_weights_that_are_none_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(config.ConfigError, match=r"cannot be read$"):
-        facts.of_weights(tmp_path)
+        model_footprint.of_weights(tmp_path)
 
 
 def test_half_precision_weights_are_counted_as_loaded(tmp_path):
@@ -107,7 +107,7 @@ def test_half_precision_weights_are_counted_as_loaded(tmp_path):
     text = json.dumps(header).encode()
     data = len(text).to_bytes(8, "little") + text + bytes(58)
     (tmp_path / "model.safetensors").write_bytes(data)
-    assert facts.of_weights(tmp_path).weight_bytes == 4 * (15 + 7)
+    assert model_footprint.of_weights(tmp_path).weight_bytes == 4 * (15 + 7)
 
 
 def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
@@ -116,30 +116,30 @@ def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
     del settings["intermediate_size"]
     for told in (settings, latent):
         (tmp_path / "config.json").write_text(json.dumps(told))
-        assert facts.of_directory(tmp_path) is None
+        assert model_footprint.of_directory(tmp_path) is None
     for text in ("{", "[]", '"words"', "{}"):
         (tmp_path / "config.json").write_text(text)
-        assert facts.of_directory(tmp_path) is None
+        assert model_footprint.of_directory(tmp_path) is None
     (tmp_path / "config.json").write_text((tiny_dir / "config.json").read_text())
-    assert facts.of_directory(tmp_path).weight_bytes == 0
+    assert model_footprint.of_directory(tmp_path).weight_bytes == 0
     (tmp_path / "model.safetensors").write_bytes(b"short")
-    assert facts.of_directory(tmp_path) is None
-    assert facts.of_directory(tmp_path / "none") is None
+    assert model_footprint.of_directory(tmp_path) is None
+    assert model_footprint.of_directory(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_activations_are_what_was_estimated(tiny_dir, rows):
-    from labkit.engine import kv_layout, self_test
-    from labkit.engine.forward import choose_forward
+    from labkit.engine import kv_layout, load_self_test
     from labkit.engine.model_loader import load
+    from labkit.engine.packed_forward import choose_forward
 
     loaded = load(tiny_dir)
-    shapes, _ = self_test.cached(loaded)
+    shapes, _ = load_self_test.cached(loaded)
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.choose(config.Engine())
-    measured = sizing.activation_bytes(forward, kind, shapes, scheduler)
-    estimated = facts.of_shape(TINY, "tiny").activation_bytes(512, rows)
+    measured = pool_sizing.activation_bytes(forward, kind, shapes, scheduler)
+    estimated = model_footprint.of_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
     assert estimated - MIB // 4 < measured < 1.1 * estimated + MIB
 
@@ -147,10 +147,10 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
 @pytest.mark.parametrize(("tokens", "rows"), [(64, 4), (67, 4), (5, 5), (1, 1), (512, 3)])
 def test_the_largest_step_is_the_largest(tokens, rows):
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
-    lengths = sizing.prompt_lengths(scheduler)
+    lengths = pool_sizing.prompt_lengths(scheduler)
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
     cache = KVCacheManager(BlockPool(num_blocks), 16)
-    batch = sizing.largest_step(lengths, cache)
+    batch = pool_sizing.largest_step(lengths, cache)
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
     assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
     assert batch.block_tables.max() == num_blocks - 1
@@ -167,11 +167,11 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
         return 100 * MIB
 
     shapes = (LayerShape(4, 64, 64),) * 4
-    machine = memory.simulated("sim_m1_8gb")
+    machine = memory_profile.simulated("sim_m1_8gb")
     chosen = options(policy=config.BudgetPolicy(policy))
     if policy == "fraction":
         chosen.budget.fraction = 0.5
-    pool = sizing.size_pool(chosen, tiny_dir, machine, shapes, measure)
+    pool = pool_sizing.size_pool(chosen, tiny_dir, machine, shapes, measure)
     assert len(calls) == times
     assert (100 * MIB in [part.bytes for part in pool.parts]) == bool(times)
 
@@ -179,12 +179,12 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
 def test_a_large_step_is_estimated(tiny_dir):
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     chosen.scheduler.max_num_batched_tokens = 1 << 20
-    machine = memory.simulated("sim_m3_ultra_512gb")
+    machine = memory_profile.simulated("sim_m3_ultra_512gb")
 
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")
 
-    pool = sizing.size_pool(chosen, tiny_dir, machine, (LayerShape(4, 64, 64),) * 4, never)
+    pool = pool_sizing.size_pool(chosen, tiny_dir, machine, (LayerShape(4, 64, 64),) * 4, never)
     assert max(part.bytes for part in pool.parts) > 1 << 30
 
 
@@ -231,7 +231,7 @@ FILL = """
 import sys
 import psutil
 from labkit.engine import attention
-from labkit.engine.kv_layout.kv_cache import LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import LayerShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
 backend = attention.create(backend="reference")
 process = psutil.Process()
@@ -252,7 +252,7 @@ def test_kv_bytes_predicted_allocated_and_measured_agree():
     In a process of its own: here, memory that other tests gave back would be used again.
     """
     blocks, block_size = 1024, 16
-    predicted = facts.of_shape(TINY, "tiny").kv_bytes_per_token * block_size * blocks
+    predicted = model_footprint.of_shape(TINY, "tiny").kv_bytes_per_token * block_size * blocks
     numbers = (TINY.num_layers, TINY.num_kv_heads, TINY.head_dim, blocks, block_size)
     done = subprocess.run(
         [sys.executable, "-c", FILL, *map(str, numbers)], capture_output=True, text=True, check=True

@@ -4,7 +4,7 @@ import numpy as np
 
 from labkit import config
 from labkit.engine import Request, SamplingParams
-from labkit.engine.base import NO_TOKEN
+from labkit.engine.engine_protocol import NO_TOKEN
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
 CAP = 3

@@ -5,8 +5,8 @@ import time
 import pytest
 from mlx_lm_bench import LENGTHS, requests, serve
 
-from labkit.engine.base import KVBytes, Observable
-from labkit.engine.mlx_lm.work import surplus
+from labkit.engine.engine_protocol import KVBytes, Observable
+from labkit.engine.mlx_lm.batch_generator_counters import surplus
 
 
 def test_the_counters_say_what_was_computed(shared):

@@ -7,7 +7,7 @@ from mlx_lm_bench import prompts, requests, serve
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.mlx_lm.samplers import sampler_of
+from labkit.engine.mlx_lm.mlx_lm_sampling import sampler_of
 
 
 def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(shared):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 
-from labkit.engine.numpy_port.convert import convert
+from labkit.engine.numpy_port.model_conversion import convert
 
 VOCABULARY = 99
 TOLERANCE = 1e-4
@@ -194,7 +194,7 @@ def test_quantised_layers_are_refused():
 
 def lying(kind, bits):
     """A model's matrices in less than float32, and the same ones widened."""
-    from labkit.engine import widened
+    from labkit.engine import dequantized_layers
 
     model, wide = (build("llama", {"attention_bias": True}) for _ in range(2))
     for one in (model, wide):
@@ -202,10 +202,10 @@ def lying(kind, bits):
             # Of q, k and v only two lie alike, and the embedding has its own number of bits.
             nn.quantize(one.model, 32, bits, class_predicate=_some_bits(bits))
         else:
-            matrices = widened.parameters_of_matrices(one)
+            matrices = dequantized_layers.parameters_of_matrices(one)
             cast = [(n, v.astype(getattr(mx, kind))) for n, v in parameters(one) if n in matrices]
             one.load_weights(cast, strict=False)
-    widened.widen(wide)
+    dequantized_layers.widen(wide)
     wide.set_dtype(mx.float32)
     return model, wide
 
@@ -310,7 +310,7 @@ def test_converted_models_of_one_class_have_modules_of_their_own():
 
 
 def groups_of(model):
-    from labkit.engine.numpy_port.layers import GroupedLinear
+    from labkit.engine.numpy_port.numpy_layers import GroupedLinear
 
     for layer in model.layers:
         for part in (layer.self_attn, layer.mlp):
@@ -399,8 +399,8 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
 
 
 def test_projections_of_another_input_are_not_mixed_up():
-    from labkit.engine.cpu.linear import Slabs
-    from labkit.engine.numpy_port.layers import GroupedLinear, Linear, ProjectionGroup
+    from labkit.cpu.packed_linear import Slabs
+    from labkit.engine.numpy_port.numpy_layers import GroupedLinear, Linear, ProjectionGroup
 
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((n, 8)).astype(np.float32) for n in (4, 6)]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from labkit import config
+from labkit.cpu import attention_launch, graph_replay
+from labkit.cpu.graph_capture import FIELDS, MOST_ROWS, NotRecorded, Recorder
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.base import Counters
-from labkit.engine.cpu import attention_launches, tape
-from labkit.engine.cpu.recording import FIELDS, MOST_ROWS, NotRecorded, Recorder
-from labkit.engine.forward import PackedForward
+from labkit.engine.engine_protocol import Counters
+from labkit.engine.packed_forward import PackedForward
 
 TOKENS = 12
 
@@ -102,7 +102,7 @@ def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monk
     engine, shares, before = make(model_dir("qwen3")), [], numba.get_num_threads()
     expected = logits_of(engine)
     name = "replay" if replays else "decode"
-    module, at = (tape, 10) if replays else (attention_launches, 5)
+    module, at = (graph_replay, 10) if replays else (attention_launch, 5)
     run, step, steps = getattr(module, name), engine.step, itertools.count()
     if not replays:
         monkeypatch.setattr(PackedForward, "_replayed", lambda *_: None)
@@ -222,13 +222,13 @@ def test_arrays_that_are_needed_at_once_lie_apart():
 
 def best_of(logits):
     """What a replayed step's last launch makes of rows of logits."""
-    found = np.zeros((len(logits) * tape.MOST_PARTS, tape.FOUND))
+    found = np.zeros((len(logits) * graph_replay.MOST_PARTS, graph_replay.FOUND))
     op = np.zeros(FIELDS, np.int64)
-    op[:4] = tape.CHOOSE, found.ctypes.data, logits.ctypes.data, logits.shape[1]
+    op[:4] = graph_replay.CHOOSE, found.ctypes.data, logits.ctypes.data, logits.shape[1]
     tokens, leads = np.zeros(len(logits), np.int64), np.zeros(len(logits), np.float32)
-    for unit in range(len(logits) * tape._parts(logits.shape[1])):
-        tape._choose(op, unit)
-    tape._best(op, len(logits), tokens, leads)
+    for unit in range(len(logits) * graph_replay._parts(logits.shape[1])):
+        graph_replay._choose(op, unit)
+    graph_replay._best(op, len(logits), tokens, leads)
     return tokens, leads
 
 
@@ -257,10 +257,10 @@ def test_the_greedy_choice_of_a_replay_is_numpys(width):
 
 
 def test_a_replay_that_leaves_another_launchs_stamp_is_not_believed(model_dir, monkeypatch):
-    from labkit.engine.attention import recorded
-    from labkit.engine.base import StaleLaunchError
+    from labkit.engine.attention import captured_layers
+    from labkit.engine.engine_protocol import StaleLaunchError
 
     engine = make(model_dir("qwen3"))
-    monkeypatch.setattr(recorded, "launch_stamp", lambda nonce, *_: nonce + 1)
+    monkeypatch.setattr(captured_layers, "launch_stamp", lambda nonce, *_: nonce + 1)
     with pytest.raises(StaleLaunchError, match="layer 0"):
         logits_of(engine)

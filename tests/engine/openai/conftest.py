@@ -15,15 +15,15 @@ from stub_server import Stub
 from labkit import config
 from labkit.engine import openai
 from labkit.engine.request import Request, SamplingParams
-from labkit.workload.clients import Plan
-from labkit.workload.drive import Drive
-from labkit.workload.timeline import Timeline
+from labkit.workload.load_generator import Drive
+from labkit.workload.memory_timeline import Timeline
+from labkit.workload.request_schedule import Plan
 
 
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory):
     """A model that labkit builds, as small as can be."""
-    from labkit.models.build import build
+    from labkit.models.synthetic_model import build
 
     shape = config.ModelShape(
         hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,

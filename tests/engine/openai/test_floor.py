@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from labkit.engine.openai import floor
+from labkit.engine.openai import client_overhead
 from labkit.engine.openai.null_server import TOKENS
 
 
 def test_the_floor_is_what_the_client_adds():
-    found = floor.measure(streams=3, silence_s=10.0)
-    assert found["streams"] == 3 and found["chunks"] == 3 * TOKENS * floor.ROUNDS
+    found = client_overhead.measure(streams=3, silence_s=10.0)
+    assert found["streams"] == 3 and found["chunks"] == 3 * TOKENS * client_overhead.ROUNDS
     for name in ("ttft_ms", "chunk_ms", "itl_ms"):
         times = found[name]
         assert 0 <= times["p50"] <= times["p99"] <= times["max"] < math.inf
@@ -23,7 +23,7 @@ def test_a_slow_client_is_seen(monkeypatch):
 
     stamp = http_exchange.Block
     monkeypatch.setattr(http_exchange, "Block", lambda at, data: stamp(at + 0.03, data))
-    found = floor.measure(streams=2, silence_s=10.0)
+    found = client_overhead.measure(streams=2, silence_s=10.0)
     assert found["chunk_ms"]["p50"] >= 30 and found["ttft_ms"]["p50"] >= 30
 
 
@@ -36,8 +36,8 @@ def test_a_foreseen_engine_notes_its_floor(opponent, ask):
 
 
 def test_nothing_is_spread_where_there_is_nothing():
-    assert floor.spread_ms([]) is None
-    assert floor.spread_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
+    assert client_overhead.spread_ms([]) is None
+    assert client_overhead.spread_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
 
 
 def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):

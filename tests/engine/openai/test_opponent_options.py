@@ -4,8 +4,8 @@ import pytest
 
 from labkit import config
 from labkit.config import PRESETS
-from labkit.config.opponent import FILLED_IN
-from labkit.workload import foreseen, process_wide, requests
+from labkit.config.openai_server import FILLED_IN
+from labkit.workload import capacity_warnings, in_process_rules, request_workload
 
 
 def experiment(server=None, source="chat", **engine):
@@ -74,14 +74,14 @@ def test_every_preset_is_a_command_that_can_be_filled_in():
 
 def test_a_server_shares_no_process():
     one = config.Engine(name="openai")
-    assert "engine=openai: a server computes in a process of its own" in process_wide.requests(
+    assert "engine=openai: a server computes in a process of its own" in in_process_rules.requests(
         [one, one]
     )
 
 
 def test_the_plan_says_what_is_not_proven():
     def said(**server):
-        return " ".join(foreseen.sentences(experiment(config.Opponent(**server)), [10]))
+        return " ".join(capacity_warnings.sentences(experiment(config.Opponent(**server)), [10]))
 
     assert said() == ""
     assert "preset=vllm is written by that server's documentation and was not run" in said(
@@ -92,9 +92,9 @@ def test_the_plan_says_what_is_not_proven():
 
 def test_chat_needs_a_conversation():
     chat = config.Opponent(api=config.Api.chat)
-    requests.KIND.check(experiment(chat))
+    request_workload.KIND.check(experiment(chat))
     with pytest.raises(config.ConfigError, match="has token ids and no conversations"):
-        requests.KIND.check(experiment(chat, source="synthetic"))
+        request_workload.KIND.check(experiment(chat, source="synthetic"))
 
 
 def test_without_the_library_one_line_names_the_extra(monkeypatch):
@@ -102,4 +102,4 @@ def test_without_the_library_one_line_names_the_extra(monkeypatch):
 
     monkeypatch.setattr(openai, "find_spec", lambda name: None)
     with pytest.raises(config.ConfigError, match=r"pip install 'labkit\[http\]'"):
-        requests.KIND.check(experiment())
+        request_workload.KIND.check(experiment())

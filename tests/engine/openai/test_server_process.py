@@ -12,9 +12,9 @@ import pytest
 
 from labkit import config
 from labkit.engine import openai
-from labkit.engine.base import EngineError
+from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai import server_process
-from labkit.machine.keeper import KeeperError, Kept
+from labkit.machine.server_supervisor import KeeperError, Kept
 
 ROOT = Path(__file__).resolve().parents[3]
 STUB = Path(__file__).with_name("stub_server.py")
@@ -111,7 +111,7 @@ RUN = textwrap.dedent(
     """
     import sys, time
     from labkit.machine import watchdog
-    from labkit.machine.keeper import Kept
+    from labkit.machine.server_supervisor import Kept
     if len(sys.argv) > 3:
         watchdog.start(int(sys.argv[3]), None)
     kept = Kept([sys.executable, sys.argv[1], "--port", sys.argv[2], "child"])

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from labkit import config
-from labkit.engine.base import EngineError
-from labkit.engine.openai.sse import DONE, Events, StreamError, error_text, read
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.openai.sse_decoder import DONE, Events, StreamError, error_text, read
 
 PROMPT = (300, 301, 302)
 

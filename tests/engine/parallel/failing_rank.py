@@ -5,7 +5,7 @@ import signal
 import sys
 
 from labkit.engine.model_runner import ModelRunner
-from labkit.engine.parallel import rank
+from labkit.engine.parallel import rank_worker
 from labkit.engine.sampler import Sampler
 from labkit.engine.scheduler import Scheduler
 
@@ -66,6 +66,6 @@ FAULTS = {
 if __name__ == "__main__":
     if os.environ["MLX_RANK"] == "1":
         Counted(*FAULTS[os.environ["FAULT"]])
-    status = rank.main()
+    status = rank_worker.main()
     sys.stderr.flush()
     os._exit(status)

@@ -22,13 +22,13 @@ from labkit.config import (
     from_plain,
 )
 from labkit.engine import parallel
-from labkit.engine.base import Counters, EngineError
-from labkit.engine.budget.sizing import size_pool
-from labkit.engine.kv_layout.kv_cache import LayerShape
-from labkit.engine.parallel.agreement import Agreement, after
+from labkit.engine.budget.pool_sizing import size_pool
+from labkit.engine.engine_protocol import Counters, EngineError
+from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+from labkit.engine.parallel.schedule_check import Agreement, after
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
-from labkit.machine import memory
+from labkit.machine import memory_profile
 from labkit.models import resolve
 
 KERNELS = {
@@ -120,7 +120,7 @@ def test_arms_with_ranks_have_processes_of_their_own():
 
 
 def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
-    machine = memory.find("sim_m1_pro_16gb")
+    machine = memory_profile.find("sim_m1_pro_16gb")
     whole = (LayerShape(2, 64, 64),) * 3
     half = (LayerShape(1, 64, 64),) * 3
     blocks = [

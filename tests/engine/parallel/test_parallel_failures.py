@@ -11,17 +11,17 @@ import pytest
 
 from labkit.config import Budget, Engine, Parallel, Scheduler
 from labkit.engine import Request, SamplingParams
-from labkit.engine.base import EngineError
-from labkit.engine.parallel import ranked_engine, ranks
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.parallel import rank_processes, tensor_parallel_engine
 
 FAILING = (sys.executable, str(Path(__file__).with_name("failing_rank.py")))
 ROOT = Path(__file__).parents[3]
 
 
-def make(path, command=ranks.COMMAND, straggler_s=60.0):
+def make(path, command=rank_processes.COMMAND, straggler_s=60.0):
     scheduler = Scheduler(max_num_seqs=3, max_num_batched_tokens=16)
     engine = Engine(parallel=Parallel(2), budget=Budget(blocks=64), scheduler=scheduler)
-    made = ranked_engine.create(engine, path, command, straggler_s)
+    made = tensor_parallel_engine.create(engine, path, command, straggler_s)
     for index in range(3):
         params = SamplingParams(max_tokens=20, ignore_eos=True)
         made.submit(Request(str(index), tuple(range(1, 12 + index)), params))
@@ -62,20 +62,20 @@ def gone(pids, seconds=5.0):
     ],
 )
 def test_a_rank_that_goes_wrong_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, said):
-    real = ranks.threads.worker_environment
+    real = rank_processes.threads.worker_environment
 
     def environment(base, **facts):
         clean, removed = real(base, **facts)
         path = os.pathsep.join([str(ROOT), clean.get("PYTHONPATH", "")])
         return clean | {"FAULT": fault, "PYTHONPATH": path}, removed
 
-    monkeypatch.setattr(ranks.threads, "worker_environment", environment)
+    monkeypatch.setattr(rank_processes.threads, "worker_environment", environment)
     engine = make(model_dir("qwen3"), FAILING, 1.0 if fault == "stop" else 60.0)
     pids = engine._ranks.pids
     with pytest.raises(RuntimeError, match=said) as caught:
         drain(engine)
     assert "\n" not in str(caught.value)
-    assert isinstance(caught.value, ranks.RankError) is (fault != "wrong")
+    assert isinstance(caught.value, rank_processes.RankError) is (fault != "wrong")
     assert gone(pids, 0.0) and not engine.has_work()
     with pytest.raises(EngineError, match="the ranks have ended"):
         engine.submit(Request("late", (1,), SamplingParams()))
@@ -89,7 +89,7 @@ def test_ctrl_c_while_ranks_compute_ends_them(model_dir, monkeypatch):
     def interrupted(pipes, seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ranks, "wait", interrupted)
+    monkeypatch.setattr(rank_processes, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
     assert gone(pids, 0.0)

@@ -145,7 +145,7 @@ def test_the_python_door_starts_and_ends_ranks(tmp_path_factory):
 
 
 def test_a_model_without_divisible_heads_is_one_line(tmp_path, model_dir):
-    from labkit.engine.base import EngineError
+    from labkit.engine.engine_protocol import EngineError
 
     path = shutil.copytree(model_dir("qwen3"), tmp_path / "three")
     settings = json.loads((path / "config.json").read_text())
@@ -158,7 +158,7 @@ def test_a_model_without_divisible_heads_is_one_line(tmp_path, model_dir):
 
 
 def test_an_architecture_that_mlx_lm_does_not_divide_is_named_with_the_rank(model_dir):
-    from labkit.engine.base import EngineError
+    from labkit.engine.engine_protocol import EngineError
 
     with pytest.raises(EngineError, match=r"rank \d: .*gemma3_text: mlx_lm does not divide"):
         create(options(2), model_dir("gemma3"))

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 from labkit.config import Clip, Decoder, Picks, Workload
-from labkit.workload.video import synthesis
+from labkit.workload.video import clip_synthesis
 
 SMALL = {"width": 96, "height": 64}
 WAYS = [(picks, Decoder.pyav) for picks in Picks] + [(Picks.stream, Decoder.opencv)]
@@ -21,7 +21,7 @@ def made(folder, frames, gop=None, **more) -> Path:
     """Synthesise a clip into a folder."""
     path = folder / f"{frames}-{gop}.mp4"
     if not path.exists():
-        synthesis.synthesise(clip_of(frames, gop, **more), path)
+        clip_synthesis.synthesise(clip_of(frames, gop, **more), path)
     return path
 
 

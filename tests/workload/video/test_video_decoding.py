@@ -12,11 +12,11 @@ pytest.importorskip("cv2")
 import clip_files as files
 
 from labkit.config import ConfigError, Picks, Workload, from_plain, to_plain
-from labkit.workload.video import evidence, synthesis
-from labkit.workload.video.checking import Reference, given
-from labkit.workload.video.decoding import proven, take
-from labkit.workload.video.demuxing import opened
-from labkit.workload.video.picking import Undecodable, legs, picked
+from labkit.workload.video import clip_synthesis, planted_events
+from labkit.workload.video.clip_reader import opened
+from labkit.workload.video.frame_checks import Reference, given
+from labkit.workload.video.frame_decoding import proven, take
+from labkit.workload.video.frame_selection import Undecodable, legs, picked
 
 SHAPES = [(61, 7), (61, None), (40, 1), (40, 2), (1, 1), (120, 12), (30, 29)]
 
@@ -40,7 +40,7 @@ def test_the_same_clip_has_the_same_bytes(tmp_path):
     digests = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         path = tmp_path / name
-        synthesis.synthesise(files.clip_of(50, 12, seed=seed, events=3), path)
+        clip_synthesis.synthesise(files.clip_of(50, 12, seed=seed, events=3), path)
         digests.append(hashlib.sha256(path.read_bytes()).hexdigest())
     assert digests[0] == digests[1] != digests[2]
 
@@ -58,11 +58,11 @@ def test_length_gop_and_size_are_what_was_asked_for(folder, frames, gop):
 
 def test_a_clip_is_kept_by_what_decides_it(no_cache):
     clip = files.clip_of(9, 3)
-    path = synthesis.made(clip)
+    path = clip_synthesis.made(clip)
     written = path.stat().st_mtime_ns
-    again = synthesis.made(files.clip_of(9, 3, name="other", frames=3, requests=7))
+    again = clip_synthesis.made(files.clip_of(9, 3, name="other", frames=3, requests=7))
     assert again == path and again.stat().st_mtime_ns == written
-    assert synthesis.made(files.clip_of(9, 4)) != path
+    assert clip_synthesis.made(files.clip_of(9, 4)) != path
 
 
 def lanes(picture):
@@ -78,16 +78,16 @@ def painted(lane, colour):
 
 def test_events_happen_in_the_pictures_at_their_frames():
     clip = files.clip_of(90, events=3, seed=9)
-    drawn = list(synthesis.pictures(clip))
+    drawn = list(clip_synthesis.pictures(clip))
     assert len(drawn) == 90
-    at = {kind: evidence.event_frames(clip, kind) for kind in evidence.KINDS}
+    at = {kind: planted_events.event_frames(clip, kind) for kind in planted_events.KINDS}
     colours = [
-        next(c for c in synthesis.COLOURS if len(painted(lanes(picture)[0], c)))
+        next(c for c in clip_synthesis.COLOURS if len(painted(lanes(picture)[0], c)))
         for picture in drawn
     ]
     changes = [i for i in range(1, 90) if colours[i] != colours[i - 1]]
     assert changes == at["colour change"]
-    places = [painted(lanes(picture)[1], synthesis.COLOURS[2]) for picture in drawn]
+    places = [painted(lanes(picture)[1], clip_synthesis.COLOURS[2]) for picture in drawn]
     width = clip.width - (clip.height // 3) // 2
     steps = [
         (places[i][0] - places[i - 1][0] + width // 2) % width - width // 2 for i in range(1, 90)
@@ -96,7 +96,7 @@ def test_events_happen_in_the_pictures_at_their_frames():
     assert turns == at["direction change"]
     gaps = []
     for picture in drawn:
-        left, right = (painted(lanes(picture)[2], synthesis.COLOURS[i]) for i in (1, 3))
+        left, right = (painted(lanes(picture)[2], clip_synthesis.COLOURS[i]) for i in (1, 3))
         gaps.append(right[0] - left[-1])
     touching = [i for i in range(90) if gaps[i] == min(gaps)]
     assert touching == at["collision"] and min(gaps) == 1

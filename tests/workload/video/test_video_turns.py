@@ -18,15 +18,15 @@ pytest.importorskip("cv2")
 
 import clip_files as files
 
-from labkit.analysis.frame_identity import frames_difference
+from labkit.analysis.frame_verification import frames_difference
 from labkit.config import Experiment, Picks, Workload
 from labkit.workload import video
+from labkit.workload.interleaving import NoMachine, Setting, by_itself
 from labkit.workload.measurement import InvalidOutput
-from labkit.workload.turns import NoMachine, Setting, by_itself
-from labkit.workload.video import decoding, library
-from labkit.workload.video.checking import stretches
-from labkit.workload.video.picking import Undecodable
-from labkit.workload.video.video_turns import VideoTurns
+from labkit.workload.video import clip_library, frame_decoding
+from labkit.workload.video.frame_checks import stretches
+from labkit.workload.video.frame_selection import Undecodable
+from labkit.workload.video.interleaved_video import VideoTurns
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +42,13 @@ def arms_on(folder, **more):
     return [files.asks(picks, decoder, clips=str(folder), **more) for picks, decoder in files.WAYS]
 
 
-def turns_of(arms, take=decoding.take, setting=None):
-    return VideoTurns(arms, [library.sources(arm) for arm in arms], setting or by_itself(0), take)
+def turns_of(arms, take=frame_decoding.take, setting=None):
+    return VideoTurns(
+        arms, [clip_library.sources(arm) for arm in arms], setting or by_itself(0), take
+    )
 
 
-def measured(arms, take=decoding.take):
+def measured(arms, take=frame_decoding.take):
     turns = turns_of(arms, take)
     turns.warm_up()
     found = turns.measure(lambda what: None)
@@ -128,13 +130,13 @@ def test_a_job_keeps_to_its_requests_in_flight(folder):
         now.append(path)
         most.append(len(now))
         time.sleep(0.01)
-        taken = decoding.take(path, workload, wanted)
+        taken = frame_decoding.take(path, workload, wanted)
         now.remove(path)
         done.append(path)
         return taken
 
     arm = files.asks("keyframes", clips=str(folder), concurrency=3)
-    sources = [[replace(source, requests=6) for source in library.sources(arm)]]
+    sources = [[replace(source, requests=6) for source in clip_library.sources(arm)]]
     turns = VideoTurns([arm], sources, by_itself(0), take)
     (found,) = turns.measure(lambda what: None)
     assert max(most) == 3 and len(done) == 2 + 12
@@ -148,11 +150,11 @@ def moved(picks_arm, pick, said):
     """Take frames as an arm does, but one pick is the frame behind; it says so or it does not."""
 
     def take(path, workload, wanted):
-        taken = decoding.take(path, workload, wanted)
+        taken = frame_decoding.take(path, workload, wanted)
         if workload.picks is not picks_arm:
             return taken
         place = taken.picks[pick]
-        other = decoding.take(path, files.asks("stream"), 61).frames[place + 1]
+        other = frame_decoding.take(path, files.asks("stream"), 61).frames[place + 1]
         if not said:
             return replace(taken, frames={**taken.frames, place: other})
         picks = tuple(p + (p == place) for p in taken.picks)
@@ -179,7 +181,7 @@ def test_frames_that_change_from_request_to_request_void_the_run(folder):
     draws = iter(range(100))
 
     def take(path, workload, wanted):
-        taken = decoding.take(path, workload, wanted)
+        taken = frame_decoding.take(path, workload, wanted)
         place = taken.picks[0]
         return replace(taken, frames={**taken.frames, place: taken.frames[place] ^ next(draws)})
 
@@ -190,8 +192,8 @@ def test_frames_that_change_from_request_to_request_void_the_run(folder):
 def test_an_arm_that_goes_another_way_serves_nothing(folder):
     def take(path, workload, wanted):
         """Decode everything, whatever is asked."""
-        streamed = decoding.take(path, files.asks("stream"), 61 if "61" in path.name else 40)
-        taken = decoding.take(path, workload, wanted)
+        streamed = frame_decoding.take(path, files.asks("stream"), 61 if "61" in path.name else 40)
+        taken = frame_decoding.take(path, workload, wanted)
         return replace(taken, counts=streamed.counts)
 
     with pytest.raises(InvalidOutput, match=r"which is not workload\.picks=keyframes"):
@@ -242,9 +244,9 @@ CHILD = """
 import json, resource, sys
 sys.path[:0] = {paths}
 import clip_files as files
-from labkit.workload.turns import by_itself
+from labkit.workload.interleaving import by_itself
 from labkit.workload.video import library
-from labkit.workload.video.video_turns import VideoTurns
+from labkit.workload.video.interleaved_video import VideoTurns
 arms = [files.asks(p, d, frames=8, clips=sys.argv[1], warmup=1) for p, d in files.WAYS]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 turns = VideoTurns(arms, [library.sources(arm) for arm in arms], by_itself(0))
@@ -385,12 +387,12 @@ def fake_experiment(workload: Workload):
 )
 def test_questions_that_cannot_be_asked_are_refused(folder, tmp_path, line, said):
     from labkit.config import ConfigError
-    from labkit.workload.video import questions
+    from labkit.workload.video import clip_questions
 
     path = tmp_path / "q.jsonl"
     path.write_text(line)
     with pytest.raises(ConfigError, match=said):
-        questions.read(str(path), ["61-7.mp4"])
+        clip_questions.read(str(path), ["61-7.mp4"])
 
 
 def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):
@@ -409,4 +411,4 @@ def test_without_a_model_that_answers_questions_are_refused(folder, tmp_path):
 
 def test_a_line_with_a_failure_has_no_path(tmp_path):
     with pytest.raises(Undecodable, match="No such file"):
-        decoding.take(tmp_path / "x.mp4", files.asks("stream"), 4)
+        frame_decoding.take(tmp_path / "x.mp4", files.asks("stream"), 4)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from labkit.engine.attention.kernel_switches import BQ
 from labkit.engine.attention.resolvers import resolver
 from labkit.engine.attention.resolvers.resolver import Ints
-from labkit.engine.attention.spec import BQ
 
 
 class BinarySearch(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.spec import BQ
+from labkit.engine.attention.kernel_switches import BQ
 
 Ints = NDArray[np.int32]
 

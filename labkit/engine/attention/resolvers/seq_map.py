@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine import plugins
+from labkit.engine.attention.kernel_switches import BQ
 from labkit.engine.attention.resolvers import resolver
 from labkit.engine.attention.resolvers.resolver import Ints
-from labkit.engine.attention.spec import BQ
 
 SURPLUS = -1
 

@@ -1,0 +1,153 @@
+"""Which runs the machine disturbed: rules fixed here, before any data.
+
+They look at the probe, the observer's samples and the fingerprints, never at the metric
+or at which arm ran. No arm can change the probe before it, and none the time that the
+hypervisor or other processes took. But waiting for memory, the clock and heat are read
+while the arm runs, and an arm may cause them: a block left out for these (``during``) may
+be left out because of an arm, which is said beside the numbers. A block with a disturbed
+run may be left out, always whole (``labkit.analysis.sensitivity_analysis``); the verdict's own
+numbers keep all blocks.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from labkit.records import Record
+
+SLOW_PROBE = 1.10  # times the study's median
+STOLEN = 0.05  # share of all CPU time
+FOREIGN_CORES = 0.5
+WAITED_FOR_MEMORY = 0.05  # share of the run
+HOT = 2  # of nominal, fair, serious, critical
+SLOW_CLOCK = 0.90  # times the study's median
+RULES = (
+    "its probe took over 1.1 times the study's median, the hypervisor took over 5 % of its CPU "
+    "time, other processes used over half a core, processes waited for memory over 5 % of the "
+    "time or macOS reported pressure, its clock was below 0.9 times the study's median, or heat "
+    "slowed the CPU, each where the system tells; memory, clock and heat are read while the arm "
+    "runs, which may cause them"
+)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What was wrong with a run; ``during``: read while its arm ran, which may cause it."""
+
+    text: str
+    during: bool = False
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+
+def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Reason]]:
+    """Return the disturbed blocks, each with what was wrong with which run.
+
+    Where a study's blocks are of several hosts, a run is held against its own host's median.
+    """
+    found: dict[int, list[Reason]] = {}
+    for mine in by_host(records).values():
+        probe = _median(probe_us(r) for r in mine)
+        clock = _median(clock_mhz(r) for r in mine)
+        for record in mine:
+            for reason in _reasons(record, probe, clock):
+                named = replace(reason, text=f"{record.run}: {reason}")
+                found.setdefault(record.block, []).append(named)
+    return found
+
+
+def by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Group records by the host that they are of."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(str(record.environment.get("host")), []).append(record)
+    return found
+
+
+def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[Reason]:
+    own = probe_us(record)
+    if own is not None and probe is not None and own > SLOW_PROBE * probe:
+        yield Reason(f"probe {100 * (own / probe - 1):.0f} % slow")
+    steal = steal_share(record)
+    if steal is not None and steal > STOLEN:
+        yield Reason(f"{100 * steal:.0f} % stolen")
+    foreign = samples(record, "foreign_cores")
+    if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
+        yield Reason(f"{statistics.fmean(foreign):.1f} cores used by others")
+    waited = memory_wait_share(record)
+    if waited is not None and waited > WAITED_FOR_MEMORY:
+        yield Reason(f"memory waited for {100 * waited:.0f} % of the time", during=True)
+    if max(samples(record, "memory_pressure_level"), default=0) > 1:
+        yield Reason("memory pressure", during=True)
+    mhz = clock_mhz(record)
+    if mhz is not None and clock is not None and mhz < SLOW_CLOCK * clock:
+        yield Reason(f"clock at {mhz:,.0f} MHz", during=True)
+    if throttled(record):
+        yield Reason("throttled", during=True)
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def probe_us(record: Record) -> float | None:
+    """Return the probe before the arm as one number: the geometric mean of its kernels (us)."""
+    times = [float(t) for t in record.probe.get("before", {}).values() if t > 0]
+    return statistics.geometric_mean(times) if times else None
+
+
+def samples(record: Record, name: str) -> list[float]:
+    """Return the numbers that the observer sampled under ``name`` during a run."""
+    observer = record.notes.get("observer")
+    columns = observer.get("samples", {}) if isinstance(observer, Mapping) else {}
+    return [float(x) for x in columns.get(name, ()) if isinstance(x, int | float)]
+
+
+def steal_share(record: Record) -> float | None:
+    """Return the share of CPU time that the hypervisor took during a run, 0 to 1."""
+    start, end = record.environment.get("cpu_ticks"), record.environment_end.get("cpu_ticks")
+    if not start or not end:
+        return None
+    total = sum(end[k] - start.get(k, 0) for k in end)
+    return float(end.get("steal", 0) - start.get("steal", 0)) / total if total > 0 else None
+
+
+def memory_wait_share(record: Record) -> float | None:
+    """Return the share of a run in which some process waited for memory (PSI), 0 to 1."""
+    start, end = (
+        (state.get("pressure") or {}).get("memory", {}).get("total_us")
+        for state in (record.environment, record.environment_end)
+    )
+    seconds = record.seconds.get("total")
+    if start is None or end is None or not seconds:
+        return None
+    return (float(end) - float(start)) / (seconds * 1e6)
+
+
+def clock_mhz(record: Record) -> float | None:
+    """Return the CPU's clock during a run: the median of its samples, else at its start."""
+    sampled = samples(record, "mhz")
+    if sampled:
+        return statistics.median(sampled)
+    start = record.environment.get("mhz")
+    return float(start) if start else None
+
+
+def throttled(record: Record) -> bool:
+    """Tell whether heat slowed the CPU in a run: new throttle events, or a hot thermal state."""
+    if max(samples(record, "thermal_level"), default=0) >= HOT:
+        return True
+    start, end = record.environment.get("thermal"), record.environment_end.get("thermal")
+    return _throttle_count(end) > _throttle_count(start) or any(
+        state in ("serious", "critical") for state in (start, end)
+    )
+
+
+def _throttle_count(thermal: Any) -> int:
+    return int(thermal.get("throttled", 0)) if isinstance(thermal, Mapping) else 0

@@ -1,0 +1,183 @@
+"""Where two outputs first differ, as a phrase for people.
+
+For an array: token, head and the distance in ULPs, which needs both arms' values (the
+first block's are kept where they differ). For requests: request, position, both tokens
+with their text, and the reference's logit margin there.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.records import values_path
+
+Outputs = Mapping[str, Any]
+SHOWN = 12  # characters of a text, from where it differs
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values that a cell kept of its outputs, by digest."""
+
+    cell_dir: Path
+
+    def get(self, outputs: Outputs) -> NDArray[np.float32] | None:
+        """Return an output's values, float32 [tokens, heads, head_dim].
+
+        None where they were not kept or the file is not what its name says.
+        """
+        path = values_path(self.cell_dir, outputs["digest"])
+        try:
+            found = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        whole = hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
+        return found if whole == outputs["digest"] else None
+
+
+def checksums(text: str) -> NDArray[np.uint32]:
+    """Read a list of CRC-32s, one per token row or head."""
+    return np.frombuffer(base64.b64decode(text), dtype="<u4").astype(np.uint32)
+
+
+def ulp_distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Count the float32 numbers between two arrays' values: 1 for neighbours, 0 for equals.
+
+    The bits of a float32, read as sign and magnitude, order as the numbers do; the two
+    zeros are the same.
+    """
+    distance: NDArray[np.int64] = np.abs(_ordered(a) - _ordered(b))
+    return distance
+
+
+def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
+    bits = np.ascontiguousarray(x, np.float32).view(np.int32).astype(np.int64)
+    ordered: NDArray[np.int64] = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+    return ordered
+
+
+def array_difference(a: Outputs, b: Outputs, values: Values) -> str:
+    """Say where two arrays' bytes differ: first token and head, distance, how much of it."""
+    if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
+        return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"
+    rows = np.flatnonzero(checksums(a["rows"]) != checksums(b["rows"]))
+    heads = np.flatnonzero(checksums(a["heads"]) != checksums(b["heads"]))
+    if not len(rows) or not len(heads):
+        return "bytes differ, but no row's or head's checksum does"
+    extent = f"{len(rows)} of {a['shape'][0]} token rows, {len(heads)} of {a['shape'][1]} heads"
+    mine, theirs = values.get(a), values.get(b)
+    if mine is None or theirs is None:
+        where = f"first at token {rows[0]}, head {heads[0]}"
+        return f"{where} ({extent}); ULP distance unknown, the values were not kept"
+    return f"{_distance(mine, theirs)} ({extent})"
+
+
+def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> str:
+    """Say the first and the largest distance of two arrays that differ in their bits."""
+    differ = a.view(np.uint32) != b.view(np.uint32)
+    ulps = ulp_distance(a, b)
+    token, head, _ = np.argwhere(differ)[0]
+    here = int(ulps[token, head].max())
+    most = np.unravel_index(int(ulps.argmax()), ulps.shape)
+    largest = int(ulps[most])
+    text = f"first at token {token}, head {head}: {here:,} ULP apart"
+    if largest > here:
+        text += f", at most {largest:,} ULP at token {most[0]}, head {most[1]}"
+    return f"{text} [{a[most]:.9g} against {b[most]:.9g}]"
+
+
+def token_difference(a: Outputs, b: Outputs) -> str:
+    """Say which request differs first, where, between which tokens, and by how little."""
+    others = {r["id"]: r for r in b["requests"]}
+    same = {name: other["tokens"] for name, other in others.items()}
+    differing = [r for r in a["requests"] if r["tokens"] != same.get(r["id"])]
+    if not differing:
+        return "digests differ, but no request's tokens do"
+    first = differing[0]
+    count = f"({len(differing)} of {len(a['requests'])} requests)"
+    if first["id"] not in others:
+        return f"request {first['id']} is missing {count}"
+    mine, theirs = first["tokens"], others[first["id"]]["tokens"]
+    at = first_difference(mine, theirs)
+    tokens = f"{_token(a, mine, at)} against {_token(b, theirs, at)}"
+    margins = first.get("margins")
+    margin = f", logit margin {margins[at]:.3g}" if margins and at < len(margins) else ""
+    return f"first in request {first['id']} at position {at}: {tokens}{margin} {count}"
+
+
+def text_difference(a: Outputs, b: Outputs) -> str | None:
+    """Say which request's text differs first, and where; None if none does.
+
+    For servers that tell no token ids. Texts are compared without special tokens, the space
+    around them, and U+FFFD (:mod:`labkit.models.token_spelling`).
+    """
+    differing = [name for name, share in text_shares(a, b).items() if share < 1]
+    if not differing:
+        return None
+    count = f"({len(differing)} of {len(a['requests'])} requests, compared as text)"
+    first, mine, theirs = differing[0], _texts(a), _texts(b)
+    if first not in theirs:
+        return f"request {first} is missing {count}"
+    at = _first_character(mine[first], theirs[first])
+    shown = [json.dumps(text[at : at + SHOWN], ensure_ascii=False) for text in
+             (mine[first], theirs[first])]  # fmt: skip
+    return f"first in request {first} at character {at}: {shown[0]} against {shown[1]} {count}"
+
+
+def text_shares(a: Outputs, b: Outputs) -> dict[str, float]:
+    """Return for each request of ``a`` the share of its text that agrees from the start, 0 to 1."""
+    digests = {r["id"]: r.get("text_digest") for r in b["requests"]}
+    mine, theirs, shares = _texts(a), _texts(b), {}
+    for request in a["requests"]:
+        name = request["id"]
+        if request.get("text_digest") is not None and request["text_digest"] == digests.get(name):
+            shares[name] = 1.0
+            continue
+        x, y = mine[name], theirs.get(name, "")
+        at = _first_character(x, y)
+        shares[name] = min(at / max(len(x), len(y), 1), 0.999)  # their digests differ
+    return shares
+
+
+def _texts(outputs: Outputs) -> dict[str, str]:
+    """Return every request's text; of tokens about that, by the text of each."""
+    pieces = outputs.get("pieces") or {}
+    return {
+        r["id"]: r["text"]
+        if "text" in r
+        else "".join(pieces.get(str(token), "\ufffd") for token in r["tokens"]).strip()
+        for r in outputs["requests"]
+    }
+
+
+def _first_character(a: str, b: str) -> int:
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def _token(outputs: Outputs, tokens: Sequence[int], at: int) -> str:
+    """Name a token: its id, and its text where the record has it."""
+    if at >= len(tokens):
+        return "the end"
+    piece = (outputs.get("pieces") or {}).get(str(tokens[at]))
+    return (
+        f"{tokens[at]}"
+        if piece is None
+        else f"{tokens[at]} {json.dumps(piece, ensure_ascii=False)}"
+    )
+
+
+def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return the first position at which two sequences differ; the shorter's end counts."""
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )

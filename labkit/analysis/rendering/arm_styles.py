@@ -1,0 +1,77 @@
+"""How arms are told apart: a colour and a mark each, on the page and in pictures.
+
+Colours are those of M. Okabe and K. Ito (2008), told apart by colour-blind readers; arms
+also differ in their marks. Pictures are byte for byte the same from the same records: no
+dates, fixed ids, fixed sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.rendering import svg_elements
+from labkit.analysis.verdict_sentences import control_name, real_arms
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Json = Mapping[str, Any]
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+CONTROL_COLOUR = "#888888"
+MARKS = ("o", "s", "^", "D", "v")  # not as many as colours, so that 30 arms differ
+STYLE: Mapping[str, Any] = {
+    "svg.hashsalt": "labkit",
+    "svg.fonttype": "path",
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+}
+
+
+def arm_styles(cell: Json) -> dict[str, tuple[str, str]]:
+    """Return every arm's colour and mark; the control is grey."""
+    real, control = real_arms(cell), control_name(cell)
+    styles = {
+        name: (COLOURS[i % len(COLOURS)], MARKS[i % len(MARKS)]) for i, name in enumerate(real)
+    }
+    return styles if control is None else {**styles, control: (CONTROL_COLOUR, "x")}
+
+
+def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
+    """Return every arm's style class and mark; the control is grey crosses.
+
+    There are six colours that everybody can tell apart; the lines of further arms are dashed.
+    """
+    real, control = real_arms(cell), control_name(cell)
+    styles = {
+        name: (
+            f"arm{i % 6}{' dashed' if i >= 6 else ''}",
+            svg_elements.MARKS[i % len(svg_elements.MARKS)],
+        )
+        for i, name in enumerate(real)
+    }
+    return styles if control is None else {**styles, control: ("control", "cross")}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Draw in the report's style, whatever this machine's own settings are."""
+    import matplotlib as mpl
+
+    settings: Any = {**mpl.rcParamsDefault, "backend": "agg", **STYLE}
+    with mpl.rc_context(settings):
+        yield
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write a figure as PNG and SVG without dates or versions."""
+    figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
+    figure.savefig(f"{stem}.svg", metadata={"Date": None, "Creator": None})

@@ -1,0 +1,110 @@
+"""Pictures as files, PNG and SVG: every run of a case in order, the roofline, memory over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.analysis.number_format import scaled, slug, unit_name
+from labkit.analysis.rendering.arm_styles import arm_styles, save, style
+from labkit.analysis.rendering.kv_utilization import held, held_figure, held_stem
+from labkit.analysis.rendering.memory_timeline_chart import (
+    timeline_figure,
+    timeline_stem,
+    timelines,
+)
+from labkit.analysis.rendering.roofline import points, roofline_figure, roofline_stem
+from labkit.analysis.rendering.video_tables import drawn, picks_figure, picks_stem, videos
+from labkit.analysis.verdict_sentences import real_arms, title
+from labkit.records import Record, parse_run_name
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Json = Mapping[str, Any]
+
+
+def case_names(cell: Json) -> list[str]:
+    """Name the cases that were measured, in order."""
+    return list(dict.fromkeys(r["case"] for r in cell["rows"] if r["skipped"] is None))
+
+
+def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
+    """Draw a picture per case, roofline, picked frames and memory, where they are known."""
+    order, found = run_positions(cell), points(cell, records)
+    with style():
+        for case in case_names(cell):
+            figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
+            save(figure, folder / case_stem(cell, case))
+        if found:
+            save(roofline_figure(cell, found), folder / roofline_stem(cell))
+        if stored := held(cell):
+            save(held_figure(stored), folder / held_stem(cell))
+        clips = videos(cell, records)
+        if clips is not None and drawn(clips):
+            save(picks_figure(cell, clips), folder / picks_stem(cell))
+        for timeline in timelines(records, real_arms(cell)):
+            save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
+
+
+def case_stem(cell: Json, case: str) -> str:
+    """Name the files of a case's runs, without their endings."""
+    return f"{slug(cell['cell'])}--{slug(case)}"
+
+
+def case_figure(cell: Json, rows: Sequence[Json], order: Mapping[str, int]) -> Figure:
+    """Draw the rows of one case, one panel per metric."""
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(rows))
+    lines = -(-len(rows) // columns)
+    width, height = (7.2, 3.4) if len(rows) == 1 else (4.2 * columns, 2.6 * lines + 0.5)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for panel in panels[len(rows) :]:
+        panel.set_visible(False)
+    for panel, row in zip(panels, rows, strict=False):
+        draw_runs(panel, cell, row, order)
+    if len(rows) > 1:
+        figure.suptitle(title(cell), fontsize=10)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
+    return figure
+
+
+def draw_runs(panel: Axes, cell: Json, row: Json, order: Mapping[str, int]) -> None:
+    """Draw every run's value in run order, a line at each arm's median, blocks shaded."""
+    for arm, (colour, mark) in arm_styles(cell).items():
+        values = row["arms"][arm]
+        if not values["n"]:
+            continue
+        x = [order[run["file"]] for run in values["runs"]]
+        y = [scaled(run["value"], row["unit"]) for run in values["runs"]]
+        panel.plot(x, y, mark, color=colour, markersize=5, label=arm)
+        panel.axhline(scaled(values["median"], row["unit"]), color=colour, linewidth=1, alpha=0.7)
+    start = 0
+    for block, arms in enumerate(cell["design"]["order"]):
+        if block % 2:
+            panel.axvspan(start + 0.5, start + len(arms) + 0.5, color="black", alpha=0.04)
+        start += len(arms)
+    panel.set_xlim(0.5, start + 0.5)
+    panel.set_xlabel("run, in the order it was run (blocks shaded)")
+    if row["case"] == "all":
+        panel.set_ylabel(unit_name(row["unit"]))
+        panel.set_title(row["metric"], fontsize=10)
+    else:
+        panel.set_ylabel(f"{row['metric']} ({unit_name(row['unit'])})")
+        panel.set_title(row["case"], fontsize=10)
+
+
+def run_positions(cell: Json) -> dict[str, int]:
+    """Return every run's place in the whole study, from 1, by its file."""
+    arms = (values for row in cell["rows"] for values in row["arms"].values())
+    files = {run["file"] for values in arms for run in values["runs"]}  # rows share their runs
+    places = {parse_run_name(Path(file).stem): file for file in sorted(files)}
+    sizes = [len(arms) for arms in cell["design"]["order"]]
+    starts = {b: sum(sizes[:i]) for i, b in enumerate(sorted({key[0] for key in places}))}
+    # A block's failed runs keep their places: positions count from the block's start.
+    return {file: starts[b] + p + 1 for (b, p, _), file in places.items()}

@@ -1,0 +1,141 @@
+"""What a study is written as: its files, and the formats that are printed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.cell_analysis import CellAnalysis
+from labkit.analysis.number_format import slug
+from labkit.analysis.rendering.arm_styles import save, style
+from labkit.analysis.rendering.csv_latex import csv_text, latex_text
+from labkit.analysis.rendering.html_report import study_html
+from labkit.analysis.rendering.markdown_report import markdown_table, study_markdown
+from labkit.analysis.rendering.report_sections import CellReport
+from labkit.analysis.rendering.request_outcome_tables import load_figure
+from labkit.analysis.rendering.study_overview import overviews
+from labkit.analysis.study_analysis import Analyst, study_json
+from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
+from labkit.records import is_held, read_cell, write_json
+
+__all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
+
+
+def write_cell(cell_dir: str | Path, analyst: Analyst | None = None) -> dict[str, Any]:
+    """Analyse one cell, write its ``cell.json`` and return it; raises :class:`RecordError`."""
+    return _write_cell((analyst or Analyst()).cell(Path(cell_dir)))
+
+
+def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
+    path, found = analysis.data.dir / "cell.json", dict(analysis.json)
+    if is_held(path.parent):  # whoever works on the cell writes the file too
+        return found
+    kept = read_cell(path.parent)["design"] if path.is_file() else {}
+    if "looks_taken" in kept:  # the runner may have noted it after the runs were analysed
+        found["design"] = {**found["design"], "looks_taken": kept["looks_taken"]}
+    write_json(path, found)
+    return found
+
+
+def write_study(
+    study_dir: str | Path, plots: bool = True, analyst: Analyst | None = None
+) -> list[CellAnalysis]:
+    """Write everything that is derived: cell.json, study.json, reports, tables and plots.
+
+    Parameters
+    ----------
+    plots
+        Whether pictures are drawn (about 0.5 s each).
+    analyst
+        Who has analysed some of the cells already.
+
+    Raises
+    ------
+    RecordError
+        A file of a cell is not valid; nothing has been written by then.
+    """
+    folder = Path(study_dir)
+    analyses = (analyst or Analyst()).study(folder)
+    for analysis in analyses:
+        _write_cell(analysis)
+    study = study_json(folder, analyses)
+    write_json(folder / "study.json", study)
+    (folder / "tables").mkdir(exist_ok=True)
+    for analysis in analyses:
+        _write_tables(CellReport(analysis), folder / "tables")
+    write_text(folder / "report.md", study_markdown(study, analyses))
+    write_text(folder / "report.html", study_html(study, analyses, folder))
+    if plots:
+        _write_plots(study, analyses, folder / "plots")
+    return analyses
+
+
+def _write_tables(report: CellReport, folder: Path) -> None:
+    stem = folder / slug(report.cell["cell"])
+    write_text(Path(f"{stem}.csv"), csv_text([report.cell]))
+    write_text(Path(f"{stem}.md"), markdown_table(report.results) + "\n")
+    write_text(Path(f"{stem}.tex"), latex_text(report.results, report.title))
+
+
+def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], folder: Path) -> None:
+    from labkit.analysis.rendering.matplotlib_figures import write_figures
+
+    folder.mkdir(exist_ok=True)
+    for analysis in analyses:
+        write_figures(analysis.json, analysis.data.records, folder)
+    for overview in overviews(study, analyses):
+        if overview.curves:
+            with style():
+                save(load_figure(overview.curves), folder / overview.stem)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole, by rename."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft.write_text(text, encoding="utf-8", newline="\n")
+    draft.replace(path)
+
+
+def _markdown(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return study_markdown(study_json(folder, analyses), analyses)
+
+
+def _html(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return study_html(study_json(folder, analyses), analyses, folder)
+
+
+def _latex(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    reports = map(CellReport, analyses)
+    return "\n".join(latex_text(report.results, report.title) for report in reports)
+
+
+def _csv(folder: Path, analyses: Sequence[CellAnalysis]) -> str:
+    return csv_text([analysis.json for analysis in analyses])
+
+
+_RENDERERS: dict[str, Callable[[Path, Sequence[CellAnalysis]], str]] = {
+    "md": _markdown,
+    "html": _html,
+    "tex": _latex,
+    "csv": _csv,
+    "benchstat": lambda folder, analyses: benchstat(analyses),
+    "pyperf": lambda folder, analyses: pyperf(analyses),
+    "vllm": lambda folder, analyses: vllm(analyses),
+    "github": lambda folder, analyses: github(analyses),
+}
+FORMATS = tuple(_RENDERERS)
+
+
+def render(folder: Path, name: str) -> str:
+    """Return a study in one of :data:`FORMATS`.
+
+    Raises
+    ------
+    RecordError
+        The study cannot be read.
+    FormatError
+        A study lacks what this format needs.
+    """
+    return _RENDERERS[name](folder, Analyst().study(folder))

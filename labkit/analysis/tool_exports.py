@@ -1,0 +1,286 @@
+"""Records for other tools: pandas, benchstat, pyperf, vLLM, github-action-benchmark.
+
+Each run stays one sample, so that those tools cannot mistake repeats for evidence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.analysis.cell_analysis import CellAnalysis, CellData
+from labkit.analysis.number_format import plain, slug
+from labkit.analysis.observations import MEASURED, run_value
+from labkit.analysis.output_identity import CLAIMS
+from labkit.analysis.study_analysis import cell_dirs
+from labkit.analysis.verdict_sentences import row_name, sentence
+from labkit.records import Arm, Metric, Record, read_runs
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Json = Mapping[str, Any]
+FRAME = (
+    "cell", "run", "arm", "role", "block", "position", "outcome",
+    "case", "skipped", "metric", "unit", "better", "primary", "value", "repeats",
+)  # fmt: skip
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class FormatError(ValueError):
+    """A study lacks what this format needs; one line."""
+
+
+def _measured(analysis: CellAnalysis) -> list[Record]:
+    """Return the runs that measured something, the baseline's first: tools compare with it."""
+    place = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
+    found = [r for r in analysis.data.records if r.outcome in MEASURED]
+    return sorted(found, key=lambda r: place[r.arm])
+
+
+def benchstat(analyses: Sequence[CellAnalysis]) -> str:
+    """Write Go's benchmark format, one line per run and case: ``benchstat -col /arm``.
+
+    Source: the Go project's proposal 14313 and golang.org/x/perf/benchfmt (Unit lines).
+    """
+    units: dict[str, str] = {}
+    lines: list[str] = []
+    for analysis in analyses:
+        environment = analysis.environment
+        cores = environment.get("cores") or 1
+        lines += ["", f"cell: {analysis.name}"]
+        if environment.get("cpu_model"):
+            lines.append(f"cpu: {environment['cpu_model']}")
+        for record in _measured(analysis):
+            for case in record.cases:
+                values = [(run_value(m.repeats), m) for m in case.metrics]
+                if not values:
+                    continue
+                units.update((m.name, m.better) for m in case.metrics)
+                # Without the cores at the end, a name such as arm=chunk-256 would be cut.
+                name = f"BenchmarkLabkit/case={slug(case.case)}/arm={record.arm}-{cores}"
+                numbers = " ".join(f"{value!r} {metric.name}" for value, metric in values)
+                lines.append(f"{name} 1 {numbers}")
+    if not units:
+        raise FormatError("no run has a metric; benchstat has nothing to read")
+    head = [f"Unit {name} better={better}" for name, better in units.items()]
+    return "\n".join([*head, *lines]) + "\n"
+
+
+def pyperf(analyses: Sequence[CellAnalysis]) -> str:
+    """Write pyperf's JSON (format version 1.0): a run per process, its repeats as values.
+
+    Raises
+    ------
+    FormatError
+        No metric is a time.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for analysis in analyses:
+        cell = f"{analysis.name}: " if len(analyses) > 1 else ""
+        for record in _measured(analysis):
+            for case in record.cases:
+                for metric in _times(case.metrics):
+                    what = case.case if case.case != "all" else metric.name
+                    runs = found.setdefault(f"{cell}{what} [{record.arm}]", [])
+                    scale = SECONDS[metric.unit]
+                    values = [x * scale for x in metric.repeats]
+                    runs.append({"metadata": {"date": _date(record)}, "values": values})
+    if not found:
+        raise FormatError("pyperf needs time metrics (us, ms or s), and this study has none")
+    benchmarks = [
+        {"metadata": {"name": name, "unit": "second", "loops": 1}, "runs": runs}
+        for name, runs in found.items()
+    ]
+    return json.dumps({"version": "1.0", "metadata": {}, "benchmarks": benchmarks}) + "\n"
+
+
+def _times(metrics: Sequence[Metric]) -> Iterator[Metric]:
+    return (m for m in metrics if m.unit in SECONDS and min(m.repeats) > 0)
+
+
+def _date(record: Record) -> str:
+    """Return the start in the form that pyperf parses: no zone, microseconds."""
+    seconds, _, rest = record.started.rstrip("Z").replace("T", " ").partition(".")
+    return f"{seconds}.{(rest + '000000')[:6]}"
+
+
+def vllm(analyses: Sequence[CellAnalysis]) -> str:
+    """Write a list of vLLM's serving results, one per run, with ``run_number`` and the arm.
+
+    Names and definitions are vLLM's: TTFT from sending to the first token, TPOT is
+    ``(E2E - TTFT) / (tokens - 1)``, ITL per chunk, pooled over all requests; sums of times
+    in ms, the lists per request in seconds. Texts are not recorded, so ``generated_texts``
+    is left out.
+
+    Raises
+    ------
+    FormatError
+        There is no request workload, or its requests' times were not recorded.
+    """
+    runs = [run for analysis in analyses for run in _vllm_runs(analysis.data)]
+    if not runs:
+        raise FormatError("vllm needs a request workload with its requests' times recorded")
+    return json.dumps(runs, indent=1) + "\n"
+
+
+def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
+    """Yield one result per run that served requests and recorded their times."""
+    arms = {arm.name: arm for arm in data.arms}
+    for number, record in enumerate(data.records):
+        for case in record.cases:
+            requests = case.notes.get("requests")
+            if requests and record.outcome in MEASURED:
+                traffic = case.notes.get("traffic") or {}
+                yield _vllm_run(number, record, arms[record.arm], requests, traffic)
+
+
+def _vllm_run(
+    number: int, record: Record, arm: Arm, requests: Sequence[Json], traffic: Json
+) -> dict[str, Any]:
+    arrivals = arm.config.get("workload", {}).get("arrivals", {})
+    workload, model = arm.config.get("workload", {}), arm.config.get("model", {})
+    name = model.get("path") or model.get("name")
+    inputs = [int(r["prompt_tokens"]) for r in requests]
+    outputs = [int(r["output_tokens"]) for r in requests]
+    starts = [r["submitted_ms"] / 1e3 for r in requests]
+    ends = [(r["submitted_ms"] + r["e2e_ms"]) / 1e3 for r in requests]
+    duration = max(ends) - min(starts)
+    return {
+        "run_number": number,
+        "run": record.run,
+        "date": record.started.replace("-", "").replace(":", "").replace("T", "-")[:15],
+        "endpoint_type": "labkit",
+        "backend": arm.config.get("engine", {}).get("name"),
+        "label": record.arm,
+        "model_id": name,
+        "tokenizer_id": name,
+        "num_prompts": traffic.get("requests", len(requests)),
+        "request_rate": arrivals.get("rate") or "inf",
+        "burstiness": arrivals.get("shape", 1.0),
+        "max_concurrency": workload.get("concurrency"),
+        "duration": duration,
+        "completed": len(requests),
+        "failed": traffic.get("refused", 0) + traffic.get("failed", 0),
+        "total_input_tokens": sum(inputs),
+        "total_output_tokens": sum(outputs),
+        "request_throughput": len(requests) / duration,
+        "request_goodput": traffic["good"] / duration if "good" in traffic else None,
+        "output_throughput": sum(outputs) / duration,
+        "total_token_throughput": (sum(inputs) + sum(outputs)) / duration,
+        **_vllm_latencies(requests),
+        "input_lens": inputs,
+        "output_lens": outputs,
+        "ttfts": [r["ttft_ms"] / 1e3 for r in requests],
+        "itls": [[gap / 1e3 for gap in r["itl_ms"]] for r in requests],
+        "start_times": starts,
+        "errors": ["" for _ in requests],
+    }
+
+
+def _vllm_latencies(requests: Sequence[Json]) -> dict[str, float | None]:
+    times = {
+        "ttft": [r["ttft_ms"] for r in requests],
+        "tpot": [
+            (r["e2e_ms"] - r["ttft_ms"]) / (r["output_tokens"] - 1)
+            for r in requests
+            if r["output_tokens"] > 1
+        ],
+        "itl": [gap for r in requests for gap in r["itl_ms"]],
+        "e2el": [r["e2e_ms"] for r in requests],
+    }
+    found: dict[str, float | None] = {}
+    for name, values in times.items():
+        known = np.array(values, np.float64) if values else None
+        found[f"mean_{name}_ms"] = None if known is None else float(known.mean())
+        found[f"median_{name}_ms"] = None if known is None else float(np.median(known))
+        found[f"std_{name}_ms"] = None if known is None else float(known.std())
+        found[f"p99_{name}_ms"] = None if known is None else float(np.percentile(known, 99))
+    return found
+
+
+def github(analyses: Sequence[CellAnalysis]) -> str:
+    """Write github-action-benchmark's list, the primary metric of every case and arm.
+
+    Use it as ``customSmallerIsBetter`` or ``customBiggerIsBetter``, as the metric is.
+
+    Raises
+    ------
+    FormatError
+        The cells' primary metrics do not agree on which direction is better.
+    """
+    entries: list[dict[str, Any]] = []
+    directions = set()
+    for analysis in analyses:
+        cell = analysis.json
+        for row in cell["rows"]:
+            if not row["primary"] or row["skipped"] is not None:
+                continue
+            directions.add(row["better"])
+            for arm, values in row["arms"].items():
+                if values["n"]:
+                    entries.append(_github_entry(analysis, cell, row, arm, len(analyses) > 1))
+    if len(directions) > 1:
+        raise FormatError(
+            "github needs one direction, and this study has metrics where smaller and where "
+            "bigger is better; give one cell's folder"
+        )
+    if not entries:
+        raise FormatError("no run has a primary metric; github has nothing to read")
+    return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
+
+
+def _github_entry(
+    analysis: CellAnalysis, cell: Mapping[str, Any], row: Mapping[str, Any], arm: str, many: bool
+) -> dict[str, Any]:
+    values = row["arms"][arm]
+    prefix = f"{cell['cell']}: " if many else ""
+    entry: dict[str, Any] = {
+        "name": f"{prefix}{row_name(row)} [{arm}]",
+        "unit": row["unit"],
+        "value": values["median"],
+        "range": f"IQR {plain(values['q3'] - values['q1'])}",
+    }
+    found = next((c for c in row["comparisons"] if c["arm"] == arm), None)
+    if found is not None:
+        claim = analysis.data.arms[0].identity
+        entry["extra"] = sentence(cell, row, found, claim if claim in CLAIMS else "none")
+    return entry
+
+
+def load(study_dir: str | Path) -> DataFrame:
+    """Load the records of a study (or of one cell) as a table for Python.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One line per run, case and metric; ``value`` is the run's number (the median of
+        its repeats on the log scale, in ``unit``), ``repeats`` how many there were. A run
+        without cases (a failed one) and a skipped case keep a line without a value.
+
+    Raises
+    ------
+    RecordError
+        A record is not valid, or there is no cell in the folder.
+    """
+    import pandas as pd
+
+    lines: list[tuple[Any, ...]] = []
+    for cell in cell_dirs(Path(study_dir)):
+        for r in read_runs(cell):
+            run = (cell.name, r.run, r.arm, r.role, r.block, r.position, r.outcome)
+            for case in r.cases:
+                lines += [
+                    (*run, case.case, None, m.name, m.unit, m.better, m.primary,
+                     run_value(m.repeats), len(m.repeats))
+                    for m in case.metrics
+                ]  # fmt: skip
+                if not case.metrics:
+                    lines.append((*run, case.case, case.skipped, *[None] * 6))
+            if not r.cases:
+                lines.append((*run, *[None] * 8))
+    return pd.DataFrame(lines, columns=list(FRAME))

@@ -1,0 +1,143 @@
+"""SiLU, GELU and their gated forms with a polynomial exp, float32."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from labkit.cpu import simd_emitter, thread_pool
+from labkit.cpu.graph_capture import ACTIVATE, Symbol, numbers_of
+
+Array = NDArray[np.float32]
+
+SILU, SWIGLU, GELU_TANH, GELU_ERF, SIGMOID = range(5)
+CHUNK = 4096
+# Below this many numbers a thread hand-off costs more than the work.
+SERIAL_BELOW = 8192
+
+LOG2_E = np.float32(simd_emitter.LOG2E)
+# ln 2 in two parts: the first has few digits, so that n * LN2_HIGH is exact.
+LN2_HIGH = np.float32(0.693359375)
+LN2_LOW = np.float32(-2.12194440e-4)
+# Adding 1.5 * 2**23 rounds a float32 to an integer, kept in its low bits.
+ROUND = np.float32(12582912.0)
+SQRT_2_OVER_PI = np.float32(0.7978845608028654)
+
+
+@intrinsic
+def _bits_to_float(_typing, bits):  # type: ignore[no-untyped-def]
+    def emit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), emit
+
+
+@njit(inline="always")
+def _exp(x):  # type: ignore[no-untyped-def]
+    """exp(x) within 2 units in the last place for |x| <= 87, clamped outside.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2; a Taylor polynomial of degree 6 for exp(r), and
+    n goes into the exponent's bits.
+    """
+    x = min(max(x, np.float32(-87.0)), np.float32(87.0))
+    n = (x * LOG2_E + ROUND) - ROUND
+    r = (x - n * LN2_HIGH) - n * LN2_LOW
+    p = np.float32(1.0 / 720.0)
+    p = p * r + np.float32(1.0 / 120.0)
+    p = p * r + np.float32(1.0 / 24.0)
+    p = p * r + np.float32(1.0 / 6.0)
+    p = p * r + np.float32(0.5)
+    p = p * r + np.float32(1.0)
+    p = p * r + np.float32(1.0)
+    return p * _bits_to_float((np.int32(n) + np.int32(127)) << np.int32(23))
+
+
+@njit(inline="always")
+def _sigmoid(x):  # type: ignore[no-untyped-def]
+    return np.float32(1.0) / (np.float32(1.0) + _exp(-x))
+
+
+@njit(error_model="numpy", fastmath={"contract", "nsz"})
+def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
+    """Write the activation of each number, times ``gated``'s where there is a gate."""
+    if kind == SWIGLU:
+        for i in range(x.size):
+            out[i] = x[i] * _sigmoid(x[i]) * gated[i]
+    elif kind == SILU:
+        for i in range(x.size):
+            out[i] = x[i] * _sigmoid(x[i])
+    elif kind == SIGMOID:
+        for i in range(x.size):
+            out[i] = _sigmoid(x[i])
+    elif kind == GELU_TANH:
+        for i in range(x.size):
+            # 0.5 (1 + tanh(u)) is sigmoid(2 u).
+            cubic = x[i] + np.float32(0.044715) * x[i] * x[i] * x[i]
+            out[i] = x[i] * _sigmoid(np.float32(2.0) * SQRT_2_OVER_PI * cubic)
+    else:
+        for i in range(x.size):
+            value = np.float64(x[i])
+            out[i] = np.float32(0.5 * value * (1.0 + math.erf(value * 0.7071067811865476)))
+
+
+@thread_pool.kernel(
+    "void(int64, float32[::1], float32[::1], float32[::1])",
+    error_model="numpy",
+)
+def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
+    if x.size < SERIAL_BELOW:
+        activate(kind, x, gated, out)
+    else:
+        for chunk in prange((x.size + CHUNK - 1) // CHUNK):
+            start = chunk * CHUNK
+            end = min(start + CHUNK, x.size)
+            activate(kind, x[start:end], gated[start:end], out[start:end])
+
+
+def _apply(kind: int, x: Array, gated: Array) -> Array:
+    if isinstance(x, Symbol):
+        return _recorded(kind, x, gated)
+    flat = np.ascontiguousarray(x).reshape(-1)
+    out = np.empty_like(flat)
+    _activate(kind, flat, np.ascontiguousarray(gated).reshape(-1), out)
+    return out.reshape(x.shape)
+
+
+def _recorded(kind: int, x: Symbol, gated: Any) -> Any:
+    """Record ``_apply``."""
+    out = x.recorder.array(x.shape)
+    x.recorder.launch(ACTIVATE, out, x, gated, numbers_of(x), kind)
+    return out
+
+
+def swiglu(gate: Array, x: Array) -> Array:
+    """Return ``silu(gate) * x``; float32, equal shapes."""
+    if gate.shape != x.shape:
+        raise ValueError(f"swiglu of shapes {gate.shape} and {x.shape}: expected equal ones")
+    return _apply(SWIGLU, gate, x)
+
+
+def silu(x: Array) -> Array:
+    """Return ``x * sigmoid(x)``, float32."""
+    return _apply(SILU, x, x)
+
+
+def sigmoid(x: Array) -> Array:
+    """Return ``1 / (1 + exp(-x))``, float32."""
+    return _apply(SIGMOID, x, x)
+
+
+def gelu_approx(x: Array) -> Array:
+    """Return the tanh form of GELU, float32 (Hendrycks and Gimpel, 2016)."""
+    return _apply(GELU_TANH, x, x)
+
+
+def gelu(x: Array) -> Array:
+    """Return ``x * Phi(x)`` with the exact error function, float32."""
+    return _apply(GELU_ERF, x, x)

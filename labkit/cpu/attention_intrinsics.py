@@ -1,0 +1,247 @@
+"""What attention's kernels do with a tile of scores, a row and single elements, as intrinsics.
+
+Addresses are int64 bytes (``array.ctypes.data``), strides are bytes, elements float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from labkit.cpu.jit import intrinsic
+from labkit.cpu.kv_conversion import BFLOAT16, FLOAT16, Element, element_of
+from labkit.cpu.simd_emitter import BYTES, F32, I32, I64, INTEGERS, POINTER, Emitter
+from labkit.cpu.vector_registers import LANES
+
+KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
+
+
+@intrinsic
+def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: Any) -> Any:
+    """Fold one row's tile of base-2 logits into its online softmax.
+
+    ``scores`` holds ``KEYS`` logits and receives the weights; only the keys from ``low``
+    to ``high`` (at least one) count. ``state`` holds the running maximum and sum. Returns
+    the factor by which what was summed before must shrink.
+    """
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        scores, low, high, state = arguments
+        low, high = (code.splat(builder.trunc(bound, I32)) for bound in (low, high))
+        masked = code.constant(float("-inf"))
+        tiles = []
+        for v in range(KEYS // LANES):
+            lanes = ir.Constant(INTEGERS, [v * LANES + lane for lane in range(LANES)])
+            inside = builder.and_(
+                builder.icmp_signed(">=", lanes, low),
+                builder.icmp_signed("<", lanes, high),
+            )
+            tiles.append(builder.select(inside, code.load(scores, BYTES * v), masked))
+        before = code.splat(code.load(state, kind=F32))
+        largest = code.maximum(before, code.across(_tree(tiles, code.maximum), code.maximum))
+        shrink = code.first(code.exp2(builder.fsub(before, largest)))
+        weights = [code.exp2(builder.fsub(tile, largest)) for tile in tiles]
+        for v, weight in enumerate(weights):
+            code.store(weight, scores, BYTES * v)
+        total = code.first(code.across(_tree(weights, builder.fadd), builder.fadd))
+        scaled = builder.fmul(code.load(state, 4, F32), shrink)
+        code.store(code.first(largest), state)
+        code.store(builder.fadd(scaled, total), state, 4)
+        return shrink
+
+    return types.float32(*[types.int64] * 4), emit
+
+
+@intrinsic
+def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
+    """Replace ``KEYS`` scores by ``cap * tanh(score)``."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        scores, cap = arguments
+        factor = code.splat(cap)
+        for v in range(KEYS // LANES):
+            value = builder.fmul(factor, code.tanh(code.load(scores, BYTES * v)))
+            code.store(value, scores, BYTES * v)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), emit
+
+
+@intrinsic
+def exp2_scalar(typing_context: Any, x: Any) -> Any:
+    """Return ``2**x`` for ``x <= 0``, by the arithmetic of the tiles."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        return code.first(code.exp2(code.splat(arguments[0])))
+
+    return types.float32(types.float32), emit
+
+
+@intrinsic
+def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, factor: Any) -> Any:
+    """Write ``factor`` times the ``vectors`` vectors of ``source`` to ``target``."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        target, source, vectors, factor = arguments
+        factors = code.splat(factor)
+
+        def turn(index: Any) -> None:
+            value = builder.fmul(factors, code.load(code.at(source, index, BYTES)))
+            code.store(value, code.at(target, index, BYTES))
+
+        code.each(vectors, turn)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.float32), emit
+
+
+@intrinsic
+def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy ``count`` bytes."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target, source, count = arguments
+        pointers = (builder.inttoptr(address, POINTER) for address in (target, source))
+        cgutils.raw_memcpy(builder, *pointers, count, 1)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), emit
+
+
+@intrinsic
+def element_bytes(typing_context: Any, layer: Any) -> Any:
+    """Return the bytes of a number in the layer's pools, a constant."""
+    size = element_of(layer).bytes
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return I64(size)
+
+    return types.int64(layer), emit
+
+
+@intrinsic
+def copy_wide(typing_context: Any, layer: Any, target: Any, source: Any, vectors: Any) -> Any:
+    """Write ``vectors`` vectors of the layer's pools, from ``source`` on, as float32."""
+    element = element_of(layer)
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _, target, source, vectors = arguments
+        if element.bytes == 4:
+            pointers = (builder.inttoptr(address, POINTER) for address in (target, source))
+            cgutils.raw_memcpy(builder, *pointers, builder.mul(vectors, I64(BYTES)), 1)
+            return context.get_dummy_value()
+        code = Emitter(builder)
+
+        def turn(index: Any) -> None:
+            wide = element.load(code, code.at(source, index, element.vector_bytes))
+            code.store(wide, code.at(target, index, BYTES))
+
+        code.each(vectors, turn)
+        return context.get_dummy_value()
+
+    return types.void(layer, *[types.int64] * 3), emit
+
+
+def _round_row(element: Element) -> Any:
+    """Return an intrinsic that rounds vectors of float32 to ``element``."""
+
+    @intrinsic
+    def round_row(typing_context: Any, target: Any, source: Any, vectors: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            code = Emitter(builder)
+            target, source, vectors = arguments
+
+            def turn(index: Any) -> None:
+                value = code.load(code.at(source, index, BYTES))
+                element.store(code, value, code.at(target, index, element.vector_bytes))
+
+            code.each(vectors, turn)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), emit
+
+    return round_row
+
+
+round_to_float16, round_to_bfloat16 = _round_row(FLOAT16), _round_row(BFLOAT16)
+
+
+@intrinsic
+def clear(typing_context: Any, target: Any, vectors: Any) -> Any:
+    """Write ``vectors`` vectors of zeros."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        code = Emitter(builder)
+        zeros = code.constant(0.0)
+        target, vectors = arguments
+        code.each(vectors, lambda index: code.store(zeros, code.at(target, index, BYTES)))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 2), emit
+
+
+def _element(kind: Any, numba_kind: Any) -> tuple[Any, Any]:
+    """Return intrinsics that load and store one element at an address."""
+
+    @intrinsic
+    def load(typing_context: Any, address: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return Emitter(builder).load(arguments[0], kind=kind)
+
+        return numba_kind(types.int64), emit
+
+    @intrinsic
+    def store(typing_context: Any, address: Any, value: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            Emitter(builder).store(arguments[1], arguments[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, numba_kind), emit
+
+    return load, store
+
+
+load_float, store_float = _element(F32, types.float32)
+load_int32, _ = _element(I32, types.int32)
+load_int64, store_int64 = _element(I64, types.int64)
+
+
+@intrinsic
+def take_ticket(typing_context: Any, counter: Any) -> Any:
+    """Return the int64 at address ``counter`` and add one to it, atomically."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], POINTER)
+        return builder.atomic_rmw("add", pointer, I64(1), "monotonic")
+
+    return types.int64(types.int64), emit
+
+
+def _tree(values: list[Any], combine: Any) -> Any:
+    """Combine neighbours until one is left."""
+    while len(values) > 1:
+        pairs = range(0, len(values) - 1, 2)
+        odd = values[len(values) - len(values) % 2 :]
+        values = [combine(values[i], values[i + 1]) for i in pairs] + odd
+    return values[0]
+
+
+@intrinsic
+def call_body(
+    typing_context: Any, body: Any, layer: Any, memory: Any, a: Any, b: Any, c: Any, d: Any, e: Any
+) -> Any:
+    """Call the C function at address ``body`` with seven int64 and return its int64."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(I64, [I64] * 7)
+        pointer = builder.inttoptr(arguments[0], kind.as_pointer())
+        return builder.call(pointer, arguments[1:])
+
+    return types.int64(*[types.int64] * 8), emit

@@ -1,0 +1,116 @@
+"""RMSNorm and LayerNorm of rows, float32; a row's result depends on that row alone.
+
+And on the CPU's registers: the compiler orders a row's sum by their width, so that a norm's last
+bits with AVX2 are others than with AVX-512, unlike those of all other kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from labkit.cpu import thread_pool
+from labkit.cpu.graph_capture import RMS_NORM, Operand, Symbol, address_of
+
+Array = NDArray[np.float32]
+
+# Below this many numbers a thread hand-off costs more than the work.
+SERIAL_BELOW = 16384
+
+
+# Reassociation lets the sums over a row run in vector lanes; the order is fixed by the
+# row's length alone.
+@njit(fastmath={"reassoc", "contract", "nsz"}, error_model="numpy")
+def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """Normalise a row."""
+    total = np.float32(0.0)
+    for i in range(x.size):
+        total += x[i] * x[i]
+    scale = np.float32(1.0 / np.sqrt(np.float64(total) / x.size + eps))
+    for i in range(x.size):
+        out[i] = x[i] * scale * weight[i]
+
+
+@thread_pool.kernel(
+    "void(float32[:, ::1], float32[::1], float64, float32[:, ::1])",
+    error_model="numpy",
+)
+def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    if x.size < SERIAL_BELOW:
+        for row in range(x.shape[0]):
+            rms_row(x[row], weight, eps, out[row])
+    else:
+        for row in prange(x.shape[0]):
+            rms_row(x[row], weight, eps, out[row])
+
+
+@thread_pool.kernel(
+    "void(float32[:, ::1], float32[::1], float32[::1], float64, float32[:, ::1])",
+    error_model="numpy",
+    fastmath={"reassoc", "contract", "nsz"},
+)
+def _layer_norm(x, weight, bias, eps, out):  # type: ignore[no-untyped-def]
+    width = x.shape[1]
+    for row in prange(x.shape[0]):
+        total = np.float32(0.0)
+        for i in range(width):
+            total += x[row, i]
+        mean = np.float32(total / width)
+        squares = np.float32(0.0)
+        for i in range(width):
+            squares += (x[row, i] - mean) * (x[row, i] - mean)
+        scale = np.float32(1.0 / np.sqrt(np.float64(squares) / width + eps))
+        for i in range(width):
+            out[row, i] = (x[row, i] - mean) * scale * weight[i] + bias[i]
+
+
+def _rows(x: Array) -> Array:
+    if not x.flags.c_contiguous:
+        x = np.ascontiguousarray(x)
+    return x.reshape(-1, x.shape[-1])
+
+
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+    """Return ``x / sqrt(mean(x**2) + eps) * weight`` over the last axis.
+
+    Parameters
+    ----------
+    x
+        float32 [..., D].
+    weight
+        float32 [D].
+    """
+    if isinstance(x, Symbol):
+        return _recorded(x, weight, eps)
+    rows = _rows(x)
+    out = np.empty_like(rows)
+    _rms_norm(rows, weight, eps, out)
+    return out.reshape(x.shape)
+
+
+def _recorded(x: Symbol, weight: Array, eps: float) -> Any:
+    """Record ``rms_norm``."""
+    recorder, width, out = x.recorder, x.shape[-1], x.recorder.array(x.shape)
+    recorder.hold(weight)
+    rows, bits = Operand(0, x.row_numbers // width), int(np.float64(eps).view(np.int64))
+    recorder.launch(RMS_NORM, out, x, rows, width, address_of(weight), bits)
+    return out
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """Return ``(x - mean) / sqrt(var + eps) * weight + bias`` over the last axis.
+
+    Parameters
+    ----------
+    x
+        float32 [..., D].
+    weight, bias
+        float32 [D].
+    """
+    rows = _rows(x)
+    out = np.empty_like(rows)
+    _layer_norm(rows, weight, bias, eps, out)
+    return out.reshape(x.shape)

@@ -1,0 +1,315 @@
+"""Matrix products with packed weights: x[M, K] @ W[N, K].T + bias, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu import quantized_matmul
+from labkit.cpu.gemm import WIDTH, pack, product, take
+from labkit.cpu.graph_capture import (
+    LOOK_UP_PACKED,
+    LOOK_UP_STORED,
+    PRODUCT,
+    STORED_PRODUCT,
+    NotRecorded,
+    Symbol,
+    address_of,
+)
+from labkit.cpu.quantized_weights import PANELS, SPAN, Stored
+
+Array = NDArray[np.float32]
+CACHE_LINE = 64
+# What a product reads: float32, or weights as they lie.
+Matrix = Array | Stored
+
+
+class Panels(Protocol):
+    """The columns of some matrices, so many at a time, as a kernel reads them."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all."""
+
+    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``; see ``gemm.product``."""
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> None:
+        """Widen rows of the only matrix into ``out`` [len(rows), K]."""
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """Of a product and of a look-up, where launches are recorded."""
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The panels, and what else a product points to."""
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """What a product is told besides."""
+
+
+class Slabs:
+    """Memory for many arrays that are read over and over, a few slabs of so many bytes.
+
+    A large allocation is one of NumPy's in huge pages, where the system has them: reading it asks
+    for a tenth less time than many small ones.
+    """
+
+    def __init__(self, size: int = 1 << 25) -> None:
+        self._size = size
+        self._free: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def zeros(self, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+        """Return zeros that begin on a cache line: a vector across two of them costs twice."""
+        size = int(np.prod(shape)) * np.dtype(kind).itemsize
+        start = -self._free.ctypes.data % CACHE_LINE
+        if start + size > self._free.size:
+            self._free = np.zeros(max(self._size, size + CACHE_LINE), np.uint8)
+            start = -self._free.ctypes.data % CACHE_LINE
+        taken, self._free = self._free[start : start + size], self._free[start + size :]
+        zeros: NDArray[Any] = taken.view(kind).reshape(shape)
+        return zeros
+
+
+class FloatPanels:
+    """float32, panel by panel."""
+
+    __slots__ = ("_panels",)
+
+    def __init__(
+        self, weights: Sequence[Array], first: Sequence[int], count: int, slabs: Slabs
+    ) -> None:
+        self._panels: Array = slabs.zeros((count, weights[0].shape[1], WIDTH), np.float32)
+        for weight, panel in zip(weights, first, strict=True):
+            pack(np.ascontiguousarray(weight), self._panels, panel)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all."""
+        return self._panels.nbytes
+
+    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``."""
+        product(x, self._panels, bias, columns, out)
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> None:
+        """Copy rows of the matrix to ``out`` [len(rows), K]."""
+        take(rows, self._panels, out)
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """Of a product and of a look-up."""
+        return PRODUCT, LOOK_UP_PACKED
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The panels."""
+        return (self._panels,)
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
+
+
+class StoredPanels:
+    """Weights as they lie, all of one form, a span of panels after the other."""
+
+    __slots__ = ("_form", "_spans")
+
+    def __init__(
+        self, weights: Sequence[Stored], first: Sequence[int], count: int, slabs: Slabs
+    ) -> None:
+        record, depth, group = weights[0].record, weights[0].shape[1], weights[0].group
+        size = depth // group * record.itemsize
+        self._spans: NDArray[np.uint8] = slabs.zeros((count // PANELS, size), np.uint8)
+        for weight, panel in zip(weights, first, strict=True):
+            weight.fill(self._spans[panel // PANELS :].view(record))
+        lifted = all(weight.lifts for weight in weights)
+        functions = quantized_matmul.functions(*weights[0].form, lifted)
+        self._form = functions.addresses, depth // group, group // functions.unit
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all."""
+        return self._spans.nbytes
+
+    def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
+        """Multiply x [M, K] into ``out``."""
+        quantized_matmul.product(*self._form, x, self._spans, bias, columns, out)
+
+    def take(self, rows: NDArray[np.int64], out: Array) -> None:
+        """Widen rows of the matrix into ``out`` [len(rows), K]."""
+        quantized_matmul.take(*self._form, rows, self._spans, out)
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        """Of a product and of a look-up."""
+        return STORED_PRODUCT, LOOK_UP_STORED
+
+    @property
+    def memory(self) -> tuple[Any, ...]:
+        """The spans, and the addresses of the form's functions."""
+        return self._spans, self._form[0]
+
+    @property
+    def form(self) -> tuple[int, ...]:
+        """The functions' address, records of a span and their units, and a span's bytes."""
+        functions, groups, units = self._form
+        return int(functions.ctypes.data), groups, units, self._spans.shape[1]
+
+
+def _form(weight: Matrix) -> tuple[Any, ...]:
+    return ("float32",) if isinstance(weight, np.ndarray) else (*weight.form, weight.group)
+
+
+def alike(weights: Sequence[Matrix]) -> bool:
+    """Tell whether one product can read these matrices: of one depth, lying in one form."""
+    return len({(weight.shape[1], _form(weight)) for weight in weights}) == 1
+
+
+class PackedWeights:
+    """One or more weight matrices over the same input, packed for ``multiply``.
+
+    Parameters
+    ----------
+    weights
+        [N_i, K] each; copied.
+    biases
+        float32 [N_i] or None, one per matrix.
+    slabs
+        Where they lie; None: in memory of their own.
+
+    Raises
+    ------
+    ValueError
+        The matrices are not alike.
+    """
+
+    __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "widths", "word")
+
+    def __init__(
+        self,
+        weights: Sequence[Matrix],
+        biases: Sequence[Array | None],
+        slabs: Slabs | None = None,
+    ) -> None:
+        if not alike(weights):
+            depths = sorted({weight.shape[1] for weight in weights})
+            raise ValueError(f"matrices of one product have one depth and one form, not {depths}")
+        self.depth = weights[0].shape[1]
+        self.word = "float32" if isinstance(weights[0], np.ndarray) else weights[0].word
+        self.widths = tuple(weight.shape[0] for weight in weights)
+        self.total = sum(self.widths)
+        counts = [_panels(weight) for weight in weights]
+        first = [sum(counts[:i]) for i in range(len(counts))]
+        self._panels = _pack(weights, first, sum(counts), slabs or Slabs(0))
+        self._bias: Array = np.zeros(sum(counts) * WIDTH, np.float32)
+        self._columns = np.zeros((sum(counts), 3), np.int64)
+        start = 0
+        for bias, width, panel, count in zip(biases, self.widths, first, counts, strict=True):
+            if bias is not None:
+                self._bias[panel * WIDTH : panel * WIDTH + width] = bias
+            for i in range(count):
+                self._columns[panel + i] = start, width, i * WIDTH
+            start += width
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights."""
+        return self._panels.bytes
+
+    def take(self, rows: NDArray[np.integer]) -> Array:
+        """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
+        if isinstance(rows, Symbol):
+            return self._recorded_take(rows)
+        wanted = rows.ravel().astype(np.int64)
+        if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.total:
+            raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.total}")
+        out = np.empty((len(wanted), self.depth), np.float32)
+        self._panels.take(wanted, out)
+        return out.reshape(*rows.shape, self.depth)
+
+    def multiply(self, x: Array) -> list[Array]:
+        """Return x @ W_i.T + b_i for each matrix: float32 [..., N_i], each contiguous.
+
+        Parameters
+        ----------
+        x
+            float32 [..., K].
+
+        Raises
+        ------
+        ValueError
+            The last axis is not K.
+        """
+        lead, depth = x.shape[:-1], x.shape[-1]
+        if depth != self.depth:
+            raise ValueError(f"input of shape {x.shape}: expected [..., {self.depth}]")
+        if isinstance(x, Symbol):
+            return self._recorded(x)
+        if not x.flags.c_contiguous:
+            x = np.ascontiguousarray(x)
+        rows = x.size // depth
+        out = np.empty(rows * self.total, np.float32)
+        self._panels.product(x.reshape(rows, depth), self._bias, self._columns, out)
+        if len(self.widths) == 1:
+            return [out.reshape(*lead, self.total)]
+        parts, start = [], 0
+        for width in self.widths:
+            end = start + rows * width
+            parts.append(out[start:end].reshape(*lead, width))
+            start = end
+        return parts
+
+    def _recorded(self, x: Symbol) -> list[Any]:
+        """Record ``multiply``."""
+        recorder, rows, *between = x.recorder, *x.shape[:-1]
+        if any(size != 1 for size in between):
+            raise NotRecorded("it multiplies more rows than there are tokens")
+        panels, *rest = self._panels.memory
+        recorder.hold(panels, self._bias, self._columns, *rest)
+        matrices = address_of(panels), address_of(self._bias), address_of(self._columns)
+        out = recorder.array((rows, self.total))
+        sizes = len(self._columns), self.total
+        recorder.launch(
+            self._panels.codes[0], out, x, self.depth, *matrices, *sizes, *self._panels.form,
+        )  # fmt: skip
+        flat = out.reshape(-1)
+        ends = [rows * sum(self.widths[: i + 1]) for i in range(len(self.widths))]
+        return [
+            flat[end - rows * width : end].reshape(*x.shape[:-1], width)
+            for end, width in zip(ends, self.widths, strict=True)
+        ]
+
+    def _recorded_take(self, rows: Symbol) -> Any:
+        """Record ``take``."""
+        recorder, (panels, *rest) = rows.recorder, self._panels.memory
+        recorder.hold(panels, *rest)
+        recorder.vocabulary = min(recorder.vocabulary, self.total)
+        out = recorder.array((*rows.shape, self.depth))
+        matrices = address_of(panels), 0, 0
+        sizes = len(self._columns), self.total
+        recorder.launch(
+            self._panels.codes[1], out, rows, self.depth, *matrices, *sizes, *self._panels.form
+        )
+        return out
+
+
+def _panels(weight: Matrix) -> int:
+    """Return the panels of a matrix; there may be empty ones in its last span."""
+    width = int(weight.shape[0])
+    return -(-width // WIDTH) if isinstance(weight, np.ndarray) else -(-width // SPAN) * PANELS
+
+
+def _pack(weights: Sequence[Matrix], first: Sequence[int], count: int, slabs: Slabs) -> Panels:
+    floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
+    if floats:
+        return FloatPanels(floats, first, count, slabs)
+    stored = [weight for weight in weights if not isinstance(weight, np.ndarray)]
+    return StoredPanels(stored, first, count, slabs)

@@ -1,0 +1,87 @@
+"""What this machine can do at best: the limits that a roofline divides by.
+
+Measured in the first processes of a kernel workload on the CPU, after everything that counts:
+reads of memory larger than the cache by numba, and a float32 matrix product by NumPy's BLAS, each
+on all of the arm's threads at once. The best of a few repeats, for a limit is what was reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu import thread_pool
+
+STREAM_BYTES = 128 << 20
+SIZE = 768  # rows and columns of each thread's product: 0.9 GFLOP
+REPEATS = 4
+
+
+def measure(threads: int) -> dict[str, float]:
+    """Measure with so many threads.
+
+    BLAS has one thread in a numba arm's worker, so each thread here is one of its own
+    that calls it; NumPy lets go of the interpreter's lock meanwhile.
+
+    Returns
+    -------
+    dict
+        ``read_gb_s`` (1e9 bytes), ``sgemm_gflop_s``, and how they were measured:
+        ``threads``, ``read_bytes``, ``sgemm_size``.
+    """
+    stream = np.ones(STREAM_BYTES // 4, np.float32)
+    read_gb_s = read_rate(stream, threads)
+    a = np.ones((threads, SIZE, SIZE), np.float32)
+    out, a_rows = np.empty_like(a), range(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        sgemm_s = _best_s(lambda: list(pool.map(lambda i: np.matmul(a[i], a[i], out[i]), a_rows)))
+    return {
+        "read_gb_s": round(read_gb_s, 3),
+        "sgemm_gflop_s": round(threads * 2 * SIZE**3 / sgemm_s / 1e9, 3),
+        "threads": threads,
+        "read_bytes": stream.nbytes,
+        "sgemm_size": SIZE,
+    }
+
+
+def read_rate(stream: NDArray[np.float32], threads: int) -> float:
+    """Return the rate (GB/s) at which numba's ``threads`` read all of ``stream``."""
+    return stream.nbytes / _best_s(lambda: read_memory(stream, 8 * threads)) / 1e9
+
+
+def _best_s(work: Callable[[], object]) -> float:
+    """Return the shortest time of the work."""
+    times = []
+    for _ in range(1 + REPEATS):  # the first wakes the threads and touches the memory
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+@numba.njit(cache=True, fastmath=True)  # type: ignore[untyped-decorator]
+def _total(part: NDArray[np.float32]) -> np.float32:
+    """Sum a part in four streams at once: one core asks for more memory in four than in one."""
+    quarter = len(part) // 4
+    a = b = c = d = np.float32(0)
+    for i in range(quarter):
+        a += part[i]
+        b += part[quarter + i]
+        c += part[2 * quarter + i]
+        d += part[3 * quarter + i]
+    return a + b + c + d
+
+
+@thread_pool.kernel()
+def read_memory(stream: NDArray[np.float32], parts: int) -> float:
+    """Read ``stream``, split between the threads in so many parts, whole but for a few bytes."""
+    length = len(stream) // parts
+    totals = np.zeros(parts)
+    for part in numba.prange(parts):
+        totals[part] = _total(stream[part * length : (part + 1) * length])
+    return float(totals.sum())

@@ -1,0 +1,158 @@
+"""Rotary position embedding with a position per token, float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from labkit.cpu import thread_pool
+from labkit.cpu.graph_capture import ROTATE, NotRecorded, Positions, Symbol, address_of
+
+Array = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+SERIAL_BELOW = 16384
+
+
+@njit(inline="always")
+def rotate_row(x, row, cos, sin, at, scale, traditional, out):  # type: ignore[no-untyped-def]
+    """Rotate a row to position ``at``."""
+    half = cos.shape[1]
+    if traditional:
+        for i in range(half):
+            a, b = x[row, 2 * i] * scale, x[row, 2 * i + 1] * scale
+            out[row, 2 * i] = a * cos[at, i] - b * sin[at, i]
+            out[row, 2 * i + 1] = a * sin[at, i] + b * cos[at, i]
+    else:
+        for i in range(half):
+            a, b = x[row, i] * scale, x[row, half + i] * scale
+            out[row, i] = a * cos[at, i] - b * sin[at, i]
+            out[row, half + i] = a * sin[at, i] + b * cos[at, i]
+    for i in range(2 * half, x.shape[1]):
+        out[row, i] = x[row, i]
+
+
+@thread_pool.kernel(
+    "int64(float32[:, ::1], int32[::1], int64, int64, float32[:, ::1], float32[:, ::1], float32,"
+    " boolean, float32[:, ::1])",
+    error_model="numpy",
+)
+def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type: ignore[no-untyped-def]
+    """Rotate rows [batch * heads * length, head_dim].
+
+    Returns 0, or -1 for a negative position, or how many positions the tables must hold.
+    """
+    needed = np.int64(0)
+    for b in range(offsets.size):
+        if offsets[b] < 0:
+            return -1
+        needed = max(needed, offsets[b] + length)
+    if needed > cos.shape[0]:
+        return needed
+    if x.size < SERIAL_BELOW:
+        for b in range(offsets.size):
+            for h in range(heads):
+                for t in range(length):
+                    row = (b * heads + h) * length + t
+                    rotate_row(x, row, cos, sin, offsets[b] + t, scale, traditional, out)
+    else:
+        for b in prange(offsets.size * heads):
+            for t in range(length):
+                at = offsets[b // heads] + t
+                rotate_row(x, b * length + t, cos, sin, at, scale, traditional, out)
+    return 0
+
+
+class RotaryTable:
+    """Cosines and sines by position; grows to the largest position asked for.
+
+    Parameters
+    ----------
+    inverse_frequencies
+        float32 [dims / 2]: radians per position.
+    position_scale
+        What positions are multiplied with first (linear scaling).
+    """
+
+    __slots__ = ("_cos", "_inverse", "_places", "_scale", "_sin")
+
+    def __init__(self, inverse_frequencies: Array, position_scale: float) -> None:
+        self._inverse = np.array(inverse_frequencies, np.float32)
+        self._scale = np.float32(position_scale)
+        self._grow(256)
+
+    def hold(self, positions: int) -> tuple[int, int]:
+        """Grow to so many positions; return where the cosines and the sines lie."""
+        if positions > len(self._cos):
+            self._grow(positions)
+        return self._places
+
+    def _recorded(self, x: Symbol, offsets: Any, traditional: bool, input_scale: float) -> Any:
+        """Record ``rotate``."""
+        _, heads, length, width = x.shape
+        if not isinstance(offsets, Positions) or length != 1:
+            raise NotRecorded("it rotates by positions that are not the tokens'")
+        if width < 2 * self._inverse.size:
+            raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
+        out, scale = x.recorder.array(x.shape), int(np.float32(input_scale).view(np.uint32))
+        row = x.recorder.launch(
+            ROTATE, out, x, heads, width, offsets.address, 0, 0, self._inverse.size, scale,
+            int(traditional),
+        )  # fmt: skip
+        x.recorder.tables.setdefault(self, []).append(row)
+        return out
+
+    def _grow(self, needed: int) -> None:
+        size = 1 << (needed - 1).bit_length()
+        positions = np.arange(size, dtype=np.float32) * self._scale
+        # The angle is rounded to float32 as mlx.core.fast.rope does: at position 10,000
+        # an exact angle would differ from it by more than the rest of the model does.
+        angles = positions[:, None] * self._inverse
+        self._cos: Array = np.cos(angles)
+        self._sin: Array = np.sin(angles)
+        self._places = address_of(self._cos), address_of(self._sin)
+
+    def rotate(
+        self, x: Array, offsets: Ints | int, *, traditional: bool, input_scale: float = 1.0
+    ) -> Array:
+        """Rotate pairs of the first dimensions of every head by its token's position.
+
+        Parameters
+        ----------
+        x
+            float32 [B, heads, L, head_dim].
+        offsets
+            Position of the first of the L tokens: int32 [B] or one number.
+        traditional
+            Pairs are neighbours (2i, 2i + 1) and not (i, i + dims / 2).
+        input_scale
+            What the rotated dimensions are multiplied with (YaRN, LongRoPE).
+
+        Raises
+        ------
+        ValueError
+            A negative position, a number of offsets that is not B, or heads too small.
+        """
+        if isinstance(x, Symbol):
+            return self._recorded(x, offsets, traditional, input_scale)
+        batch, heads, length, width = x.shape
+        where = np.asarray(offsets, np.int32)
+        if where.ndim == 0:
+            where = np.full(batch, where, np.int32)
+        if where.shape != (batch,):
+            raise ValueError(f"{where.shape} offsets for a batch of {batch}")
+        if width < 2 * self._inverse.size:
+            raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
+        rows = np.ascontiguousarray(x).reshape(-1, width)
+        out = np.empty_like(rows)
+        scale = np.float32(input_scale)
+        while needed := _rope(
+            rows, where, heads, length, self._cos, self._sin, scale, traditional, out
+        ):
+            if needed < 0:
+                raise ValueError("a token has a negative position")
+            self._grow(needed)
+        return out.reshape(x.shape)

@@ -1,0 +1,144 @@
+"""The arm-blind reference: how fast is this machine right now?
+
+Two fixed numba kernels, a matrix product and a read of memory, timed in every run
+before anything of the arm is loaded and again after the measurement. Same code, same
+sizes, same threads in every arm, so what they see is the machine's and not the arm's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu import thread_pool
+
+SIZE = 256  # rows and columns of the product, float32: 33.6 MFLOP
+STREAM_BYTES = 32 << 20
+REPEATS = 7
+
+
+@thread_pool.kernel(fastmath=True)
+def _matmul(a: NDArray[Any], b: NDArray[Any], out: NDArray[Any]) -> None:
+    """``out = a @ b.T`` with 4x4 register tiles (float32, sizes multiples of 4)."""
+    for tile in numba.prange(a.shape[0] // 4):
+        i = 4 * tile
+        for j in range(0, b.shape[0], 4):
+            for di in range(4):
+                s0 = s1 = s2 = s3 = np.float32(0)
+                for k in range(a.shape[1]):
+                    x = a[i + di, k]
+                    s0 += x * b[j, k]
+                    s1 += x * b[j + 1, k]
+                    s2 += x * b[j + 2, k]
+                    s3 += x * b[j + 3, k]
+                out[i + di, j] = s0
+                out[i + di, j + 1] = s1
+                out[i + di, j + 2] = s2
+                out[i + di, j + 3] = s3
+
+
+@thread_pool.kernel(fastmath=True)
+def _read(stream: NDArray[Any], parts: NDArray[Any]) -> None:
+    """Sum ``stream`` in ``len(parts)`` chunks."""
+    chunk = len(stream) // len(parts)
+    for part in numba.prange(len(parts)):
+        total = np.float32(0)
+        for i in range(part * chunk, (part + 1) * chunk):
+            total += stream[i]
+        parts[part] = total
+
+
+def _inputs() -> tuple[NDArray[Any], ...]:
+    grid = np.arange(SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE) % 7
+    return grid, np.ascontiguousarray(grid.T), np.empty_like(grid)
+
+
+@dataclass
+class Probe:
+    """The kernels and their memory, made once per process and used before and after.
+
+    ``threads``: how many numba threads they use, the same in every arm.
+    """
+
+    threads: int
+    stream: NDArray[Any] = field(
+        default_factory=lambda: np.ones(STREAM_BYTES // 4, dtype=np.float32)
+    )
+    inputs: tuple[NDArray[Any], ...] = field(default_factory=_inputs)
+
+    def load(self) -> None:
+        """Load both kernels, or compile them, so that ``time`` does nothing but time."""
+        a, b, out = self.inputs
+        _matmul(a, b, out)
+        _read(self.stream, np.empty(64, dtype=np.float32))
+
+    def pulse(self) -> None:
+        """Multiply once, by all threads: about half a millisecond of the same work."""
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        _matmul(*self.inputs)
+        numba.set_num_threads(before)
+
+    def flush(self) -> None:
+        """Read more memory than the caches hold, by all threads."""
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        _read(self.large, np.empty(64, dtype=np.float32))
+        numba.set_num_threads(before)
+
+    @cached_property
+    def large(self) -> NDArray[Any]:
+        """Twice the largest cache (64 MiB where the system does not tell, 512 at most)."""
+        size = min(max(2 * largest_cache(), 64 << 20), 512 << 20)
+        return np.ones(size // 4, dtype=np.float32)
+
+    def time(self) -> dict[str, float]:
+        """Time both kernels: the median of a few repeats of each, in microseconds.
+
+        Raises
+        ------
+        RuntimeError
+            A kernel computed something wrong.
+        """
+        before = numba.get_num_threads()
+        numba.set_num_threads(self.threads)
+        try:
+            a, b, out = self.inputs
+            parts = np.empty(64, dtype=np.float32)
+            result = {
+                "matmul_us": _median_us(_matmul, a, b, out),
+                "bandwidth_us": _median_us(_read, self.stream, parts),
+            }
+        finally:
+            numba.set_num_threads(before)
+        if out[1, 2] != np.dot(a[1], b[2]) or parts.sum() != len(self.stream):
+            raise RuntimeError("the probe's kernels computed something wrong")
+        return result
+
+
+def largest_cache() -> int:
+    """Return the bytes of the largest CPU cache, 0 where the system does not tell."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with suppress(OSError, ValueError):
+            sizes.append(int(path.read_text().strip().rstrip("K")) << 10)
+    return max(sizes, default=0)
+
+
+def _median_us(kernel: Any, *arguments: Any) -> float:
+    kernel(*arguments)  # wakes the threads
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter_ns()
+        kernel(*arguments)
+        times.append(time.perf_counter_ns() - start)
+    return statistics.median(times) / 1e3

@@ -1,0 +1,135 @@
+"""The public operation: paged attention over MLX or NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from labkit.engine.attention import create, input_validation
+from labkit.engine.attention.launch_report import LaunchReport
+from labkit.engine.attention.mlx_backend import to_mlx
+
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def paged_attention(
+    q: Any,
+    k_pool: Any,
+    v_pool: Any,
+    *,
+    block_tables: Any,
+    seq_lens: Any,
+    cu_seqlens_q: Any,
+    scale: float,
+    resolver: str = "binary_search",
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    split_kv: str | int = "off",
+    backend: str = "cpu",
+) -> tuple[mx.array, LaunchReport]:
+    """Attend over a paged KV cache, causally within each sequence.
+
+    Query ``i`` of sequence ``s`` sees the keys before ``seq_lens[s] - q_len[s] + i + 1``.
+    Every array may be MLX or NumPy.
+
+    Parameters
+    ----------
+    q
+        [total_q, num_q_heads, head_dim], float32, or float16 and bfloat16 where the
+        backend is not ``cpu``.
+    k_pool, v_pool
+        [num_blocks, block_size, num_kv_heads, head_dim], q's dtype.
+    block_tables
+        int32 [num_seqs, max_blocks], padded with 0.
+    seq_lens
+        int32 [num_seqs], context including the new tokens.
+    cu_seqlens_q
+        int32 [num_seqs + 1], prefix sums of the query lengths.
+    scale
+        Factor of the logits.
+    resolver
+        ``binary_search``, ``seq_map``, ``identity``, ``padded_grid``, ``work_plan`` or
+        ``package.module:Class``.
+    window
+        Only the last so many keys, the query's own included; None: all.
+    softcap
+        ``c``: logits become ``c * tanh(logit * scale / c)``; None: off.
+    sinks
+        [num_q_heads], one more logit per head in the softmax denominator, unscaled.
+    split_kv
+        ``off``, ``auto`` or a number of partitions of the keys.
+    backend
+        ``reference`` or the device of the fused kernels: ``cpu``, ``metal`` or
+        ``emulated``.
+
+    Returns
+    -------
+    tuple
+        The output [total_q, num_q_heads, head_dim], an MLX array of q's dtype, and the
+        launch's report.
+
+    Raises
+    ------
+    ValueError
+        One line that says what is wrong; nothing was launched.
+    """
+    dtype = _common_dtype(q=q, k_pool=k_pool, v_pool=v_pool)
+    fused = backend != "reference"
+    made = create(
+        backend="fused" if fused else backend,
+        device=backend if fused else "cpu",
+        resolver=resolver,
+        split_kv=split_kv,
+    )
+    read: Callable[[Any], Any] = to_mlx if made.arrays == "mlx" else _numpy
+    queries, keys, values = map(read, (q, k_pool, v_pool))
+    if backend == "cpu" and dtype != mx.float32:
+        raise ValueError(f"attention on device cpu takes float32, not {input_validation.named(q)}")
+    made.adopt([keys], [values])
+    plan = made.plan(
+        block_tables=_numpy(block_tables),
+        seq_lens=_numpy(seq_lens),
+        cu_seqlens_q=_numpy(cu_seqlens_q),
+        total_q=len(queries),
+    )
+    made.bind(
+        0,
+        scale=scale,
+        heads=queries.shape[1] if queries.ndim > 1 else 0,
+        window=window,
+        softcap=softcap,
+        sinks=None if sinks is None else _numpy(sinks),
+    )
+    out = made.forward(0, queries, None, None, plan)
+    if made.arrays == "mlx":
+        mx.eval(out, made.pending(plan))
+    (report,) = made.report(plan)
+    return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
+
+
+def _common_dtype(**arrays: Any) -> mx.Dtype:
+    """Return the type of queries and pools; ValueError where they differ or it is not taken."""
+    kinds = {name: input_validation.named(array) for name, array in arrays.items()}
+    for name, kind in kinds.items():
+        if kind not in DTYPES:
+            raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")
+    if len(set(kinds.values())) > 1:
+        found = ", ".join(kinds.values())
+        raise ValueError(f"q, k_pool and v_pool must have one dtype, not {found}")
+    dtype: mx.Dtype = getattr(mx, kinds["q"])
+    return dtype
+
+
+def _numpy(array: Any) -> Any:
+    """Return a contiguous NumPy array; bfloat16, which NumPy lacks, widens exactly."""
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    if not isinstance(array, mx.array):
+        return array
+    if array.dtype == mx.bfloat16:
+        array = array.astype(mx.float32)
+    return np.array(array)

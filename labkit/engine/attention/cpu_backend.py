@@ -1,0 +1,272 @@
+"""The fused backend of device ``cpu``: chooses a kernel, launches it, reads its counters."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu import attention_launch, decode_attention, kernel_params, tiled_attention
+from labkit.cpu.attention_intrinsics import KEYS
+from labkit.cpu.graph_capture import FIRST, OUT, Attended
+from labkit.engine.attention import input_validation, kernel_dispatch
+from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.captured_layers import Taken, Told
+from labkit.engine.attention.kernel_dispatch import Dispatch
+from labkit.engine.attention.kernel_switches import BQ, RESOLVER_IDS, Switches
+from labkit.engine.attention.kv_dtypes import STORED_AS, name_of
+from labkit.engine.attention.launch_report import Launch, Reports, of_step
+from labkit.engine.attention.paged_backend import PagedBackend
+from labkit.engine.engine_protocol import Counters
+
+if TYPE_CHECKING:  # it brings the kernels of a whole model
+    from labkit.cpu.graph_replay import Tape
+
+_ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
+
+
+class CpuBackend(PagedBackend):
+    """Paged attention in float32 by numba kernels, on labkit's thread pool.
+
+    The pools may be of half precision, which is converted in registers.
+
+    A row's result is the same bits in every batch, by both kernels, with every resolver,
+    block size, thread count and switch but ``split_kv``, which changes the order of
+    summation. Not for two threads at once: a backend owns its scratch.
+    """
+
+    name = "cpu"
+    dtypes = tuple(STORED_AS)
+
+    def __init__(self, switches: Switches) -> None:
+        super().__init__(switches.resolver)
+        self._switches = switches
+        self._memory = aligned_zeros(1, 0)
+        self._addresses: list[tuple[int, int]] = []
+
+    def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return np.zeros(shape, STORED_AS[dtype])
+
+    def _types(self, pool: Any) -> tuple[str, str | None]:
+        return name_of(pool), "float32"
+
+    def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        """Take over pools that exist; see ``PagedBackend.adopt``."""
+        super().adopt(keys, values)
+        if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
+            raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
+        pairs = zip(keys, values, strict=True)
+        self._addresses = [(kernel_params.address(k), kernel_params.address(v)) for k, v in pairs]
+
+    def _sinks(self, sinks: Any) -> Any:
+        return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
+
+    def _refuse(self, layer: Layer) -> None:
+        if self._switches.split_kv != "off" and KEYS % layer.block_size:
+            raise ValueError(
+                f"block size {layer.block_size}: split_kv={self._switches.split_kv} cuts the keys "
+                f"every {KEYS}, which must be whole blocks"
+            )
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+        """Write and attend; see ``Attention.forward``."""
+        bound = self._layers[layer] or self.bound(layer)
+        ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
+        if out is None:
+            out = np.empty(ready.q_shape, np.float32)
+        fits = q.shape == ready.q_shape == out.shape and q.dtype == out.dtype == np.float32
+        if k is not None:
+            fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype == q.dtype
+        if not (fits and out.flags.c_contiguous):
+            input_validation.operands(bound, plan.total_q, q, k, v, out)
+        # Named here, so that a copy lives until the launch is over.
+        q = np.ascontiguousarray(q)
+        k_pool, v_pool = self._addresses[layer]
+        if k is not None:
+            k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
+            new = kernel_params.address(k), kernel_params.address(v), k_pool, v_pool
+            attention_launch.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
+        sinks = 0 if bound.sinks is None else kernel_params.address(bound.sinks)
+        arrays = kernel_params.address(q), k_pool, v_pool, kernel_params.address(out), sinks
+        for field, address in zip(ready.fields, arrays, strict=True):
+            field[0] = address
+        counters = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
+        launch = Launch(bound, secrets.randbits(32), counters[:-1])
+        work: Any = (self._memory, counters, plan.cu_seqlens_q, plan.seq_lens, bound.num_kv_heads)
+        if ready.chosen.kernel == "tiled":
+            attention_launch.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
+        elif ready.splits == 1:
+            work = (ready.body, ready.address, *work, ready.chosen.heads, 1)
+            attention_launch.decode(launch.nonce, plan.lookup, *work)
+        else:
+            self._split(ready, launch, plan, q, out, work)
+        plan.launches.append(launch)
+        return out
+
+    def replay(
+        self,
+        tape: Tape,
+        tokens: NDArray[np.int32],
+        plan: Plan,
+        layers: Taken,
+        logits: Any,
+        counters: Counters,
+    ) -> bool:
+        """Run a recorded step, which writes ``logits``; False: it cannot be, and nothing was run.
+
+        It can where every layer's attention is one launch of the decode kernel, and the model has
+        the tokens. What it did is owed to ``counters``, or left in the plan where something is
+        wrong or a layer has a window.
+        """
+        ops = tape.ops(plan.total_q, plan.max_seq_len)
+        told = plan.prepared.get("replay")
+        if told is None or told.layers is not layers:
+            told = self._tell(ops, plan, layers)
+            if told is None:
+                return False
+            plan.prepared["replay"] = told
+        nonce, stamp = told.begin(plan.resolver.word)
+        wrong = tape.run(
+            ops, tokens, logits, nonce, stamp, plan.lookup, told.launches,
+            self._memory, told.counters, told.left, plan.block_tables, plan.block_size,
+            plan.cu_seqlens_q, plan.seq_lens,
+        )  # fmt: skip
+        if wrong < 0:
+            return False
+        told.ran(plan, counters)
+        if wrong or told.windowed:
+            plan.launches += told.evidence()
+        return True
+
+    def _tell(self, ops: NDArray[np.int64], plan: Plan, layers: Taken) -> Told | None:
+        """Return what replays of the plan, and of those that follow it, are told."""
+        prepared = [
+            plan.prepared.get(layer.kind) or self.prepare(plan, layer) for layer in layers.kinds
+        ]
+        if any(ready.chosen.kernel != "decode" or ready.splits > 1 for ready in prepared):
+            return None
+        packed = layers.packed([ready.packed for ready in prepared])
+        arrays = ops[layers.rows, FIRST], *layers.pools.T, ops[layers.rows, OUT], layers.sinks
+        for name, addresses in zip(_ARRAYS, arrays, strict=True):
+            packed[name] = addresses
+        shared = [(one.body, one.chosen.heads, one.element, one.slot_numbers) for one in prepared]
+        return Told(layers, packed, shared, prepared[0].workers)
+
+    def _keeps(self, last: Plan) -> bool:
+        """What is packed says nothing of contexts; but their length may decide on a split.
+
+        Work is shared out among as many threads as there were.
+        """
+        threads = numba.get_num_threads()
+        prepared = (ready for ready in last.prepared.values() if isinstance(ready, _Ready))
+        return self._switches.split_kv == "off" and all(r.workers == threads for r in prepared)
+
+    def taken(self, attended: Sequence[Attended]) -> Taken:
+        """Bind the layers of a recorded step, and say what of them does not change.
+
+        Raises
+        ------
+        ValueError
+            One line that says what is wrong.
+        """
+        for one in attended:
+            self.bind(
+                one.layer, scale=one.scale, heads=one.heads, window=one.window, sinks=one.sinks
+            )
+        layers = tuple(self.bound(one.layer) for one in attended)
+        for one, layer in zip(attended, layers, strict=True):
+            heads = layer.num_heads, layer.num_kv_heads
+            if one.shapes != tuple((n, layer.head_dim) for n in heads[: len(one.shapes)]):
+                raise ValueError(f"layer {one.layer}: recorded with {one.shapes}, not {heads}")
+        sinks = [0 if x.sinks is None else kernel_params.address(x.sinks) for x in layers]
+        pools = [self._addresses[layer.index] for layer in layers]
+        rows = [one.row for one in attended]
+        return Taken(layers, *(np.array(each, np.int64) for each in (rows, pools, sinks)))
+
+    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
+        """Choose and pack what the launches of one kind of layers share."""
+        workers, group = numba.get_num_threads(), layer.num_heads // layer.num_kv_heads
+        chosen = kernel_dispatch.choose(plan, layer, self._switches, kernel_dispatch.cpu(workers))
+        stored = STORED_AS[layer.dtype]
+        if chosen.kernel == "tiled":
+            size = tiled_attention.scratch_bytes(BQ * group, layer.head_dim)
+            body = tiled_attention.body(stored, self._switches.window_skip)
+        else:
+            size = decode_attention.scratch_bytes(chosen.heads * group, layer.head_dim)
+            body = decode_attention.body(
+                stored, chosen.partitions == 1 and self._switches.window_skip
+            )
+        if self._memory.shape[1] < size:  # for as many workers as there can ever be
+            self._memory = aligned_zeros(numba.config.NUMBA_NUM_THREADS, size)
+        packed = kernel_params.pack(layer, plan, self._switches.window_skip)
+        ready = _Ready(
+            chosen=chosen,
+            packed=packed,
+            address=kernel_params.address(packed),
+            fields=tuple(packed[name] for name in _ARRAYS),
+            body=body,
+            workers=workers,
+            splits=group // chosen.sharing * chosen.partitions if chosen.rows == 1 else 1,
+            q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
+            k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
+            element=attention_launch.ELEMENTS.index(stored),
+            slot_numbers=layer.num_kv_heads * layer.head_dim,
+        )
+        plan.prepared[layer.kind] = ready
+        return ready
+
+    def _split(
+        self, ready: _Ready, launch: Launch, plan: Plan, q: Any, out: Any, work: Any
+    ) -> None:
+        """Run the decode kernel with a token's work divided, and merge what was divided."""
+        chosen = ready.chosen
+        members = ready.splits // chosen.partitions
+        parts = kernel_params.partials(q, chosen.partitions) if chosen.partitions > 1 else None
+        packed = kernel_params.split(ready.packed, members, chosen.partitions, parts)
+        work = (ready.body, kernel_params.address(packed), *work, chosen.heads, len(packed))
+        attention_launch.decode(launch.nonce, plan.lookup, *work)
+        if parts is not None:
+            merged = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
+            launch.merged = merged[:-1]
+            resolver = RESOLVER_IDS[plan.resolver.word]
+            sinks = kernel_params.base2(launch.layer.sinks)
+            attention_launch.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
+
+    def report(self, plan: Plan) -> Reports:
+        """Read what the kernels wrote; see ``Attention.report``."""
+        return of_step(plan, "cpu") if plan.launches else ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What the launches of one kind of layers share in a step.
+
+    ``packed``: one of ``arguments.LAYERS``, at ``address``; ``fields``: views of the addresses
+    in it that differ from launch to launch; ``splits``: units that share a token's work on
+    some KV heads; ``element``: what the pools hold, as ``scatter`` knows it;
+    ``slot_numbers``: of one token's keys.
+    """
+
+    chosen: Dispatch
+    packed: NDArray[Any]
+    address: int
+    fields: tuple[Any, ...]
+    body: int
+    workers: int
+    splits: int
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    element: int
+    slot_numbers: int
+
+
+def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
+    memory = np.zeros(rows * row_bytes + 64, dtype=np.uint8)
+    start = -kernel_params.address(memory) % 64
+    return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)

@@ -1,0 +1,113 @@
+"""The checks of layers and their arrays: one text for one mistake, in every backend."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.attention_metadata import Layer
+
+MAX_HEAD_DIM = 256
+
+
+def pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
+    """Check a backend's pools, one of each per layer; ValueError says what is wrong."""
+    first = tuple(keys[0].shape[:2])
+    for k_pool, v_pool in zip(keys, values, strict=True):
+        k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
+        if k_pool.ndim != 4 or k_shape != v_shape:
+            raise ValueError(
+                "k_pool and v_pool must have one shape [num_blocks, block_size, num_kv_heads, "
+                f"head_dim], not {k_shape} and {v_shape}"
+            )
+        if tuple(k_shape[:2]) != first:
+            raise ValueError("the layers' pools must have as many blocks, of one size")
+        if k_pool.dtype != v_pool.dtype:
+            raise ValueError(
+                f"k_pool and v_pool must have one dtype, not {named(k_pool)}, {named(v_pool)}"
+            )
+
+
+def dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
+    """Check that a device's pools may have this type, (): any; ValueError with one line."""
+    if dtypes and name not in dtypes:
+        kinds = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
+        raise ValueError(f"attention on device {device} takes {kinds}, not {name}")
+
+
+def named(array: Any) -> str:
+    """Return the name of a NumPy or MLX array's type."""
+    kind = getattr(array, "dtype", type(array).__name__)
+    return str(kind).removeprefix("mlx.core.")
+
+
+def layer(
+    k_pool: Any,
+    num_heads: int,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Any,
+) -> None:
+    """Check what a layer is bound to; ValueError with one line that says what is wrong."""
+    num_kv_heads, head_dim = k_pool.shape[2:]
+    if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(
+            f"head size {head_dim}: allowed are multiples of 16 from 16 to {MAX_HEAD_DIM}"
+        )
+    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale}: must be a finite number")
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}: allowed are 1 or more (keys), or None")
+    if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
+        raise ValueError(f"softcap={softcap}: must be above 0, or None")
+    if sinks is not None and tuple(sinks.shape) != (num_heads,):
+        raise ValueError(f"sinks must have shape [{num_heads}], not {list(sinks.shape)}")
+
+
+def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None) -> None:
+    """Check one layer's arrays: ValueError says what is wrong with them.
+
+    Called where a backend found, by one comparison, that something is.
+    """
+    if q.ndim != 3 or q.shape[0] != total_q:
+        raise ValueError(
+            f"q must have shape [total_q={total_q}, num_q_heads, head_dim], not {list(q.shape)}"
+        )
+    if q.shape[2] != layer.head_dim:
+        raise ValueError(f"q has head size {q.shape[2]}, the pools have {layer.head_dim}")
+    if q.shape[1] != layer.num_heads:
+        raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_heads}")
+    if layer.query_dtype not in (None, named(q)):
+        raise ValueError(
+            f"q, k_pool and v_pool must have one dtype, not {named(q)}, {layer.dtype}, "
+            f"{layer.dtype}"
+        )
+    if k is not None:
+        _new_keys(layer, total_q, k, v)
+    if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
+        raise ValueError(
+            f"out must be {q.dtype} {list(q.shape)}, not {out.dtype} {list(out.shape)}"
+        )
+    if out is not None and not out.flags.c_contiguous:
+        raise ValueError("out must be contiguous")
+
+
+def _new_keys(layer: Layer, total_q: int, k: Any, v: Any) -> None:
+    shape = [total_q, layer.num_kv_heads, layer.head_dim]
+    if list(k.shape) != shape or list(v.shape) != shape:
+        raise ValueError(
+            f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
+        )
+    if not named(k) == named(v) == (layer.query_dtype or named(k)):
+        raise ValueError(
+            f"k, v, k_pool and v_pool must have one dtype, not {named(k)}, {named(v)}, "
+            f"{layer.dtype}, {layer.dtype}"
+        )

@@ -1,0 +1,194 @@
+"""The fused backend of devices ``metal`` and ``emulated``: the Metal kernels, launched.
+
+A launch is a node of MLX's lazy graph. What the kernels say about themselves is a further
+output of it, evaluated with the rest and read by ``report``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.engine.attention import input_validation, kernel_dispatch
+from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.kernel_dispatch import Dispatch
+from labkit.engine.attention.kernel_switches import RESOLVER_IDS, Switches
+from labkit.engine.attention.launch_report import Launch, Reports, of_step
+from labkit.engine.attention.mlx_backend import LazyBackend
+from labkit.metal.executor import executor_for
+from labkit.metal.kernel_call import Executor, KernelCall
+from labkit.metal.kernels import header, source
+
+BLOCK_SIZES = (8, 16, 32)
+THREADS = {"decode": 256, "tiled": 128}
+_INPUTS = (
+    *("q", "k_pool", "v_pool", "sinks", "nonce"),
+    *("block_tables", "seq_lens", "cu_seqlens_q", "lookup"),
+    *("scale", "softcap", "window", "partitions"),
+)
+
+
+class MetalBackend(LazyBackend):
+    """Paged attention by the Metal kernels, on a Mac (``metal``) or ``emulated``.
+
+    ``executor`` runs the kernels; None: the device's own.
+
+    Raises
+    ------
+    ValueError
+        The device is not there; one line that names what is missing.
+    """
+
+    def __init__(self, switches: Switches, name: str, executor: Executor | None = None) -> None:
+        super().__init__(switches.resolver)
+        self.name = self.device = name
+        self._switches = switches
+        self._executor = executor or executor_for(name)
+
+    def _refuse(self, layer: Layer) -> None:
+        if layer.block_size not in BLOCK_SIZES:
+            raise ValueError(
+                f"block size {layer.block_size}: device {self.name} takes "
+                f"{', '.join(map(str, BLOCK_SIZES))}"
+            )
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+        """Write and attend; see ``Attention.forward``."""
+        bound = self._layers[layer] or self.bound(layer)
+        ready: _Ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
+        fits = q.shape == ready.q_shape
+        if k is not None:
+            fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype
+        if not fits:
+            input_validation.operands(bound, plan.total_q, q, k, v, out)
+        if k is not None:
+            self.write(layer, k, v, plan)
+        nonce = secrets.randbits(32)
+        number = mx.array(nonce, mx.uint32)
+        sinks = ready.no_sinks if bound.sinks is None else bound.sinks
+        operands = (
+            q.astype(ready.dtype),
+            self.keys[layer],
+            self.values[layer],
+            sinks,
+            number,
+            *ready.inputs,
+        )
+        result, rows = self._executor(ready.main.on(tuple(zip(_INPUTS, operands, strict=False))))
+        merged = None
+        if ready.reduce is not None:
+            inputs = ("partials", result), ("sinks", sinks), ready.partitions, ("nonce", number)
+            result, merged = self._executor(ready.reduce.on(inputs))
+        plan.launches.append(Launch(bound, nonce, rows, merged))
+        return result.astype(q.dtype)
+
+    def pending(self, plan: Plan) -> list[Any]:
+        """Return the pools, and what the kernels say about themselves."""
+        rows = [array for one in plan.launches for array in (one.rows, one.merged)]
+        return [*super().pending(plan), *(array for array in rows if array is not None)]
+
+    def _choose(self, plan: Plan, layer: Layer) -> Dispatch:
+        return kernel_dispatch.choose(plan, layer, self._switches, kernel_dispatch.METAL)
+
+    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
+        """Build what the launches of one kind of layers share, on the host and the device."""
+        if not plan.total_q:
+            raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
+        chosen = self._choose(plan, layer)
+        if "device" not in plan.prepared:
+            arrays = (plan.block_tables, plan.seq_lens, plan.cu_seqlens_q)
+            plan.prepared["device"] = tuple(mx.array(array) for array in arrays)
+        lookup = plan.resolver.operand(plan.lookup, chosen.kernel == "tiled")
+        inputs = (
+            *plan.prepared["device"],
+            mx.zeros(1, mx.int32) if lookup is None else mx.array(lookup),
+            mx.array(layer.scale, mx.float32),
+            mx.array(layer.softcap or 0.0, mx.float32),
+            mx.array(layer.window or 0, mx.int32),
+            *((mx.array(chosen.partitions, mx.int32),) if chosen.kernel == "decode" else ()),
+        )
+        split = chosen.partitions > 1
+        ready = _Ready(
+            chosen=chosen,
+            q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
+            k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
+            dtype=getattr(mx, layer.dtype),
+            inputs=inputs,
+            partitions=("partitions", mx.array(chosen.partitions, mx.int32)),
+            no_sinks=mx.zeros(1, mx.float32),
+            main=main_kernel(plan, layer, chosen, self._switches.window_skip),
+            reduce=reduce_kernel(plan, layer) if split else None,
+        )
+        plan.prepared[layer.kind] = ready
+        return ready
+
+    def report(self, plan: Plan) -> Reports:
+        """Read what the kernels wrote; see ``Attention.report``."""
+        return of_step(plan, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What the launches of one kind of layers share in a step; see ``_INPUTS``."""
+
+    chosen: Dispatch
+    q_shape: tuple[int, ...]
+    k_shape: tuple[int, ...]
+    dtype: mx.Dtype
+    inputs: tuple[mx.array, ...]
+    partitions: tuple[str, mx.array]
+    no_sinks: mx.array
+    main: KernelCall
+    reduce: KernelCall | None
+
+
+def main_kernel(plan: Plan, layer: Layer, chosen: Dispatch, window_skip: bool) -> KernelCall:
+    """Return the decode or the tiled kernel for a plan and a kind of layer, without operands."""
+    split = chosen.partitions > 1
+    dtype: mx.Dtype = getattr(mx, layer.dtype)
+    template: dict[str, Any] = {
+        "T": dtype,
+        "HEAD_DIM": layer.head_dim,
+        "BLOCK_SIZE": layer.block_size,
+        "RESOLVER": RESOLVER_IDS[plan.resolver.word],
+        "WINDOW": layer.window is not None,
+        "WINDOW_SKIP": window_skip,
+        "SOFTCAP": layer.softcap is not None,
+        "SINKS": layer.sinks is not None,
+    }
+    shape: tuple[int, ...] = (plan.total_q, layer.num_heads, layer.head_dim)
+    if split:
+        shape, dtype = (*shape[:2], chosen.partitions, layer.head_dim + 2), mx.float32
+    if chosen.kernel == "decode":
+        template |= {"OUT": dtype, "HEADS": chosen.sharing, "SPLIT": split}
+    outputs = ("out", shape, dtype), _rows(chosen.groups)
+    threads = THREADS[chosen.kernel]
+    return _kernel(chosen.kernel, outputs, tuple(template.items()), chosen.groups, threads)
+
+
+def reduce_kernel(plan: Plan, layer: Layer) -> KernelCall:
+    """Return the kernel that merges the partitions, without operands."""
+    dtype: mx.Dtype = getattr(mx, layer.dtype)
+    groups = (layer.num_heads, plan.total_q, 1)
+    template = (
+        ("T", dtype),
+        ("HEAD_DIM", layer.head_dim),
+        ("RESOLVER", RESOLVER_IDS[plan.resolver.word]),
+        ("SINKS", layer.sinks is not None),
+    )
+    shape = (plan.total_q, layer.num_heads, layer.head_dim)
+    threads = -(-layer.head_dim // 32) * 32
+    return _kernel("reduce", (("out", shape, dtype), _rows(groups)), template, groups, threads)
+
+
+def _kernel(name: str, *rest: Any) -> KernelCall:
+    """Return a call of ``NAME.metal`` that has no operands yet."""
+    return KernelCall(f"labkit_paged_attention_{name}", header(), source(name), (), *rest)
+
+
+def _rows(groups: tuple[int, int, int]) -> tuple[str, tuple[int, ...], mx.Dtype]:
+    x, y, z = groups
+    return "report", (x * y * z, 4), mx.uint32

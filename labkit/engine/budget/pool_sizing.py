@@ -1,0 +1,135 @@
+"""The pool's size as the worker finds it: exact KV shapes, measured activations."""
+
+from __future__ import annotations
+
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit import config
+from labkit.engine import compute_dtype
+from labkit.engine.budget import model_footprint, plan
+from labkit.engine.budget.budget_decision import Decision, Refusal
+from labkit.engine.budget.budget_policies import PROFILING
+from labkit.engine.engine_protocol import Counters, EngineError
+from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.request import Request, RequestState
+from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+
+if TYPE_CHECKING:
+    from labkit.engine.kv_layout.kv_cache_manager import KVCache, LayerShape, LayoutKind
+    from labkit.engine.packed_forward import PackedForward
+    from labkit.machine.memory_profile import Machine
+
+# A profiling forward of more operations than this takes seconds: estimate instead.
+MOST_FLOPS = 200e9
+STEP = 1 << 20  # bytes: rounded up to it, so that equal arms get equal pools
+
+
+def refuse_early(options: config.Engine, model_dir: Path, machine: Machine) -> None:
+    """Refuse before the weights are loaded, where config.json tells enough to know.
+
+    Raises
+    ------
+    EngineError
+        The budget is refused: one line that ends in what to set.
+    """
+    model = model_footprint.of_directory(
+        model_dir, compute_dtype.asked(options), compute_dtype.matrices(options)
+    )
+    answer = None if model is None else plan(options, model, machine)
+    if isinstance(answer, Refusal):
+        raise EngineError(str(answer))
+
+
+def size_pool(
+    options: config.Engine,
+    model_dir: Path,
+    machine: Machine,
+    shapes: tuple[LayerShape, ...],
+    measure: Callable[[], int],
+) -> Decision:
+    """Size the KV pool of a loaded model.
+
+    ``machine`` is its memory before the model was loaded; ``shapes`` what each layer caches per
+    token. ``measure`` runs the largest step and returns the bytes of its activations; it is
+    called where the policy subtracts them, or nothing else is known, and the step is cheap.
+
+    Raises
+    ------
+    EngineError
+        The budget is refused: one line that ends in what to set.
+    """
+    # A rank's shapes are its own heads; the budget counts the pools of all.
+    per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
+    weights = model_dir, compute_dtype.asked(options), compute_dtype.matrices(options)
+    model = model_footprint.of_directory(*weights)
+    known = model is not None
+    model = model_footprint.with_cache(model or model_footprint.of_weights(*weights), per_token)
+    flops = 2 * model.multiplied * options.scheduler.most_step_tokens
+    profile = not known or (options.budget.policy in PROFILING and flops <= MOST_FLOPS)
+    answer = plan(options, model, machine, activations=measure() if profile else None)
+    if isinstance(answer, Refusal):
+        raise EngineError(str(answer))
+    return answer
+
+
+def activation_bytes(
+    forward: PackedForward,
+    kind: LayoutKind,
+    shapes: tuple[LayerShape, ...],
+    scheduler: config.Scheduler,
+) -> int:
+    """Run the largest step twice and return the second's peak (bytes, NumPy's and MLX's).
+
+    The step is ``most_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all
+    of which sample. The first forward compiles and fills caches.
+    """
+    lengths = prompt_lengths(scheduler)
+    layout = kind.holding(shapes, len(lengths), max(lengths))
+    batch, step = layout.memory.plan(largest_step(lengths, layout.cache))
+    forward(batch, step, Counters())
+    mlx_before = _mlx_active()
+    tracemalloc.start(1)
+    try:
+        forward(batch, step, Counters())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    peak += max(0, _mlx_peak() - mlx_before)
+    return -(-peak // STEP) * STEP
+
+
+def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
+    """Return how many tokens of each request the largest step computes."""
+    tokens, rows = scheduler.most_step_tokens, scheduler.max_num_seqs
+    return [tokens // rows + (row < tokens % rows) for row in range(rows)]
+
+
+def largest_step(lengths: list[int], cache: KVCache) -> Batch:
+    """Return the batch of whole prompts of these lengths, token ids all 0."""
+    states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
+    for state in states:
+        cache.reserve(state, state.num_tokens)
+    chunks = tuple(ScheduledChunk(state, 0, state.num_tokens) for state in states)
+    return InputBuilder(cache).build(SchedulerOutput(chunks))
+
+
+def _mlx_active() -> int:
+    """Return MLX's bytes in use, and start its peak anew (0 where MLX is not loaded)."""
+    if "mlx.core" not in sys.modules:
+        return 0
+    import mlx.core as mx
+
+    mx.reset_peak_memory()
+    return int(mx.get_active_memory())
+
+
+def _mlx_peak() -> int:
+    if "mlx.core" not in sys.modules:
+        return 0
+    import mlx.core as mx
+
+    return int(mx.get_peak_memory())

@@ -1,0 +1,79 @@
+"""A model directory through mlx_lm's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from labkit.engine import compute_dtype
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.model_loader import end_of_text
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A plain mlx_lm model; prompts hold ids below ``vocab_size``.
+
+    ``slot_bytes``: KV bytes of one token over all layers, by the layers' sliding window.
+    ``dtype``: the type of the keys that it caches, in MLX's words. ``weights``: bytes by what
+    they are held in, as counters have it.
+    """
+
+    model: Any
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    slot_bytes: Mapping[int | None, int]
+    dtype: str
+    weights: Mapping[str, int]
+
+
+def load(
+    model_dir: Path,
+    kind: str | None = "float32",
+    matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast,
+) -> Loaded:
+    """Load a model and cast it; ``kind`` and ``matrices`` as in ``model_loader.load``.
+
+    Raises
+    ------
+    EngineError
+        mlx_lm refuses the directory; its reason in one line.
+    """
+    from mlx_lm.models.cache import make_prompt_cache
+    from mlx_lm.utils import load_model
+
+    try:
+        model, settings = load_model(Path(model_dir))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise EngineError(f"engine=mlx_lm: {model_dir}: {reason}") from None
+    compute_dtype.cast(model, kind, matrices)
+    caches = make_prompt_cache(model)
+    vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
+    ends = end_of_text(settings, model_dir)
+    held = compute_dtype.held(model)
+    return Loaded(model, vocab_size, ends, slot_bytes(caches), key_type(caches), held)
+
+
+def slot_bytes(caches: Sequence[Any]) -> dict[int | None, int]:
+    """Sum a token's bytes over the layers' filled caches, by sliding window."""
+    total: dict[int | None, int] = {}
+    for cache in caches:
+        if getattr(cache, "keys", None) is not None:
+            window = getattr(cache, "max_size", None)
+            size = sum(array.nbytes // array.shape[2] for array in (cache.keys, cache.values))
+            total[window] = total.get(window, 0) + size
+    return total
+
+
+def key_type(caches: Sequence[Any]) -> str:
+    """Return the type of the first layer's keys; of a cache without keys, of its state."""
+    cache = caches[0]
+    while hasattr(cache, "caches"):
+        cache = cache.caches[0]
+    keys = getattr(cache, "keys", None)
+    return compute_dtype.word((keys if keys is not None else cache.state[0]).dtype)

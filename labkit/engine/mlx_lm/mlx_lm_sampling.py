@@ -1,0 +1,80 @@
+"""How mlx_lm is told to choose a request's tokens and when to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.sample_utils import apply_top_k, apply_top_p, make_sampler
+
+from labkit.engine.engine_protocol import EngineError
+from labkit.engine.request import Request, RequestState, SamplingParams
+from labkit.engine.sampler import request_seed
+
+Sampler = Callable[[mx.array], mx.array]
+
+# Shared by all greedy requests: mlx_lm samples a batch in one call where its rows have the
+# same sampler object, and row by row otherwise.
+GREEDY: Sampler = make_sampler(temp=0.0)
+DEFAULT = SamplingParams()
+KNOWN = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_tokens",
+    "stop_token_ids",
+    "ignore_eos",
+    "seed",
+)
+
+
+class SeededSampler:
+    """mlx_lm's own filters, then a draw from a stream of the request's own.
+
+    mlx_lm's samplers draw from one global stream, so that a request's tokens would depend
+    on its batch. The filters come in mlx_lm's order (top-p over the untempered
+    probabilities, top-k, temperature), which is not that of labkit's sampler.
+    """
+
+    def __init__(self, params: SamplingParams, seed: int) -> None:
+        self._params = params
+        self._key = mx.random.key(seed)
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        """Choose a token of each row; ``logprobs`` is [1, vocabulary]."""
+        params = self._params
+        if params.top_p < 1:
+            logprobs = apply_top_p(logprobs, params.top_p)
+        if 0 < params.top_k < logprobs.shape[-1]:
+            logprobs = apply_top_k(logprobs, params.top_k)
+        self._key, key = mx.random.split(self._key)
+        return mx.random.categorical(logprobs * (1 / params.temperature), key=key)
+
+
+def sampler_of(request: Request) -> Sampler:
+    """Return the sampler of one request."""
+    if request.params.greedy:
+        return GREEDY
+    return SeededSampler(request.params, request_seed(RequestState(request)))
+
+
+def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """Return the token ids that end a request."""
+    own = frozenset(params.stop_token_ids)
+    return own if params.ignore_eos else own | eos_token_ids
+
+
+def check_known(params: SamplingParams) -> None:
+    """Refuse what this engine would otherwise silently leave out.
+
+    Raises
+    ------
+    EngineError
+        A parameter that it does not have is set.
+    """
+    for item in dataclasses.fields(params):
+        value: Any = getattr(params, item.name)
+        if item.init and item.name not in KNOWN and value != getattr(DEFAULT, item.name):
+            raise EngineError(f"{item.name}={value}: engine=mlx_lm does not have it")

@@ -1,0 +1,96 @@
+"""A forward on NumPy arrays whose small steps are replayed (``labkit.cpu.graph_replay``)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from labkit.cpu.graph_capture import MOST_ROWS, NotRecorded, Recorder
+from labkit.cpu.graph_replay import Tape
+from labkit.engine.attention.cpu_backend import CpuBackend
+from labkit.engine.device_logits import ChosenLogits
+from labkit.engine.engine_protocol import Counters
+from labkit.engine.layer_cache import LayerCache, Running
+
+if TYPE_CHECKING:
+    from labkit.engine.attention.attention_metadata import Plan
+    from labkit.engine.attention.captured_layers import Taken
+    from labkit.engine.input_builder import Batch
+
+
+class Taped:
+    """A model's forward as launches that are replayed.
+
+    ``reason``: why there are none, or None; ``model`` is called as ``PackedForward`` calls it.
+    """
+
+    def __init__(self, model: Callable[..., Any], caches: Sequence[LayerCache]) -> None:
+        self.reason: str | None = None
+        self._tape: Tape | None = None
+        self._owner: Callable[[], CpuBackend | None] = lambda: None
+        self._layers: Taken
+        try:
+            self._tape = Tape(_record(model, caches))
+        except NotRecorded as error:
+            self.reason = str(error)
+        except Exception as error:
+            # Foreign code on what is not even an array may fail in any way.
+            line = (str(error).splitlines() or [""])[0]
+            self.reason = f"its forward fails on symbols: {type(error).__name__}: {line}"
+
+    def run(
+        self, batch: Batch, attention: Any, plan: Plan, counters: Counters
+    ) -> ChosenLogits | None:
+        """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
+        rows = len(batch.tokens)
+        tape = self._tape
+        if tape is None or batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
+            return None
+        if self._owner() is not attention:
+            if not attends(attention):
+                return None
+            self._layers = attention.taken(tape.recording.attended)
+            # Weakly: a model outlives the KV memory of its engines.
+            self._owner = weakref.ref(attention)
+        logits = np.empty((rows, tape.recording.logits), np.float32)
+        if not attention.replay(tape, batch.tokens, plan, self._layers, logits, counters):
+            return None  # what is wrong the forward itself says
+        return ChosenLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
+
+
+def attends(attention: Any) -> bool:
+    """Tell whether what a step attends with is replayed: somebody's own may do as it likes."""
+    return type(attention) is CpuBackend
+
+
+def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
+    """Run a forward on symbols, and return its recording."""
+    recorder = Recorder()
+    noting: Any = _Noting(recorder)
+    ids, running = recorder.ids(), Running(noting, noting, None, recorder.places())
+    for cache in caches:
+        cache.step = running
+    try:
+        return recorder.finish(model(ids, cache=caches))
+    finally:
+        for cache in caches:
+            cache.step = None
+
+
+class _Noting:
+    """Attention that is recorded."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._bound: dict[int, dict[str, Any]] = {}
+
+    def bind(self, layer: int, **options: Any) -> None:
+        """Note what a layer is."""
+        self._bound[layer] = options
+
+    def forward(self, layer: int, q: Any, k: Any, v: Any, _plan: Any) -> Any:
+        """Record."""
+        return self._recorder.attend(layer, q, k, v, self._bound[layer])

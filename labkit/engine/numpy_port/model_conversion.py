@@ -1,0 +1,304 @@
+"""Converts a loaded mlx_lm model to NumPy arrays; what that means is in the package's page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu.packed_linear import Matrix, Slabs, alike
+from labkit.cpu.quantized_weights import BITS, GROUP_SIZES, Affine, Half
+from labkit.cpu.rope import RotaryTable
+from labkit.engine.module_rebinding import PACKAGE, import_plain
+from labkit.engine.numpy_port import numpy_layers
+from labkit.engine.numpy_port.mlx_shim import ACTIVATIONS, NoCounterpart, modules
+from labkit.engine.parallel import mlx_ring
+
+Array = NDArray[np.float32]
+
+# Siblings that are fed the same input, and so are computed in one call.
+GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Layers without arithmetic of their own.
+PLAIN_LAYERS = ("Dropout", "Identity", "Sequential")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How many layers of each class a model now runs on NumPy arrays, or why it does not.
+
+    ``weights``: bytes of its matrices by what they are held in (``quantised``, ``float32``...).
+    """
+
+    reason: str | None
+    layers: dict[str, int] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether it does."""
+        return self.reason is None
+
+
+def convert(model: Any, *, stored: bool = False) -> Conversion:
+    """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
+
+    The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
+    and whose ``update_and_fetch`` returns a ``layer_cache.Handle`` twice, and returns float32
+    logits [T, 1, vocabulary].
+
+    Its numbers are float32; where ``stored`` says so, matrices may also be quantised or in half
+    precision, and are read as they lie.
+
+    A trial forward of two tokens decides; a model that fails it is left as it was, to be
+    run by MLX.
+    """
+    copy = _Copy(stored)
+    try:
+        converted = copy.module(model, "model")
+        _try_forward(converted, len(import_plain("cache").make_prompt_cache(model)))
+    except NoCounterpart as error:
+        return Conversion(str(error))
+    except Exception as error:
+        # A forward of foreign code on foreign arrays may fail in any way.
+        line = (str(error).splitlines() or [""])[0]
+        return Conversion(f"its forward fails on NumPy arrays: {type(error).__name__}: {line}")
+    # In place: whoever holds the model holds the converted one.
+    model.clear()
+    dict.update(model, converted)
+    model.__dict__.clear()
+    model.__dict__.update(converted.__dict__)
+    model.__class__ = type(converted)
+    return Conversion(None, dict(sorted(copy.made.items())), copy.weights())
+
+
+class _Copy:
+    """Copies a tree of modules; a layer used twice stays one layer."""
+
+    def __init__(self, stored: bool) -> None:
+        import mlx.core
+        import mlx.nn
+
+        self.mx, self.nn = mlx.core, mlx.nn
+        self.made: Counter[str] = Counter()
+        self._stored = stored
+        self._slabs = Slabs()
+        # Those of a rank add up nothing: they have some of the outputs, of all of the input.
+        self._linear = (
+            *(mlx.nn.Linear, mlx.nn.QuantizedLinear),
+            *(mlx.nn.AllToShardedLinear, mlx.nn.QuantizedAllToShardedLinear),
+        )
+        self._summed = (mlx.nn.ShardedToAllLinear, mlx.nn.QuantizedShardedToAllLinear)
+        self._embedding = (mlx.nn.Embedding, mlx.nn.QuantizedEmbedding)
+        self._holders: list[Any] = []
+        self._modules = modules()
+        self._copies: dict[int, Any] = {}
+        self._tables: dict[tuple[bytes, float], RotaryTable] = {}
+        self._functions = {
+            id(getattr(mlx.nn, name)): function for name, function in ACTIVATIONS.items()
+        }
+
+    def weights(self) -> dict[str, int]:
+        """Return the bytes of all matrices by what they are held in."""
+        total: Counter[str] = Counter()
+        for holder in self._holders:
+            word, size = holder.held
+            total[word] += size
+        return dict(total)
+
+    def module(self, module: Any, path: str) -> Any:
+        """Return what takes a module's place."""
+        if id(module) not in self._copies:
+            layer = self._layer(module, path)
+            self._copies[id(module)] = self._container(module, path) if layer is None else layer
+        return self._copies[id(module)]
+
+    def _container(self, module: Any, path: str) -> Any:
+        original: Any = type(module)
+        kind: Any
+        if original.__module__.startswith(f"{PACKAGE}."):
+            kind = getattr(self._modules.load(original.__module__), original.__qualname__, None)
+            if not isinstance(kind, type):
+                raise NoCounterpart(f"its class {original.__qualname__} is made inside a function")
+        elif original.__module__.startswith("mlx.nn.") and original.__name__ in PLAIN_LAYERS:
+            kind = original
+        else:
+            raise NoCounterpart(
+                f"{path} is a {original.__module__}.{original.__name__}, "
+                "which has no NumPy counterpart"
+            )
+        copy = kind.__new__(kind)
+        copy.__dict__.update({name: self._value(v, path) for name, v in vars(module).items()})
+        groups = self._groups(module, path)
+        for name, value in module.items():
+            setattr(copy, name, groups.get(name) or self._value(value, f"{path}.{name}"))
+        return copy
+
+    def _groups(self, module: Any, path: str) -> dict[str, Any]:
+        members: dict[str, Any] = {}
+        for names in GROUPS:
+            siblings = [module.get(name) for name in names]
+            if any(type(layer) not in self._linear for layer in siblings):
+                continue
+            weights = [self._matrix(layer, path) for layer in siblings]
+            if not alike(weights):
+                continue
+            biases = [self._array(layer.get("bias"), path) for layer in siblings]
+            group = numpy_layers.ProjectionGroup(weights, biases, self._slabs)
+            self._holders.append(group)
+            members |= {name: numpy_layers.GroupedLinear(group, i) for i, name in enumerate(names)}
+            self.made.update(type(layer).__name__ for layer in siblings)
+        return members
+
+    def _value(self, value: Any, path: str) -> Any:
+        if isinstance(value, self.nn.Module):
+            return self.module(value, path)
+        if isinstance(value, self.mx.array):
+            return self._array(value, path)
+        if isinstance(value, dict):
+            return {key: self._value(item, f"{path}.{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            return type(value)(self._value(item, f"{path}.{i}") for i, item in enumerate(value))
+        return self._functions.get(id(value), value)
+
+    def _array(self, array: Any, path: str) -> Any:
+        """Return a view of an MLX array (a copy where it is not contiguous)."""
+        if array is None:
+            return None
+        if self.mx.issubdtype(array.dtype, self.mx.floating) and array.dtype != self.mx.float32:
+            kind = str(array.dtype).rpartition(".")[2]
+            raise NoCounterpart(f"{path} is {kind}; the NumPy path computes in float32")
+        return np.ascontiguousarray(np.asarray(array))
+
+    def _matrix(self, layer: Any, path: str) -> Matrix:
+        """Return a layer's weight, as it lies where that may be."""
+        if "scales" in layer:
+            bits, group, mode = layer.bits, layer.group_size, layer.mode
+            if not self._stored or mode != "affine" or bits not in BITS or group not in GROUP_SIZES:
+                raise NoCounterpart(
+                    f"{path} is quantised ({mode}, {bits} bits in groups of {group}), and is not "
+                    "read as it lies here"
+                )
+            words, scales, biases = map(self._words, (layer.weight, layer.scales, layer.biases))
+            return Affine(words, scales, biases, bits)
+        if self._stored and layer.weight.dtype in (self.mx.float16, self.mx.bfloat16):
+            return Half(self._words(layer.weight))
+        return self._array(layer.weight, path)  # type: ignore[no-any-return]
+
+    def _words(self, array: Any) -> NDArray[Any]:
+        """Return a view of an MLX array; bfloat16 as uint16, which NumPy lacks."""
+        if array.dtype == self.mx.bfloat16:
+            array = array.view(self.mx.uint16)
+        return np.ascontiguousarray(np.asarray(array))
+
+    def _with_matrix(self, module: Any, path: str) -> Any:
+        """Return the stand-in of a linear layer or an embedding."""
+        weight: Any = self._matrix(module, path)
+        layer: Any
+        if type(module) in self._linear:
+            layer = numpy_layers.Linear(weight, self._array(module.get("bias"), path), self._slabs)
+        elif type(module) in self._summed:
+            add_up = partial(mlx_ring.all_sum, group=module.group)
+            bias = self._array(module.get("bias"), path)
+            layer = numpy_layers.SummedLinear(weight, bias, self._slabs, add_up)
+        elif isinstance(weight, np.ndarray):
+            layer = numpy_layers.Embedding(weight)
+        else:
+            layer = numpy_layers.StoredEmbedding(weight, self._slabs)
+        self._holders.append(layer)
+        return layer
+
+    def _layer(self, module: Any, path: str) -> Any:
+        """Return the stand-in of a layer, or None for a module with layers inside."""
+        nn, kind = self.nn, type(module)
+        name = kind.__name__
+        layer: Any
+        if kind in (*self._linear, *self._summed, *self._embedding):
+            layer = self._with_matrix(module, path)
+        elif name.startswith("Quantized") or name.startswith("QQ"):
+            raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
+        elif kind is nn.RMSNorm:
+            layer = numpy_layers.RMSNorm(self._array(module.weight, path), module.eps)
+        elif kind is nn.LayerNorm:
+            weight, bias = module.get("weight"), module.get("bias")
+            layer = numpy_layers.LayerNorm(
+                module.dims, self._array(weight, path), self._array(bias, path), module.eps
+            )
+        elif kind is nn.RoPE or kind.__module__ == f"{PACKAGE}.rope_utils":
+            layer = self._rope(module, path)
+        elif kind is nn.SiLU:
+            layer = ACTIVATIONS["silu"]
+        elif kind is nn.ReLU:
+            layer = ACTIVATIONS["relu"]
+        elif kind is nn.GELU:
+            layer = ACTIVATIONS["gelu" if module._act is nn.gelu else "gelu_approx"]
+        else:
+            return None
+        self.made[name] += 1
+        return layer
+
+    def _rope(self, module: Any, path: str) -> numpy_layers.RoPE:
+        """Take the frequencies from the layer itself, computed by MLX as MLX does."""
+        mx, name = self.mx, type(module).__name__
+        scale, input_scale = 1.0, 1.0
+        if name == "RoPE":
+            half = module.dims // 2
+            exponents = mx.arange(0, -half, -1, dtype=mx.float32)
+            inverse = mx.exp(exponents * mx.array(np.log(module.base) / half, mx.float32))
+            scale = float(module.scale)
+        elif name in ("Llama3RoPE", "ProportionalRoPE", "YarnRoPE", "SuScaledRoPE"):
+            inverse = mx.reciprocal(module._freqs)
+            input_scale = float(getattr(module, "mscale", getattr(module, "_scale", 1.0)))
+        else:
+            raise NoCounterpart(f"{path} is a {name}, which has no NumPy counterpart")
+        frequencies = np.asarray(inverse)
+        key = (frequencies.tobytes(), scale)
+        if key not in self._tables:
+            self._tables[key] = RotaryTable(frequencies, scale)
+        return numpy_layers.RoPE(
+            self._tables[key], getattr(module, "traditional", False), input_scale
+        )
+
+
+class _TrialCache:
+    """A cache of two sequences of one token each."""
+
+    offset = np.zeros(2, np.int32)
+
+    def make_mask(self, *_args: Any, **_options: Any) -> None:
+        """Return no mask."""
+
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[_TrialHandle, _TrialHandle]:
+        handle = _TrialHandle(values)
+        return handle, handle
+
+
+class _TrialHandle:
+    """Attention over a context of one token is that token's value."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+    def attend(self, queries: Array, scale: float, mask: Any, sinks: Any) -> Array:
+        for array in (queries, self.values):
+            _require_numpy(array, "its attention is given")
+        if mask is not None:
+            raise NoCounterpart("its attention builds a mask of its own")
+        return np.repeat(self.values, queries.shape[1] // self.values.shape[1], axis=1)
+
+
+def _require_numpy(array: Any, where: str) -> None:
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+        kind = getattr(array, "dtype", None) if isinstance(array, np.ndarray) else type(array)
+        raise NoCounterpart(f"{where} {kind}, not a float32 NumPy array")
+
+
+def _try_forward(model: Any, caches: int) -> None:
+    ids = np.array([[0], [1]], np.int32)
+    logits = model(ids, cache=[_TrialCache() for _ in range(caches)])
+    _require_numpy(logits, "its forward returns")
+    if logits.shape[:2] != (2, 1):
+        raise NoCounterpart(f"its forward returns shape {logits.shape} for ids of shape (2, 1)")

@@ -1,0 +1,240 @@
+"""What takes the place of an mlx_lm model's layers: NumPy in, NumPy out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.cpu import norms
+from labkit.cpu.graph_capture import LOOK_UP, NotRecorded, Symbol, address_of
+from labkit.cpu.packed_linear import Matrix, PackedWeights, Slabs
+from labkit.cpu.quantized_weights import Stored
+from labkit.cpu.rope import RotaryTable
+
+Array = NDArray[np.float32]
+
+
+class Linear:
+    """``x @ weight.T + bias`` for float32 x [..., K]."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, weight: Matrix, bias: Array | None, slabs: Slabs) -> None:
+        self._packed = PackedWeights([weight], [bias], slabs)
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 [..., N]."""
+        return self._packed.multiply(x)[0]
+
+
+class SummedLinear:
+    """A linear layer of which every rank has some of the inputs: their products are added up.
+
+    ``add_up`` returns the sum over the ranks of what it is given; the bias comes after.
+    """
+
+    __slots__ = ("_add_up", "_bias", "_packed")
+
+    def __init__(
+        self,
+        weight: Matrix,
+        bias: Array | None,
+        slabs: Slabs,
+        add_up: Callable[[Array], Array],
+    ) -> None:
+        self._packed = PackedWeights([weight], [None], slabs)
+        self._bias = bias
+        self._add_up = add_up
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 [..., N], the same in every rank, for this rank's x [..., K]."""
+        if isinstance(x, Symbol):
+            raise NotRecorded("its layers are added up with those of other ranks")
+        total = self._add_up(self._packed.multiply(x)[0])
+        return total if self._bias is None else total + self._bias
+
+
+class ProjectionGroup:
+    """Sibling projections of one input, computed in one call when the first is asked.
+
+    The siblings' results wait for the very same input array; asked with another one,
+    the whole group is computed anew.
+    """
+
+    __slots__ = ("_input", "_packed", "_ready", "_waiting")
+
+    def __init__(
+        self, weights: Sequence[Matrix], biases: Sequence[Array | None], slabs: Slabs
+    ) -> None:
+        self._packed = PackedWeights(weights, biases, slabs)
+        self._input: Array | None = None
+        self._ready: list[Array | None] = []
+        self._waiting = 0
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
+
+    def project(self, member: int, x: Array) -> Array:
+        """Return member ``member``'s projection of x [..., K]."""
+        if x is not self._input or self._ready[member] is None:
+            self._input = x
+            self._ready = [*self._packed.multiply(x)]
+            self._waiting = len(self._ready)
+        out = self._ready[member]
+        assert out is not None
+        self._ready[member] = None
+        self._waiting -= 1
+        if not self._waiting:
+            self._input = None
+        return out
+
+
+class GroupedLinear:
+    """One member of a ``ProjectionGroup``."""
+
+    __slots__ = ("_group", "_member")
+
+    def __init__(self, group: ProjectionGroup, member: int) -> None:
+        self._group = group
+        self._member = member
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 [..., N]."""
+        return self._group.project(self._member, x)
+
+
+class Embedding:
+    """Rows of a table by token id; also the output projection of tied models.
+
+    A product reads its matrix packed; from the first one on lookups do too, and the table is gone.
+    """
+
+    __slots__ = ("_packed", "_table")
+
+    def __init__(self, weight: Array) -> None:
+        self._table: Array | None = weight
+        self._packed: PackedWeights | None = None
+
+    @property
+    def weight(self) -> Array:
+        """The table, float32 [N, D]."""
+        if self._table is not None:
+            return self._table
+        assert self._packed is not None
+        return self._packed.take(np.arange(self._packed.total))
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        if self._table is not None:
+            return "float32", self._table.nbytes
+        assert self._packed is not None
+        return "float32", self._packed.bytes
+
+    def __call__(self, ids: NDArray[np.integer]) -> Array:
+        """Return float32 [*ids.shape, D], a fresh array."""
+        if self._packed is not None:
+            return self._packed.take(ids)
+        assert self._table is not None
+        if isinstance(ids, Symbol):
+            return self._recorded(ids, self._table)
+        return self._table.take(ids, axis=0)
+
+    def _recorded(self, ids: Symbol, table: Array) -> Any:
+        """Record a look-up."""
+        recorder, (rows, width) = ids.recorder, table.shape
+        recorder.hold(table)
+        recorder.vocabulary = min(recorder.vocabulary, rows)
+        out = recorder.array((*ids.shape, width))
+        recorder.launch(LOOK_UP, out, ids, width, address_of(table))
+        return out
+
+    def as_linear(self, x: Array) -> Array:
+        """Return ``x @ weight.T``; packed on first use."""
+        if self._packed is None:
+            self._packed = PackedWeights([self.weight], [None])
+            self._table = None
+        return self._packed.multiply(x)[0]
+
+
+class StoredEmbedding:
+    """The same with a table that is read as it lies; lookups and products read one copy."""
+
+    __slots__ = ("_packed",)
+
+    def __init__(self, weight: Stored, slabs: Slabs) -> None:
+        self._packed = PackedWeights([weight], [None], slabs)
+
+    @property
+    def held(self) -> tuple[str, int]:
+        """What its weights are held in, and their bytes."""
+        return self._packed.word, self._packed.bytes
+
+    def __call__(self, ids: NDArray[np.integer]) -> Array:
+        """Return float32 [*ids.shape, D], a fresh array."""
+        return self._packed.take(ids)
+
+    def as_linear(self, x: Array) -> Array:
+        """Return ``x @ weight.T``."""
+        return self._packed.multiply(x)[0]
+
+
+class RMSNorm:
+    """RMSNorm over the last axis."""
+
+    __slots__ = ("_eps", "_weight")
+
+    def __init__(self, weight: Array, eps: float) -> None:
+        self._weight = weight
+        self._eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 of x's shape."""
+        return norms.rms_norm(x, self._weight, self._eps)
+
+
+class LayerNorm:
+    """LayerNorm over the last axis; no weight is 1, no bias is 0."""
+
+    __slots__ = ("_bias", "_eps", "_weight")
+
+    def __init__(self, dims: int, weight: Array | None, bias: Array | None, eps: float) -> None:
+        self._weight = np.ones(dims, np.float32) if weight is None else weight
+        self._bias = np.zeros(dims, np.float32) if bias is None else bias
+        self._eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        """Return float32 of x's shape."""
+        return norms.layer_norm(x, self._weight, self._bias, self._eps)
+
+
+class RoPE:
+    """Rotary embedding of x [B, heads, L, head_dim] at the positions offset, offset + 1, ..."""
+
+    __slots__ = ("_input_scale", "_table", "_traditional")
+
+    def __init__(self, table: RotaryTable, traditional: bool, input_scale: float) -> None:
+        self._table = table
+        self._traditional = traditional
+        self._input_scale = input_scale
+
+    def __call__(self, x: Array, offset: NDArray[np.int32] | int = 0) -> Array:
+        """Rotate; ``offset`` is int32 [B] or one number."""
+        return self._table.rotate(
+            x, offset, traditional=self._traditional, input_scale=self._input_scale
+        )

@@ -1,0 +1,191 @@
+"""The steps: what is run on the Mac, one process after another.
+
+A step is a command. Its output goes to a log and, as it comes, to the screen; however it
+ends, the next step runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+PASSED = "passed"
+INTERRUPTED = "interrupted"
+NOT_RUN = "not run"
+LIMIT_S = 2 * 3600.0  # a kernel that hangs the GPU must not keep the other steps from running
+GRACE_S = 10.0  # for a step that was interrupted: labkit finishes its files
+POLL_S = 0.2
+
+ON_METAL = "engine.attention.device=metal"
+HALF = "workload.dtype=float16"
+SERVED_IN_HALF = "engine.dtype=float16"
+# So that tokens can be the reference's: products of float32 are not rounded to fewer bits.
+EXACT = ("engine.dtype=float32", "engine.mlx.tf32=false")
+DECODE = "gqa_sharing,split_kv,resolver,block_size"
+REFERENCE = "{engine.attention.backend:reference,engine.attention.device:cpu}"
+MLX_LM = "{engine:mlx_lm,engine.attention.device:cpu}"
+ANSWERS = "answers.md"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command; ``arguments`` are those of this Python (``-m labkit ...``)."""
+
+    name: str
+    says: str
+    arguments: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The command as a person would type it."""
+        return " ".join(["python", *map(shlex.quote, self.arguments)])
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step ended: ``passed``, ``interrupted``, ``not run`` or what failed; seconds."""
+
+    step: Step
+    word: str
+    seconds: float = 0.0
+
+
+def all_steps(folder: Path, memory_bytes: int) -> tuple[Step, ...]:
+    """Return the steps of a Mac with so much memory, whose studies land in ``folder``.
+
+    The article's largest case holds 4 GiB of keys and values in float16; it is measured where
+    that is at most a sixth of the memory.
+    """
+    pools = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
+    kernels = ("engine=paged", ON_METAL, HALF, pools)
+    both = f"ablation=seq_map,{DECODE}"
+    serving = ("engine=paged", ON_METAL, SERVED_IN_HALF, "model=small")
+
+    def study(name: str, says: str, *overrides: str) -> Step:
+        out = f"out={(folder / name).as_posix()}"
+        return Step(name, says, ("-m", "labkit", *overrides, out, "-m"))
+
+    return (
+        Step(
+            "tests",
+            "the Metal tests: every kernel, type and size against a float64 oracle",
+            ("-m", "pytest", "-m", "metal", "-n", "0", "-p", "no:cacheprovider"),
+        ),
+        Step(
+            "answers",
+            "the cases of the studies below, on Metal, against the reference on the CPU",
+            (
+                "-m",
+                "labkit.mac.kernel_verification",
+                (folder / ANSWERS).as_posix(),
+                *kernels,
+                both,
+                "-m",
+            ),
+        ),
+        study(
+            "served_answers",
+            "tokens served on Metal against those of the reference on the CPU",
+            *("engine=paged", ON_METAL, *EXACT, "workload=uniform_4", "design=quick"),
+            *("ablation.claims.identity=tokens", f"+ablation.arms.reference={REFERENCE}"),
+        ),
+        study("seq_map", "the article's question, in float16", *kernels, "ablation=seq_map"),
+        study(
+            "decode",
+            "sharing of loads, split keys, resolvers and block sizes in decode attention",
+            *(*kernels, f"ablation={DECODE}"),
+        ),
+        study(
+            "decode_shape",
+            "decode steps of constant shape, served",
+            *(*serving, "ablation=decode_shape"),
+        ),
+        study(
+            "serving",
+            "labkit's engine against mlx_lm",
+            *(*serving, "workload=ragged", f"+ablation.arms.mlx_lm={MLX_LM}"),
+        ),
+    )
+
+
+def run_all(
+    steps: Sequence[Step], logs: Path, show: Callable[[str], None], limit_s: float = LIMIT_S
+) -> list[Outcome]:
+    """Run steps in order and return how each ended.
+
+    After ctrl-C the rest is not run.
+
+    Parameters
+    ----------
+    logs
+        The folder of the logs, ``STEP.log``; it exists.
+    show
+        Is given text as it comes.
+    limit_s
+        A step that takes longer is ended.
+    """
+    outcomes: list[Outcome] = []
+    for number, step in enumerate(steps, 1):
+        if outcomes and outcomes[-1].word in (INTERRUPTED, NOT_RUN):
+            outcomes.append(Outcome(step, NOT_RUN))
+            continue
+        show(f"\n[{number}/{len(steps)}] {step.name}: {step.says}\n{step.command}\n")
+        outcomes.append(_run(step, logs / f"{step.name}.log", show, limit_s))
+        show(f"{step.name}: {outcomes[-1].word}\n")
+    return outcomes
+
+
+def _run(step: Step, log: Path, show: Callable[[str], None], limit_s: float) -> Outcome:
+    start = time.monotonic()
+    word = None
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, *step.arguments],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    with log.open(encoding="utf-8", errors="replace") as text:
+        try:
+            word = _follow(process, text, show, start + limit_s)
+        except KeyboardInterrupt:
+            word = INTERRUPTED
+        if word is not None:
+            _end(process)
+        show(text.read())
+    if word is None:
+        word = PASSED if process.returncode == 0 else f"failed (exit {process.returncode})"
+    return Outcome(step, word, time.monotonic() - start)
+
+
+def _follow(
+    process: subprocess.Popen[bytes], text: TextIO, show: Callable[[str], None], until: float
+) -> str | None:
+    """Show the log while the process runs; return why it is to be ended, if it is."""
+    while process.poll() is None:
+        show(text.read())
+        if time.monotonic() > until:
+            return "failed (took too long)"
+        time.sleep(POLL_S)
+    return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let an interrupted process finish, since ctrl-C reaches it too; then insist."""
+    for insist in (process.terminate, process.kill):
+        try:
+            process.wait(GRACE_S)
+            return
+        except subprocess.TimeoutExpired:
+            insist()
+        except KeyboardInterrupt:  # pressed again
+            process.kill()
+    process.wait()

@@ -1,0 +1,157 @@
+"""The file that is left: a summary, the environment, logs and studies, in one zip.
+
+Paths of this computer and its user's name are taken out. What records hold stays as it is:
+the names of the busiest other programs, and a hash where the host's name would be.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import re
+import socket
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from labkit.analysis.rendering.report_sections import environment_line
+from labkit.mac.mac_steps import ANSWERS, NOT_RUN, PASSED, Outcome
+from labkit.machine import fingerprint
+from labkit.records import read_json
+
+# Plots are redrawn from records; Hydra's own YAML holds this computer's paths.
+KEPT = (".json", ".md", ".html", ".csv", ".tex", ".txt", ".log")
+LAST_LINES = 25  # of a failed step's log, in the summary
+
+
+@dataclass(frozen=True)
+class Private:
+    """What must not leave this computer: paths with their stand-ins, and names."""
+
+    paths: tuple[tuple[str, str], ...]
+    names: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of_this_computer(cls) -> Private:
+        """Return the paths and names of whoever runs this."""
+        places = ((Path.cwd(), "."), (Path(tempfile.gettempdir()), "TMP"), (Path.home(), "~"))
+        paths = [(str(p), alias) for path, alias in places for p in {path, path.resolve()}]
+        host = socket.gethostname()
+        names = [(getpass.getuser(), "USER"), (host, "HOST"), (host.partition(".")[0], "HOST")]
+        return cls(
+            tuple(sorted((p for p in paths if len(Path(p[0]).parts) > 1), key=_longest_first)),
+            tuple(sorted((n for n in names if n[0]), key=_longest_first)),
+        )
+
+    def hide(self, text: str, names: bool) -> str:
+        """Return the text without the paths, and with ``names`` without the names either.
+
+        Names are hidden as whole words; in JSON, where a word may be a key, they stay.
+        """
+        for path, alias in self.paths:
+            for written in {path, json.dumps(path)[1:-1]}:
+                text = re.sub(rf"{re.escape(written)}(?![\w-])", alias, text)
+        text = re.sub(r"(?<=/Users/)(?!Shared\b)[^/\s\"']+", "USER", text)
+        if names:
+            for name, alias in self.names:
+                text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", alias, text)
+        return text
+
+
+def _longest_first(pair: tuple[str, str]) -> int:
+    return -len(pair[0])
+
+
+def surroundings() -> dict[str, Any]:
+    """Describe the machine, its state now and its GPU, in JSON types."""
+    import mlx.core as mx
+
+    return {
+        **fingerprint.take(),
+        **fingerprint.surroundings(),
+        "macos": platform.mac_ver()[0] or None,
+        "device": mx.device_info(),
+    }
+
+
+def packages() -> str:
+    """List what is installed, ``name==version`` a line."""
+    found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+
+
+def write(
+    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome], private: Private
+) -> Path:
+    """Write all that there is to ``FOLDER.zip``; return its path.
+
+    Parameters
+    ----------
+    folder
+        Holds ``STEP.log``, ``answers.md`` and the studies, as far as there are any.
+    facts
+        Of :func:`surroundings`, from before the steps.
+    """
+    for name, text in (
+        ("environment.json", json.dumps(facts, indent=2) + "\n"),
+        ("packages.txt", packages()),
+        ("summary.md", _summary(folder, facts, outcomes)),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+    path = folder.with_name(f"{folder.name}.zip")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as bundle:
+        for file in sorted(f for f in folder.rglob("*") if f.suffix in KEPT):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            hidden = private.hide(text, names=file.suffix in (".log", ".txt"))
+            bundle.writestr(f"{folder.name}/{file.relative_to(folder).as_posix()}", hidden)
+    return path
+
+
+def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
+    parts = [
+        "# labkit on a Mac",
+        "",
+        environment_line(facts),
+        f"macOS {facts.get('macos')} ({facts.get('os_build')}), model {facts.get('model')}, "
+        f"Python {facts.get('python')}, commit {facts.get('git')} ({facts.get('git_changes')}), "
+        f"begun {facts.get('taken')}.",
+        "",
+        "| step | outcome | minutes | what ran |",
+        "| --- | --- | ---: | --- |",
+        *(f"| {o.step.name} | {o.word} | {o.seconds / 60:.1f} | {o.step.says} |" for o in outcomes),
+        "",
+    ]
+    for outcome in outcomes:
+        if outcome.word not in (PASSED, NOT_RUN):
+            parts += _last_lines(folder / f"{outcome.step.name}.log", outcome)
+    if (folder / ANSWERS).is_file():
+        text = (folder / ANSWERS).read_text(encoding="utf-8")
+        parts += ["## Answers against the reference on the CPU", "", text]
+    for outcome in outcomes:
+        parts += _study(folder / outcome.step.name)
+    return "\n".join(parts)
+
+
+def _last_lines(log: Path, outcome: Outcome) -> list[str]:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+    head = [f"## {outcome.step.name}: {outcome.word}", "", f"`{outcome.step.command}`", ""]
+    return [*head, "```", *lines, "```", ""]
+
+
+def _study(folder: Path) -> list[str]:
+    """Return what a study answered, cell by cell, with the article's table."""
+    if not (folder / "study.json").is_file():
+        return []
+    parts = [f"## {folder.name}", ""]
+    for cell in read_json(folder / "study.json")["cells"]:
+        gates = ", ".join(f"{name} {status}" for name, status in cell["gates"].items())
+        parts += [f"### {cell['question'] or cell['cell']}", "", f"**{cell['answer']}**", ""]
+        parts += [f"{cell['blocks']} blocks, {cell['failures']} failed runs; gates: {gates}.", ""]
+    for table in sorted((folder / "tables").glob("*.md")):
+        parts += [f"`{table.stem}`", "", table.read_text(encoding="utf-8")]
+    return [*parts, f"All of it: `{folder.name}/report.html`.", ""]

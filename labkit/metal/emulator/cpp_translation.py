@@ -1,0 +1,127 @@
+"""From the text that MLX generates to a C++ file.
+
+Only three things change: threadgroup arrays become guarded ones, Metal's attributes go,
+and the explicit instantiation becomes a call with the buffers bound by position.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from labkit.metal.emulator.emulator_errors import KernelFault
+from labkit.metal.emulator.source_capture import Traced
+
+_ATTRIBUTES = {
+    "thread_position_in_grid": "self.position_in_grid",
+    "thread_position_in_threadgroup": "self.position_in_group",
+    "threadgroup_position_in_grid": "self.group",
+    "threads_per_threadgroup": "self.group_size",
+    "threadgroups_per_grid": "self.groups",
+    "threads_per_grid": "self.grid",
+    "thread_index_in_threadgroup": "self.index_in_group",
+    "thread_index_in_simdgroup": "self.lane",
+    "simdgroup_index_in_threadgroup": "self.simdgroup",
+    "simdgroups_per_threadgroup": "self.simdgroups",
+}
+_ARRAY = re.compile(r"\bthreadgroup\s+([\w<>, ]+?)\s+(\w+)\s*((?:\[[^\]]+\])+)\s*;")
+_INCLUDE = re.compile(r"^\s*#include\s*<metal_\w+>.*$", re.MULTILINE)
+_PARAMETER = re.compile(
+    r"^\s*(?P<type>.+?)(?P<ref>[*&]?)\s+(?P<name>\w+)\s*"
+    r"\[\[(?P<attribute>\w+)(?:\(\d+\))?\]\]\s*[,)]",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A parameter bound to a buffer: its name and whether the kernel writes it."""
+
+    name: str
+    written: bool
+
+
+@dataclass(frozen=True)
+class Translation:
+    """C++ source, the buffers in order, and the Metal text that line numbers refer to."""
+
+    source: str
+    buffers: tuple[Buffer, ...]
+    text: str
+
+
+def translate(traced: Traced) -> Translation:
+    """Return the C++ file for a traced kernel.
+
+    Raises
+    ------
+    KernelFault
+        The text holds something that has no translation.
+    """
+    head, instance = _split(traced)
+    start = head.index(f"void {traced.name}(")
+    signature = head[start : head.index(") {", start) + 1]
+    buffers: list[Buffer] = []
+    positions: list[str] = []
+    arguments: list[str] = []
+    for match in _PARAMETER.finditer(signature):
+        arguments.append(_argument(match, buffers, positions))
+    code = _ARRAY.sub(_guarded_array, head)
+    if re.search(r"\bthreadgroup\s+[\w<>, ]+\s+\w+\s*(\[[^;]*)?[,;=]", code):
+        raise KernelFault("compile", "a threadgroup variable that is not one array: declare one")
+    code = re.sub(r"\[\[[^\]]*\]\]", "", _INCLUDE.sub("", code))
+    entries = ",\n  ".join(
+        f'{{"{buffer.name}", Role::{"output" if buffer.written else "input"}}}'
+        for buffer in buffers
+    )
+    source = f"""#include "matrix.h"
+#line 1 "kernel.metal"
+{code}
+#line 1 "entry.cpp"
+namespace emulator {{
+const Parameter kParameters[] = {{
+  {entries}}};
+const int kParameterCount = {len(buffers)};
+void call_kernel(void* const* buffers, const Thread& self) {{
+  {(chr(10) + "  ").join(positions)}
+  litter();
+  {instance}(
+    {("," + chr(10) + "    ").join(arguments)});
+}}
+}}  // namespace emulator
+"""
+    return Translation(source, tuple(buffers), head)
+
+
+def _split(traced: Traced) -> tuple[str, str]:
+    """Return the text up to the instantiation, and the instantiated function's name."""
+    match = re.search(
+        rf"\n(template )?\[\[host_name\([^\n]*decltype\(({re.escape(traced.name)}(?:<.*>)?)\)",
+        traced.text,
+    )
+    if match is None:
+        return traced.text, traced.name
+    return traced.text[: match.start()] + "\n", match.group(2)
+
+
+def _argument(match: re.Match[str], buffers: list[Buffer], positions: list[str]) -> str:
+    """Return the C++ argument for a parameter; note its buffer or what it is bound to."""
+    name, attribute = match["name"], match["attribute"]
+    if attribute != "buffer":
+        if attribute not in _ATTRIBUTES:
+            raise KernelFault("compile", f"attribute {attribute} is not emulated")
+        positions.append(f"const {match['type']} {name}({_ATTRIBUTES[attribute]});")
+        return name
+    kind = " ".join(w for w in match["type"].split() if w not in ("device", "constant"))
+    pointer = f"static_cast<{kind}*>(buffers[{len(buffers)}])"
+    buffers.append(Buffer(name, not kind.startswith("const ")))
+    return f"*{pointer}" if match["ref"] == "&" else pointer
+
+
+def _guarded_array(match: re.Match[str]) -> str:
+    kind, name, extent = match.groups()
+    return (
+        f"using {name}_array = {kind}{extent}; "
+        f'static emulator::Shared {name}_shared("{name}", sizeof({name}_array)); '
+        f"{name}_array& {name} = *static_cast<{name}_array*>({name}_shared.data);"
+    )

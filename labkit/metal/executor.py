@@ -1,0 +1,31 @@
+"""Where kernel calls run."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from labkit.metal.kernel_call import Executor, on_metal
+
+DEVICES = ("metal", "emulated")
+
+
+def executor_for(device: str) -> Executor:
+    """Return what runs kernel calls on ``device``.
+
+    Raises
+    ------
+    ValueError
+        The device is unknown, ``metal`` is not there or ``emulated`` lacks a compiler; one
+        line.
+    """
+    if device == "metal":
+        if not mx.metal.is_available():
+            raise ValueError("device=metal: there is no Metal on this machine; set device=emulated")
+        return on_metal
+    if device != "emulated":
+        raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
+    from labkit.metal.emulator.cpp_compilation import find_compiler
+    from labkit.metal.emulator.emulate import Emulator
+
+    find_compiler()
+    return Emulator()

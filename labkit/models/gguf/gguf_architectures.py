@@ -1,0 +1,212 @@
+"""Which tensors an architecture has in GGUF and in mlx_lm, and what its config.json says.
+
+Names: llama.cpp's ``gguf-py/gguf/tensor_mapping.py`` on one side, the parameters of
+``mlx_lm.models`` on the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from labkit.models.gguf.gguf_header import BadFile, File
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What an architecture of llama's kind does differently; it is called alike on both sides.
+
+    ``interleaved``: the file's query and key rows are ordered for rotations of neighbours,
+    which mlx_lm's are not.
+    """
+
+    interleaved: bool = False
+    biases: bool = False
+    head_norms: bool = False
+    free_head_dim: bool = True
+
+
+FAMILIES = {
+    "llama": Family(interleaved=True),
+    "qwen2": Family(biases=True, free_head_dim=False),
+    "qwen3": Family(head_norms=True),
+}
+# What would change the computation, and the value at which it does not.
+NEUTRAL: dict[str, Any] = {
+    "expert_count": 0,
+    "rope.scaling.type": "none",
+    "rope.scale_linear": 1.0,
+    "attention.sliding_window": 0,
+}
+MOST_LAYERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a tensor goes: its parameter's path, without ``.weight``, and its shape.
+
+    ``heads``: its rows are so many heads that are ordered for rotations of neighbours.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    heads: int | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model's dimensions, as its file states them."""
+
+    name: str
+    hidden: int
+    layers: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    context: int
+    epsilon: float
+    theta: float
+    tied: bool
+
+    @property
+    def family(self) -> Family:
+        """What its kind does differently."""
+        return FAMILIES[self.name]
+
+    def targets(self) -> dict[str, Target]:
+        """Map the name of every tensor that the file must have to its place."""
+        targets = {
+            "token_embd.weight": Target("model.embed_tokens", (self.vocab, self.hidden)),
+            "output_norm.weight": Target("model.norm", (self.hidden,)),
+        }
+        if not self.tied:
+            targets["output.weight"] = Target("lm_head", (self.vocab, self.hidden))
+        for layer in range(self.layers):
+            for name, target in self._layer().items():
+                path = f"model.layers.{layer}.{target.path}"
+                targets[f"blk.{layer}.{name}"] = Target(path, target.shape, target.heads)
+        return targets
+
+    def _layer(self) -> dict[str, Target]:
+        hidden, inner = (self.hidden,), (self.inner,)
+        queries, keys = (self.heads * self.head_dim,), (self.kv_heads * self.head_dim,)
+        rotated = self.family.interleaved
+        targets = {
+            "attn_norm.weight": Target("input_layernorm", hidden),
+            "attn_q.weight": Target(
+                "self_attn.q_proj", queries + hidden, self.heads if rotated else None
+            ),
+            "attn_k.weight": Target(
+                "self_attn.k_proj", keys + hidden, self.kv_heads if rotated else None
+            ),
+            "attn_v.weight": Target("self_attn.v_proj", keys + hidden),
+            "attn_output.weight": Target("self_attn.o_proj", hidden + queries),
+            "ffn_norm.weight": Target("post_attention_layernorm", hidden),
+            "ffn_gate.weight": Target("mlp.gate_proj", inner + hidden),
+            "ffn_up.weight": Target("mlp.up_proj", inner + hidden),
+            "ffn_down.weight": Target("mlp.down_proj", hidden + inner),
+        }
+        if self.family.biases:
+            targets["attn_q.bias"] = Target("self_attn.q_proj", queries)
+            targets["attn_k.bias"] = Target("self_attn.k_proj", keys)
+            targets["attn_v.bias"] = Target("self_attn.v_proj", keys)
+        if self.family.head_norms:
+            targets["attn_q_norm.weight"] = Target("self_attn.q_norm", (self.head_dim,))
+            targets["attn_k_norm.weight"] = Target("self_attn.k_norm", (self.head_dim,))
+        return targets
+
+    def config(self) -> dict[str, Any]:
+        """Return config.json, without what the weights and the vocabulary add."""
+        return {
+            "model_type": self.name,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "intermediate_size": self.inner,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab,
+            "hidden_act": "silu",
+            "max_position_embeddings": self.context,
+            "rms_norm_eps": self.epsilon,
+            "rope_theta": self.theta,
+            "tie_word_embeddings": self.tied,
+        }
+
+
+def of(file: File) -> Architecture:
+    """Read the architecture of a file and check that its tensors are exactly those.
+
+    Raises
+    ------
+    BadFile
+        mlx_lm computes it otherwise, or the tensors do not fit the metadata.
+    """
+    name = file.text("general.architecture")
+    if name not in FAMILIES:
+        raise BadFile(f"architecture {name!r}; read are {', '.join(FAMILIES)}")
+    _check_neutral(file, name)
+    heads = file.count(f"{name}.attention.head_count")
+    hidden = file.count(f"{name}.embedding_length")
+    default_dim = hidden // max(heads, 1)
+    head_dim = file.count(f"{name}.attention.key_length", default_dim)
+    architecture = Architecture(
+        name=name,
+        hidden=hidden,
+        layers=file.count(f"{name}.block_count"),
+        inner=file.count(f"{name}.feed_forward_length"),
+        heads=heads,
+        kv_heads=file.count(f"{name}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab=len(file.texts("tokenizer.ggml.tokens")),
+        context=file.count(f"{name}.context_length"),
+        epsilon=float(file.number(f"{name}.attention.layer_norm_rms_epsilon")),
+        theta=float(file.number(f"{name}.rope.freq_base", 10_000.0)),
+        tied="output.weight" not in file.tensors,
+    )
+    _check_dimensions(file, architecture, default_dim)
+    _check_tensors(file, architecture)
+    return architecture
+
+
+def _check_neutral(file: File, name: str) -> None:
+    for key, neutral in NEUTRAL.items():
+        value = file.metadata.get(f"{name}.{key}", neutral)
+        if isinstance(value, np.ndarray) or value != neutral:
+            raise BadFile(f"{name}.{key} is {value}; files that change it are not read")
+    if file.count("split.count", 1) > 1:
+        raise BadFile("a part of a split model; merge it (llama-gguf-split --merge)")
+
+
+def _check_dimensions(file: File, a: Architecture, default_dim: int) -> None:
+    numbers = (a.hidden, a.layers, a.inner, a.heads, a.kv_heads, a.head_dim, a.vocab, a.context)
+    if 0 in numbers or a.layers > MOST_LAYERS or a.heads % a.kv_heads or a.head_dim % 2:
+        raise BadFile(
+            f"its dimensions make no model (hidden {a.hidden}, {a.layers} layers, {a.heads} and "
+            f"{a.kv_heads} heads of {a.head_dim}, {a.vocab} tokens)"
+        )
+    if not (0 < a.epsilon < inf and 0 < a.theta < inf):
+        raise BadFile(f"a norm's epsilon is {a.epsilon}, the base of rotations {a.theta}")
+    for key in (f"{a.name}.attention.value_length", f"{a.name}.rope.dimension_count"):
+        if file.count(key, a.head_dim) != a.head_dim:
+            raise BadFile(f"{key} is {file.count(key)}, a head {a.head_dim}; they must be equal")
+    if not a.family.free_head_dim and a.head_dim != default_dim:
+        raise BadFile(f"heads of {a.head_dim}; mlx_lm's {a.name} has {default_dim}")
+
+
+def _check_tensors(file: File, architecture: Architecture) -> None:
+    targets = architecture.targets()
+    for name, target in targets.items():
+        tensor = file.tensors.get(name)
+        if tensor is None:
+            raise BadFile(f"tensor {name} is not there")
+        if tensor.shape != target.shape:
+            raise BadFile(f"tensor {name} has the shape {tensor.shape}, not {target.shape}")
+    for name in file.tensors:
+        if name not in targets:
+            raise BadFile(f"tensor {name}: mlx_lm's {architecture.name} has nothing of the kind")

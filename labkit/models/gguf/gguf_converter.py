@@ -1,0 +1,138 @@
+"""Write a GGUF file as a directory that ``mlx_lm.load`` accepts, once, into the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from labkit.machine import cache_dir
+from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
+
+RECIPE = 1  # part of the cache key: raise it when what is written changes
+SHARD = 1 << 29  # bytes of weights in a file, about; all that is in memory at once
+
+
+def converted(path: Path, *, digest: str, name: str) -> Path:
+    """Return the directory of a GGUF file, written now if the cache does not have it.
+
+    It holds config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
+    generation_config.json. Weights that are quantised stay as they are.
+
+    Parameters
+    ----------
+    path
+        The file.
+    digest
+        Names its content (hex).
+    name
+        Begins the directory's name.
+
+    Raises
+    ------
+    BadFile
+        It is no model that mlx_lm can run, or damaged; one line says why.
+    CacheError
+        The cache folder cannot be written.
+    """
+    folder = place(digest=digest, name=name)
+    if not folder.is_dir():
+        file = gguf_header.read(path)
+        model = gguf_architectures.of(file)
+        with cache_dir.building_directory(folder) as unfinished:
+            write(file, model, unfinished)
+    return folder
+
+
+def place(*, digest: str, name: str) -> Path:
+    """Return where the directory of the file of that digest is, or will be."""
+    key = hashlib.sha256(f"{RECIPE}\0{digest}".encode()).hexdigest()[:16]
+    return cache_dir.root() / "models" / f"{name[:80]}-{key}"
+
+
+def write(file: gguf_header.File, model: gguf_architectures.Architecture, folder: Path) -> None:
+    """Write the files of a model into ``folder``."""
+    gguf_tokenizer.tokenizer(file).save(str(folder / "tokenizer.json"))
+    generation = gguf_tokenizer.generation_config(file)
+    config = {
+        **model.config(),
+        **_quantization(file, model),
+        **generation,
+        "attention_bias": model.family.biases,
+    }
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", generation)
+    _write_json(folder / "tokenizer_config.json", gguf_tokenizer.config(file, model.context))
+    _write_weights(file, model, folder)
+
+
+def _quantization(file: gguf_header.File, model: gguf_architectures.Architecture) -> dict[str, Any]:
+    """Say how many bits every quantised layer has: the smallest number, and the exceptions."""
+    bits = {
+        target.path: gguf_quants.BITS[file.tensors[name].type.name]
+        for name, target in model.targets().items()
+        if file.tensors[name].type.name in gguf_quants.BITS
+    }
+    if not bits:
+        return {}
+    usual = {"group_size": gguf_quants.GROUP, "bits": min(bits.values())}
+    others = {
+        path: {"group_size": gguf_quants.GROUP, "bits": own}
+        for path, own in bits.items()
+        if own != usual["bits"]
+    }
+    return {"quantization": {**usual, **others}}
+
+
+def _write_weights(
+    file: gguf_header.File, model: gguf_architectures.Architecture, folder: Path
+) -> None:
+    from safetensors.numpy import save_file
+
+    shard: gguf_quants.Arrays = {}
+    number, size = 0, 0
+
+    def flush() -> None:
+        path = folder / f"model-{number:05d}.safetensors"
+        save_file(shard, path, metadata={"format": "mlx"})
+        path.chmod(0o644)  # the library leaves it readable by its owner alone
+        shard.clear()
+
+    for name, array in _parameters(file, model):
+        shard[name] = array
+        size += array.nbytes
+        if size >= SHARD:
+            flush()
+            number, size = number + 1, 0
+    if shard:
+        flush()
+
+
+def _parameters(
+    file: gguf_header.File, model: gguf_architectures.Architecture
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    for name, target in model.targets().items():
+        tensor = file.tensors[name]
+        if tensor.type.name in gguf_quants.BITS and len(tensor.shape) != 2:
+            raise gguf_header.BadFile(f"tensor {name} is quantised, but not a matrix")
+        arrays = gguf_quants.arrays(tensor.type.name, file.blocks(tensor))
+        if name.endswith(".bias"):
+            arrays = {"bias": arrays["weight"]}
+        for part, array in arrays.items():
+            ordered = array if target.heads is None else _halves(array, target.heads)
+            yield f"{target.path}.{part}", np.ascontiguousarray(ordered)
+
+
+def _halves(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+    """Reorder rows [heads * head_dim, ...] that rotate as neighbours to rotate as halves."""
+    pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

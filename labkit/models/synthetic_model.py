@@ -1,0 +1,110 @@
+"""Build a model directory that the real ``mlx_lm.load`` accepts, from a shape and a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from labkit.config import ModelShape, to_plain
+from labkit.machine import cache_dir
+from labkit.models.tokenizer_corpus import packaged_texts
+
+RECIPE = 1  # part of the cache key: raise it when what is built changes
+LIBRARIES = ("numpy", "safetensors", "tokenizers")
+
+
+def build(shape: ModelShape, *, seed: int, name: str) -> Path:
+    """Return the directory of the model, built now if the cache does not have it.
+
+    It holds config.json, model.safetensors (float32), tokenizer.json and
+    tokenizer_config.json. The same shape, seed, packaged text and library versions give
+    the same bytes.
+    """
+    recipe = Recipe(shape=shape, seed=seed, texts=packaged_texts())
+    path = cache_dir.root() / "models" / f"{name}-{recipe.key}"
+    if not path.is_dir():
+        with cache_dir.building_directory(path) as folder:
+            recipe.write(folder)
+    return path
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a built model depends on."""
+
+    shape: ModelShape
+    seed: int
+    texts: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Name the content: 16 hex digits over everything that went in."""
+        inputs = {
+            "recipe": RECIPE,
+            "shape": to_plain(self.shape),
+            "seed": self.seed,
+            "texts": self.texts,
+            "libraries": {name: version(name) for name in LIBRARIES},
+        }
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+    def write(self, folder: Path) -> None:
+        """Write the four files into ``folder``."""
+        from safetensors.numpy import save_file
+
+        from labkit.models import synthetic_weights, train_bpe
+
+        tokenizer = train_bpe.train(self.texts, vocab_size=self.shape.vocab_size, seed=self.seed)
+        (folder / "tokenizer.json").write_text(tokenizer, encoding="utf-8")
+        _write_json(folder / "tokenizer_config.json", tokenizer_config())
+        _write_json(folder / "config.json", model_config(self.shape))
+        path = folder / "model.safetensors"
+        save_file(
+            synthetic_weights.tensors(self.shape, seed=self.seed), path, metadata={"format": "mlx"}
+        )
+        path.chmod(0o644)  # the library leaves it readable by its owner alone
+
+
+def model_config(shape: ModelShape) -> dict[str, Any]:
+    """Return config.json: the names that mlx_lm and transformers read for qwen3."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": shape.hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "bos_token_id": shape.vocab_size - 2,
+        "eos_token_id": shape.vocab_size - 1,
+    }
+
+
+def tokenizer_config() -> dict[str, Any]:
+    """Return tokenizer_config.json; without it another tokenizer class is guessed."""
+    from labkit.models.train_bpe import BOS, EOS
+
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": BOS,
+        "eos_token": EOS,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 40960,
+    }
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,124 @@
+"""An API request under way: the engine's requests that it became, and what has come of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from labkit.engine.engine_protocol import NO_TOKEN, Logprobs, TokenEvent
+from labkit.engine.output_processor import OutputProcessor
+from labkit.engine.request import Request
+from labkit.models.tokenizer import Tokenizer
+from labkit.server.api_error import ApiError, invalid
+
+OnEnd = Callable[[str, bool, str], None]
+
+
+@dataclass(slots=True)
+class Times:
+    """When what happened to an engine request (seconds on the monotonic clock)."""
+
+    arrived: float
+    admitted: float | None = None
+    first: float | None = None
+    last: float | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One more token of a choice, or its end.
+
+    ``token`` is None for an end without a token. ``text`` is what the token adds to the
+    choice's text, often nothing; ``finish_reason`` is None but for the last piece, and
+    ``stop`` the stop text that ended the choice, if one did.
+    """
+
+    index: int
+    token: int | None
+    text: str
+    finish_reason: Literal["stop", "length"] | None
+    logprobs: Logprobs | None
+    stop: str | None = None
+
+
+class Generation:
+    """One API request under way: the engine's requests it became, and the pieces that wait.
+
+    Made, read and closed on the event loop. ``index`` of a piece counts choices, those of
+    the first prompt first. ``on_end`` is told of each request that ends: its id, whether the
+    engine must still abort it, and how (stop, length or abort).
+    """
+
+    def __init__(self, requests: Sequence[Request], tokenizer: Tokenizer, on_end: OnEnd) -> None:
+        self.created = int(time.time())
+        self._on_end = on_end
+        self._choices = {
+            request.request_id: (index, OutputProcessor(request, None, tokenizer))
+            for index, request in enumerate(requests)
+        }
+        self.requests = {request.request_id: request for request in requests}
+        now = time.monotonic()
+        self.times = {request.request_id: Times(now) for request in requests}
+        self._unfinished = set(self._choices)
+        self._pieces: list[Piece] = []
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: TokenEvent) -> None:
+        """Take an event of one of its requests."""
+        if event.request_id not in self._unfinished:
+            return
+        if event.finish_reason == "error":
+            self.fail(invalid(event.error or "the engine refused"))
+            return
+        index, processor = self._choices[event.request_id]
+        text, reason = processor.advance(event)
+        if reason is not None:
+            self._unfinished.discard(event.request_id)
+            self._on_end(event.request_id, event.finish_reason is None, reason)
+        token = None if event.token == NO_TOKEN else event.token
+        done: Any = reason
+        self._pieces.append(Piece(index, token, text, done, event.logprobs, processor.stop_text))
+
+    def fail(self, error: ApiError) -> None:
+        """End it with an error, which its reader gets after the pieces that are there."""
+        if self._error is None and self._unfinished:
+            self._error = error
+            self.close()
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the reader go on."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """Yield what has come since the last time, until every choice has ended.
+
+        Raises
+        ------
+        ApiError
+            It could not be served, or not to its end.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._pieces:
+                pieces, self._pieces = self._pieces, []
+                yield pieces
+            elif self._error is not None:
+                raise self._error
+            elif not self._unfinished:
+                return
+            else:
+                self._waiter = loop.create_future()
+                await self._waiter
+
+    def close(self) -> None:
+        """Abort what has not ended; harmless to call again."""
+        for request_id in self._unfinished:
+            self._on_end(request_id, True, "abort")
+        self._unfinished.clear()

@@ -1,0 +1,135 @@
+"""A prompt in the terminal: answers as they are computed, ctrl-C stops one, ctrl-D ends it all."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+from labkit.config import ConfigError
+from labkit.engine.engine_protocol import InferenceEngine
+from labkit.engine.llm import held_back
+from labkit.engine.output_processor import OutputProcessor
+from labkit.engine.request import Request, SamplingParams
+from labkit.models.tokenizer import Tokenizer
+
+PROMPT = "> "
+NEW = "/new"
+
+
+class Shell:
+    """A conversation; without a chat template every line is a text to be continued.
+
+    Parameters
+    ----------
+    engine
+        Only this shell uses it.
+    tokenizer
+        The model's.
+    max_tokens
+        An answer has so many at most.
+    out
+        Where answers go.
+    read
+        Returns a line that somebody typed; EOFError ends the shell.
+    clock
+        Seconds; a parameter so that tests can know the answers.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        *,
+        out: TextIO | None = None,
+        read: Callable[[str], str] = input,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._params = SamplingParams(max_tokens=max_tokens)
+        self._out = out or sys.stdout
+        self._read = read
+        self._clock = clock
+        self._said: list[dict[str, str]] = []
+        self._numbers = itertools.count()
+
+    def run(self) -> None:
+        """Answer lines until there are no more."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # arrow keys and earlier lines for input()
+        chat = self._tokenizer.template is not None
+        what = "a conversation" if chat else "no chat template: a text is continued"
+        self._line(f"{what}; ctrl-C stops an answer, {NEW} begins anew, ctrl-D ends")
+        while True:
+            try:
+                line = self._read(PROMPT).strip()
+            except EOFError:
+                self._line("")
+                return
+            except KeyboardInterrupt:
+                self._line("(ctrl-D ends)")
+                continue
+            if line == NEW:
+                self._said.clear()
+            elif line:
+                self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        asked = {"role": "user", "content": line}
+        try:
+            prompt = self._prompt(asked)
+        except ConfigError as error:
+            self._line(str(error))
+            return
+        start, first, texts, count = self._clock(), None, [], 0
+        how = ""
+        try:
+            for text, refusal in self._generate(prompt):
+                if refusal is not None:
+                    self._line(refusal)
+                    return
+                first = self._clock() if first is None else first
+                count += 1
+                texts.append(text)
+                self._out.write(text)
+                self._out.flush()
+        except KeyboardInterrupt:
+            how = "stopped, "
+        self._said += [asked, {"role": "assistant", "content": "".join(texts)}]
+        self._line(f"\n[{how}{self._pace(start, first, count)}]")
+
+    def _prompt(self, asked: dict[str, str]) -> list[int]:
+        if self._tokenizer.template is None:
+            return self._tokenizer.encode(asked["content"])
+        return self._tokenizer.encode_chat([*self._said, asked])
+
+    def _generate(self, prompt: list[int]) -> Iterator[tuple[str, str | None]]:
+        """Yield the text of each token, or why there is none; ctrl-C comes between two steps."""
+        request = Request(f"shell-{next(self._numbers)}", tuple(prompt), self._params)
+        processor = OutputProcessor(request, None, self._tokenizer)
+        self._engine.submit(request)
+        try:
+            while self._engine.has_work():
+                with held_back():
+                    events = self._engine.step()
+                for event in events:
+                    yield processor.advance(event)[0], event.error
+        finally:
+            with held_back():
+                self._engine.abort(request.request_id)
+
+    def _pace(self, start: float, first: float | None, count: int) -> str:
+        if first is None:
+            return "no token"
+        said = f"{count} token{'s' * (count != 1)}, the first after {first - start:.2f} s"
+        since = self._clock() - first
+        return f"{said}, {(count - 1) / since:.1f} tok/s" if count > 1 and since > 0 else said
+
+    def _line(self, text: str) -> None:
+        self._out.write(f"{text}\n")
+        self._out.flush()

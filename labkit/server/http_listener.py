@@ -1,0 +1,117 @@
+"""The socket, uvicorn around it, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from labkit import config
+from labkit.config import ConfigError
+from labkit.server.serving_service import Service
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def bind(options: config.Server) -> socket.socket:
+    """Take the address; nobody can connect before ``serve`` listens.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be had; one line says why.
+    """
+    host, port = options.host, options.port
+    try:
+        ((family, kind, protocol, _, address), *_) = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError(f"server.host={host}: {error.strerror}") from None
+    found = socket.socket(family, kind, protocol)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        where = f"server.host={host}" if error.errno in _NOT_HERE else f"server.port={port}"
+        raise ConfigError(f"{where}: {error.strerror}") from None
+    return found
+
+
+_NOT_HERE = (99, 49)  # EADDRNOTAVAIL on Linux and on macOS
+
+
+def url(bound: socket.socket) -> str:
+    """Return the address that clients use."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Listener(uvicorn.Server):
+    """uvicorn, whose signals and first line are ours."""
+
+    def __init__(self, app: FastAPI, on_ready: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                loop="uvloop",
+                ws="none",
+                lifespan="off",
+                log_level=logging.ERROR,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=75,
+            )
+        )
+        self._on_ready = on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+async def serve(
+    service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT; then end streams properly.
+
+    The first signal refuses new requests and lets those under way go on for
+    ``server.grace_s``; the second ends them at once.
+    """
+    listener = Listener(app, on_ready)
+    stopping: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        listener.should_exit = True
+        grace_s = 0.0 if stopping else service.options.grace_s
+        stopping.append(asyncio.ensure_future(service.stop(grace_s)))
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, stop)
+    await service.start()
+    try:
+        await listener.serve(sockets=[bound])
+    finally:
+        await asyncio.gather(*stopping, service.stop(0.0))
+
+
+def run(service: Service, app: FastAPI, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+    """Run an event loop until the server has ended."""
+    import uvloop
+
+    uvloop.run(serve(service, app, bound, on_ready))

@@ -1,0 +1,175 @@
+"""What a dashboard is told, under the names that vLLM's dashboards know.
+
+Histograms are of finished requests and of steps; the counters of blocks, prefixes and drafts
+are the engine's own, as they stood after its last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily
+
+from labkit.engine.request import Request
+from labkit.server.api_generation import Times
+from labkit.server.engine_thread import Step
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_GAPS = 4096
+LABELS = ("model_name", "engine")
+
+QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("from a request's arrival to its first token", SLOW),
+    "inter_token_latency_seconds": ("between two tokens of a request", QUICK),
+    "e2e_request_latency_seconds": ("from a request's arrival to its end", SLOW),
+    "request_queue_time_seconds": ("from a request's arrival to its first step", SLOW),
+    "request_inference_time_seconds": ("from a request's first step to its end", SLOW),
+    "request_prefill_time_seconds": ("from a request's first step to its first token", SLOW),
+    "request_decode_time_seconds": ("from a request's first token to its end", SLOW),
+    "request_prompt_tokens": ("prompt tokens of a request", COUNTS),
+    "request_generation_tokens": ("generated tokens of a request", COUNTS),
+    "request_params_n": ("choices that a request asks for", COUNTS[:8]),
+    "request_params_max_tokens": ("tokens that a request asks for at most", COUNTS),
+    "iteration_tokens_total": ("tokens computed in a step", COUNTS),
+}
+# By metric: the engine's counter that it shows, and what it says.
+COUNTERS = {
+    "prefix_cache_queries": ("prefix.queried_tokens", "prompt tokens looked up"),
+    "prefix_cache_hits": ("prefix.hit_tokens", "prompt tokens found computed"),
+    "num_preemptions": ("preemptions", "requests sent back to the queue"),
+    "spec_decode_num_drafts": ("spec.drafted.pos0", "drafts made"),
+    "spec_decode_num_draft_tokens": ("spec.drafted", "tokens drafted"),
+    "spec_decode_num_accepted_tokens": ("spec.accepted", "drafted tokens that were right"),
+}
+
+
+class Metrics:
+    """One server's metrics.
+
+    Parameters
+    ----------
+    model
+        What requests call the model.
+    facts
+        Of the KV memory, for ``vllm:cache_config_info``.
+    """
+
+    def __init__(self, model: str, facts: Mapping[str, str]) -> None:
+        self._registry = CollectorRegistry()
+        self.labels = (model, "0")
+        self.running = self._gauge("num_requests_running", "requests that run")
+        self.waiting = self._gauge("num_requests_waiting", "requests that wait to run")
+        self._kv_usage = self._gauge("kv_cache_usage_perc", "KV memory that is held, 0 to 1")
+        self._prompt_tokens = self._counter("prompt_tokens", "prompt tokens of finished requests")
+        self._generation_tokens = self._counter("generation_tokens", "tokens generated")
+        self._ended = Counter(
+            "vllm:request_success",
+            "requests that ended",
+            [*LABELS, "finished_reason"],
+            registry=self._registry,
+        )
+        for reason in ("stop", "length", "abort"):  # there from the beginning, at 0
+            self._ended.labels(*self.labels, reason)
+        info = Gauge(
+            "vllm:cache_config_info", "the KV memory", [*LABELS, *facts], registry=self._registry
+        )
+        info.labels(*self.labels, *facts.values()).set(1)
+        self._histograms = {
+            name: Histogram(
+                f"vllm:{name}", said, LABELS, registry=self._registry, buckets=buckets
+            ).labels(*self.labels)
+            for name, (said, buckets) in HISTOGRAMS.items()
+        }
+        self._gaps: list[float] = []  # between tokens, not in the histogram yet: it is slow
+        self._engine_counters: Mapping[str, float] = {}
+        self._registry.register(EngineCounters(lambda: self._engine_counters, self.labels))
+
+    def _gauge(self, name: str, said: str) -> Gauge:
+        made = Gauge(f"vllm:{name}", said, LABELS, registry=self._registry)
+        return made.labels(*self.labels)
+
+    def _counter(self, name: str, said: str) -> Counter:
+        made = Counter(f"vllm:{name}", said, LABELS, registry=self._registry)
+        return made.labels(*self.labels)
+
+    def observe(self, name: str, value: float) -> None:
+        """Add a value to a histogram."""
+        self._histograms[name].observe(value)
+
+    def token(self, times: Times, now: float) -> None:
+        """Note a token of a request."""
+        times.tokens += 1
+        if times.first is None:
+            times.first = now
+            self.observe("time_to_first_token_seconds", now - times.arrived)
+        elif times.last is not None:
+            self._gaps.append(now - times.last)
+            if len(self._gaps) >= MOST_GAPS:
+                self._observe_gaps()
+        times.last = now
+
+    def _observe_gaps(self) -> None:
+        for gap in self._gaps:
+            self.observe("inter_token_latency_seconds", gap)
+        self._gaps.clear()
+
+    def step(self, step: Step) -> None:
+        """Note a step of the engine."""
+        before = self._engine_counters.get("tokens.computed", 0.0)
+        computed = step.counters.get("tokens.computed", 0.0) - before
+        self.observe("iteration_tokens_total", computed)
+        self._engine_counters = step.counters
+        total = step.counters.get("blocks.total", 0) * step.counters.get("kv_block_bytes", 0)
+        if step.kv_bytes is not None and total:
+            self._kv_usage.set(step.kv_bytes / total)
+
+    def end(self, request: Request, times: Times, now: float, reason: str) -> None:
+        """Note the end of a request: stop, length or abort."""
+        prompt_tokens = len(request.prompt_token_ids)
+        self._ended.labels(*self.labels, reason).inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._generation_tokens.inc(times.tokens)
+        self.observe("request_prompt_tokens", prompt_tokens)
+        self.observe("request_generation_tokens", times.tokens)
+        self.observe("request_params_max_tokens", request.params.max_tokens)
+        self.observe("e2e_request_latency_seconds", now - times.arrived)
+        if times.admitted is None:
+            return
+        self.observe("request_queue_time_seconds", max(0.0, times.admitted - times.arrived))
+        self.observe("request_inference_time_seconds", now - times.admitted)
+        if times.first is not None:
+            self.observe("request_prefill_time_seconds", times.first - times.admitted)
+            self.observe("request_decode_time_seconds", now - times.first)
+
+    def page(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        self._observe_gaps()
+        return generate_latest(self._registry)
+
+
+class EngineCounters:
+    """The engine's counters as Prometheus asks for them.
+
+    Parameters
+    ----------
+    read
+        Returns them as they are now.
+    labels
+        The values of every metric's labels.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, float]], labels: Sequence[str]) -> None:
+        self._read = read
+        self._labels = labels
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield them; 0 for those that the engine does not have."""
+        found = self._read()
+        for name, (counter, said) in COUNTERS.items():
+            family = CounterMetricFamily(f"vllm:{name}", said, labels=LABELS)
+            family.add_metric(self._labels, found.get(counter, 0.0))
+            yield family

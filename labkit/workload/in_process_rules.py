@@ -1,0 +1,147 @@
+"""Which arms can take turns in one process, and why others cannot.
+
+Arms that differ in what a process has one of (a BLAS, a limit of its memory, a setting of
+MLX) stay in processes of their own, all arms of that cell then.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from labkit.config import BudgetPolicy, Engine, Mlx, Pipeline, is_class_path, to_plain
+from labkit.machine import worker_environment
+
+
+def kernels(engines: Sequence[Engine]) -> str | None:
+    """Say in one line why kernels of these engines cannot share a process; None: they can."""
+    return _first(OF_A_PROCESS, engines)
+
+
+def requests(engines: Sequence[Engine]) -> str | None:
+    """Say in one line why these engines cannot serve in one process; None: they can."""
+    return _first((*OF_A_PROCESS, *OF_AN_ENGINE), engines)
+
+
+def _first(rules: Sequence[Rule], engines: Sequence[Engine]) -> str | None:
+    reasons = (reason for rule in rules if (reason := rule(engines)) is not None)
+    return next(reasons, None)
+
+
+def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
+    """Return the rule that an option is the same in all arms."""
+
+    def rule(engines: Sequence[Engine]) -> str | None:
+        found = sorted({str(to_plain(read(engine))) for engine in engines})
+        return f"engine.{option} is {' and '.join(found)}: {why}" if len(found) > 1 else None
+
+    return rule
+
+
+def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
+    """Return the rule that an option is null in all arms."""
+
+    def rule(engines: Sequence[Engine]) -> str | None:
+        found = next((v for engine in engines if (v := read(engine)) is not None), None)
+        return None if found is None else f"engine.{option}={found}: {why}"
+
+    return rule
+
+
+def _one_pool(engines: Sequence[Engine]) -> str | None:
+    """Refuse MLX's and BLAS' threads beside numba's.
+
+    Measured (two cores, uniform, four requests, labkit's pool): beside mlx_lm with two BLAS
+    threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as beside
+    another paged, with one BLAS thread 1.1 to 1.4 times. (With OpenMP under the kernels 1.5
+    to 3 times, whether or not OpenBLAS' threads were ended with each turn.) On a Mac mlx_lm
+    raises Metal's wired limit too, of which a process has one.
+    """
+    if len({engine.name == "mlx_lm" for engine in engines}) == 1:
+        return None
+    return (
+        "engine=mlx_lm: in one process the threads of MLX and its BLAS take the cores from the "
+        "other arms' kernels, which were 1.1 to 1.7 times as slow"
+    )
+
+
+def _no_overlap(engines: Sequence[Engine]) -> str | None:
+    if all(engine.pipeline is not Pipeline.overlap for engine in engines):
+        return None
+    return (
+        "engine.pipeline=overlap: a step is in flight between two calls; it would run in the "
+        "others' turns, and waiting for it at the end of every turn would cost the arm what "
+        "it overlaps"
+    )
+
+
+def _own_engine(engines: Sequence[Engine]) -> str | None:
+    own = next((engine.name for engine in engines if is_class_path(engine.name)), None)
+    if own is None:
+        return None
+    return f"engine.name={own}: nobody knows what it does between its steps"
+
+
+def _ranks(engines: Sequence[Engine]) -> str | None:
+    size = max(engine.parallel.size for engine in engines)
+    if size == 1:
+        return None
+    return (
+        f"engine.parallel.size={size}: its ranks are processes of their own, whose memory and "
+        "threads would lie beside the other arms'"
+    )
+
+
+def _live_budget(engines: Sequence[Engine]) -> str | None:
+    """Refuse pools sized by the memory that is free, which the arms loaded before have taken."""
+    for engine in engines:
+        budget = engine.budget
+        if budget.policy is not BudgetPolicy.fixed and budget.machine is None:
+            return (
+                f"engine.budget.policy={budget.policy.value}: it reads what memory is free, and "
+                "arms that are loaded before have taken some"
+            )
+    return None
+
+
+def _no_server(engines: Sequence[Engine]) -> str | None:
+    if all(engine.name != "openai" for engine in engines):
+        return None
+    return (
+        "engine=openai: a server computes in a process of its own, whoever's turn it is; it is "
+        "started fresh for every run, alone on the machine"
+    )
+
+
+def _same_variable(name: str) -> Rule:
+    why = "MLX reads it once in a process, when it starts"
+    return _same(f"mlx.{name}", lambda engine: getattr(engine.mlx, name), why)
+
+
+Rule = Callable[[Sequence[Engine]], str | None]
+
+OF_A_PROCESS: tuple[Rule, ...] = (
+    _same("blas", lambda e: e.blas.value, "a process has one, loaded before MLX"),
+    _unset("memory_limit", lambda e: e.memory_limit, "it holds a whole process"),
+    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has one cache in a process"),
+    _same(
+        "budget.wired_collector",
+        lambda e: e.budget.wired_collector.value,
+        "a machine has one, and it is changed between two runs",
+    ),
+    *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
+)
+OF_AN_ENGINE: tuple[Rule, ...] = (
+    _no_server,
+    _one_pool,
+    _same(
+        "threads (of BLAS)",
+        lambda e: worker_environment.blas_threads(e.name, e.threads),
+        "OpenBLAS has one pool in a process",
+    ),
+    _ranks,
+    _live_budget,
+    _no_overlap,
+    _own_engine,
+)

@@ -1,0 +1,125 @@
+"""Attention alone: launches of the engine's kernel on batches of given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from labkit.config import Device, Experiment, State, Workload, require
+from labkit.workload import device_check, in_process_rules, kernel_cases
+from labkit.workload.interleaving import START_SECONDS, Setting, Turns
+from labkit.workload.measurement import Estimate
+
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
+FILL_BYTES_PER_SECOND = 1e9
+READ_BYTES_PER_SECOND = 15e9
+FLOPS = 120e9
+EMULATED_FLOPS = 20e6
+EMULATED_SECONDS = 0.1  # a launch at least: a process of its own
+FLUSH_SECONDS = 10e-3
+PROCESS_BYTES = 150 << 20
+
+
+class KernelKind:
+    """Kernel cases; see ``Kind``."""
+
+    def check(self, experiment: Experiment) -> None:
+        """Check that at least one case fits, and that the resolver serves every case."""
+        w = experiment.workload
+        sizes = [
+            kernel_cases.geometry(case, w, experiment.engine.kv.block_size) for case in w.cases
+        ]
+        smallest = min(size.pool_bytes for size in sizes)
+        require(
+            smallest <= w.max_pool_bytes,
+            f"workload.max_pool_bytes={w.max_pool_bytes}: every case of workload={w.name} needs "
+            f"more, the smallest {smallest}",
+        )
+        prefill = next((case.name for case in w.cases if case.prefills), None)
+        require(
+            prefill is None or experiment.engine.attention.resolver != "identity",
+            f"engine.attention.resolver=identity: it serves pure decode only, and "
+            f"workload={w.name} has prefill (case {prefill!r})",
+        )
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Check again; there is nothing to cache."""
+        self.check(experiment)
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Refuse what a process has one of, and arms whose rounds would not be the same."""
+        reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
+        if reason is not None:
+            return reason
+        first, *others = (e.workload for e in experiments)
+        for name in ("repeats", "warmup", "state"):
+            if any(getattr(w, name) != getattr(first, name) for w in others):
+                return f"the arms differ in workload.{name}: their rounds would not be aligned"
+        if any(w.dtype is not first.dtype for w in others):
+            return "the arms differ in workload.dtype: they would share queries, keys and values"
+        factors = {case.name: case.factor for w in (first, *others) for case in w.cases}
+        if any(factors[case.name] != case.factor for w in (first, *others) for case in w.cases):
+            return "the arms differ in the factor of a case: their rounds would not be aligned"
+        return None
+
+    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+        """Create the engines' attention operations and fill the memory that they share."""
+        from labkit.engine import attention
+        from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
+
+        arms = [
+            KernelArm(
+                engine=e.engine.name,
+                make_backend=partial(attention.configured, e.engine.attention),
+                workload=e.workload,
+                block_size=e.engine.kv.block_size,
+                queued=device_check.queued(e.engine.attention),
+            )
+            for e in experiments
+        ]
+        return KernelTurns(arms, setting)
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        """Count bytes read and floating-point operations of every launch."""
+        w = experiment.workload
+        block_size = experiment.engine.kv.block_size
+        sizes = [kernel_cases.geometry(case, w, block_size) for case in w.cases]
+        run = [size for size in sizes if kernel_cases.skip_reason(size, w) is None]
+        pool = max((size.pool_bytes for size in run), default=0)
+        output = [kernel_cases.number_bytes(w) * kernel_cases.query_numbers(s, w) for s in run]
+        seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
+        for size, written in zip(run, output, strict=True):
+            rounds = w.repeats * size.case.factor * (2 if w.state is State.both else 1)
+            launch = _launch_seconds(size, experiment, written)
+            wash = _launch_seconds(_washed(size, w, block_size), experiment, 0)
+            flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
+            queued = w.state is not State.cold and device_check.queued(experiment.engine.attention)
+            timed = launch * _timed_launches(size, experiment, queued)
+            seconds += launch + (w.warmup + 2) * wash + rounds * (timed + wash + flush)
+        return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
+
+
+def _timed_launches(size: kernel_cases.Geometry, experiment: Experiment, queued: bool) -> int:
+    """Count the launches of a turn that are timed."""
+    if queued:
+        return 1 + kernel_cases.links(size, experiment.workload)
+    lazy = experiment.engine.attention.device is not Device.cpu
+    hot = experiment.workload.state is not State.cold
+    return kernel_cases.timed(size, experiment.workload) if hot and not lazy else 1
+
+
+def _washed(size: kernel_cases.Geometry, w: Workload, block_size: int) -> kernel_cases.Geometry:
+    return kernel_cases.geometry(
+        kernel_cases.part(size.case, kernel_cases.wash_share(size, w)), w, block_size
+    )
+
+
+def _launch_seconds(size: kernel_cases.Geometry, experiment: Experiment, written: int) -> float:
+    """Guess one launch, with poisoning and checking the ``written`` bytes of its output."""
+    flops = kernel_cases.work(size, experiment.workload).flops
+    if experiment.engine.attention.device is Device.emulated:
+        return EMULATED_SECONDS + flops / EMULATED_FLOPS
+    return max(flops / FLOPS, (size.pool_bytes + 4 * written) / READ_BYTES_PER_SECOND)
+
+
+KIND = KernelKind()

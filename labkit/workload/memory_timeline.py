@@ -1,0 +1,113 @@
+"""Memory over a run's time, and when each request was admitted: a look between two steps.
+
+A look costs about 0.1 ms, most of it reading this process's size, and comes at most five
+times a second, in every arm alike. What all looks cost is measured and recorded.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from labkit.machine.operating_system import system
+
+if TYPE_CHECKING:
+    from labkit.engine.engine_protocol import InferenceEngine
+    from labkit.workload.serving_metrics import Served
+
+PERIOD_S = 0.2
+MOST_SAMPLES = 1024  # beyond, every second one is dropped and the period doubles
+
+Sample = Mapping[str, float]
+
+
+class Timeline:
+    """Looks at an engine while it is driven.
+
+    Parameters
+    ----------
+    engine
+        KV bytes and admissions are noted where it is ``Observable``.
+    read
+        Returns this process's memory, bytes by name.
+    """
+
+    def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:
+        from labkit.engine.engine_protocol import KeepsRows, Observable
+
+        self._engine = engine if isinstance(engine, Observable) else None
+        self._keeper = engine if isinstance(engine, KeepsRows) else None
+        self._entries: dict[str, Served] = {}
+        self._read = process_memory if read is None else read
+        self._waiting: list[Served] = []
+        self._samples: list[dict[str, float]] = []
+        self._start: float | None = None
+        self._period, self._due = PERIOD_S, 0.0
+        self._cost = 0.0
+
+    def submitted(self, entry: Served) -> None:
+        """Note a request that has just been submitted."""
+        if self._start is None:
+            self._start = self._due = entry.submitted
+        self._waiting.append(entry)
+        self._entries[entry.request_id] = entry
+
+    def stepped(self, start: float, end: float) -> None:
+        """Note a step that was begun and ended at these times of the driver's clock."""
+        if self._keeper is not None:
+            for request_id in self._keeper.staying():
+                self._entries[request_id].stayed_steps += 1
+        if not self._waiting and end < self._due:
+            return
+        began = time.perf_counter()
+        if self._engine is not None and self._waiting:
+            self._admit(start)
+        if end >= self._due:
+            self._look(end)
+        self._cost += time.perf_counter() - began
+
+    def _admit(self, start: float) -> None:
+        """A request was admitted in the step after which it runs or has a token."""
+        assert self._engine is not None
+        still = []
+        for entry in self._waiting:
+            if entry.chunk_times or self._engine.is_running(entry.request_id):
+                entry.admitted = start
+            elif entry.finish is None:
+                still.append(entry)
+        self._waiting = still
+
+    def _look(self, now: float) -> None:
+        assert self._start is not None
+        sample = {"t_s": round(now - self._start, 3)}
+        if self._engine is not None:
+            kv = self._engine.kv_bytes()
+            sample |= {"kv_used_bytes": kv.used, "kv_reserved_bytes": kv.held}
+        sample |= self._read()
+        self._samples.append(sample)
+        if len(self._samples) >= MOST_SAMPLES:
+            self._samples = self._samples[::2]
+            self._period *= 2
+        self._due = now + self._period
+
+    def report(self) -> dict[str, Any]:
+        """Return the samples by column, the period and what looking cost (seconds)."""
+        columns = list(dict.fromkeys(name for sample in self._samples for name in sample))
+        return {
+            "period_s": self._period,
+            "cost_s": round(self._cost, 6),
+            **{name: [sample.get(name) for sample in self._samples] for name in columns},
+        }
+
+
+def process_memory() -> dict[str, float]:
+    """Read what this process has in memory and in swap, and what MLX holds, if it is used."""
+    found: dict[str, float] = {**system().process_memory()}
+    mx = sys.modules.get("mlx.core")
+    if mx is not None:
+        found["mlx_active_bytes"] = mx.get_active_memory()
+        found["mlx_cache_bytes"] = mx.get_cache_memory()
+        found["mlx_peak_bytes"] = mx.get_peak_memory()
+    return found

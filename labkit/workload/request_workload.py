@@ -1,0 +1,203 @@
+"""The kind that serves requests: prompts from a source, through an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from labkit.config import Api, BudgetPolicy, CacheState, Experiment, require
+from labkit.engine import budget, compute_dtype
+from labkit.engine.budget import model_footprint
+from labkit.engine.budget.kv_demand import blocks_for, slots_for
+from labkit.models import ModelDir, resolve
+from labkit.workload import capacity_warnings, in_process_rules
+from labkit.workload.interleaving import START_SECONDS, Setting, Turns
+from labkit.workload.measurement import Estimate
+from labkit.workload.sources import PromptSource, source_of
+from labkit.workload.tokenized_prompts import Prompt, prompt_key, stored
+
+if TYPE_CHECKING:
+    from labkit.engine.shared_models import SharedModels
+    from labkit.workload.load_generator import Clock
+    from labkit.workload.serving_session import ServingSession
+
+# Measured on a two-core x86-64 with AVX-512; for estimates only.
+FLOPS = 60e9
+STEP_SECONDS = 1.5e-3
+PROCESS_BYTES = 250 << 20
+CONVERSATIONS = ("chat", "agent", "listed", "file")  # sources that may have them
+MOST_PROMPT_TOKENS = 20_000_000  # they are kept as text in the cache
+
+
+class RequestKind:
+    """Serves what a source gives: by default the one that ``workload.prompts.source`` names.
+
+    A kind of one's own may derive from it, and give it a source of its own.
+    """
+
+    def __init__(self, source: PromptSource | None = None) -> None:
+        self._own_source = source
+
+    def source(self, experiment: Experiment) -> PromptSource:
+        """Return where the prompts come from."""
+        return self._own_source or source_of(experiment)
+
+    def check(self, experiment: Experiment) -> None:
+        """Read what the user wrote; see ``Kind.check``."""
+        tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
+        require(
+            tokens <= MOST_PROMPT_TOKENS,
+            f"workload={experiment.workload.name}: about {tokens:,} prompt tokens; allowed are "
+            f"{MOST_PROMPT_TOKENS:,}; set workload.num_requests",
+        )
+        if experiment.engine.name == "openai":
+            _check_server(experiment)
+
+    def prepare(self, experiment: Experiment) -> None:
+        """Build the model, tokenise the prompts into the cache, check that each can be served."""
+        model = resolve(experiment.model)
+        _check(self._prompts(experiment, model), experiment, model)
+        if experiment.engine.name == "openai":
+            from labkit.engine import openai
+
+            openai.prepare(experiment.engine, model.path)
+
+    def apart(self, experiments: Sequence[Experiment]) -> str | None:
+        """Say why arms cannot take turns in one process; see ``process_wide.requests``."""
+        return in_process_rules.requests([experiment.engine for experiment in experiments])
+
+    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+        """Create an engine for every arm, in random order, on models that they share."""
+        from labkit.engine.shared_models import SharedModels
+        from labkit.workload.arm_clock import TurnClock
+        from labkit.workload.interleaved_serving import Seat, ServingTurns
+
+        models, seats = SharedModels(), dict[int, Seat]()
+        loading = list(range(len(experiments)))
+        setting.order.shuffle(loading)
+        try:
+            for arm in loading:
+                clock = TurnClock()
+                with setting.turn(arm):
+                    session = self._session(experiments[arm], setting.seed, models, clock)
+                    seats[arm] = Seat(session, clock)
+        except BaseException:
+            for seat in seats.values():
+                seat.session.close()
+            raise
+        return ServingTurns([seats[arm] for arm in sorted(seats)], setting.order, setting.turn)
+
+    def _session(
+        self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
+    ) -> ServingSession:
+        from labkit.engine import create
+        from labkit.workload.serving_session import ServingSession
+        from labkit.workload.token_text import Pieces
+
+        model = resolve(experiment.model)
+        prompts = self._prompts(experiment, model)
+        return ServingSession(
+            create(experiment.engine, model.path, models),
+            prompts,
+            experiment.workload,
+            seed=seed,
+            vocab_size=model.vocab_size,
+            pieces=Pieces(model.path),
+            model_digest=model.digest,
+            block_size=experiment.engine.kv.block_size,
+            clock=clock,
+        )
+
+    def estimate(self, experiment: Experiment) -> Estimate:
+        """Count floating-point operations and steps; attention is left out."""
+        lengths = self.source(experiment).lengths(experiment)
+        together = min(experiment.workload.concurrency or len(lengths), len(lengths))
+        prompt, output = (sum(column) for column in zip(*lengths, strict=True))
+        model = _facts(experiment)
+        flops = 2 * model.multiplied * (prompt + output)
+        steps = output / together
+        times = 2 if experiment.workload.cache_state is CacheState.warm else 1
+        busy = flops / FLOPS + steps * STEP_SECONDS
+        seconds = START_SECONDS + (times - 1) * busy + max(busy, _last_arrival(experiment, lengths))
+        in_flight = sorted((p + o for p, o in lengths), reverse=True)
+        slots = slots_for(experiment.engine.kv, in_flight[:together])
+        kv = slots * budget.cached_bytes(experiment.engine, model)
+        seen = capacity_warnings.sentences(experiment, in_flight[:together])
+        ranks = experiment.engine.parallel.size  # each of which reads the whole model first
+        return Estimate(seconds, ranks * (PROCESS_BYTES + model.weight_bytes) + kv, seen)
+
+    def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
+        source = self.source(experiment)
+        identity = {"model": model.digest, **source.identity(experiment)}
+        made = stored(prompt_key(identity), lambda: source.make(experiment, model))
+        return unshared(made, model) if experiment.workload.prompts.unshared else made
+
+
+def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
+    """Return the prompts, each with a first token of its own: none begins like another."""
+    require(
+        len(prompts) <= model.vocab_size,
+        f"workload.prompts.unshared=true: {len(prompts):,} requests, and model={model.name} has "
+        f"{model.vocab_size:,} token ids to tell them apart by",
+    )
+    return tuple(
+        replace(prompt, token_ids=(index, *prompt.token_ids[1:]), messages=None)
+        for index, prompt in enumerate(prompts)
+    )
+
+
+def _last_arrival(experiment: Experiment, lengths: Sequence[tuple[int, int]]) -> float:
+    """Return when the last request comes at a rate, on average (seconds)."""
+    rate, turns = experiment.workload.arrivals.rate, experiment.workload.prompts.turns
+    return 0.0 if rate is None else len(lengths) / turns / rate
+
+
+def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -> None:
+    highest = max(max(p.token_ids) for p in prompts)
+    require(
+        highest < model.vocab_size,
+        f"model={model.name}: its tokenizer gives id {highest}, but its vocabulary has "
+        f"{model.vocab_size} ids",
+    )
+    largest = max(prompts, key=lambda p: len(p.token_ids) + p.max_tokens)
+    tokens = len(largest.token_ids) + largest.max_tokens - 1
+    needed = blocks_for(experiment.engine.kv, [tokens])
+    planned = budget.check(experiment)
+    if planned is None or needed <= planned.blocks:
+        return
+    asked = experiment.engine.budget
+    if asked.blocks is not None:
+        option = f"engine.budget.blocks={asked.blocks}"
+    else:
+        fixed = asked.policy is BudgetPolicy.fixed
+        option = f"bytes={asked.bytes}" if fixed else f"policy={asked.policy.value}"
+        option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
+    require(
+        False,
+        f"{option}: request {largest.request_id} of workload={experiment.workload.name} needs "
+        f"{needed} blocks for its {tokens} tokens",
+    )
+
+
+def _check_server(experiment: Experiment) -> None:
+    """Check that there is a client, and a conversation where one is asked for."""
+    from labkit.engine import openai
+
+    server, prompts = experiment.engine.server, experiment.workload.prompts
+    openai.require_client()
+    require(
+        server.api is Api.completions or prompts.source in CONVERSATIONS,
+        f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids and no "
+        "conversations; set engine.server.api=completions",
+    )
+
+
+def _facts(experiment: Experiment) -> model_footprint.ModelFacts:
+    """Return the model's sizes; nothing is built."""
+    loading = compute_dtype.asked(experiment.engine), compute_dtype.matrices(experiment.engine)
+    found = model_footprint.of_model(experiment.model, *loading)
+    return found or model_footprint.of_weights(resolve(experiment.model).path, *loading)
+
+
+KIND = RequestKind()

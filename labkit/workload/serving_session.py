@@ -1,0 +1,356 @@
+"""A request workload on one engine: warm-up, the requests once, metrics and outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labkit.config import CacheState, Workload
+from labkit.models.token_spelling import text_digest
+from labkit.records import CaseRecord
+from labkit.workload import arrivals
+from labkit.workload.attainable_prefix_hits import sharing_notes
+from labkit.workload.load_generator import Clock, Drive, Wait
+from labkit.workload.measurement import InvalidOutput, Measurement
+from labkit.workload.memory_timeline import Timeline
+from labkit.workload.output_digest import token_digest
+from labkit.workload.request_lengths import rectangle_notes
+from labkit.workload.request_outcomes import traffic_notes
+from labkit.workload.request_schedule import Plan
+from labkit.workload.serving_metrics import (
+    Served,
+    counted_metrics,
+    request_metrics,
+    request_notes,
+    sending_metrics,
+    serving_metrics,
+)
+from labkit.workload.token_text import Pieces
+from labkit.workload.tokenized_prompts import Prompt
+
+if TYPE_CHECKING:
+    from labkit.engine.engine_protocol import InferenceEngine
+    from labkit.engine.request import Request
+
+PEAK_KV_BYTES = "peak_kv_bytes"  # the engine's counter
+
+
+class ServingSession:
+    """A request workload on one engine.
+
+    Parameters
+    ----------
+    engine
+        Ready to serve; this session closes it.
+    prompts
+        In the order of submission.
+    workload
+        Arrivals, concurrency, sampling parameters and the number of warm-up requests.
+    seed
+        Of the warm-up's token ids, of arrivals and of every request's own random stream.
+    vocab_size
+        Warm-up token ids are below it.
+    pieces
+        Spells the tokens for the record; None: the record has ids only.
+    model_digest
+        Names the model's weights and tokenizer in the record.
+    block_size
+        Tokens that the engine's prefix cache finds together.
+    clock, wait
+        Seconds, and what lets some pass; parameters so that tests can know the answers.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        prompts: Sequence[Prompt],
+        workload: Workload,
+        *,
+        seed: int,
+        vocab_size: int,
+        pieces: Pieces | None = None,
+        model_digest: str | None = None,
+        block_size: int = 16,
+        clock: Clock = time.perf_counter,
+        wait: Wait = time.sleep,
+    ) -> None:
+        self._engine = engine
+        self._prompts = tuple(prompts)
+        self._workload = workload
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._pieces = pieces
+        self._per_request = workload.per_request
+        self._model_digest = model_digest
+        self._block_size = block_size
+        self._clock, self._wait = clock, wait
+
+    def warm_up(self) -> None:
+        """Serve the shapes of the first requests, with other token ids, and forget all of it.
+
+        In the warm state all requests are served too, so that their prefixes are cached. What
+        the client itself costs is measured where the engine is a server.
+        """
+        from labkit.engine.engine_protocol import Remote
+
+        rng = np.random.default_rng([self._seed, 2])
+        shapes = self._prompts[: self._workload.warmup]
+        prompts = [
+            Prompt(
+                f"warm-up {index}",
+                tuple(rng.integers(0, self._vocab_size, len(shape.token_ids)).tolist()),
+                shape.max_tokens,
+            )
+            for index, shape in enumerate(shapes)
+        ]
+        self._serve(prompts)
+        self._engine.clear_cache()
+        if self._workload.cache_state is CacheState.warm:
+            self._serve(self._prompts)
+        if isinstance(self._engine, Remote):
+            requests = self._requests(self._prompts)
+            number = len(requests)
+            self._engine.foresee(requests, min(self._workload.concurrency or number, number))
+        self._engine.reset_counters()
+
+    def measure(self, beat: Callable[[str], None]) -> Measurement:
+        """Serve all requests once; see ``Turns``."""
+        drive = self.begin(beat)
+        drive.run()
+        return self.measured(drive)
+
+    def begin(self, beat: Callable[[str], None]) -> Drive:
+        """Return what serves all requests once, a step at a time; nothing is submitted yet."""
+        due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
+        return self._drive(self._prompts, beat, due)
+
+    def computed_tokens(self) -> float:
+        """Return the tokens computed so far, by the engine's count; 0 where it has none."""
+        return self._engine.counters().get("tokens.computed", 0.0)
+
+    def drain(self) -> None:
+        """Wait until the engine computes nothing any more."""
+        from labkit.engine.engine_protocol import WorksAhead
+
+        if isinstance(self._engine, WorksAhead):
+            self._engine.drain()
+
+    def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:
+        """Compute what a drive that is done has measured.
+
+        ``lost``: seconds that each step lost to a stall, [steps], which no metric counts. What
+        the metrics would be with them stands beside: ``as_measured`` in a case's notes.
+
+        Raises
+        ------
+        InvalidOutput
+            A request has not as many tokens as it asked for, or none was served.
+        """
+        _check_complete(drive)
+        counters = {name: float(value) for name, value in self._engine.counters().items()}
+        cases = self._cases(drive.entries, counters, drive.cpu_s)
+        notes: dict[str, Any] = {}
+        if lost is not None:
+            notes["stalls"] = {
+                "steps": int((lost > 0).sum()),
+                "seconds": round(float(lost.sum()), 6),
+                "of_s": round(float(drive.step_seconds().sum()), 6),
+            }
+            if lost.any():
+                less = self._cases(drive.entries_without(lost), counters, drive.cpu_s)
+                cases = [_beside(case, whole) for case, whole in zip(less, cases, strict=True)]
+        served = _served(drive.entries)
+        notes |= {
+            "cache_state": self._workload.cache_state.value,
+            "model_digest": self._model_digest,
+            "sharing": sharing_notes(
+                self._prompts,
+                self._block_size,
+                warm=self._workload.cache_state is CacheState.warm,
+                unshared=self._workload.prompts.unshared,
+            ),
+            "rectangle": rectangle_notes([(r.prompt_tokens, len(r.tokens)) for r in served]),
+            # What it decided at load; an engine of a user's own need not say.
+            "engine": dict(getattr(self._engine, "notes", {})),
+            "timeline": drive.timeline.report(),
+        }
+        return Measurement(cases=tuple(cases), counters=counters, notes=notes)
+
+    def _cases(
+        self, entries: Sequence[Served], counters: Mapping[str, float], cpu_s: float
+    ) -> list[CaseRecord]:
+        """Return what all requests gave together, and each by itself where those are the cases."""
+        served = _served(entries)
+        metrics = (
+            *serving_metrics(
+                served,
+                counters.get(PEAK_KV_BYTES),
+                primary=not self._per_request,
+                limits=self._workload.limits,
+            ),
+            *sending_metrics(entries),
+            *counted_metrics(counters),
+        )
+        traffic = traffic_notes(entries, self._workload, cpu_s=cpu_s, seconds=_span(served))
+        together = CaseRecord(
+            case="all",
+            metrics=metrics,
+            outputs=outputs_of(entries, self._pieces),
+            notes={"requests": request_notes(served), "traffic": traffic},
+        )
+        return [together, *(self._own(entry) for entry in served if self._per_request)]
+
+    def _own(self, served: Served) -> CaseRecord:
+        """Make a request a case of its own."""
+        return CaseRecord(
+            case=served.request_id,
+            metrics=request_metrics(served),
+            outputs=outputs_of([served], self._pieces),
+        )
+
+    def close(self) -> None:
+        """Close the engine."""
+        self._engine.close()
+
+    def _serve(self, prompts: Sequence[Prompt]) -> None:
+        drive = self._drive(prompts, lambda text: None)
+        drive.run()
+        _check_complete(drive)
+
+    def _drive(
+        self,
+        prompts: Sequence[Prompt],
+        beat: Callable[[str], None],
+        due: Sequence[float] | None = None,
+    ) -> Drive:
+        """Return what serves prompts; without ``due``, as they can be: in a closed loop."""
+        return Drive(
+            self._engine,
+            self._requests(prompts),
+            plan=Plan(
+                [prompt.session for prompt in prompts],
+                due,
+                self._workload.concurrency,
+                self._workload.stagger_ms / 1e3,
+            ),
+            clock=self._clock,
+            wait=self._wait,
+            beat=beat,
+            timeline=Timeline(self._engine, getattr(self._engine, "process_memory", None)),
+        )
+
+    def _requests(self, prompts: Sequence[Prompt]) -> list[Request]:
+        return [self._request(index, prompt) for index, prompt in enumerate(prompts)]
+
+    def _request(self, index: int, prompt: Prompt) -> Request:
+        from labkit.engine.request import Request, SamplingParams
+
+        w = self._workload
+        params = SamplingParams(
+            temperature=w.temperature,
+            top_k=w.top_k,
+            top_p=w.top_p,
+            max_tokens=prompt.max_tokens,
+            ignore_eos=w.ignore_eos,
+            seed=(self._seed << 32) + index,
+        )
+        return Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
+
+
+def _check_complete(drive: Drive) -> None:
+    """Check that every request that was served got all that it asked for, and that some were."""
+    for request, got in zip(drive.requests, drive.entries, strict=True):
+        if got.outcome == "served" and got.counted is None:  # what a server said is checked there
+            _check_length(request, got)
+    unserved = [entry for entry in drive.entries if entry.outcome != "served"]
+    if drive.requests and len(unserved) == len(drive.requests):
+        first = unserved[0]
+        raise InvalidOutput(
+            f"request {first.request_id} {_was(first)}: {first.error}; none was served"
+        )
+
+
+def _was(entry: Served) -> str:
+    return "was refused" if entry.outcome == "refused" else "failed"
+
+
+def _check_length(request: Request, got: Served) -> None:
+    wanted = request.params.max_tokens
+    if got.finish == "length" and len(got.tokens) != wanted:
+        raise InvalidOutput(
+            f"request {got.request_id} ended with {len(got.tokens)} of {wanted} tokens"
+        )
+    if got.finish != "length" and request.params.ignore_eos:
+        raise InvalidOutput(
+            f"request {got.request_id} ended with finish reason {got.finish}, although its length "
+            "is fixed (workload.ignore_eos=true)"
+        )
+
+
+def _served(entries: Sequence[Served]) -> list[Served]:
+    return [entry for entry in entries if entry.outcome == "served"]
+
+
+def _beside(case: CaseRecord, whole: CaseRecord) -> CaseRecord:
+    """Note a case's metrics as they were measured, stalls and all, beside those without."""
+    as_measured = {metric.name: metric.repeats[0] for metric in whole.metrics}
+    return replace(case, notes={**case.notes, "as_measured": as_measured})
+
+
+def _span(served: Sequence[Served]) -> float:
+    """Return the seconds from the first submission to the last token."""
+    return max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
+
+
+def outputs_of(entries: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:
+    """Return every request's tokens, or its text where a server told no more of one."""
+    if any(entry.text is not None for entry in entries):
+        return _text_outputs(entries)
+    return _token_outputs(entries, pieces)
+
+
+def _token_outputs(served: Sequence[Served], pieces: Pieces | None) -> dict[str, Any]:
+    """Return every request's tokens with their logit margins (5 significant digits).
+
+    ``pieces`` adds the text of the ids, and a digest of every request's whole text by which it
+    can be compared with one whose tokens are not known. The digest of all leaves them out.
+    """
+    spelled = {} if pieces is None else pieces.of(t for r in served for t in r.tokens)
+    return {
+        "kind": "tokens",
+        "digest": token_digest((r.request_id, r.tokens) for r in served),
+        "requests": [
+            {
+                "id": r.request_id,
+                "tokens": list(r.tokens),
+                "margins": _margins(r.margins),
+                "finish": r.finish,
+                **({} if pieces is None else {"text_digest": pieces.digest(r.tokens)}),
+            }
+            for r in served
+        ],
+        **({"pieces": spelled} if spelled else {}),
+    }
+
+
+def _text_outputs(served: Sequence[Served]) -> dict[str, Any]:
+    """Return every request's text as texts are compared; weaker than its tokens."""
+    digests = [(r.request_id, text_digest(r.text or "")) for r in served]
+    return {
+        "kind": "text",
+        "digest": text_digest(repr(digests)),
+        "requests": [
+            {"id": r.request_id, "text": r.text or "", "text_digest": digest, "finish": r.finish}
+            for r, (_, digest) in zip(served, digests, strict=True)
+        ],
+    }
+
+
+def _margins(margins: Sequence[float | None]) -> list[float] | None:
+    known = [float(f"{margin:.5g}") for margin in margins if margin is not None]
+    return known if len(known) == len(margins) else None

@@ -1,0 +1,145 @@
+"""Clips made by PyAV: shapes in three lanes over a moving ground, with planted events.
+
+In the first lane a disc changes its colour, in the second a square its direction, in the third
+two discs collide. The same clip has the same bytes: one thread encodes, and the file holds no
+date. A clip is kept in the cache under the hash of everything that decides it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from labkit.config import Clip, ConfigError, to_plain
+from labkit.machine import cache_dir
+from labkit.workload.video.clip_reader import Pixels
+from labkit.workload.video.planted_events import event_frames
+
+if TYPE_CHECKING:
+    from av.video.stream import VideoStream
+
+FORMAT = 2  # of the drawing and the encoding; part of a clip's name
+ENCODER = "libx264"
+# One quantiser for all frames: with x264's rate control and its tree of macroblocks one in ten
+# to forty encodes of the same pictures differed (measured, libavcodec 62.28), without in none.
+STEADY = "qp=28:mbtree=0:aq-mode=0:weightp=0"
+COLOURS = ((230, 60, 60), (60, 110, 235), (240, 205, 60), (60, 190, 110))
+OF_FILE = ("name", "frames", "requests")  # what does not decide a file's bytes
+
+
+def made(clip: Clip) -> Path:
+    """Return a clip's file from the cache; synthesise it if it is not there.
+
+    Raises
+    ------
+    ConfigError
+        This PyAV has no H.264 encoder.
+    CacheError
+        The cache folder cannot be written.
+    """
+    path = cache_dir.root() / "clips" / f"{_key(clip)}.mp4"
+    if not path.is_file():
+        with cache_dir.building_file(path) as draft:
+            synthesise(clip, draft)
+    return path
+
+
+def _key(clip: Clip) -> str:
+    import av
+
+    drawn = {name: value for name, value in to_plain(clip).items() if name not in OF_FILE}
+    identity = {"format": FORMAT, "codec": av.library_versions["libavcodec"], **drawn}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def synthesise(clip: Clip, path: Path) -> None:
+    """Encode a clip as H.264 in MP4, with B-frames and closed GOPs of the same length."""
+    import av
+
+    if ENCODER not in av.codecs_available:
+        raise ConfigError(
+            f"workload.made: this PyAV has no {ENCODER}; install its wheel "
+            "(pip install --only-binary av 'labkit[video]'), or set workload.clips=DIR"
+        )
+    gop = clip.gop or clip.length + 1
+    with av.open(str(path), "w", format="mp4", options={"fflags": "+bitexact"}) as container:
+        added = container.add_stream(
+            ENCODER,
+            rate=Fraction(clip.fps),
+            options={
+                "preset": "veryfast",
+                "flags": "+bitexact",
+                "x264-params": f"keyint={gop}:min-keyint={gop}:scenecut=0:open-gop=0:bframes=2:"
+                f"threads=1:{STEADY}",
+            },
+        )
+        stream = cast("VideoStream", added)
+        stream.width, stream.height, stream.pix_fmt = clip.width, clip.height, "yuv420p"
+        stream.codec_context.thread_count = 1
+        for picture in pictures(clip):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        container.mux(stream.encode(None))
+
+
+def pictures(clip: Clip) -> Iterator[Pixels]:
+    """Draw a clip's frames, uint8 [height, width, 3]."""
+    ground = _ground(clip)
+    lane = clip.height // 3
+    size = lane // 2
+    disc, square = _disc(size), np.ones((size, size), bool)
+    colours, turns, hits = (
+        event_frames(clip, kind) for kind in ("colour change", "direction change", "collision")
+    )
+    travelled = 0
+    for number in range(clip.length):
+        shift = number // 2 % clip.width
+        picture = ground[:, shift : shift + clip.width].copy()
+        rows = [lane * i + lane // 4 for i in range(3)]
+        changed = bisect_right(colours, number)
+        place = 3 * number % (clip.width - size)
+        _stamp(picture, disc, place, rows[0], COLOURS[changed % len(COLOURS)])
+        if number:
+            travelled += -2 if bisect_right(turns, number) % 2 else 2
+        _stamp(picture, square, travelled % (clip.width - size), rows[1], COLOURS[2])
+        apart = min((abs(number - hit) for hit in hits), default=clip.width)
+        gap = min(3 * apart, clip.width - 2 * size - 2) // 2
+        middle = clip.width // 2
+        _stamp(picture, disc, middle - size - gap, rows[2], COLOURS[1])
+        _stamp(picture, disc, middle + gap, rows[2], COLOURS[3])
+        yield picture
+
+
+def _ground(clip: Clip) -> Pixels:
+    """Return a ground twice as wide as the picture, to be moved: uint8 [height, 2 width, 3]."""
+    draw = np.random.default_rng([clip.seed, clip.width, clip.height])
+    coarse = draw.integers(20, 110, (-(-clip.height // 8), -(-clip.width // 8), 3))
+    tile = coarse.repeat(8, axis=0).repeat(8, axis=1)[: clip.height, : clip.width]
+    tile = tile + draw.integers(0, 24, tile.shape)
+    return np.concatenate([tile, tile], axis=1).astype(np.uint8)
+
+
+def _disc(size: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    middle = (size - 1) / 2
+    rows, columns = np.mgrid[:size, :size]
+    inside: np.ndarray[tuple[int, int], np.dtype[np.bool_]] = (rows - middle) ** 2 + (
+        columns - middle
+    ) ** 2 <= (size / 2) ** 2
+    return inside
+
+
+def _stamp(
+    picture: Pixels,
+    shape: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
+    left: int,
+    top: int,
+    colour: tuple[int, int, int],
+) -> None:
+    height, width = shape.shape
+    picture[top : top + height, left : left + width][shape] = colour

@@ -1,0 +1,106 @@
+"""Digests of the CPU kernels' results, to be compared between processes."""
+
+import hashlib
+import sys
+
+import numpy as np
+
+
+def digest(*arrays):
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
+
+
+class Numbers:
+    def __init__(self):
+        self.random = np.random.default_rng(0)
+
+    def __call__(self, *shape):
+        return self.random.standard_normal(shape).astype(np.float32)
+
+
+def gemm():
+    from labkit.cpu.packed_linear import PackedWeights
+
+    numbers = Numbers()
+    for depth, width in ((96, 161), (33, 5)):
+        packed = PackedWeights([numbers(width, depth)], [numbers(width)])
+        for rows in (1, 2, 9, 70):
+            yield f"gemm {rows} x {depth} x {width}", digest(*packed.multiply(numbers(rows, depth)))
+
+
+def attention():
+    from labkit.engine import attention
+    from labkit.engine.attention import kv_dtypes
+
+    numbers, heads, kv_heads, head_dim = Numbers(), 10, 2, 80
+    for name, lengths in (("decode", [(1, 70), (1, 150)]), ("tiled", [(40, 70), (1, 9)])):
+        pools = [numbers(24, 16, kv_heads, head_dim) for _ in range(2)]
+        backend = attention.create()
+        backend.adopt(*([kv_dtypes.rounded(pool, "float16")] for pool in pools))
+        backend.bind(0, scale=0.1, heads=heads, window=61, softcap=7.0, sinks=numbers(heads))
+        counts, contexts = np.array(lengths, np.int32).T
+        plan = backend.plan(
+            block_tables=numbers.random.permutation(24)[:20].reshape(2, 10).astype(np.int32),
+            seq_lens=np.ascontiguousarray(contexts),
+            cu_seqlens_q=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        )
+        new = [numbers(counts.sum(), n, head_dim) for n in (heads, kv_heads, kv_heads)]
+        yield name, digest(backend.forward(0, *new, plan), *backend.keys, *backend.values)
+
+
+def norms():
+    from labkit.cpu import norms
+
+    numbers = Numbers()
+    for width in (16, 64, 100, 576, 1000):
+        x, weight, bias = numbers(5, width), numbers(width), numbers(width)
+        yield f"rms {width}", digest(norms.rms_norm(x, weight, 1e-5))
+        yield f"layer {width}", digest(norms.layer_norm(x, weight, bias, 1e-5))
+
+
+def elementwise():
+    from labkit.cpu import activations
+    from labkit.cpu.rope import RotaryTable
+
+    numbers = Numbers()
+    x, gated = 4 * numbers(3, 1001), numbers(3, 1001)
+    yield "swiglu", digest(activations.swiglu(x, gated))
+    for name in ("silu", "sigmoid", "gelu_approx", "gelu"):
+        yield name, digest(getattr(activations, name)(x))
+    heads, positions = numbers(7, 3, 1, 80), np.arange(7, dtype=np.int32) * 11
+    for traditional in (False, True):
+        table = RotaryTable(np.geomspace(1, 1e-4, 40).astype(np.float32), 1.0)
+        yield (
+            f"rope {traditional}",
+            digest(table.rotate(heads, positions, traditional=traditional, input_scale=1.1)),
+        )
+
+
+def stored():
+    from labkit.cpu.packed_linear import PackedWeights
+    from labkit.cpu.quantized_weights import Affine
+
+    numbers = Numbers()
+    words = numbers.random.integers(0, 1 << 32, (45, 12), np.uint32)
+    scales, biases = (numbers(45, 3).astype(np.float16) for _ in range(2))
+    packed = PackedWeights([Affine(words, scales, biases, 4)], [numbers(45)])
+    for rows in (1, 2, 9, 30):
+        yield f"stored {rows}", digest(*packed.multiply(numbers(rows, 96)))
+    yield "taken", digest(packed.take(np.arange(45)))
+
+
+KERNELS = {
+    "gemm": gemm,
+    "attention": attention,
+    "norms": norms,
+    "elementwise": elementwise,
+    "stored": stored,
+}
+
+if __name__ == "__main__":
+    from labkit.cpu.vector_registers import HOST
+
+    print(HOST.lanes)
+    for kernels in sys.argv[1:]:
+        for name, value in KERNELS[kernels]():
+            print(name, value)

@@ -1,0 +1,87 @@
+"""Compiles what the kernels' intrinsics emit for another CPU; run in a process of its own.
+
+    python emitted.py REGISTERS TRIPLE CPU
+
+Prints JSON: per intrinsic the vector multiply-adds of its assembly, the functions that it calls
+and the whole vectors that it keeps on the stack. Nothing is run, and numba compiles nothing.
+"""
+
+import inspect
+import json
+import re
+import sys
+
+from llvmlite import binding, ir
+from numba import types
+
+from labkit.cpu import vector_registers
+
+REGISTERS, TRIPLE, CPU = sys.argv[1:]
+vector_registers.HOST = getattr(vector_registers, REGISTERS)
+
+from labkit.cpu import attention_intrinsics, decode_attention_dots, kernel_params, microkernels  # noqa: E402
+
+KINDS = {types.int64: ir.IntType(64), types.int32: ir.IntType(32), types.float32: ir.FloatType()}
+X86 = TRIPLE.startswith("x86")
+FMA = r"\tvfn?m(?:add|sub)\w+ps\t" if X86 else r"\tfml[as](?:\.4s)?\t"
+ON_STACK = r"\tv?mov[au]p[sd]\t%[xyz]mm\d+, -?\d*\(%r[sb]p" if X86 else r"\tst[rp]\tq\d+.*\[sp"
+
+
+class Context:
+    def get_dummy_value(self):
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
+
+
+def lower(intrinsic, layer):
+    """Return a module with the intrinsic as a function."""
+    names = list(inspect.signature(intrinsic._defn).parameters)[1:]
+    guesses = [layer if name == "layer" else types.int64 for name in names]
+    signature, emit = intrinsic._defn(None, *guesses)
+    module = ir.Module("emitted")
+    module.triple = TRIPLE
+    kinds = [KINDS.get(kind, ir.IntType(64)) for kind in signature.args]
+    result = KINDS.get(signature.return_type, ir.VoidType())
+    function = ir.Function(module, ir.FunctionType(result, kinds), "emitted")
+    builder = ir.IRBuilder(function.append_basic_block())
+    value = emit(Context(), builder, signature, function.args)
+    if isinstance(result, ir.VoidType):
+        builder.ret_void()
+    else:
+        builder.ret(value)
+    return module
+
+
+def assembly(module):
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    target = binding.Target.from_triple(TRIPLE).create_target_machine(cpu=CPU, opt=3)
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    passes = binding.create_pass_builder(target, options)
+    passes.getModulePassManager().run(parsed, passes)
+    return target.emit_assembly(parsed)
+
+
+def main():
+    found = {}
+    for stored, record in kernel_params.LAYERS.items():
+        layer = kernel_params.layer_type(record)
+        for home in (microkernels, decode_attention_dots, attention_intrinsics):
+            for name, intrinsic in vars(home).items():
+                if not hasattr(intrinsic, "_defn"):
+                    continue
+                if "layer" in inspect.signature(intrinsic._defn).parameters:
+                    name = f"{name}:{stored}"
+                if name in found:
+                    continue
+                text = assembly(lower(intrinsic, layer))
+                found[name] = {
+                    "fma": len(re.findall(FMA, text)),
+                    "calls": sorted(set(re.findall(r"\t(?:callq?|blr?)\t(\S+)", text))),
+                    "on_stack": len(re.findall(ON_STACK, text)),
+                }
+    print(json.dumps(found))
+
+
+main()

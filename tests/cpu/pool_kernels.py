@@ -1,0 +1,45 @@
+"""Kernels with which the pool is tested, compiled once: imported where it is installed."""
+
+import numba
+import numpy as np
+
+from labkit.cpu import thread_pool
+from labkit.machine.worker_environment import numba_without_scipy
+
+with numba_without_scipy():
+    made = thread_pool.install()
+
+from labkit.cpu import thread_pool_code as code
+
+
+@numba.njit(parallel=True, nogil=True, cache=True)
+def add_one(x):
+    for i in numba.prange(len(x)):
+        x[i] += 1
+
+
+@numba.njit(parallel=True, nogil=True, cache=True)
+def who(seen):
+    """Note the thread of every unit; each takes a while."""
+    for i in numba.prange(len(seen)):
+        total = 0.0
+        for j in range(5000):
+            total += np.sin(total + j)
+        seen[i] = numba.get_thread_id() if total < 1e9 else -1
+
+
+@numba.njit(parallel=True, nogil=True, cache=True)
+def meet(arrived, met):
+    """Two units that wait for each other, but not for ever."""
+    for i in numba.prange(2):
+        code._add(arrived, 1)
+        looks = 0
+        while code._look(arrived) < 2 and looks < 300_000_000:
+            looks += 1
+        met[i] = code._look(arrived) >= 2 and looks < 300_000_000
+
+
+def meeting():
+    arrived, met = np.zeros(1, np.int64), np.zeros(2, np.bool_)
+    meet(arrived.ctypes.data, met)
+    return bool(met.all())

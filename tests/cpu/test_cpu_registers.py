@@ -1,0 +1,108 @@
+"""Other CPUs: the same kernels fit their registers, compile for them and give the same bits."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from labkit.cpu import vector_registers
+from labkit.cpu.vector_registers import AVX2, AVX512, LANES, NEON, SSE, registers_of
+from labkit.machine import cache_dir
+
+HERE = Path(__file__).parent
+ALL = {"AVX512": AVX512, "AVX2": AVX2, "NEON": NEON, "SSE": SSE}
+
+
+@pytest.mark.parametrize(
+    ("triple", "features", "expected"),
+    [
+        ("x86_64-unknown-linux-gnu", "+avx2,+fma,+f16c,+avx512f", AVX512),
+        ("x86_64-unknown-linux-gnu", "+avx2,+fma,+f16c,-avx512f", AVX2),
+        ("x86_64-apple-darwin", "+avx,+sse4.2,-avx2,+f16c", SSE),
+        ("aarch64-unknown-linux-gnu", "+neon,+fullfp16", NEON),
+        ("arm64-apple-darwin24", "", NEON),
+    ],
+)
+def test_the_registers_are_those_that_numba_compiles_for(triple, features, expected):
+    assert registers_of(triple, features) == expected
+
+
+@pytest.mark.parametrize("cpu", ALL.values(), ids=ALL)
+@pytest.mark.parametrize(("rows", "vectors"), [(8, 2), (4, 4)])
+def test_a_tile_fits_the_registers(cpu, rows, vectors):
+    height, width = cpu.tile(rows, vectors)
+    in_registers = width * LANES // cpu.lanes
+    assert 1 <= height <= rows and 1 <= width <= vectors
+    assert height * in_registers + in_registers + 1 <= cpu.count
+    # As high as asked for, or one row more would not fit.
+    assert height == rows or (height + 2) * in_registers + 1 > cpu.count
+
+
+def emitted(*target):
+    done = subprocess.run(
+        [sys.executable, HERE / "emitted.py", *target], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "triple", "cpu"),
+    [
+        ("AVX512", "x86_64-unknown-linux-gnu", "x86-64-v4"),
+        ("AVX2", "x86_64-unknown-linux-gnu", "haswell"),
+        ("NEON", "aarch64-unknown-linux-gnu", "neoverse-n1"),
+        ("NEON", "arm64-apple-macosx", "apple-m1"),
+    ],
+)
+def test_every_intrinsic_compiles_for_another_cpu(name, triple, cpu):
+    """Compiled, not run here: multiply-adds are instructions, and sums stay in registers."""
+    found = emitted(name, triple, cpu)
+    assert len(found) > 30
+    for intrinsic, facts in found.items():
+        if not intrinsic.startswith("call_body"):
+            assert not [call for call in facts["calls"] if "mem" not in call], intrinsic
+    in_parts = LANES // ALL[name].lanes
+    for intrinsic in ("gemm_tile", "scores_tile", "values_rows_wide", "dots:float32"):
+        assert found[intrinsic]["fma"] >= 4 * in_parts, intrinsic
+        assert found[intrinsic]["on_stack"] == 0, intrinsic
+
+
+OTHERS = {
+    "AVX2": ("haswell", "+avx,+avx2,+fma,+f16c,+sse4.2", 8),
+    "SSE": ("nehalem", "+sse4.2", 4),
+}
+
+
+@pytest.mark.skipif(
+    vector_registers.HOST not in (AVX512, AVX2), reason="needs an x86 CPU with AVX2"
+)
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("AVX2", ["gemm"]),
+        pytest.param("AVX2", ["gemm", "attention"], marks=pytest.mark.slow),
+        pytest.param("AVX2", ["elementwise", "stored"], marks=pytest.mark.slow),
+        pytest.param("SSE", ["gemm", "attention"], marks=pytest.mark.slow),
+    ],
+)
+def test_narrower_registers_give_the_same_bits(name, kernels):
+    cpu, features, lanes = OTHERS[name]
+
+    def run(**variables):
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache_dir.numba_folder())} | variables
+        done = subprocess.run(
+            [sys.executable, HERE / "digests.py", *kernels],
+            env=environment, capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    narrow = run(NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
+    host = run()
+    assert (narrow[0], host[0]) == (str(lanes), str(vector_registers.HOST.lanes))
+    results = {"gemm": 8, "attention": 2, "elementwise": 7, "stored": 5}
+    assert len(host) == 1 + sum(results[name] for name in kernels) and narrow[1:] == host[1:]

@@ -1,0 +1,97 @@
+"""The arm-blind probe."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+
+from labkit.cpu import speed_probe
+
+
+def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
+    numba.set_num_threads(1)
+    cores = min(2, numba.config.NUMBA_NUM_THREADS)
+    times = speed_probe.Probe(threads=cores).time()
+    assert set(times) == {"matmul_us", "bandwidth_us"}
+    assert min(times.values()) > 0
+    assert numba.get_num_threads() == 1
+
+
+def followed(kernel, after):
+    """Return the kernel with something done after each call, which sees its arguments."""
+
+    def both(*arguments):
+        kernel(*arguments)
+        after(arguments)
+
+    return both
+
+
+def test_a_probe_s_time_is_the_median_of_what_its_kernel_takes(monkeypatch):
+    """On a clock that the kernels alone move; what wakes the threads is not timed."""
+    now = 0
+    kernels = {"_matmul": (900, 1, 2, 3, 4, 5, 6, 70), "_read": (900, 90, 30, 20, 11, 10, 9, 8)}
+    for name, times in kernels.items():
+
+        def after(arguments, times=iter(times)):  # noqa: B008
+            nonlocal now
+            now += 1000 * next(times)
+
+        monkeypatch.setattr(speed_probe, name, followed(getattr(speed_probe, name), after))
+    machine = speed_probe.Probe(threads=1)
+    monkeypatch.setattr(speed_probe.time, "perf_counter_ns", lambda: now)
+    assert machine.time() == {"matmul_us": 4.0, "bandwidth_us": 11.0}
+    assert now == 1000 * sum(map(sum, kernels.values()))
+
+
+def test_every_work_of_the_probe_takes_its_own_threads_and_puts_back_the_arm_s(monkeypatch):
+    cores = min(2, numba.config.NUMBA_NUM_THREADS)
+    done = []
+    for name in ("_matmul", "_read"):
+
+        def after(arguments, name=name):
+            done.append((name, numba.get_num_threads(), arguments[0].nbytes))
+
+        monkeypatch.setattr(speed_probe, name, followed(getattr(speed_probe, name), after))
+    monkeypatch.setattr(speed_probe, "largest_cache", lambda: 40 << 20)
+    machine = speed_probe.Probe(threads=cores)
+    numba.set_num_threads(1)
+    product = ("_matmul", cores, 4 * speed_probe.SIZE**2)
+    machine.pulse()
+    assert done == [product] and numba.get_num_threads() == 1
+    machine.flush()
+    assert done == [product, ("_read", cores, 80 << 20)] and numba.get_num_threads() == 1
+    done.clear()
+    machine.time()
+    assert {threads for _, threads, _ in done} == {cores} and numba.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("cache", "read"), [(0, 64), (1 << 20, 64), (100 << 20, 200), (1 << 30, 512)]
+)
+def test_a_flush_reads_twice_the_largest_cache(monkeypatch, cache, read):
+    monkeypatch.setattr(speed_probe, "largest_cache", lambda: cache)
+    monkeypatch.setattr(
+        speed_probe.np, "ones", lambda shape, dtype: np.broadcast_to(dtype(1), shape)
+    )
+    assert speed_probe.Probe(threads=1).large.nbytes == read << 20
+
+
+def test_the_probe_s_kernels_compute():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, (64, 32)).astype(np.float32) for _ in range(2))
+    out = np.empty((64, 64), np.float32)
+    speed_probe._matmul(a, b, out)
+    np.testing.assert_array_equal(out, a @ b.T)
+    parts = np.empty(8, np.float32)
+    speed_probe._read(np.arange(1024, dtype=np.float32), parts)
+    assert parts.sum() == 1023 * 512
+
+
+def test_a_probe_that_computes_nothing_is_an_error(monkeypatch):
+    monkeypatch.setattr(speed_probe, "_matmul", lambda a, b, out: None)
+    broken = speed_probe.Probe(threads=1)
+    broken.inputs[2][:] = -1
+    with pytest.raises(RuntimeError, match="something wrong"):
+        broken.time()

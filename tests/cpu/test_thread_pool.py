@@ -1,0 +1,316 @@
+"""The thread pool under every kernel, each check in a process with a pool of its own size."""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numba
+import pytest
+from numba.core import caching
+
+from labkit.cpu import thread_pool
+from labkit.machine import cache_dir
+
+HERE = Path(__file__).resolve().parent
+CHECKOUT = HERE.parents[1]
+
+KERNELS = """
+import ctypes, json, os, signal, sys, threading, time
+import numba
+import numpy as np
+from pool_kernels import add_one, code, made, meet, meeting, who
+"""
+
+
+def run(code, threads):
+    """Run ``code`` after ``KERNELS`` in a process of so many threads; return what it printed."""
+    environment = {
+        **os.environ,
+        "NUMBA_NUM_THREADS": str(threads),
+        "NUMBA_CACHE_DIR": str(cache_dir.numba_folder()),
+        "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, HERE))),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", KERNELS + code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return json.loads(done.stdout) if done.stdout else None
+
+
+RESULTS = """
+@numba.njit(parallel=True)
+def total(x):
+    s = 0
+    for i in numba.prange(len(x)):
+        s += x[i]
+    return s
+
+@numba.njit(parallel=True)
+def several(x):
+    return np.sqrt(x) * 3 + x
+
+@numba.njit(parallel=True)
+def unsigned(out):
+    for i in numba.prange(np.uint64(len(out))):
+        out[i] = i
+
+found = []
+for threads in range(1, 5):
+    numba.set_num_threads(threads)
+    for size in (0, 1, 2, 3, 7, 1000):
+        x, indices = np.zeros(size), np.full(size, -1)
+        add_one(x), unsigned(indices)
+        assert (x == 1).all() and (indices == np.arange(size)).all(), (threads, size)
+        assert total(np.arange(size)) == size * (size - 1) // 2, (threads, size)
+    with numba.parallel_chunksize(16):
+        assert total(np.arange(1000)) == 499500
+    cube = np.linspace(0, 1, 3 * 5 * 7).reshape(3, 5, 7)
+    found.append(several(cube).tobytes().hex())
+print(json.dumps(len(set(found))))
+"""
+
+
+def test_ranges_of_every_kind_are_covered_once_with_the_same_bits_by_1_to_4_threads():
+    assert run(RESULTS, 4) == 1
+
+
+ABSENT = """
+# Every worker is taken from the pool by a signal whose handler waits for a word.
+gone, come_back = np.zeros(1, np.int64), np.zeros(1, np.int64)
+GONE, BACK = gone.ctypes.data, come_back.ctypes.data
+
+@numba.cfunc("void(int32)")
+def hold(_number):
+    code._add(GONE, 1)
+    while code._look(BACK) == 0:
+        pass
+
+libc, x, seen = ctypes.CDLL(None), np.zeros(1000), np.zeros(64)
+add_one(x), who(seen)
+libc.signal(signal.SIGUSR1, ctypes.c_void_p(hold.address))
+for thread in made.threads:
+    libc.pthread_kill(ctypes.c_void_p(thread), signal.SIGUSR1)
+while gone[0] < len(made.threads):
+    time.sleep(0.001)
+for _ in range(100):
+    add_one(x)
+who(seen)
+alone = set(seen.tolist())
+come_back[0] = 1
+meeting_again = meeting()
+print(json.dumps([len(made.threads), bool((x == 101).all()), sorted(alone), meeting_again]))
+"""
+
+
+def test_work_that_absent_threads_have_not_begun_is_done_by_who_is_there():
+    assert run(ABSENT, 4) == [3, True, [0], True]
+
+
+WAKING = """
+meeting()
+time.sleep(0.05)  # spins for a few ms at most
+spent = time.process_time()
+time.sleep(0.2)
+spent = time.process_time() - spent
+print(json.dumps([spent < 0.1, [meeting() for _ in range(20) if not time.sleep(0.02)]]))
+"""
+
+
+def test_idle_threads_sleep_and_are_woken():
+    assert run(WAKING, 2) == [True, [True] * 20]
+
+
+FEWER = """
+found = []
+for threads in (1, 2, 3):
+    numba.set_num_threads(threads)
+    seen = np.full(256, -1.0)
+    for _ in range(20):
+        who(seen)
+        assert 0 <= seen.min() and seen.max() < threads, (threads, seen)
+print(json.dumps(numba.get_thread_id()))
+"""
+
+
+def test_a_launch_uses_no_more_threads_than_it_may():
+    assert run(FEWER, 4) == 0
+
+
+TOGETHER = """
+sums = np.zeros(2)
+
+def launch(me):
+    x = np.zeros(8)
+    for _ in range(50_000):
+        add_one(x)
+    sums[me] = x.sum()
+
+add_one(np.zeros(8))
+threads = [threading.Thread(target=launch, args=(i,)) for i in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+print(json.dumps(sums.tolist()))
+"""
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_two_threads_launch_100_000_times_at_once(threads):
+    assert run(TOGETHER, threads) == [400_000, 400_000]
+
+
+FAILING = """
+@numba.njit(parallel=True)
+def fails(x):
+    if x[0] > 1:
+        raise ValueError("larger than one")
+    for i in numba.prange(len(x)):
+        x[i] += 1
+
+x = np.ones(64)
+fails(x)
+try:
+    fails(x)
+except ValueError as error:
+    add_one(x)
+    print(json.dumps([str(error), x.tolist() == [3.0] * 64]))
+"""
+
+
+def test_a_kernel_that_raises_leaves_a_pool_that_works():
+    assert run(FAILING, 2) == ["larger than one", True]
+
+
+def test_a_pool_of_one_thread_is_its_caller():
+    code = "x = np.zeros(9); add_one(x); print(json.dumps([len(made.threads), x.sum()]))"
+    assert run(code, 1) == [0, 9]
+
+
+ENDING = """
+def launch():
+    while True:
+        add_one(np.zeros(64))
+
+threading.Thread(target=launch, daemon=True).start()
+time.sleep(0.05)
+made.close()
+x = np.zeros(9)
+add_one(x)
+print(json.dumps([len(made.threads), x.sum()]))
+"""
+
+
+def test_a_closed_pool_leaves_the_work_to_the_caller_and_python_ends_while_another_launches():
+    assert run(ENDING, 4) == [0, 9]
+    assert run("threading.Thread(target=meeting, daemon=True).start()", 2) is None
+
+
+FORKED = """
+import warnings
+warnings.simplefilter("ignore")
+add_one(np.zeros(64))
+child = os.fork()
+if child == 0:
+    x = np.zeros(64)
+    add_one(x)
+    os._exit(0 if (x == 1).all() and meeting() else 1)
+print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), meeting()]))
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    assert run(FORKED, 2) == [0, True]
+
+
+INTERRUPTED = """
+x, launches = np.zeros(64), 1
+add_one(x)  # compiled before the timer: the compiler's callbacks swallow an interrupt
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    while True:
+        add_one(x)
+        launches += 1
+except KeyboardInterrupt:
+    add_one(x)
+    print(json.dumps(bool((x == x[0]).all() and x[0] - launches in (1, 2))))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer")
+def test_ctrl_c_comes_through_between_launches():
+    assert run(INTERRUPTED, 2)
+
+
+def test_the_pool_is_made_once_and_says_what_it_is():
+    made = thread_pool.install()
+    assert thread_pool.install() is made
+    rule = {"grain": 4, "spin_us": 2000, "aside_us": 500, "crowded_us": 100_000}
+    rule["crowded_spin_us"] = 50
+    expected = {"name": "labkit", "threads": numba.config.NUMBA_NUM_THREADS, **rule}
+    assert made.facts == expected
+
+
+def test_a_pool_of_no_threads_or_too_many_is_refused():
+    for threads in (0, 100_000):
+        with pytest.raises(OSError, match="a pool has 1 to"):
+            thread_pool.Pool(threads)
+
+
+def test_every_parallel_kernel_of_the_package_is_on_the_pool():
+    own = Path(thread_pool.__file__)
+    texts = {path: path.read_text() for path in (CHECKOUT / "labkit").rglob("*.py")}
+    assert [path for path, text in texts.items() if "parallel=True" in text] == [own]
+
+
+LOADED = """
+import sys
+import numpy as np
+import numba
+from labkit.machine import pool
+
+@pool.kernel()
+def squares(n):
+    out = np.empty(n)
+    for i in numba.prange(n):
+        out[i] = i * i
+    return out
+
+print(squares(4).tolist(), "numba.typed.dictobject" in sys.modules)
+middle = numba.njit(lambda n: np.median(np.arange(n)) + len({i: "x" for i in range(n)}))
+print(middle(3), "numba.typed.dictobject" in sys.modules)
+"""
+
+
+def test_what_only_compiling_needs_is_loaded_when_something_compiles(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LOADED)
+    folders = {"NUMBA_CACHE_DIR": str(tmp_path / "numba"), "PYTHONPATH": str(CHECKOUT)}
+    for known in ("True", "False"):
+        done = subprocess.run(
+            [sys.executable, script], env=os.environ | folders, capture_output=True, text=True
+        )
+        expected = [f"[0.0, 1.0, 4.0, 9.0] {known}", "4.0 True", ""]
+        assert done.stdout.split("\n") == expected, done.stderr
+
+
+def test_kernels_are_saved_by_one_process_at_a_time(tmp_path):
+    """Two at once would give one name to two signatures: one would run the other's code."""
+    thread_pool.install()
+    file = caching.IndexDataCacheFile(str(tmp_path), "kernel", ("stamp", 1))
+    with open(tmp_path / "saving", "a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        saving = threading.Thread(target=file.save, args=("a signature", b"its code"))
+        saving.start()
+        saving.join(0.2)
+        assert saving.is_alive() and file.load("a signature") is None
+    saving.join(10)
+    assert file.load("a signature") == b"its code"

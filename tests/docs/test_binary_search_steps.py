@@ -1,0 +1,67 @@
+"""The walk in the documentation is the search that the kernels run."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from docs.generators import binary_search_steps
+from labkit.engine.attention import paged_attention
+from labkit.engine.attention.kernel_switches import BQ
+from labkit.engine.attention.resolvers.binary_search import BinarySearch, Resolver
+from labkit.engine.attention.resolvers.seq_map import qblock_map, token_map
+
+BATCHES = (
+    (1,),
+    (1, 1, 1, 1, 1),
+    binary_search_steps.BATCH,
+    (33, 1, 64, 31, 97, 7, 32),
+    (512, 1, 1),
+)
+
+
+@pytest.mark.parametrize("lengths", BATCHES, ids=str)
+def test_every_unit_walks_as_the_kernel_does(lengths):
+    prefix = binary_search_steps.prefix_sums(lengths)
+    cu = np.array(prefix, np.int32)
+    lookup = BinarySearch(cu)
+    for token, owner in enumerate(token_map(cu)):
+        found = binary_search_steps.walk(prefix, token)
+        assert (found.owner, token, len(found.steps)) == Resolver.find_token(lookup, token, cu)
+        assert found.owner == owner
+    keys = binary_search_steps.qblock_keys(prefix)
+    for block, owner in enumerate(qblock_map(cu, prefix[-1], BQ)):
+        found = binary_search_steps.walk(keys, block)
+        sequence, row, steps = Resolver.find_qblock(lookup, block, cu)
+        assert (found.owner, len(found.steps)) == (sequence, steps)
+        surplus = found.owner >= len(lengths) or row >= lengths[found.owner]
+        assert surplus == (owner < 0)
+        assert ("surplus" in binary_search_steps._rows(found, lengths, keys)) == surplus
+
+
+def test_the_steps_are_those_that_a_launch_counts():
+    lengths, heads = binary_search_steps.BATCH, 2
+    prefix = binary_search_steps.prefix_sums(lengths)
+    k = v = np.zeros((9, 16, heads, 64), np.float32)
+    q = np.zeros((prefix[-1], heads, 64), np.float32)
+    tables = np.ones((len(lengths), 4), np.int32)
+    options = {"block_tables": tables, "seq_lens": np.array(lengths, np.int32), "scale": 1.0}
+    _, report = paged_attention(q, k, v, cu_seqlens_q=np.array(prefix, np.int32), **options)
+    units = range(prefix[-1] // BQ + len(lengths))
+    steps = sum(
+        len(binary_search_steps.walk(binary_search_steps.qblock_keys(prefix), unit).steps)
+        for unit in units
+    )
+    assert report.counters()["attention.search_iterations"] == steps * heads
+
+
+def test_the_page_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "binary-search.md"
+    assert page.read_text("utf-8") == binary_search_steps.page()
+
+
+def test_a_batch_of_one_s_own(capsys):
+    assert binary_search_steps.main(["1", "40"]) == 0
+    assert "Query lengths 1, 40: 41 packed" in capsys.readouterr().out
+    assert binary_search_steps.main(["1", "0"]) == 2
+    assert "query lengths are whole numbers above 0" in capsys.readouterr().err
