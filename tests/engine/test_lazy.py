@@ -106,7 +106,7 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
     from labkit.engine.attention import metal_backend
 
     monkeypatch.setattr(
-        metal_backend.device, "executor", lambda name: lambda call: faulty(stand_in(call))
+        metal_backend, "executor_for", lambda name: lambda call: faulty(stand_in(call))
     )
     fault = []
 

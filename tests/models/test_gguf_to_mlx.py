@@ -165,7 +165,7 @@ def test_every_layer_says_how_many_bits_it_has(tmp_path, no_cache):
 def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     first = local(path)
-    monkeypatch.setattr(gguf_converter.header, "read", None)
+    monkeypatch.setattr(gguf_converter.gguf_header, "read", None)
     assert local(path) == first
     monkeypatch.undo()
     monkeypatch.setenv("LABKIT_CACHE", str(no_cache))

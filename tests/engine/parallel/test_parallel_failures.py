@@ -62,14 +62,14 @@ def gone(pids, seconds=5.0):
     ],
 )
 def test_a_rank_that_goes_wrong_ends_the_step_and_all_ranks(model_dir, monkeypatch, fault, said):
-    real = rank_processes.threads.worker_environment
+    real = rank_processes.worker_environment.worker_environment
 
     def environment(base, **facts):
         clean, removed = real(base, **facts)
         path = os.pathsep.join([str(ROOT), clean.get("PYTHONPATH", "")])
         return clean | {"FAULT": fault, "PYTHONPATH": path}, removed
 
-    monkeypatch.setattr(rank_processes.threads, "worker_environment", environment)
+    monkeypatch.setattr(rank_processes.worker_environment, "worker_environment", environment)
     engine = make(model_dir("qwen3"), FAILING, 1.0 if fault == "stop" else 60.0)
     pids = engine._ranks.pids
     with pytest.raises(RuntimeError, match=said) as caught:
