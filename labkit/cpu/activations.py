@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from labkit.cpu import simd_emitter, thread_pool
-from labkit.cpu.graph_capture import ACTIVATE, Symbol, numbers_of
+from labkit.cpu.graph_capture import ACTIVATE, TracedArray, num_elements
 
 Array = NDArray[np.float32]
 
@@ -101,18 +101,18 @@ def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
 
 
 def _apply(kind: int, x: Array, gated: Array) -> Array:
-    if isinstance(x, Symbol):
-        return _recorded(kind, x, gated)
+    if isinstance(x, TracedArray):
+        return _capture(kind, x, gated)
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     _activate(kind, flat, np.ascontiguousarray(gated).reshape(-1), out)
     return out.reshape(x.shape)
 
 
-def _recorded(kind: int, x: Symbol, gated: Any) -> Any:
+def _capture(kind: int, x: TracedArray, gated: Any) -> Any:
     """Record ``_apply``."""
-    out = x.recorder.array(x.shape)
-    x.recorder.launch(ACTIVATE, out, x, gated, numbers_of(x), kind)
+    out = x.capture.array(x.shape)
+    x.capture.launch(ACTIVATE, out, x, gated, num_elements(x), kind)
     return out
 
 

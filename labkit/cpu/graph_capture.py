@@ -6,7 +6,7 @@ forward over symbols, and replayed by one call (``tape``). A launch is a row of 
 where it writes, and operands. An operand is ``constant + rows * per_row``: an address, a count of
 rows, a size.
 
-A forward whose code asks for what cannot be recorded raises ``NotRecorded``, and is run as it is.
+A forward whose code asks for what cannot be recorded raises ``NotCapturable``, and is run as it is.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 FLOAT_BYTES = 4
-MOST_ROWS = 64  # of a step that is replayed: with more of them Python's share is small
-RECORDED_ROWS = 2  # of the forward that is recorded; of one, views could not be told from copies
+MAX_REPLAY_ROWS = 64  # of a step that is replayed: with more of them Python's share is small
+TRACED_ROWS = 2  # of the forward that is recorded; of one, views could not be told from copies
 ALIGNED = 64  # bytes: of a cache line, where every array begins
 
 # What a launch is.
@@ -44,7 +44,7 @@ def address_of(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-class NotRecorded(TypeError):
+class NotCapturable(TypeError):
     """A forward cannot be recorded; one line that says why."""
 
 
@@ -55,13 +55,13 @@ class _Refusing:
     __array_ufunc__ = None
 
     def __array__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise NotRecorded("it computes with NumPy what no launch computes")
+        raise NotCapturable("it computes with NumPy what no launch computes")
 
     def __array_function__(self, *_args: Any, **_options: Any) -> NoReturn:
-        raise NotRecorded("it computes with NumPy what no launch computes")
+        raise NotCapturable("it computes with NumPy what no launch computes")
 
 
-class Positions(_Refusing):
+class TracedPositions(_Refusing):
     """The positions of a step's tokens: int32 [rows], for ``rope`` alone."""
 
     __slots__ = ("address",)
@@ -70,13 +70,13 @@ class Positions(_Refusing):
         self.address = address
 
 
-class Symbol(_Refusing):
+class TracedArray(_Refusing):
     """An array [rows, ...] of a step that is being recorded: its place and shape, no numbers."""
 
-    __slots__ = ("_buffer", "_view", "recorder")
+    __slots__ = ("_buffer", "_view", "capture")
 
-    def __init__(self, recorder: Recorder, buffer: int, view: Array) -> None:
-        self.recorder = recorder
+    def __init__(self, capture: GraphCapture, buffer: int, view: Array) -> None:
+        self.capture = capture
         self._buffer = buffer
         self._view = view
 
@@ -87,7 +87,7 @@ class Symbol(_Refusing):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape, with ``RECORDED_ROWS`` rows."""
+        """Its shape, with ``TRACED_ROWS`` rows."""
         return self._view.shape
 
     @property
@@ -98,7 +98,7 @@ class Symbol(_Refusing):
     @property
     def row_numbers(self) -> int:
         """Numbers of a row."""
-        return self._view.size // RECORDED_ROWS
+        return self._view.size // TRACED_ROWS
 
     @property
     def operand(self) -> Operand:
@@ -110,68 +110,68 @@ class Symbol(_Refusing):
             Its numbers do not lie side by side.
         """
         if not self._view.flags.c_contiguous:
-            raise NotRecorded("its code needs a copy of an array")
-        offset = self._address - self.recorder.bases[self._buffer]
-        return Operand(0, offset // RECORDED_ROWS, self._buffer)
+            raise NotCapturable("its code needs a copy of an array")
+        offset = self._address - self.capture.bases[self._buffer]
+        return Operand(0, offset // TRACED_ROWS, self._buffer)
 
     @property
     def _address(self) -> int:
         return address_of(self._view)
 
-    def _viewed(self, view: Array) -> Symbol:
-        lies = self.recorder.memory[self._buffer]
+    def _viewed(self, view: Array) -> TracedArray:
+        lies = self.capture.memory[self._buffer]
         if not np.may_share_memory(view, lies):
-            raise NotRecorded("its code needs a copy of an array")
-        return Symbol(self.recorder, self._buffer, view)
+            raise NotCapturable("its code needs a copy of an array")
+        return TracedArray(self.capture, self._buffer, view)
 
-    def __getitem__(self, key: Any) -> Symbol:
+    def __getitem__(self, key: Any) -> TracedArray:
         return self._viewed(self._view[key])
 
-    def reshape(self, *shape: Any) -> Symbol:
+    def reshape(self, *shape: Any) -> TracedArray:
         """Return it in another shape."""
         return self._viewed(self._view.reshape(*shape))
 
-    def transpose(self, *axes: Any) -> Symbol:
+    def transpose(self, *axes: Any) -> TracedArray:
         """Return it with its axes in another order."""
         return self._viewed(self._view.transpose(*axes))
 
-    def swapaxes(self, a: int, b: int) -> Symbol:
+    def swapaxes(self, a: int, b: int) -> TracedArray:
         """Return it with two axes exchanged."""
         return self._viewed(self._view.swapaxes(a, b))
 
-    def squeeze(self, axis: Any = None) -> Symbol:
+    def squeeze(self, axis: Any = None) -> TracedArray:
         """Return it without an axis of one."""
         return self._viewed(self._view.squeeze(axis))
 
-    def astype(self, dtype: Any) -> Symbol:
+    def astype(self, dtype: Any) -> TracedArray:
         """Return itself: there is one type."""
         if np.dtype(dtype) != self.dtype:
-            raise NotRecorded(f"it converts to {dtype}")
+            raise NotCapturable(f"it converts to {dtype}")
         return self
 
-    def __add__(self, other: Any) -> Symbol:
+    def __add__(self, other: Any) -> TracedArray:
         return self._with(ADD, other)
 
-    def __mul__(self, other: Any) -> Symbol:
-        if isinstance(other, Symbol):
+    def __mul__(self, other: Any) -> TracedArray:
+        if isinstance(other, TracedArray):
             return self._with(MULTIPLY, other)
         number = np.asarray(other)
         # NumPy's own numbers have a type, which the product would have too.
         typed = isinstance(other, np.generic | np.ndarray) and number.dtype != np.float32
         if number.ndim or typed:
-            raise NotRecorded("it multiplies by an array that is not of the step")
-        out = self.recorder.array(self.shape)
+            raise NotCapturable("it multiplies by an array that is not of the step")
+        out = self.capture.array(self.shape)
         bits = int(np.float32(number).view(np.uint32))
-        self.recorder.launch(SCALE, out, self, bits, numbers_of(self))
+        self.capture.launch(SCALE, out, self, bits, num_elements(self))
         return out
 
     __rmul__ = __mul__
 
-    def _with(self, code: int, other: Any) -> Symbol:
-        if not isinstance(other, Symbol) or other.shape != self.shape:
-            raise NotRecorded("it combines arrays of other kinds or shapes")
-        out = self.recorder.array(self.shape)
-        self.recorder.launch(code, out, self, other, numbers_of(self))
+    def _with(self, code: int, other: Any) -> TracedArray:
+        if not isinstance(other, TracedArray) or other.shape != self.shape:
+            raise NotCapturable("it combines arrays of other kinds or shapes")
+        out = self.capture.array(self.shape)
+        self.capture.launch(code, out, self, other, num_elements(self))
         return out
 
 
@@ -187,13 +187,13 @@ class Operand:
 ROWS = Operand(0, 1)
 
 
-def numbers_of(symbol: Symbol) -> Operand:
+def num_elements(symbol: TracedArray) -> Operand:
     """Return how many numbers it has."""
     return Operand(0, symbol.row_numbers)
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
+class CapturedAttention:
     """One launch of attention: the layer's, and what binds it; ``row``: of the launches.
 
     ``shapes``: of a query, and of a new key if there is one.
@@ -208,7 +208,7 @@ class Attended:
     shapes: tuple[tuple[int, ...], ...]
 
 
-class Recorder:
+class GraphCapture:
     """Takes down the launches of one forward.
 
     ``bases`` and ``memory``: where each array lies that was made; nobody touches it.
@@ -217,40 +217,42 @@ class Recorder:
     def __init__(self) -> None:
         self.memory: list[Array] = []
         self.bases: list[int] = []
-        self.attended: list[Attended] = []
+        self.attended: list[CapturedAttention] = []
         # Tables of cosines and sines, which grow, and the launches that read each.
         self.tables: dict[Any, list[int]] = {}
-        self.tokens = np.zeros(MOST_ROWS, np.int32)
-        self.positions = np.zeros(MOST_ROWS, np.int32)
+        self.tokens = np.zeros(MAX_REPLAY_ROWS, np.int32)
+        self.positions = np.zeros(MAX_REPLAY_ROWS, np.int32)
         # Rows of the tables that tokens are looked up in, at least.
         self.vocabulary = 1 << 31
         self._launches: list[list[Operand]] = []
         self._held: list[Any] = []
 
-    def ids(self) -> Symbol:
+    def ids(self) -> TracedArray:
         """Return the token ids: int32 [rows, 1]."""
-        return self._made(np.empty((RECORDED_ROWS, 1), np.int32))
+        return self._made(np.empty((TRACED_ROWS, 1), np.int32))
 
-    def places(self) -> Positions:
+    def places(self) -> TracedPositions:
         """Return the positions."""
-        return Positions(address_of(self.positions))
+        return TracedPositions(address_of(self.positions))
 
-    def array(self, shape: tuple[int, ...]) -> Symbol:
+    def array(self, shape: tuple[int, ...]) -> TracedArray:
         """Return a new array of float32, rows first."""
-        if shape[0] != RECORDED_ROWS:
-            raise NotRecorded("it moves the rows to another axis")
+        if shape[0] != TRACED_ROWS:
+            raise NotCapturable("it moves the rows to another axis")
         return self._made(np.empty(shape, np.float32))
 
-    def _made(self, memory: Array) -> Symbol:
+    def _made(self, memory: Array) -> TracedArray:
         self.memory.append(memory)
         self.bases.append(address_of(memory))
-        return Symbol(self, len(self.bases) - 1, memory)
+        return TracedArray(self, len(self.bases) - 1, memory)
 
-    def launch(self, code: int, out: Symbol | None, *operands: Symbol | Operand | int) -> int:
+    def launch(
+        self, code: int, out: TracedArray | None, *operands: TracedArray | Operand | int
+    ) -> int:
         """Write a launch down; return its row. What is written is of no other operand."""
         fields = [Operand(code, 0), Operand(0, 0) if out is None else out.operand]
         for operand in operands:
-            if isinstance(operand, Symbol):
+            if isinstance(operand, TracedArray):
                 fields.append(operand.operand)
             else:
                 fields.append(operand if isinstance(operand, Operand) else Operand(operand, 0))
@@ -258,7 +260,9 @@ class Recorder:
         self._launches.append(fields)
         return len(self._launches) - 1
 
-    def attend(self, layer: int, q: Symbol, k: Symbol | None, v: Any, bound: dict[str, Any]) -> Any:
+    def attend(
+        self, layer: int, q: TracedArray, k: TracedArray | None, v: Any, bound: dict[str, Any]
+    ) -> Any:
         """Record a layer's attention, and before it the writing of new keys and values.
 
         ``bound``: what ``Attention.bind`` is told.
@@ -269,14 +273,14 @@ class Recorder:
             shapes.append(k.shape[1:])
         out = self.array(q.shape)
         row = self.launch(ATTEND, out, q, number)
-        self.attended.append(Attended(row, layer, shapes=tuple(shapes), **bound))
+        self.attended.append(CapturedAttention(row, layer, shapes=tuple(shapes), **bound))
         return out
 
     def hold(self, *arrays: Any) -> None:
         """Keep what operands point to."""
         self._held += arrays
 
-    def finish(self, logits: Any) -> Recording:
+    def finish(self, logits: Any) -> CapturedGraph:
         """Give every array a place; ``logits`` [rows, 1, vocabulary] are what the forward returns.
 
         Raises
@@ -285,10 +289,10 @@ class Recorder:
             They are not what the last launch wrote.
         """
         last = self._launches[-1]
-        if not isinstance(logits, Symbol) or logits.operand != last[OUT]:
-            raise NotRecorded("its logits are not the last that it computes")
-        if logits.shape[1:-1] != (1,) or logits.row_numbers * RECORDED_ROWS != logits._view.size:
-            raise NotRecorded(f"it returns logits of shape {logits.shape}")
+        if not isinstance(logits, TracedArray) or logits.operand != last[OUT]:
+            raise NotCapturable("its logits are not the last that it computes")
+        if logits.shape[1:-1] != (1,) or logits.row_numbers * TRACED_ROWS != logits._view.size:
+            raise NotCapturable(f"it returns logits of shape {logits.shape}")
         places = self._places()
         arena = np.empty(max(end for _, end in places.values()) + ALIGNED, np.uint8)
         first = -(-address_of(arena) // ALIGNED) * ALIGNED
@@ -299,7 +303,7 @@ class Recorder:
             for j, field in enumerate(fields):
                 start = 0 if field.buffer is None else starts.get(field.buffer, 0)
                 constants[i, j], per_row[i, j] = field.constant + start, field.per_row
-        return Recording(
+        return CapturedGraph(
             constants=constants,
             per_row=per_row,
             tokens=self.tokens,
@@ -327,7 +331,7 @@ class Recorder:
         end = 0
         for i in range(len(self._launches)):
             for buffer in [b for b, used in uses.items() if used[0] == i]:
-                size = self.memory[buffer].nbytes // RECORDED_ROWS * MOST_ROWS
+                size = self.memory[buffer].nbytes // TRACED_ROWS * MAX_REPLAY_ROWS
                 size = -(-size // ALIGNED) * ALIGNED
                 place = next((p for p in free if p[1] - p[0] == size), None)
                 if place is None:
@@ -340,7 +344,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class CapturedGraph:
     """The launches of a forward.
 
     Parameters
@@ -348,7 +352,7 @@ class Recording:
     constants, per_row
         int64 [launches, ``FIELDS``]: what operands are, by the number of rows.
     tokens, positions
-        int32 [``MOST_ROWS``]: to be filled before a step.
+        int32 [``MAX_REPLAY_ROWS``]: to be filled before a step.
     vocabulary
         Token ids there are.
     logits
@@ -367,6 +371,6 @@ class Recording:
     positions: NDArray[np.int32]
     vocabulary: int
     logits: int
-    attended: tuple[Attended, ...]
+    attended: tuple[CapturedAttention, ...]
     tables: tuple[tuple[Any, NDArray[np.int64]], ...]
     held: tuple[Any, ...]

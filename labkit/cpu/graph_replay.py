@@ -47,7 +47,7 @@ from labkit.cpu.graph_capture import (
     LOOK_UP,
     LOOK_UP_PACKED,
     LOOK_UP_STORED,
-    MOST_ROWS,
+    MAX_REPLAY_ROWS,
     MULTIPLY,
     OFF,
     OUT,
@@ -60,7 +60,7 @@ from labkit.cpu.graph_capture import (
     SLOT_NUMBERS,
     STORED_PRODUCT,
     V_POOL,
-    Recording,
+    CapturedGraph,
     address_of,
 )
 from labkit.cpu.jit import inlined, inner, intrinsic, kernel
@@ -456,7 +456,7 @@ def replay(
     Parameters
     ----------
     fixed
-        int64: addresses, and how many tokens there are; see ``Tape``.
+        int64: addresses, and how many tokens there are; see ``ExecutableGraph``.
     ops
         int64 [launches, fields], as in ``recording``; the last is ``CHOOSE``.
     state
@@ -535,18 +535,18 @@ def replay(
     return _audit(stamp, launches, counters, left)
 
 
-class Tape:
-    """A recording, ready for steps of any number of rows up to ``recording.MOST_ROWS``.
+class ExecutableGraph:
+    """A recording, ready for steps of any number of rows up to ``recording.MAX_REPLAY_ROWS``.
 
     Not for two steps at once. After a step ``tokens`` and ``leads`` hold what greedy sampling
     takes of its rows: the best token, the lowest of equals, and its lead over the next best.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: CapturedGraph) -> None:
         self.recording = recording
-        self.tokens = np.zeros(MOST_ROWS, np.int64)
-        self.leads = np.zeros(MOST_ROWS, np.float32)
-        self._found = np.zeros((MOST_ROWS * MOST_PARTS, FOUND))
+        self.tokens = np.zeros(MAX_REPLAY_ROWS, np.int64)
+        self.leads = np.zeros(MAX_REPLAY_ROWS, np.float32)
+        self._found = np.zeros((MAX_REPLAY_ROWS * MOST_PARTS, FOUND))
         choose = np.zeros((1, FIELDS), np.int64)
         choose[0, [CODE, OUT, 3]] = CHOOSE, address_of(self._found), recording.logits
         self._constants = np.concatenate([recording.constants, choose])

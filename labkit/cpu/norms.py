@@ -13,7 +13,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
-from labkit.cpu.graph_capture import RMS_NORM, Operand, Symbol, address_of
+from labkit.cpu.graph_capture import RMS_NORM, Operand, TracedArray, address_of
 
 Array = NDArray[np.float32]
 
@@ -83,20 +83,20 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     weight
         float32 [D].
     """
-    if isinstance(x, Symbol):
-        return _recorded(x, weight, eps)
+    if isinstance(x, TracedArray):
+        return _capture(x, weight, eps)
     rows = _rows(x)
     out = np.empty_like(rows)
     _rms_norm(rows, weight, eps, out)
     return out.reshape(x.shape)
 
 
-def _recorded(x: Symbol, weight: Array, eps: float) -> Any:
+def _capture(x: TracedArray, weight: Array, eps: float) -> Any:
     """Record ``rms_norm``."""
-    recorder, width, out = x.recorder, x.shape[-1], x.recorder.array(x.shape)
-    recorder.hold(weight)
+    capture, width, out = x.capture, x.shape[-1], x.capture.array(x.shape)
+    capture.hold(weight)
     rows, bits = Operand(0, x.row_numbers // width), int(np.float64(eps).view(np.int64))
-    recorder.launch(RMS_NORM, out, x, rows, width, address_of(weight), bits)
+    capture.launch(RMS_NORM, out, x, rows, width, address_of(weight), bits)
     return out
 
 

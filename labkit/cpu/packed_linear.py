@@ -15,8 +15,8 @@ from labkit.cpu.graph_capture import (
     LOOK_UP_STORED,
     PRODUCT,
     STORED_PRODUCT,
-    NotRecorded,
-    Symbol,
+    NotCapturable,
+    TracedArray,
     address_of,
 )
 from labkit.cpu.quantized_weights import PANELS, SPAN, Stored
@@ -226,8 +226,8 @@ class PackedWeights:
 
     def take(self, rows: NDArray[np.integer]) -> Array:
         """Return rows of the only matrix, widened: float32 [*rows.shape, K]."""
-        if isinstance(rows, Symbol):
-            return self._recorded_take(rows)
+        if isinstance(rows, TracedArray):
+            return self._capture_take(rows)
         wanted = rows.ravel().astype(np.int64)
         if wanted.size and not 0 <= wanted.min() <= wanted.max() < self.total:
             raise IndexError(f"rows {wanted.min()} to {wanted.max()} of {self.total}")
@@ -251,8 +251,8 @@ class PackedWeights:
         lead, depth = x.shape[:-1], x.shape[-1]
         if depth != self.depth:
             raise ValueError(f"input of shape {x.shape}: expected [..., {self.depth}]")
-        if isinstance(x, Symbol):
-            return self._recorded(x)
+        if isinstance(x, TracedArray):
+            return self._capture(x)
         if not x.flags.c_contiguous:
             x = np.ascontiguousarray(x)
         rows = x.size // depth
@@ -267,17 +267,17 @@ class PackedWeights:
             start = end
         return parts
 
-    def _recorded(self, x: Symbol) -> list[Any]:
+    def _capture(self, x: TracedArray) -> list[Any]:
         """Record ``multiply``."""
-        recorder, rows, *between = x.recorder, *x.shape[:-1]
+        capture, rows, *between = x.capture, *x.shape[:-1]
         if any(size != 1 for size in between):
-            raise NotRecorded("it multiplies more rows than there are tokens")
+            raise NotCapturable("it multiplies more rows than there are tokens")
         panels, *rest = self._panels.memory
-        recorder.hold(panels, self._bias, self._columns, *rest)
+        capture.hold(panels, self._bias, self._columns, *rest)
         matrices = address_of(panels), address_of(self._bias), address_of(self._columns)
-        out = recorder.array((rows, self.total))
+        out = capture.array((rows, self.total))
         sizes = len(self._columns), self.total
-        recorder.launch(
+        capture.launch(
             self._panels.codes[0], out, x, self.depth, *matrices, *sizes, *self._panels.form,
         )  # fmt: skip
         flat = out.reshape(-1)
@@ -287,15 +287,15 @@ class PackedWeights:
             for end, width in zip(ends, self.widths, strict=True)
         ]
 
-    def _recorded_take(self, rows: Symbol) -> Any:
+    def _capture_take(self, rows: TracedArray) -> Any:
         """Record ``take``."""
-        recorder, (panels, *rest) = rows.recorder, self._panels.memory
-        recorder.hold(panels, *rest)
-        recorder.vocabulary = min(recorder.vocabulary, self.total)
-        out = recorder.array((*rows.shape, self.depth))
+        capture, (panels, *rest) = rows.capture, self._panels.memory
+        capture.hold(panels, *rest)
+        capture.vocabulary = min(capture.vocabulary, self.total)
+        out = capture.array((*rows.shape, self.depth))
         matrices = address_of(panels), 0, 0
         sizes = len(self._columns), self.total
-        recorder.launch(
+        capture.launch(
             self._panels.codes[1], out, rows, self.depth, *matrices, *sizes, *self._panels.form
         )
         return out

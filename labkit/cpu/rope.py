@@ -9,7 +9,7 @@ from numba import njit, prange
 from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
-from labkit.cpu.graph_capture import ROTATE, NotRecorded, Positions, Symbol, address_of
+from labkit.cpu.graph_capture import ROTATE, NotCapturable, TracedArray, TracedPositions, address_of
 
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -90,19 +90,19 @@ class RotaryTable:
             self._grow(positions)
         return self._places
 
-    def _recorded(self, x: Symbol, offsets: Any, traditional: bool, input_scale: float) -> Any:
+    def _capture(self, x: TracedArray, offsets: Any, traditional: bool, input_scale: float) -> Any:
         """Record ``rotate``."""
         _, heads, length, width = x.shape
-        if not isinstance(offsets, Positions) or length != 1:
-            raise NotRecorded("it rotates by positions that are not the tokens'")
+        if not isinstance(offsets, TracedPositions) or length != 1:
+            raise NotCapturable("it rotates by positions that are not the tokens'")
         if width < 2 * self._inverse.size:
             raise ValueError(f"{width} dimensions per head, {2 * self._inverse.size} to rotate")
-        out, scale = x.recorder.array(x.shape), int(np.float32(input_scale).view(np.uint32))
-        row = x.recorder.launch(
+        out, scale = x.capture.array(x.shape), int(np.float32(input_scale).view(np.uint32))
+        row = x.capture.launch(
             ROTATE, out, x, heads, width, offsets.address, 0, 0, self._inverse.size, scale,
             int(traditional),
         )  # fmt: skip
-        x.recorder.tables.setdefault(self, []).append(row)
+        x.capture.tables.setdefault(self, []).append(row)
         return out
 
     def _grow(self, needed: int) -> None:
@@ -136,8 +136,8 @@ class RotaryTable:
         ValueError
             A negative position, a number of offsets that is not B, or heads too small.
         """
-        if isinstance(x, Symbol):
-            return self._recorded(x, offsets, traditional, input_scale)
+        if isinstance(x, TracedArray):
+            return self._capture(x, offsets, traditional, input_scale)
         batch, heads, length, width = x.shape
         where = np.asarray(offsets, np.int32)
         if where.ndim == 0:

@@ -21,7 +21,7 @@ from labkit.engine.model_loader import LoadedModel
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Arrays, Attention
     from labkit.engine.kv_layout.kv_cache_manager import Step
-    from labkit.engine.numpy_port.graph_runner import Taped
+    from labkit.engine.numpy_port.graph_runner import GraphRunner
     from labkit.engine.numpy_port.model_conversion import Conversion
 
 
@@ -77,7 +77,7 @@ class PackedForward:
             LayerCache(layer, window) for layer, window in enumerate(loaded.windows, first_layer)
         ]
         self._selector = select_rows(loaded.model)
-        self._taped: Taped | None = None
+        self._graph_runner: GraphRunner | None = None
         self._sums = loaded.sums
 
     def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
@@ -133,19 +133,19 @@ class PackedForward:
     @property
     def unreplayed(self) -> str | None:
         """Why none of its steps is replayed, as far as one asked."""
-        return None if self._taped is None else self._taped.reason
+        return None if self._graph_runner is None else self._graph_runner.reason
 
     def _replayed(self, batch: Batch, step: Step, counters: Counters) -> Any:
         """Return the logits of a step that is replayed from a tape; None: it is not."""
-        if self._taped is None:
+        if self._graph_runner is None:
             if self.name != "numpy":
                 return None
-            from labkit.engine.numpy_port.graph_runner import Taped, attends
+            from labkit.engine.numpy_port.graph_runner import GraphRunner, can_replay
 
-            if not attends(step.attention):
+            if not can_replay(step.attention):
                 return None
-            self._taped = Taped(self._model, self._caches)
-        logits = self._taped.run(batch, step.attention, step.plan, counters)
+            self._graph_runner = GraphRunner(self._model, self._caches)
+        logits = self._graph_runner.run(batch, step.attention, step.plan, counters)
         if logits is None or len(batch.tokens) == len(batch.logit_rows):
             return logits
         return logits[batch.logit_rows]

@@ -175,11 +175,12 @@ def test_attention_alone_loads_no_kernel_of_a_model():
     script = """
 import sys
 from labkit.engine import attention
-from labkit.workload import kernel_turns
+from labkit.workload import interleaved_kernels
 attention.create()
 loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.cpu" in name}
-assert "attention_launches" in loaded
-print(*sorted(loaded & {"tape", "gemm", "stored_product", "norms", "rope", "activations"}))
+assert "attention_launch" in loaded
+kernels = {"graph_replay", "gemm", "quantized_matmul", "norms", "rope", "activations"}
+print(*sorted(loaded & kernels))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, []), done.stderr

@@ -36,7 +36,7 @@ _OF_KIND = [BODY, HEADS, ELEMENT, SLOT_NUMBERS]
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CapturedLayers:
     """The launches of attention of a recorded step, in order, all arrays one row each.
 
     Parameters
@@ -85,7 +85,7 @@ class Taken:
         return launches
 
 
-class Told:
+class ReplayState:
     """What replays are told of attention in steps that differ in nothing but contexts.
 
     ``packed`` is what ``launches`` points into. Not for two steps at once: what they count lies
@@ -99,7 +99,11 @@ class Told:
     )
 
     def __init__(
-        self, layers: Taken, packed: NDArray[Any], kinds: Sequence[tuple[int, ...]], workers: int
+        self,
+        layers: CapturedLayers,
+        packed: NDArray[Any],
+        kinds: Sequence[tuple[int, ...]],
+        workers: int,
     ) -> None:
         self.layers = layers
         self.windowed = any(layer.window is not None for layer in layers.kinds)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from labkit.cpu import attention_launch, decode_attention, kernel_params, tiled_attention
 from labkit.cpu.attention_intrinsics import KEYS
-from labkit.cpu.graph_capture import FIRST, OUT, Attended
+from labkit.cpu.graph_capture import FIRST, OUT, CapturedAttention
 from labkit.engine.attention import input_validation, kernel_dispatch
 from labkit.engine.attention.attention_metadata import Layer, Plan
-from labkit.engine.attention.captured_layers import Taken, Told
+from labkit.engine.attention.captured_layers import CapturedLayers, ReplayState
 from labkit.engine.attention.kernel_dispatch import Dispatch
 from labkit.engine.attention.kernel_switches import BQ, RESOLVER_IDS, Switches
 from labkit.engine.attention.kv_dtypes import STORED_AS, name_of
@@ -25,7 +25,7 @@ from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.engine_protocol import Counters
 
 if TYPE_CHECKING:  # it brings the kernels of a whole model
-    from labkit.cpu.graph_replay import Tape
+    from labkit.cpu.graph_replay import ExecutableGraph
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
 
@@ -110,10 +110,10 @@ class CpuBackend(PagedBackend):
 
     def replay(
         self,
-        tape: Tape,
+        tape: ExecutableGraph,
         tokens: NDArray[np.int32],
         plan: Plan,
-        layers: Taken,
+        layers: CapturedLayers,
         logits: Any,
         counters: Counters,
     ) -> bool:
@@ -143,7 +143,9 @@ class CpuBackend(PagedBackend):
             plan.launches += told.evidence()
         return True
 
-    def _tell(self, ops: NDArray[np.int64], plan: Plan, layers: Taken) -> Told | None:
+    def _tell(
+        self, ops: NDArray[np.int64], plan: Plan, layers: CapturedLayers
+    ) -> ReplayState | None:
         """Return what replays of the plan, and of those that follow it, are told."""
         prepared = [
             plan.prepared.get(layer.kind) or self.prepare(plan, layer) for layer in layers.kinds
@@ -155,7 +157,7 @@ class CpuBackend(PagedBackend):
         for name, addresses in zip(_ARRAYS, arrays, strict=True):
             packed[name] = addresses
         shared = [(one.body, one.chosen.heads, one.element, one.slot_numbers) for one in prepared]
-        return Told(layers, packed, shared, prepared[0].workers)
+        return ReplayState(layers, packed, shared, prepared[0].workers)
 
     def _keeps(self, last: Plan) -> bool:
         """What is packed says nothing of contexts; but their length may decide on a split.
@@ -166,7 +168,7 @@ class CpuBackend(PagedBackend):
         prepared = (ready for ready in last.prepared.values() if isinstance(ready, _Ready))
         return self._switches.split_kv == "off" and all(r.workers == threads for r in prepared)
 
-    def taken(self, attended: Sequence[Attended]) -> Taken:
+    def taken(self, attended: Sequence[CapturedAttention]) -> CapturedLayers:
         """Bind the layers of a recorded step, and say what of them does not change.
 
         Raises
@@ -186,7 +188,7 @@ class CpuBackend(PagedBackend):
         sinks = [0 if x.sinks is None else kernel_params.address(x.sinks) for x in layers]
         pools = [self._addresses[layer.index] for layer in layers]
         rows = [one.row for one in attended]
-        return Taken(layers, *(np.array(each, np.int64) for each in (rows, pools, sinks)))
+        return CapturedLayers(layers, *(np.array(each, np.int64) for each in (rows, pools, sinks)))
 
     def prepare(self, plan: Plan, layer: Layer) -> _Ready:
         """Choose and pack what the launches of one kind of layers share."""

@@ -8,27 +8,28 @@ mlx_lm's code runs, and what it calls is exchanged.
 What is exchanged. ``convert`` copies a loaded model's tree of modules:
 
 - a layer with arithmetic of its own (Linear, Embedding, RMSNorm, LayerNorm, RoPE and its scaled
-  forms, an activation) becomes one of ``layers``, which calls a kernel. Quantised matrices and
-  those in half precision are multiplied as they lie. Projections of one input (q, k, v; gate,
-  up) become one product, computed when the first of them is asked;
+  forms, an activation) becomes one of ``numpy_layers``, which calls a kernel. Quantised matrices
+  and those in half precision are multiplied as they lie. Projections of one input (q, k, v; gate,
+  up) become one product, computed when the first of them is called;
 - a class around them (attention, MLP, block, model) becomes the same class of a module that
-  ``engine.module_loader`` ran a second time, whose imports of ``mlx.core`` and ``mlx.nn`` found
+  ``engine.module_rebinding`` ran a second time, whose imports of ``mlx.core`` and ``mlx.nn`` gave
   ``mlx_shim``. Two functions of those modules are labkit's: ``swiglu``, which is a kernel, and
-  ``scaled_dot_product_attention``, which asks the ``Handle`` that the cache returned to attend.
+  ``scaled_dot_product_attention``, which lets the ``Handle`` that the cache returned attend.
 
 A trial of two tokens decides. A model whose code asks for what has no counterpart here runs on
 MLX, and the record says why; the self-test at load compares either with plain mlx_lm.
 
 What is replayed. A small step would cost as much in Python, between its launches, as in them. So
-the launches of a forward are written down once, from a forward over symbols (``cpu.recording``),
-and a step of decodes, up to 64 rows of them, is one compiled call (``cpu.tape``) with the same
-bits. Where a model's code cannot be recorded, or attention is another than the decode kernel, steps
-run as they are; ``forward.replayed`` counts the others, and the record says why there are none.
+the launches of a forward are captured once, as a CUDA graph would be, from a forward over traced
+arrays (``cpu.graph_capture``). A step of decodes, up to 64 rows of them, is then one compiled call
+(``cpu.graph_replay``) with the same bits. Where a model's code cannot be captured, or attention
+is another than the decode kernel, steps run as they are; ``forward.replayed`` counts the others,
+and the record says why there are none.
 
 What is patched in the process: nothing. mlx, mlx_lm and ``sys.modules`` stay as they were, which
 is what lets plain mlx_lm, two engines and a draft model live in one process.
 
-What holds, each line a test in ``tests/engine/numpy_port/test_convert.py``:
+What holds, each line a test in ``tests/engine/numpy_port/test_model_conversion.py``:
 
 1. The logits are plain mlx_lm's, to 1e-4 of their range.
 2. A forward runs no MLX operation.
@@ -38,7 +39,7 @@ What holds, each line a test in ``tests/engine/numpy_port/test_convert.py``:
 6. A token's bits do not depend on what it is batched with.
 7. Between two forwards a model holds weights and nothing of a step: engines may take turns with
    one, and a forward that failed leaves nothing that the next could take for its own.
-8. A replayed step has the bits of the forward (``tests/engine/numpy_port/test_taped.py``).
+8. A replayed step has the bits of the forward (``tests/engine/numpy_port/test_graph_runner.py``).
 9. Float32 norms, and embeddings that are no output too, are views of MLX's arrays; only a product
    packs its matrix anew, and then nothing else holds it.
 

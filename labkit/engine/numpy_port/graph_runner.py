@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from labkit.cpu.graph_capture import MOST_ROWS, NotRecorded, Recorder
-from labkit.cpu.graph_replay import Tape
+from labkit.cpu.graph_capture import MAX_REPLAY_ROWS, GraphCapture, NotCapturable
+from labkit.cpu.graph_replay import ExecutableGraph
 from labkit.engine.attention.cpu_backend import CpuBackend
 from labkit.engine.device_logits import ChosenLogits
 from labkit.engine.engine_protocol import Counters
@@ -17,11 +17,11 @@ from labkit.engine.layer_cache import LayerCache, Running
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import Plan
-    from labkit.engine.attention.captured_layers import Taken
+    from labkit.engine.attention.captured_layers import CapturedLayers
     from labkit.engine.input_builder import Batch
 
 
-class Taped:
+class GraphRunner:
     """A model's forward as launches that are replayed.
 
     ``reason``: why there are none, or None; ``model`` is called as ``PackedForward`` calls it.
@@ -29,12 +29,12 @@ class Taped:
 
     def __init__(self, model: Callable[..., Any], caches: Sequence[LayerCache]) -> None:
         self.reason: str | None = None
-        self._tape: Tape | None = None
+        self._tape: ExecutableGraph | None = None
         self._owner: Callable[[], CpuBackend | None] = lambda: None
-        self._layers: Taken
+        self._layers: CapturedLayers
         try:
-            self._tape = Tape(_record(model, caches))
-        except NotRecorded as error:
+            self._tape = ExecutableGraph(_record(model, caches))
+        except NotCapturable as error:
             self.reason = str(error)
         except Exception as error:
             # Foreign code on what is not even an array may fail in any way.
@@ -47,10 +47,10 @@ class Taped:
         """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
         rows = len(batch.tokens)
         tape = self._tape
-        if tape is None or batch.prefill_tokens or not 0 < rows <= MOST_ROWS:
+        if tape is None or batch.prefill_tokens or not 0 < rows <= MAX_REPLAY_ROWS:
             return None
         if self._owner() is not attention:
-            if not attends(attention):
+            if not can_replay(attention):
                 return None
             self._layers = attention.taken(tape.recording.attended)
             # Weakly: a model outlives the KV memory of its engines.
@@ -61,20 +61,20 @@ class Taped:
         return ChosenLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
 
 
-def attends(attention: Any) -> bool:
+def can_replay(attention: Any) -> bool:
     """Tell whether what a step attends with is replayed: somebody's own may do as it likes."""
     return type(attention) is CpuBackend
 
 
 def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
     """Run a forward on symbols, and return its recording."""
-    recorder = Recorder()
-    noting: Any = _Noting(recorder)
-    ids, running = recorder.ids(), Running(noting, noting, None, recorder.places())
+    capture = GraphCapture()
+    noting: Any = _Noting(capture)
+    ids, running = capture.ids(), Running(noting, noting, None, capture.places())
     for cache in caches:
         cache.step = running
     try:
-        return recorder.finish(model(ids, cache=caches))
+        return capture.finish(model(ids, cache=caches))
     finally:
         for cache in caches:
             cache.step = None
@@ -83,8 +83,8 @@ def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
 class _Noting:
     """Attention that is recorded."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
+    def __init__(self, capture: GraphCapture) -> None:
+        self._recorder = capture
         self._bound: dict[int, dict[str, Any]] = {}
 
     def bind(self, layer: int, **options: Any) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu import norms
-from labkit.cpu.graph_capture import LOOK_UP, NotRecorded, Symbol, address_of
+from labkit.cpu.graph_capture import LOOK_UP, NotCapturable, TracedArray, address_of
 from labkit.cpu.packed_linear import Matrix, PackedWeights, Slabs
 from labkit.cpu.quantized_weights import Stored
 from labkit.cpu.rope import RotaryTable
@@ -61,8 +61,8 @@ class SummedLinear:
 
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N], the same in every rank, for this rank's x [..., K]."""
-        if isinstance(x, Symbol):
-            raise NotRecorded("its layers are added up with those of other ranks")
+        if isinstance(x, TracedArray):
+            raise NotCapturable("its layers are added up with those of other ranks")
         total = self._add_up(self._packed.multiply(x)[0])
         return total if self._bias is None else total + self._bias
 
@@ -151,17 +151,17 @@ class Embedding:
         if self._packed is not None:
             return self._packed.take(ids)
         assert self._table is not None
-        if isinstance(ids, Symbol):
-            return self._recorded(ids, self._table)
+        if isinstance(ids, TracedArray):
+            return self._capture(ids, self._table)
         return self._table.take(ids, axis=0)
 
-    def _recorded(self, ids: Symbol, table: Array) -> Any:
+    def _capture(self, ids: TracedArray, table: Array) -> Any:
         """Record a look-up."""
-        recorder, (rows, width) = ids.recorder, table.shape
-        recorder.hold(table)
-        recorder.vocabulary = min(recorder.vocabulary, rows)
-        out = recorder.array((*ids.shape, width))
-        recorder.launch(LOOK_UP, out, ids, width, address_of(table))
+        capture, (rows, width) = ids.capture, table.shape
+        capture.hold(table)
+        capture.vocabulary = min(capture.vocabulary, rows)
+        out = capture.array((*ids.shape, width))
+        capture.launch(LOOK_UP, out, ids, width, address_of(table))
         return out
 
     def as_linear(self, x: Array) -> Array:

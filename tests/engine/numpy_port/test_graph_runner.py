@@ -8,7 +8,7 @@ import pytest
 
 from labkit import config
 from labkit.cpu import attention_launch, graph_replay
-from labkit.cpu.graph_capture import FIELDS, MOST_ROWS, NotRecorded, Recorder
+from labkit.cpu.graph_capture import FIELDS, MAX_REPLAY_ROWS, GraphCapture, NotCapturable
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.packed_forward import PackedForward
@@ -144,9 +144,9 @@ def test_another_engine_of_the_same_model_has_its_own_memory(model_dir):
 
 
 def test_steps_of_many_rows_run_as_they_are(model_dir):
-    engine = make(model_dir("qwen3"), scheduler=config.Scheduler(max_num_seqs=MOST_ROWS + 1))
+    engine = make(model_dir("qwen3"), scheduler=config.Scheduler(max_num_seqs=MAX_REPLAY_ROWS + 1))
     engine.reset_counters()
-    logits_of(engine, [1] * (MOST_ROWS + 1), 3)
+    logits_of(engine, [1] * (MAX_REPLAY_ROWS + 1), 3)
     assert engine.counters()["forward.numpy"] > 1
     assert not replayed(engine)
 
@@ -160,7 +160,7 @@ def test_a_token_that_the_model_lacks_is_left_to_the_forward(model_dir, wrong):
     _, step = model.memory.plan(asked[-1])
     for tokens in (asked[-1].tokens, np.full_like(asked[-1].tokens, wrong)):
         batch = asked[-1]._replace(tokens=tokens)
-        made = model._forward._taped.run(batch, step.attention, step.plan, Counters())
+        made = model._forward._graph_runner.run(batch, step.attention, step.plan, Counters())
         assert (made is None) == (tokens[0] == wrong)
 
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_recorded_is_served_and_says_why(tmp_path):
 
 
 def symbol(*shape):
-    return Recorder().array((2, *shape))
+    return GraphCapture().array((2, *shape))
 
 
 @pytest.mark.parametrize(
@@ -196,25 +196,25 @@ def symbol(*shape):
         lambda x: x.reshape(2, 2, 4).transpose(0, 2, 1).reshape(2, 8),
         lambda x: x.reshape(2, 2, 4).transpose(0, 2, 1).operand,
         lambda x: x.astype(np.float64),
-        lambda x: x.recorder.places() + 1,
-        lambda x: x.recorder.array((1, 8)),
+        lambda x: x.capture.places() + 1,
+        lambda x: x.capture.array((1, 8)),
         lambda x: float(x),
     ],
 )
 def test_a_symbol_refuses_what_no_launch_computes(compute):
-    with pytest.raises((NotRecorded, TypeError)):
+    with pytest.raises((NotCapturable, TypeError)):
         compute(symbol(1, 8))
 
 
 def test_arrays_that_are_needed_at_once_lie_apart():
-    recorder = Recorder()
-    recorder.ids()
-    a = recorder.array((2, 16))
-    recorder.launch(0, a)
+    capture = GraphCapture()
+    capture.ids()
+    a = capture.array((2, 16))
+    capture.launch(0, a)
     b = a * 2.0
     c = b * 2.0  # where a lay
     d = b + c
-    recorded = recorder.finish((d * 3.0).reshape(2, 1, 16))
+    recorded = capture.finish((d * 3.0).reshape(2, 1, 16))
     _, b_at, c_at, d_at = (recorded.constants[i, 1] for i in range(4))
     assert len({b_at, c_at, d_at}) == 3
     assert recorded.constants[2, 1] == recorded.constants[0, 1]
