@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.experiment import worker
-from labkit.experiment.in_process import Process
+from labkit.experiment.worker_process import Process
 from labkit.records import read_arm
 
 

@@ -40,7 +40,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.experiment.arms import ComposedCell
+    from labkit.experiment.cell_composer import ComposedCell
     from labkit.experiment.cell import Cell
     from labkit.experiment.permuted_blocks import Run
     from labkit.experiment.run_launcher import ProcessLauncher
@@ -106,7 +106,7 @@ def study(
     kind: str, folder: Path, processes: int, seed: int, more: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Run one study and say what it found; one that is there already is read again."""
-    from labkit.experiment.arms import to_cell
+    from labkit.experiment.cell_composer import to_cell
 
     composed = with_planted(kind, [f"design.blocks={processes}", f"seed={seed}", *more])
     began = time.monotonic()
@@ -120,7 +120,7 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     from labkit.analysis.isolation_agreement import confirmation_sentence
     from labkit.analysis.study_analysis import Analyst
     from labkit.config import Isolation
-    from labkit.experiment.arms import to_cells
+    from labkit.experiment.cell_composer import to_cells
 
     blocks = PROCESSES["requests" if kind.endswith("requests") else "kernels"][0]
     design = [f"design.blocks={blocks}", f"design.confirm={pairs}", "seed=10"]
@@ -135,7 +135,7 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
 def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
     """Compose a study with three arms: the baseline, the planted one, and the control."""
     from labkit import app, workload
-    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.cell_composer import compose_cell
 
     name, overrides = ASKED[kind]
     app.register()
@@ -151,7 +151,7 @@ def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
     """Run what is missing of a cell, with delays planted, and return its analysis."""
     from labkit import analysis
     from labkit.experiment.run_launcher import ProcessLauncher
-    from labkit.experiment.runner import run_cell
+    from labkit.experiment.cell_runner import run_cell
 
     launcher = ProcessLauncher((sys.executable, str(HERE / "planted_worker.py")))
     run_cell(cell, SideBySide(launcher) if beside else launcher)

@@ -56,7 +56,7 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
     """Compose an experiment as ``python -m labkit`` does, and prepare its model and prompts."""
     from labkit import app, workload
     from labkit.config import to_plain
-    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.cell_composer import compose_cell
 
     with app.initialized():
         experiment = compose_cell([], list(overrides)).experiment

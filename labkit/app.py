@@ -19,7 +19,7 @@ from labkit import __version__
 from labkit.config import ConfigError, Experiment
 
 if TYPE_CHECKING:
-    from labkit.experiment.arms import ComposedCell
+    from labkit.experiment.cell_composer import ComposedCell
     from labkit.experiment.job_launcher import Spread
     from labkit.study_runner import Study
 
@@ -122,7 +122,7 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from labkit.experiment.arms import cell_name
+    from labkit.experiment.cell_composer import cell_name
 
     ConfigStore.instance().store(name="schema", node=Experiment)
     # Our files of these names hold a plugin's settings: that its schema checks them is well.
@@ -135,13 +135,13 @@ def _help(*, _root_: Any) -> str:
     """Return every option with its value in this config, for the template of ``--help``."""
     from omegaconf import OmegaConf
 
-    from labkit.config import options_reference
+    from labkit.config import option_index
 
     def value(key: str) -> Any:
         found = OmegaConf.select(_root_, key)
         return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
 
-    return options_reference.help_lines(value).replace("$", "$$")
+    return option_index.help_lines(value).replace("$", "$$")
 
 
 def initialized() -> AbstractContextManager[Any]:
@@ -161,7 +161,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     """
     from hydra import compose
 
-    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.cell_composer import compose_cell
     from labkit.experiment.config_errors import explain
     from labkit.experiment.hydra_composer import Composer, expand
 
@@ -194,7 +194,7 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 
 def shown(command: Command) -> list[str]:
     """Return the overrides that a flag shows: a job's with those of its experiment's scale."""
-    from labkit.experiment.arms import at_scale
+    from labkit.experiment.cell_composer import at_scale
     from labkit.experiment.hydra_composer import Composer
 
     given = list(command.overrides)
@@ -237,7 +237,7 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         """Run one cell; it was composed before, arm by arm."""
         from hydra.core.hydra_config import HydraConfig
 
-        from labkit.experiment.arms import cell_name, compose_cell
+        from labkit.experiment.cell_composer import cell_name, compose_cell
 
         facts = HydraConfig.get()
         hydra, task = list(facts.overrides.hydra), list(facts.overrides.task)

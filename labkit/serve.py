@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from labkit.cli_errors import Parser, say
-from labkit.config import ConfigError, Serve, from_plain, options_reference, require, to_plain
+from labkit.config import ConfigError, Serve, from_plain, option_index, require, to_plain
 
 # What the server imports of the extra.
 NEEDED = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "prometheus_client", "llguidance")
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m labkit.serve",
         description="Serve a model with the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
-        epilog="Options:\n\n" + options_reference.help_lines(_default, Serve).replace("%", "%%"),
+        epilog="Options:\n\n" + option_index.help_lines(_default, Serve).replace("%", "%%"),
         formatter_class=_raw(),
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="engine=, model=, ...")
@@ -48,7 +48,7 @@ def _raw() -> Any:
 
 
 def _default(key: str) -> Any:
-    leaf = options_reference.find(key)
+    leaf = option_index.find(key)
     return leaf.said.default if leaf else None
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
 from labkit.config import Experiment, Redo
-from labkit.experiment import StudyError, progress_display, runner
-from labkit.experiment.arms import ComposedCell, to_cells
+from labkit.experiment import StudyError, progress_display, cell_runner
+from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_manifest import refuse_changes
 from labkit.records import last_sitting
 
@@ -84,7 +84,7 @@ class Study:
 
     def _run(self, cell: Cell, show: progress_display.Progress, redo_failed: bool) -> None:
         analyst = self._analyses()
-        runner.run_cell(
+        cell_runner.run_cell(
             cell, self._launcher, show, redo_failed=redo_failed, decided=analyst.decided
         )
         analysis.write_cell(cell.dir, analyst)
@@ -107,7 +107,7 @@ class Study:
     def unfinished(self) -> Iterator[str]:
         """Name every cell that lacks blocks, and what became of whoever worked on it."""
         for cell in self._cells():
-            left = runner.unfinished(cell)
+            left = cell_runner.unfinished(cell)
             if left:
                 runs = f"{len(left)} of {len(cell.schedule())} runs are missing"
                 yield f"{cell.name}: {runs}; {last_sitting(cell.dir)}"

@@ -56,7 +56,7 @@ def composer():
 def composed(composer):
     """Return what composes the cell of some overrides, checked as a command's are."""
     from labkit import app
-    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.cell_composer import compose_cell
 
     def compose(*overrides):
         with app.initialized():

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from labkit import app, workload
 from labkit.config import Budget, Identity, LengthKind, ModelShape
 from labkit.experiment import run_stages
-from labkit.experiment.arms import _with_arm, at_scale, compose_cell
+from labkit.experiment.cell_composer import _with_arm, at_scale, compose_cell
 from labkit.experiment.run_stages import Draft, Stopwatch
 from labkit.records import Record, read_cell
 from labkit.study_runner import Study

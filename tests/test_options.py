@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.config import options_reference
+from labkit.config import option_index
 from labkit.config.option import Group, options
 
 ROOT = Path(__file__).parent.parent
-LEAVES = [leaf for section in options_reference.sections() for leaf in section.leaves]
+LEAVES = [leaf for section in option_index.sections() for leaf in section.leaves]
 # Who reads what no module that knows the schema reads by its name.
 READERS = {
     **{
@@ -28,8 +28,8 @@ READERS = {
 
 def test_the_page_is_the_schema():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == options_reference.page(), (
-        "python -m labkit.config.options_reference > docs/options.md"
+    assert page == option_index.page(), (
+        "python -m labkit.config.option_index > docs/options.md"
     )
 
 
@@ -60,7 +60,7 @@ def test_readers_are_choices_that_there_are():
         if leaf.said.read_by is not None:
             key = leaf.said.read_by.key
             beside = f"{leaf.key.rpartition('.')[0]}.{key}"  # of a group in several places
-            choices = options_reference.find(key if "." in key else beside).choices
+            choices = option_index.find(key if "." in key else beside).choices
             assert {str(getattr(c, "value", c)) for c in leaf.said.read_by.choices} <= {
                 *choices,
                 "package.module:Class",

@@ -6,7 +6,7 @@ from labkit import app
 from labkit.analysis.rendering.published_table import AGREEMENT
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published_rows
-from labkit.experiment.arms import at_scale
+from labkit.experiment.cell_composer import at_scale
 from labkit.experiment.claim_validation import choices
 from labkit.experiment.hydra_composer import quote
 from labkit.records import counter_registry

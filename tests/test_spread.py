@@ -11,7 +11,7 @@ import pytest
 from labkit import app
 from labkit.config import ConfigError
 from labkit.experiment import job_launcher
-from labkit.experiment.arms import compose_cell
+from labkit.experiment.cell_composer import compose_cell
 from labkit.study_runner import Study
 
 ROOT = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from labkit import study_runner as study_module
 from labkit.analysis import cell_analysis, study_analysis
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.study_analysis import Analyst
-from labkit.experiment.arms import ComposedCell
+from labkit.experiment.cell_composer import ComposedCell
 from labkit.records import Arm, CaseRecord, Metric, Record, read_cell
 from labkit.study_runner import Study
 

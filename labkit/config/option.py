@@ -1,7 +1,7 @@
 """An option: a field of the schema, with all that is said about it as the field's metadata.
 
 A group's options are checked here against that metadata; ``--help``, ``docs/options.md`` and
-the error lines say it (:mod:`labkit.config.options_reference`). What spans options is a rule in the
+the error lines say it (:mod:`labkit.config.option_index`). What spans options is a rule in the
 ``__post_init__`` of the group that holds them.
 """
 

@@ -61,7 +61,7 @@ class Trial:
 
     def __init__(self, overrides: Sequence[str], folder: Path) -> None:
         from labkit import app, workload
-        from labkit.experiment.arms import to_cell
+        from labkit.experiment.cell_composer import to_cell
 
         app.register()
         (composed,) = app.compose_cells(app.Command((), (*ALWAYS, *overrides), multirun=False))

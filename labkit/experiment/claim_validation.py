@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from labkit.config import LAYOUT_OF, Engine, Experiment, options_reference, own_classes, require
+from labkit.config import LAYOUT_OF, Engine, Experiment, option_index, own_classes, require
 from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.records import counter_registry
@@ -119,7 +119,7 @@ def _may_claim(name: str, arm: Engine) -> bool:
 
 def choices(option: str) -> Sequence[str]:
     """Return the words that an option of the config may have."""
-    found = options_reference.find(option)
+    found = option_index.find(option)
     if found is None or not found.choices:
         raise ValueError(f"{option}: not an option with a list of words")
     return found.choices

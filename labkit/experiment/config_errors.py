@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from labkit.config import ConfigError, Experiment, options_reference
+from labkit.config import ConfigError, Experiment, option_index
 from labkit.experiment.job_launcher import missing
 from labkit.records.counter_registry import nearest
 
@@ -98,7 +98,7 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
-    names = options_reference.names_below(path.split(".")[:-1], root)
+    names = option_index.names_below(path.split(".")[:-1], root)
     allowed = f"; there are: {', '.join(names)}" if names else ""
     return f"{where}: no option {key!r}{nearest(key, names)}{allowed}"
 
@@ -132,13 +132,13 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _range(key: str) -> str:
-    option = options_reference.find(key)
+    option = option_index.find(key)
     allowed = option.said.allowed if option is not None else ""
     return f"; allowed are {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
-    names = options_reference.names_below(key.split("."))
+    names = option_index.names_below(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 
 

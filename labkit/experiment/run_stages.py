@@ -1,7 +1,7 @@
 """The stages of a run's process, and the names of what can go wrong in them.
 
 fingerprint, probe, load, canary, warm_up, measure, probe, fingerprint: in every process
-the same code in the same order (:mod:`labkit.experiment.in_process`).
+the same code in the same order (:mod:`labkit.experiment.worker_process`).
 """
 
 from __future__ import annotations

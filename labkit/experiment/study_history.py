@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit.analysis.statistics.power import freedom
 from labkit.config import Experiment, Isolation, to_plain
-from labkit.experiment.arms import ComposedCell
+from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine import fingerprint
 from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
 

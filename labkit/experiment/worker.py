@@ -2,7 +2,7 @@
 
 ``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
 whose name says block, position and arm. Several pairs are a block whose arms take turns
-(:mod:`labkit.experiment.in_process`). ``--keep CELL`` keeps array outputs in that cell's
+(:mod:`labkit.experiment.worker_process`). ``--keep CELL`` keeps array outputs in that cell's
 folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...`` loads and warms up arms
 without measuring, so that no compilation falls inside a measured run. The stages are in
 :mod:`labkit.experiment.run_stages`; the record is written by rename, or not at all where the
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
 from labkit.experiment import differing_outputs, run_stages
-from labkit.experiment.in_process import Process
+from labkit.experiment.worker_process import Process
 from labkit.experiment.run_stages import Stopwatch, one_line
 from labkit.machine import fingerprint, parent_death
 from labkit.records import (

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from labkit import app, workload
 from labkit.cli_errors import say
 from labkit.config import Attention, ConfigError, Experiment, Precision
-from labkit.experiment.arms import ComposedCell
+from labkit.experiment.cell_composer import ComposedCell
 
 PROG = "python -m labkit.mac.kernel_verification"
 # Of the largest value. The output is rounded to its type, the reference's to float32; the rest

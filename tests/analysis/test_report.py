@@ -253,7 +253,7 @@ def test_a_sweep_has_a_picture_of_throughput_against_latency(make_cell, monkeypa
 def test_the_serving_experiment_has_the_article_s_p_values():
     """Nine rounds per arm, end to end: the article's own p, which nothing recomputes."""
     from labkit import app
-    from labkit.experiment.arms import compose_cell
+    from labkit.experiment.cell_composer import compose_cell
 
     app.register()
     with app.initialized():

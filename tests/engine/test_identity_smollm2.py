@@ -9,7 +9,7 @@ import importlib.util
 import pytest
 
 from labkit import app, workload
-from labkit.experiment.arms import compose_cell
+from labkit.experiment.cell_composer import compose_cell
 from labkit.experiment.hydra_composer import Composer
 
 pytestmark = [

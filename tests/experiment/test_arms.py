@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.config import ConfigError, DType
-from labkit.experiment.arms import cell_name
+from labkit.experiment.cell_composer import cell_name
 
 
 @pytest.mark.parametrize(

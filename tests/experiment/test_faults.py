@@ -15,7 +15,7 @@ import pytest
 
 from labkit import analysis
 from labkit.experiment import StudyError, child_process
-from labkit.experiment.runner import run_cell
+from labkit.experiment.cell_runner import run_cell
 from labkit.records import read_runs
 
 HERE = Path(__file__).parent

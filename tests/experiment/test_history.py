@@ -10,7 +10,7 @@ import pytest
 
 from labkit import analysis, config
 from labkit.experiment import study_history
-from labkit.experiment.runner import run_cell
+from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.study_history import History
 from labkit.machine import fingerprint
 from labkit.records import Record, read_runs

@@ -11,10 +11,10 @@ import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import in_process, run_stages
+from labkit.experiment import worker_process, run_stages
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.experiment.run_stages import Stopwatch
-from labkit.experiment.runner import run_cell
+from labkit.experiment.cell_runner import run_cell
 from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
 from labkit.workload.measurement import Measurement
@@ -122,7 +122,7 @@ def block_of(cell, number=0, arms=None) -> list[Record]:
         Record(arm.name, arm.role, number, i, cell.seed, "ok", "2026-11-20T20:00:00Z")
         for i, arm in enumerate(arms)
     ]
-    return in_process.Process(begun, arms, Stopwatch(0)).run()
+    return worker_process.Process(begun, arms, Stopwatch(0)).run()
 
 
 def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):

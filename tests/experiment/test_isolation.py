@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
-from labkit.experiment.arms import settle_isolation, to_cells
+from labkit.experiment.cell_composer import settle_isolation, to_cells
 
 KERNELS = {
     "name": "kernels",

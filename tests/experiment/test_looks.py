@@ -11,10 +11,10 @@ import pytest
 from labkit import analysis, config
 from labkit.analysis.study_analysis import Analyst
 from labkit.config import ConfigError, Look
-from labkit.experiment import runner
+from labkit.experiment import cell_runner
 from labkit.experiment.cell import by_process
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.runner import unfinished
+from labkit.experiment.cell_runner import unfinished
 from labkit.records import (
     CaseRecord,
     Metric,
@@ -62,7 +62,7 @@ class Planted:
 
 
 def run_cell(cell, *others, decided=None):
-    return runner.run_cell(cell, *others, decided=decided or Analyst().decided)
+    return cell_runner.run_cell(cell, *others, decided=decided or Analyst().decided)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_failed_runs_decide_nothing(make):
 
 def test_a_design_with_looks_needs_somebody_who_takes_them(make):
     with pytest.raises(ValueError, match="nobody to take them"):
-        runner.run_cell(make(), Planted(0.0, 0.1))
+        cell_runner.run_cell(make(), Planted(0.0, 0.1))
 
 
 def test_no_look_is_taken_on_other_blocks_than_its_own(make):

@@ -10,7 +10,7 @@ from labkit import config
 from labkit.analysis.statistics.power import seen_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, power_forecast, study_history
-from labkit.experiment.arms import ComposedCell
+from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.study_history import History, Noise
 from labkit.records import Arm

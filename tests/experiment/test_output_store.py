@@ -8,7 +8,7 @@ import pytest
 from labkit.analysis import analyse_cell
 from labkit.config import Isolation
 from labkit.experiment import differing_outputs
-from labkit.experiment.runner import run_cell
+from labkit.experiment.cell_runner import run_cell
 from labkit.records import read_runs, values_path
 
 

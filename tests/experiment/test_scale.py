@@ -56,7 +56,7 @@ def test_a_scale_may_give_an_arm_more(scaled, tmp_path):
 
 
 def test_a_scale_is_noted_in_the_cells_file(scaled, tmp_path):
-    from labkit.experiment.arms import to_cell
+    from labkit.experiment.cell_composer import to_cell
     from labkit.experiment.cell_manifest import facts
 
     assert facts(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"

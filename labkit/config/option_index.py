@@ -168,7 +168,7 @@ alone. An option that is not read under another's choice ("read by") must be lef
 so must one of `engine` that `engine=mlx_lm` or `engine=openai` lacks (those they have say so). A
 server (`python -m labkit.serve`) has `engine`, `model` and what stands at the end of this page.
 
-This page is written from `labkit/config/`: `python -m labkit.config.options_reference`."""
+This page is written from `labkit/config/`: `python -m labkit.config.option_index`."""
 
 
 if __name__ == "__main__":
