@@ -40,8 +40,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.experiment.cell_composer import ComposedCell
     from labkit.experiment.cell import Cell
+    from labkit.experiment.cell_composer import ComposedCell
     from labkit.experiment.permuted_blocks import Run
     from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.records import Record
@@ -150,8 +150,8 @@ def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
 def run(cell: Cell, beside: bool = False) -> dict[str, Any]:
     """Run what is missing of a cell, with delays planted, and return its analysis."""
     from labkit import analysis
-    from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.experiment.cell_runner import run_cell
+    from labkit.experiment.run_launcher import ProcessLauncher
 
     launcher = ProcessLauncher((sys.executable, str(HERE / "planted_worker.py")))
     run_cell(cell, SideBySide(launcher) if beside else launcher)

@@ -62,8 +62,8 @@ def measure(processes: int, out: Path) -> None:
     """Run what is missing, the machine's program before each of labkit's processes."""
     from labkit import analysis, app, workload
     from labkit.experiment.cell_composer import compose_cell, to_cell
-    from labkit.experiment.run_launcher import ProcessLauncher
     from labkit.experiment.cell_runner import run_cell
+    from labkit.experiment.run_launcher import ProcessLauncher
 
     class Between(ProcessLauncher):
         """Launches the machine's program, and then the run."""

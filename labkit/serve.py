@@ -48,8 +48,8 @@ def _raw() -> Any:
 
 
 def _default(key: str) -> Any:
-    leaf = option_index.find(key)
-    return leaf.said.default if leaf else None
+    leaf = option_index.find_option(key)
+    return leaf.option.default if leaf else None
 
 
 def compose(overrides: Sequence[str]) -> Serve:

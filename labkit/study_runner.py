@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import analysis, workload
 from labkit.config import Experiment, Redo
-from labkit.experiment import StudyError, progress_display, cell_runner
+from labkit.experiment import StudyError, cell_runner, progress_display
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_manifest import refuse_changes
 from labkit.records import last_sitting

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from docs.generators import options as options_page
 from labkit import config
 from labkit.config import option_index
 from labkit.config.option import Group, options
 
 ROOT = Path(__file__).parent.parent
-LEAVES = [leaf for section in option_index.sections() for leaf in section.leaves]
+LEAVES = [leaf for group in option_index.option_groups() for leaf in group.entries]
 # Who reads what no module that knows the schema reads by its name.
 READERS = {
     **{
@@ -28,9 +29,7 @@ READERS = {
 
 def test_the_page_is_the_schema():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
-    assert page == option_index.page(), (
-        "python -m labkit.config.option_index > docs/options.md"
-    )
+    assert page == options_page.page(), "python -m docs.generators.options > docs/options.md"
 
 
 def test_every_option_says_what_it_means_and_what_is_allowed():
@@ -57,11 +56,11 @@ def test_every_group_knows_its_place():
 
 def test_readers_are_choices_that_there_are():
     for leaf in LEAVES:
-        if leaf.said.read_by is not None:
-            key = leaf.said.read_by.key
+        if leaf.option.read_by is not None:
+            key = leaf.option.read_by.key
             beside = f"{leaf.key.rpartition('.')[0]}.{key}"  # of a group in several places
-            choices = option_index.find(key if "." in key else beside).choices
-            assert {str(getattr(c, "value", c)) for c in leaf.said.read_by.choices} <= {
+            choices = option_index.find_option(key if "." in key else beside).choices
+            assert {str(getattr(c, "value", c)) for c in leaf.option.read_by.choices} <= {
                 *choices,
                 "package.module:Class",
             }, leaf.key
@@ -88,9 +87,9 @@ def test_every_option_is_read_by_somebody():
     assert unread == READERS.keys() - {"engine.mlx.compile"}
 
 
-@pytest.mark.parametrize("leaf", [x for x in LEAVES if x.said.range], ids=lambda x: x.key)
+@pytest.mark.parametrize("leaf", [x for x in LEAVES if x.option.range], ids=lambda x: x.key)
 def test_a_range_is_what_it_says(leaf):
-    said = leaf.said
+    said = leaf.option
     inside = [n for n in (said.least, said.most) if n is not None]
     outside = [said.least - 1] if said.least is not None else [said.above]
     outside += [] if said.most is None else [said.most + 1]

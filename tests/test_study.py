@@ -91,7 +91,7 @@ def test_the_report_of_many_cells_takes_a_tenth_of_the_time_at_most(
     """A clock on which a report takes 1 s and all else nothing, but for 2 s a cell."""
     now, reports = [0.0], []
     monkeypatch.setattr(study_module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(study_module.runner, "run_cell", lambda *args, **more: None)
+    monkeypatch.setattr(study_module.cell_runner, "run_cell", lambda *args, **more: None)
     monkeypatch.setattr(analysis, "write_cell", lambda *args: None)
     monkeypatch.setattr(analysis, "print_cell", lambda *args, **more: None)
 

@@ -28,7 +28,7 @@ from labkit.analysis.rendering.report_sections import CellReport
 from labkit.analysis.rendering.results_table import Result, verdict_text
 from labkit.analysis.rendering.tables import Column, said
 from labkit.analysis.study_analysis import Analyst
-from labkit.records.counter_registry import nearest
+from labkit.config.option_index import did_you_mean
 
 Json = Mapping[str, Any]
 
@@ -278,7 +278,7 @@ def _one_of(kind: str, name: str, known: Iterable[str]) -> str:
     names = list(known)
     if name in names:
         return name
-    hint = nearest(name, names) or f"; there are: {', '.join(names)}"
+    hint = did_you_mean(name, names) or f"; there are: {', '.join(names)}"
     raise ArticleError(f"no {kind} {name!r}{hint}")
 
 

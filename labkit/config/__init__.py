@@ -3,7 +3,7 @@
 One tree of dataclasses, ``Experiment``. Hydra composes it in the parent process (the tree is
 registered in ``labkit.app``), every group checks itself when it is made, and
 ``to_plain``/``from_plain`` carry it into a worker as JSON, so that a worker imports neither
-Hydra nor OmegaConf. An enum lists only what exists. docs/options.md is written from it.
+Hydra nor OmegaConf. An enum lists only what exists. docs/options.md is generated from it.
 """
 
 from labkit.config.attention import (

@@ -1,153 +1,138 @@
-"""The reference of options: every key of the schema with its default, range and meaning.
+"""The index of options: every key of the schema with its type, default, range and meaning.
 
-``--help``, ``docs/options.md`` and the lines about mistakes are made from it.
+``--help``, ``docs/options.md`` and error messages look options up here.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import textwrap
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import NoneType
 from typing import Any
 
-from labkit.config.engine import ELSEWHERE
 from labkit.config.experiment import Experiment
 from labkit.config.option import Option, options, word
 from labkit.config.server import Serve
 
-KINDS = {bool: "true, false", int: "a whole number", float: "a number", str: "a text"}
+KIND_NAMES = {bool: "true, false", int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """One option: its key as overrides name it, its type, and what is said about it."""
+class OptionEntry:
+    """One option: its key as in an override, its type, and its metadata."""
 
     key: str
     kind: Any
-    said: Option
+    option: Option
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The words that it may have; empty where they are not listed."""
-        words = self.said.words
+        """The words that the option may be set to; empty if it is not a choice of words."""
+        words = self.option.words
         if isinstance(self.kind, type) and issubclass(self.kind, Enum):
             words = tuple(self.kind)
         return tuple(map(word, words))
 
     @property
     def allowed(self) -> str:
-        """What is allowed, in words."""
-        if self.said.words or self.said.range:
-            return self.said.allowed
-        kind = ", ".join(self.choices) or KINDS.get(self.kind) or _container(self.kind)
-        null = f", or {self.said.allowed}" if self.said.allowed else ""
+        """The allowed values as a phrase, such as ``8, 16 and 32 (tokens)``."""
+        if self.option.words or self.option.range:
+            return self.option.allowed
+        kind = ", ".join(self.choices) or KIND_NAMES.get(self.kind) or _container(self.kind)
+        null = f", or {self.option.allowed}" if self.option.allowed else ""
         return kind + null
 
     @property
     def meaning(self) -> str:
-        """What it means, in one line; what the type of its choices says, where it says it."""
-        return " ".join((self.said.meaning or inspect.getdoc(self.kind) or "").split())
+        """The option's meaning in one line; without one of its own, its enum's docstring."""
+        return " ".join((self.option.meaning or inspect.getdoc(self.kind) or "").split())
 
     @property
     def readers(self) -> str:
-        """Under which choice of another option it is read; empty: under all."""
-        read = self.said.read_by
-        metal = ["on Metal"] if self.said.on_metal else []
+        """The choices of another option under which this one is read; empty: under all."""
+        read = self.option.read_by
+        metal = ["on Metal"] if self.option.on_metal else []
         return ", ".join(metal + ([f"{read.key}={read}"] if read else []))
 
 
 @dataclass(frozen=True)
-class Section:
-    """A group of options: its place in the tree, what it is, and its leaves."""
+class OptionGroup:
+    """A group of options: its path (``engine.kv``; empty at the root), meaning and entries."""
 
-    place: str
+    path: str
     meaning: str
-    leaves: tuple[Leaf, ...]
+    entries: tuple[OptionEntry, ...]
 
 
-def sections(group: Any = Experiment, place: str = "") -> Iterator[Section]:
-    """Yield the groups of the schema from the root, depth first; items of lists as ``key[]``."""
-    said, kinds, below = options(group), typing.get_type_hints(group), []
-    leaves = []
+def option_groups(group: Any = Experiment, path: str = "") -> Iterator[OptionGroup]:
+    """Yield a dataclass and its nested groups, depth first; a list's items are at ``path[]``."""
+    metadata, kinds = options(group), typing.get_type_hints(group)
+    entries: list[OptionEntry] = []
+    children: list[tuple[Any, str]] = []
     for item in dataclasses.fields(group):
-        key, kind = f"{place}.{item.name}" if place else item.name, _core(kinds[item.name])
-        if item.name in said:
-            leaves.append(Leaf(key, kind, said[item.name]))
-        (of,) = typing.get_args(kind) if typing.get_origin(kind) is list else (kind,)
-        if dataclasses.is_dataclass(of):
-            below.append((of, key if of is kind else f"{key}[]"))
-    yield Section(place, _first_line(group), tuple(leaves))
-    for kind, key in below:
-        yield from sections(kind, key)
+        key, kind = f"{path}.{item.name}" if path else item.name, _non_null(kinds[item.name])
+        if item.name in metadata:
+            entries.append(OptionEntry(key, kind, metadata[item.name]))
+        (item_kind,) = typing.get_args(kind) if typing.get_origin(kind) is list else (kind,)
+        if dataclasses.is_dataclass(item_kind):
+            children.append((item_kind, key if item_kind is kind else f"{key}[]"))
+    yield OptionGroup(path, _first_line(group), tuple(entries))
+    for child, child_path in children:
+        yield from option_groups(child, child_path)
 
 
-def find(key: str) -> Leaf | None:
-    """Return the option of that key; None: there is none."""
-    return _by_key().get(key)
+def find_option(key: str) -> OptionEntry | None:
+    """Return the entry of a key such as ``engine.kv.block_size``, or None."""
+    return _entries_by_key().get(key)
 
 
 @functools.cache
-def _by_key() -> dict[str, Leaf]:
-    roots = (Serve, Experiment)
-    return {leaf.key: leaf for root in roots for part in sections(root) for leaf in part.leaves}
+def _entries_by_key() -> dict[str, OptionEntry]:
+    groups = (group for root in (Serve, Experiment) for group in option_groups(root))
+    return {entry.key: entry for group in groups for entry in group.entries}
 
 
-def names_below(path: Sequence[str], root: Any = Experiment) -> list[str]:
-    """Return the names of the options and groups right below a place of the tree."""
+def child_names(path: Sequence[str], root: Any = Experiment) -> list[str]:
+    """Return the names of the options and groups directly under a path of the schema."""
     kind: Any = root
     for name in path:
         hints = typing.get_type_hints(kind) if dataclasses.is_dataclass(kind) else {}
-        kind = _core(hints.get(name))
-    found = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    return [item.name for item in found]
+        kind = _non_null(hints.get(name))
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    return [item.name for item in fields]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'resolver.seq_map'?)``, or an empty string if no name is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def help_lines(value_of: Callable[[str], Any], root: Any = Experiment) -> str:
-    """Return every option with its value, what is allowed and what it means, for ``--help``."""
+    """Return the text of ``--help``: every option with its value, meaning and allowed values."""
     lines = []
-    for leaf in (leaf for section in sections(root) for leaf in section.leaves):
-        lines.append(f"  {leaf.key}" + ("" if "[]" in leaf.key else f"={word(value_of(leaf.key))}"))
-        readers = f"; read by {leaf.readers}" if leaf.readers else ""
-        about = f"{leaf.meaning} [{leaf.allowed}{readers}]"
+    for entry in (entry for group in option_groups(root) for entry in group.entries):
+        value = "" if "[]" in entry.key else f"={word(value_of(entry.key))}"
+        lines.append(f"  {entry.key}{value}")
+        readers = f"; read by {entry.readers}" if entry.readers else ""
+        about = f"{entry.meaning} [{entry.allowed}{readers}]"
         lines += textwrap.wrap(about, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines)
-
-
-def page() -> str:
-    """Return ``docs/options.md``."""
-    lines = [HEAD]
-    study = [(section.place or "The command", section) for section in sections()]
-    known = {section.place for _, section in study if section.place}
-    server = [
-        (section.place or "`python -m labkit.serve`", section)
-        for section in sections(Serve)
-        if section.place not in known
-    ]
-    for title, section in study + server:
-        if not section.leaves:
-            continue
-        lines += ["", f"## {title}", "", section.meaning, "", TABLE]
-        for leaf in section.leaves:
-            default, name = word(leaf.said.default), leaf.key.removeprefix(f"{section.place}.")
-            cells = [f"`{name}`", f"`{default}`" if default else "", leaf.allowed, leaf.meaning]
-            readers = [f"`{leaf.readers}`"] if leaf.readers else []
-            others = [f"`{name}`" for name in ELSEWHERE if getattr(leaf.said, name)]
-            lines.append(f"| {' | '.join([*cells, ', '.join(readers + others)])} |")
-    return "\n".join(lines) + "\n"
 
 
 def _first_line(group: Any) -> str:
     return (inspect.getdoc(group) or "").split("\n")[0].replace("``", "`")
 
 
-def _core(kind: Any) -> Any:
-    """Return the type of an option that may be null without the null."""
+def _non_null(kind: Any) -> Any:
+    """Return ``T`` for ``T | None``, and any other type as it is."""
     choices = [item for item in typing.get_args(kind) if item is not NoneType]
     return choices[0] if NoneType in typing.get_args(kind) else kind
 
@@ -155,21 +140,3 @@ def _core(kind: Any) -> Any:
 def _container(kind: Any) -> str:
     names = {list: "a list", dict: "a map"}
     return names.get(typing.get_origin(kind), "a map")
-
-
-TABLE = "| option | default | allowed | meaning | read by |\n| --- | --- | --- | --- | --- |"
-
-HEAD = """\
-# Options
-
-Every option of a study, as `group.option=value` on the command line, in a file of `conf/` or in an
-arm. `python -m labkit --help` shows them with the values of a command, `--cfg job` their values
-alone. An option that is not read under another's choice ("read by") must be left at its default;
-so must one of `engine` that `engine=mlx_lm` or `engine=openai` lacks (those they have say so). A
-server (`python -m labkit.serve`) has `engine`, `model` and what stands at the end of this page.
-
-This page is written from `labkit/config/`: `python -m labkit.config.option_index`."""
-
-
-if __name__ == "__main__":
-    print(page(), end="")

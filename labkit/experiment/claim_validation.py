@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from labkit.config import LAYOUT_OF, Engine, Experiment, option_index, own_classes, require
+from labkit.config.option_index import did_you_mean
 from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.records import counter_registry
@@ -38,14 +39,14 @@ def check(
             continue
         require(
             arm in arms,
-            f"ablation.claims.engaged.{arm}: no such arm{counter_registry.nearest(arm, arms)}; "
+            f"ablation.claims.engaged.{arm}: no such arm{did_you_mean(arm, arms)}; "
             f"the arms are {', '.join(arms)}",
         )
         for name in claimed:
             require(
                 _may_claim(name, arms[arm]),
                 f"ablation.claims.engaged.{arm}: no counter {name!r}"
-                f"{counter_registry.nearest(name, counter_registry.names(choices))}; "
+                f"{did_you_mean(name, counter_registry.counter_names(choices))}; "
                 "docs/counters.md lists them",
             )
 
@@ -92,7 +93,7 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
     ConfigError
         One line that names the arm and the counter.
     """
-    counted = (*counter_registry.OF_LAUNCHES, counter_registry.OWN)
+    counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():
         workload = experiment.workload
         if not workload.times_kernels or own_classes(experiment.engine):
@@ -107,19 +108,19 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
 
 def _may_claim(name: str, arm: Engine) -> bool:
     own = own_classes(arm)
-    if name.startswith(counter_registry.OWN) or own.keys() & {
+    if name.startswith(counter_registry.USER_PREFIX) or own.keys() & {
         "engine.name",
         "engine.attention.backend",
     }:
         return True
     if own and name.startswith("resolver."):
         return True
-    return counter_registry.find(name, choices) is not None
+    return counter_registry.find_counter(name, choices) is not None
 
 
 def choices(option: str) -> Sequence[str]:
     """Return the words that an option of the config may have."""
-    found = option_index.find(option)
+    found = option_index.find_option(option)
     if found is None or not found.choices:
         raise ValueError(f"{option}: not an option with a list of words")
     return found.choices

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from labkit.config import ConfigError, Experiment, option_index
+from labkit.config.option_index import did_you_mean
 from labkit.experiment.job_launcher import missing
-from labkit.records.counter_registry import nearest
 
 
 def explain(error: BaseException, overrides: Sequence[str] = (), root: Any = Experiment) -> str:
@@ -79,8 +79,9 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
         return missing(LAUNCHERS[option], LAUNCHERS[option])
     if not options:
         return f"{group}={option}: no such group or file; " + HELP
-    return f"{group}={option}: no such {group}{nearest(option, options)}; there are: " + ", ".join(
-        options
+    return (
+        f"{group}={option}: no such {group}{did_you_mean(option, options)}; there are: "
+        + ", ".join(options)
     )
 
 
@@ -98,9 +99,9 @@ def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
     override = next((o for o in overrides if o.lstrip("+~").split("=")[0].endswith(path)), None)
     file = re.search(r"In '([^']+)'", text)
     where = override or (f"conf/{file.group(1)}.yaml: {path}" if file else path)
-    names = option_index.names_below(path.split(".")[:-1], root)
+    names = option_index.child_names(path.split(".")[:-1], root)
     allowed = f"; there are: {', '.join(names)}" if names else ""
-    return f"{where}: no option {key!r}{nearest(key, names)}{allowed}"
+    return f"{where}: no option {key!r}{did_you_mean(key, names)}{allowed}"
 
 
 def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
@@ -108,7 +109,7 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
     if not match:
         return None
     value, choices = match.groups()
-    hint = nearest(value, choices.split(", "))
+    hint = did_you_mean(value, choices.split(", "))
     return f"{_key(text, value, overrides)}={value}: allowed are {choices}{hint}"
 
 
@@ -132,13 +133,13 @@ def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
 
 
 def _range(key: str) -> str:
-    option = option_index.find(key)
-    allowed = option.said.allowed if option is not None else ""
+    option = option_index.find_option(key)
+    allowed = option.option.allowed if option is not None else ""
     return f"; allowed are {allowed}" if allowed else ""
 
 
 def _options(key: str) -> str:
-    names = option_index.names_below(key.split("."))
+    names = option_index.child_names(key.split("."))
     return f" ({', '.join(names)})" if names else ""
 
 

@@ -8,8 +8,8 @@ from labkit import workload
 from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, minute_pct, seen_pct
 from labkit.config import Device, Isolation
 from labkit.experiment import doctor_noise, study_history
-from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.cell import Cell
+from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.study_history import History
 

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from labkit.config import ConfigError, Experiment, require
-from labkit.records.counter_registry import nearest
+from labkit.config.option_index import did_you_mean
 
 KEYS = ("source", "machine", "metric", "unit", "rows", "tables")
 NUMBERS = ("arms", "delta_pct", "p", "wins")  # of arms, by their name; some may be theirs alone
@@ -47,7 +47,7 @@ def of_cell(published: Any, whole: Experiment) -> Any:
 def _known(place: str, given: Any, keys: Sequence[str]) -> None:
     require(isinstance(given, Mapping), f"{place}: must be a map, not {given!r}")
     for key in given:
-        near = nearest(str(key), keys)
+        near = did_you_mean(str(key), keys)
         require(key in keys, f"{place}.{key}: no such key{near}; there are: {', '.join(keys)}")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from labkit import workload
 from labkit.config import CONTROL, Isolation
 from labkit.experiment import power_forecast
-from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell import Cell
+from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.study_history import History
 from labkit.machine import memory_profile

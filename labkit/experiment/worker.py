@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
 from labkit.experiment import differing_outputs, run_stages
-from labkit.experiment.worker_process import Process
 from labkit.experiment.run_stages import Stopwatch, one_line
+from labkit.experiment.worker_process import Process
 from labkit.machine import fingerprint, parent_death
 from labkit.records import (
     Arm,

@@ -11,10 +11,10 @@ import pytest
 
 from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
-from labkit.experiment import worker_process, run_stages
+from labkit.experiment import run_stages, worker_process
+from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.experiment.run_stages import Stopwatch
-from labkit.experiment.cell_runner import run_cell
 from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
 from labkit.workload.measurement import Measurement

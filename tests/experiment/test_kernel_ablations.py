@@ -131,4 +131,4 @@ def test_claims_on_an_engine_s_steps_are_refused_where_launches_alone_are_timed(
 def test_what_launches_count_is_in_the_table_of_what_they_may(measured):
     _, results = measured("seq_map")
     for result in results.values():
-        assert all(name.startswith(counter_registry.OF_LAUNCHES) for name in result.counters)
+        assert all(name.startswith(counter_registry.LAUNCH_PREFIXES) for name in result.counters)

@@ -13,8 +13,8 @@ from labkit.analysis.study_analysis import Analyst
 from labkit.config import ConfigError, Look
 from labkit.experiment import cell_runner
 from labkit.experiment.cell import by_process
-from labkit.experiment.progress_display import Progress
 from labkit.experiment.cell_runner import unfinished
+from labkit.experiment.progress_display import Progress
 from labkit.records import (
     CaseRecord,
     Metric,

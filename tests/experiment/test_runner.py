@@ -13,9 +13,9 @@ import pytest
 from labkit.config import ConfigError
 from labkit.experiment import StudyError
 from labkit.experiment.cell_manifest import refuse_changes, write_facts
+from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher
-from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.machine import code_revision, fingerprint
 from labkit.records import last_sitting, read_arms, read_cell, read_runs
 

@@ -19,8 +19,8 @@ from labkit import analysis
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import Analyst
 from labkit.config import Look
-from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.permuted_blocks import Run, schedule
 from labkit.records import CaseRecord, Metric, Record, read_runs
 
 STUDIES = 2000

@@ -12,8 +12,8 @@ import pytest
 
 from labkit import config
 from labkit.experiment import child_process, run_stages, worker
-from labkit.experiment.run_launcher import _environment, _marker
 from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.run_launcher import _environment, _marker
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.worker_environment import worker_environment
 from labkit.records import Arm, Record, read, read_runs, write_json

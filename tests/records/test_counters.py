@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from docs.generators import counters as counters_page
 from labkit.config import Attention, ConfigError, Engine
 from labkit.experiment.claim_validation import check, choices
 from labkit.records import counter_registry
@@ -49,7 +50,9 @@ def test_whatever_is_counted_is_in_the_table():
         for path in (ROOT / "labkit" / folder).rglob("*.py"):
             for name in filter(None, counted(ast.parse(path.read_text()))):
                 found[name] = path
-    unknown = {n: p for n, p in found.items() if n not in known and not counter_registry.find(n)}
+    unknown = {
+        n: p for n, p in found.items() if n not in known and not counter_registry.find_counter(n)
+    }
     assert len(found) > 60 and not unknown
 
 
@@ -60,8 +63,8 @@ def test_no_counter_is_listed_twice_and_all_say_what_they_are():
 
 
 def test_the_page_is_the_table():
-    assert (ROOT / "docs" / "counters.md").read_text() == counter_registry.page(), (
-        "python -m labkit.records.counter_registry > docs/counters.md"
+    assert (ROOT / "docs" / "counters.md").read_text() == counters_page.page(), (
+        "python -m docs.generators.counters > docs/counters.md"
     )
 
 
@@ -70,7 +73,7 @@ def test_every_option_of_a_family_exists():
     assert "static" in choices("engine.scheduler.admission")
     with pytest.raises(ValueError, match="not an option with a list"):
         choices("engine.threads")
-    assert len(list(counter_registry.names(choices))) > 100
+    assert len(list(counter_registry.counter_names(choices))) > 100
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "ablation").glob("*.yaml")), ids=str)
@@ -79,7 +82,7 @@ def test_the_ablations_claim_what_there_is(path):
     claimed = (data.get("claims") or {}).get("engaged") or {}
     for arm, names in claimed.items():
         assert arm in data["arms"]
-        assert all(counter_registry.find(name, choices) for name in names)
+        assert all(counter_registry.find_counter(name, choices) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,8 @@ def dispatch_table(cell: Json, records: Sequence[Record]) -> Table[tuple[str, st
 
 
 def _counter_column(name: str, found: Mapping[tuple[str, str], Counts]) -> Column[tuple[str, str]]:
-    known = counter_registry.find(name)
-    origin = "" if known is not None and known.in_kernel else " (computed)"
+    known = counter_registry.find_counter(name)
+    origin = "" if known is not None and known.counted_by_kernel else " (computed)"
     return Column(_heading(name) + origin, lambda place: found[place].get(name), _count)
 
 

@@ -132,7 +132,7 @@ def counter_rows(cell: Json) -> Iterator[Json]:
     """Yield what the engines counted, as rows of a cell: the counter's name is the metric."""
     counted = {arm["name"]: arm["counters"] for arm in cell["arms"]}
     for name in dict.fromkeys(name for found in counted.values() for name in found):
-        known = counter_registry.find(name)
+        known = counter_registry.find_counter(name)
         if known is not None:
             arms = {arm: {"median": found[name]} for arm, found in counted.items() if name in found}
             yield _row("all", name, known.unit, arms)

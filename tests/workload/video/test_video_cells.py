@@ -24,7 +24,7 @@ def test_every_arm_of_the_ablation_composes(composed, asked):
         # No engine is asked, so none is recorded and none is claimed.
         assert set(arm.config) == {"workload", "seed"} and arm.engine_counter is None
         assert arm.identity == "frames" and len(arm.engaged) == 3
-        assert all(counter_registry.find(name) for name in arm.engaged)
+        assert all(counter_registry.find_counter(name) for name in arm.engaged)
         assert run_stages.experiment_of(arm).workload.kind == "video"
     lengths = [workload.estimate(arm).seconds for arm in cell.experiments.values()]
     assert all(seconds > 1 for seconds in lengths)
@@ -70,5 +70,5 @@ def test_every_claim_of_the_ablation_holds(composed, no_cache):
         experiment.workload.made = clips
         found = workload.measure(experiment)
         assert all(found.counters[counter] > 0 for counter in claimed[name]), name
-        known = {counter: counter_registry.find(counter) for counter in found.counters}
+        known = {counter: counter_registry.find_counter(counter) for counter in found.counters}
         assert all(known.values()), known
