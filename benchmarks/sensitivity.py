@@ -117,8 +117,8 @@ def study(
 
 def agreement(kind: str, folder: Path, pairs: int) -> str:
     """Run a study in turns and one in so many pairs of processes; say whether they agree."""
-    from labkit.analysis.isolation_agreement import confirmation_sentence
-    from labkit.analysis.study_analysis import Analyst
+    from labkit.analysis.isolation_agreement import isolation_sentence
+    from labkit.analysis.study_analysis import AnalysisCache
     from labkit.config import Isolation
     from labkit.experiment.cell_composer import to_cells
 
@@ -129,7 +129,7 @@ def agreement(kind: str, folder: Path, pairs: int) -> str:
     for cell in cells:
         alone = cell.design.isolation is Isolation.process
         run(cell, beside=kind.startswith("agreement-beside") and alone)
-    return str(confirmation_sentence(Analyst().cell(folder)))
+    return str(isolation_sentence(AnalysisCache().cell(folder)))
 
 
 def with_planted(kind: str, more: Sequence[str]) -> ComposedCell:
@@ -272,8 +272,8 @@ def table(out: Path) -> str:
 
 def agreed(out: Path, kinds: Sequence[str]) -> str:
     """Write what turns and separate processes say as a Markdown table, one line of a row."""
-    from labkit.analysis.isolation_agreement import confirmation
-    from labkit.analysis.study_analysis import Analyst
+    from labkit.analysis.isolation_agreement import isolation_agreements
+    from labkit.analysis.study_analysis import AnalysisCache
 
     lines = [
         "| | processes of turns, pairs | turns | pairs | apart by | could have stayed unseen |",
@@ -284,7 +284,7 @@ def agreed(out: Path, kinds: Sequence[str]) -> str:
             json.loads((out / f"{kind}{end}" / "cell.json").read_text("utf-8"))["design"]["blocks"]
             for end in ("", "~processes")
         ]
-        for found in confirmation(Analyst().cell(out / kind)) or []:
+        for found in isolation_agreements(AnalysisCache().cell(out / kind)) or []:
             row = "`ragged` on model=small" if found.case == "all" else found.case
             lines.append(
                 f"| {row} | {blocks[0]}, {blocks[1]} | {found.turns_pct:+.1f} % | "

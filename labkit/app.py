@@ -280,7 +280,7 @@ def _fresh_folder() -> Path:
 
 def run(command: Command) -> int:
     """Run a study, or plan it, and return the exit code."""
-    from labkit.analysis.number_format import count
+    from labkit.analysis.number_format import count_text
     from labkit.experiment.job_launcher import is_loss
     from labkit.study_runner import Study
 
@@ -296,7 +296,7 @@ def run(command: Command) -> int:
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
     jobs, lost = spread.jobs(), list[str]()
     if not spread.here:
-        cells_to_run = count(len(cells), "cell")
+        cells_to_run = count_text(len(cells), "cell")
         say(f"{cells_to_run} sent to hydra/launcher={spread.word}; waiting until all have ended")
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)

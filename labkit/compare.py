@@ -17,7 +17,7 @@ from labkit.cli_errors import Parser, say
 from labkit.records import RecordError
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_diff import Comparisons
+    from labkit.analysis.study_diff import StudyComparison
 
 FAIL_ON = ("slower", "faster", "invalid", "inconclusive")
 
@@ -35,8 +35,8 @@ def margin(text: str) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    from labkit.analysis.study_analysis import Analyst
-    from labkit.analysis.study_diff import Refused, compare_studies
+    from labkit.analysis.study_analysis import AnalysisCache
+    from labkit.analysis.study_diff import StudiesNotComparable, compare_studies
 
     parser = Parser(
         prog="python -m labkit.compare",
@@ -59,12 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="differences below it do not matter (percent; default 2%%)",
     )
     options = parser.parse_args(argv)
-    analyst = Analyst()
+    analysis_cache = AnalysisCache()
     try:
         found = compare_studies(
-            analyst.study(options.old), analyst.study(options.new), options.margin
+            analysis_cache.study(options.old), analysis_cache.study(options.new), options.margin
         )
-    except (RecordError, Refused, OSError) as error:
+    except (RecordError, StudiesNotComparable, OSError) as error:
         return say(parser.prog, error)
     except KeyboardInterrupt:
         return 130
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(met)
 
 
-def _print(found: Comparisons) -> None:
+def _print(found: StudyComparison) -> None:
     from rich.console import Console
 
     from labkit.analysis.rendering.terminal_report import print_changes

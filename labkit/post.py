@@ -40,9 +40,9 @@ def post(article: Path, *, html: bool = False, check: bool = False) -> int:
     """Render an article, and its page; return the exit code."""
     from labkit.analysis import article as articles
     from labkit.analysis.rendering.report_files import write_text
-    from labkit.analysis.study_analysis import Analyst
+    from labkit.analysis.study_analysis import AnalysisCache
 
-    text = articles.render(article, Analyst())
+    text = articles.render(article, AnalysisCache())
     files = {article: text, **({article.with_suffix(".html"): articles.html(text)} if html else {})}
     stale = [
         path

@@ -48,12 +48,12 @@ def _print(text: str) -> None:
 
 
 def _rebuild(folder: Path) -> None:
-    from labkit.analysis.number_format import count
+    from labkit.analysis.number_format import count_text
     from labkit.analysis.rendering.report_files import write_study
 
     analyses = write_study(folder)
-    cells = count(len(analyses), "cell")
-    runs = count(sum(len(analysis.data.records) for analysis in analyses), "run")
+    cells = count_text(len(analyses), "cell")
+    runs = count_text(sum(len(analysis.data.records) for analysis in analyses), "run")
     print(f"{cells}, {runs}: {folder / 'report.md'} and {folder / 'report.html'}")
 
 

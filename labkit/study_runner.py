@@ -19,7 +19,7 @@ from labkit.experiment.cell_manifest import refuse_changes
 from labkit.records import last_sitting
 
 if TYPE_CHECKING:
-    from labkit.analysis.study_analysis import Analyst
+    from labkit.analysis.study_analysis import AnalysisCache
     from labkit.experiment.cell import Cell
     from labkit.experiment.run_launcher import Launcher
 
@@ -41,7 +41,7 @@ class Study:
         self.out = out
         self._composed = {cell.name: cell for cell in composed}
         self._launcher = launcher
-        self._analyst: Analyst | None = None
+        self._analysis_cache: AnalysisCache | None = None
         self._home = True
         self._report_due = 0.0
 
@@ -83,15 +83,15 @@ class Study:
             print(f"labkit: {name}: {error}", file=sys.stderr)
 
     def _run(self, cell: Cell, show: progress_display.Progress, redo_failed: bool) -> None:
-        analyst = self._analyses()
+        analysis_cache = self._analyses()
         cell_runner.run_cell(
-            cell, self._launcher, show, redo_failed=redo_failed, decided=analyst.decided
+            cell, self._launcher, show, redo_failed=redo_failed, decided=analysis_cache.decided
         )
-        analysis.write_cell(cell.dir, analyst)
-        analysis.print_cell(cell.dir, analyst=analyst)
+        analysis.write_cell(cell.dir, analysis_cache)
+        analysis.print_cell(cell.dir, analysis_cache=analysis_cache)
         if self._home and time.monotonic() >= self._report_due:
             start = time.monotonic()
-            analysis.write_study(cell.dir.parent, plots=False, analyst=analyst)
+            analysis.write_study(cell.dir.parent, plots=False, analysis_cache=analysis_cache)
             spent = time.monotonic() - start
             self._report_due = start + spent / REPORTING
 
@@ -101,7 +101,7 @@ class Study:
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
             return 1
-        found = analysis.write_study(self.out, analyst=self._analyses())
+        found = analysis.write_study(self.out, analysis_cache=self._analyses())
         return max(int(len(begun) < len(cells)), *(one.status for one in found))
 
     def unfinished(self) -> Iterator[str]:
@@ -112,13 +112,13 @@ class Study:
                 runs = f"{len(left)} of {len(cell.schedule())} runs are missing"
                 yield f"{cell.name}: {runs}; {last_sitting(cell.dir)}"
 
-    def _analyses(self) -> Analyst:
+    def _analyses(self) -> AnalysisCache:
         """Load the statistics when there is something to analyse."""
-        from labkit.analysis.study_analysis import Analyst
+        from labkit.analysis.study_analysis import AnalysisCache
 
-        if self._analyst is None:
-            self._analyst = Analyst()
-        return self._analyst
+        if self._analysis_cache is None:
+            self._analysis_cache = AnalysisCache()
+        return self._analysis_cache
 
     def _cells(self) -> Iterable[Cell]:
         for one in self._composed.values():

@@ -10,7 +10,7 @@ from labkit import analysis, config
 from labkit import study_runner as study_module
 from labkit.analysis import cell_analysis, study_analysis
 from labkit.analysis.rendering import matplotlib_figures
-from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_analysis import AnalysisCache
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.records import Arm, CaseRecord, Metric, Record, read_cell
 from labkit.study_runner import Study
@@ -118,14 +118,14 @@ def test_a_look_is_the_analysis_of_the_cell_that_ends_there(analysed, tmp_path):
 
 
 def test_other_runs_are_another_analysis(analysed, tmp_path):
-    cell, analyst = composed("cell"), Analyst()
+    cell, analysis_cache = composed("cell"), AnalysisCache()
     study = Study(tmp_path / "study", [cell], Planted())
     study.run("cell", study.out / "cell")
-    analyst.cell(study.out / "cell")
-    first = analyst.cell(study.out / "cell")
+    analysis_cache.cell(study.out / "cell")
+    first = analysis_cache.cell(study.out / "cell")
     run = next((study.out / "cell" / "runs").glob("b07-*.json"))
     run.unlink()
-    assert analyst.cell(study.out / "cell") is not first
+    assert analysis_cache.cell(study.out / "cell") is not first
     assert analysed == ["cell"] * 3
 
 

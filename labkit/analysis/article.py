@@ -12,9 +12,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from labkit.analysis.article_placeholders import ArticleError, Block, Inline, Records, require
+from labkit.analysis.article_placeholders import (
+    ArticleBlock,
+    ArticleError,
+    ArticleLink,
+    PlaceholderFunctions,
+    require,
+)
 from labkit.analysis.rendering.html_report import TEMPLATES
-from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_analysis import AnalysisCache
 from labkit.records import RecordError
 
 CODE = r"(?P<code>^```.*?^```\s*?$|`[^`\n]+`)"
@@ -28,7 +34,7 @@ PLACES = re.compile(
 COMMENT = re.compile(rf"{CODE}|<!--.*?-->\n*", re.M | re.S)
 
 
-def render(article: Path, analyst: Analyst) -> str:
+def render(article: Path, analysis_cache: AnalysisCache) -> str:
     """Return an article with every placeholder filled from the records as they are now.
 
     Raises
@@ -37,7 +43,7 @@ def render(article: Path, analyst: Analyst) -> str:
         The file and line of the first placeholder that cannot be filled, and why.
     """
     text = article.read_text(encoding="utf-8")
-    records = Records(article.resolve().parent, analyst)
+    records = PlaceholderFunctions(article.resolve().parent, analysis_cache)
 
     def fill(place: re.Match[str]) -> str:
         if place["code"] is not None:
@@ -57,8 +63,8 @@ def _alone(place: re.Match[str]) -> bool:
     return (not before or before.endswith("\n")) and (not after or after.startswith("\n"))
 
 
-def _written(asked: str, found: Block | Inline, alone: bool) -> str:
-    if isinstance(found, Block):
+def _written(asked: str, found: ArticleBlock | ArticleLink, alone: bool) -> str:
+    if isinstance(found, ArticleBlock):
         require(alone, f"{asked}: it needs a line of its own")
         return f"<!-- {{{{ {asked} }}}} -->\n\n{found.text}\n\n<!-- end -->"
     require("'" not in asked, f"{asked}: write strings in double quotes")

@@ -27,7 +27,7 @@ from labkit.analysis.rendering.published_table import published_line
 from labkit.analysis.rendering.report_sections import CellReport
 from labkit.analysis.rendering.results_table import Result, verdict_text
 from labkit.analysis.rendering.tables import Column, said
-from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config.option_index import did_you_mean
 
 Json = Mapping[str, Any]
@@ -38,14 +38,14 @@ class ArticleError(Exception):
 
 
 @dataclass(frozen=True)
-class Block:
+class ArticleBlock:
     """Markdown that stands on lines of its own."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Inline:
+class ArticleLink:
     """A link in a line, or a picture, to where it comes from."""
 
     text: str
@@ -53,15 +53,15 @@ class Inline:
     picture: bool = False
 
 
-class Records:
+class PlaceholderFunctions:
     """What the placeholders of an article may call; paths are looked for from its folder up."""
 
-    def __init__(self, folder: Path, analyst: Analyst) -> None:
+    def __init__(self, folder: Path, analysis_cache: AnalysisCache) -> None:
         from jinja2 import StrictUndefined
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        self._folder, self._analyst = folder, analyst
-        self._calls: dict[str, Callable[..., Block | Inline]] = {
+        self._folder, self._analysis_cache = folder, analysis_cache
+        self._calls: dict[str, Callable[..., ArticleBlock | ArticleLink]] = {
             "table": self.table,
             "value": self.value,
             "figure": self.figure,
@@ -69,7 +69,7 @@ class Records:
         }
         self._sandbox = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
 
-    def fill(self, asked: str) -> Block | Inline:
+    def fill(self, asked: str) -> ArticleBlock | ArticleLink:
         """Evaluate one placeholder; raises :class:`ArticleError` and :class:`RecordError`."""
         from jinja2 import TemplateError
 
@@ -81,7 +81,7 @@ class Records:
             )
         except (TemplateError, TypeError) as error:
             raise ArticleError(f"{asked}: {' '.join(str(error).split())}") from None
-        if not isinstance(found, Block | Inline):
+        if not isinstance(found, ArticleBlock | ArticleLink):
             raise ArticleError(f"{asked}: not a call of {name}()")
         return found
 
@@ -91,7 +91,7 @@ class Records:
         columns: Sequence[str] | None = None,
         cell: str | None = None,
         links: bool = True,
-    ) -> Block:
+    ) -> ArticleBlock:
         """Return the table of results, whole or the columns whose headings begin so."""
         report, page = self._report(study, cell)
         shown = list(report.results.columns)
@@ -100,24 +100,24 @@ class Records:
             shown = [headings[_beginning("column", name, headings)] for name in columns]
         if links:
             shown = [_linked(column, page) for column in shown]
-        return Block(markdown_table(replace(report.results, columns=tuple(shown))))
+        return ArticleBlock(markdown_table(replace(report.results, columns=tuple(shown))))
 
-    def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> Block:
+    def sentence(self, study: str, what: str = "answer", cell: str | None = None) -> ArticleBlock:
         """Return a sentence of the study's report."""
         report, _ = self._report(study, cell)
         text = SENTENCES[_one_of("sentence", what, SENTENCES)](report)
         if text is None:
             raise ArticleError(f"{study}: it has nothing to say of {what!r}")
-        return Block(text)
+        return ArticleBlock(text)
 
-    def figure(self, study: str, file: str, caption: str = "") -> Inline:
+    def figure(self, study: str, file: str, caption: str = "") -> ArticleLink:
         """Return a picture of the study."""
         folder = self._study(study)
         for report in self._reports(folder, study):
             _hold(report, study)
         known = [f"plots/{path.name}" for path in sorted((folder / "plots").glob("*"))]
         path = folder / _one_of("figure", file, known)
-        return Inline(caption or path.stem, self._link(path), picture=True)
+        return ArticleLink(caption or path.stem, self._link(path), picture=True)
 
     def value(
         self,
@@ -127,7 +127,7 @@ class Records:
         metric: str | None = None,
         what: str = "median",
         cell: str | None = None,
-    ) -> Inline:
+    ) -> ArticleLink:
         """Return a number: of a row, or (without a case) a counter of an arm."""
         report, page = self._report(study, cell)
         arms = [one["name"] for one in report.cell["arms"]]
@@ -135,10 +135,10 @@ class Records:
         if case is None:
             counters = {one["name"]: one["counters"] for one in report.cell["arms"]}
             known = counters[named or arms[0]]
-            return Inline(_number(known[_one_of("counter", what, known)]), page)
+            return ArticleLink(_number(known[_one_of("counter", what, known)]), page)
         index, row = _row(report.cell, case, metric)
         text = _of_row(report, row, named or _other(row, arms), what)
-        return Inline(text, f"{page}#{report.anchor}r{index}")
+        return ArticleLink(text, f"{page}#{report.anchor}r{index}")
 
     def _report(self, study: str, cell: str | None) -> tuple[CellReport, str]:
         """Return a cell's report, whose gates held, and the page that lists its records."""
@@ -153,7 +153,7 @@ class Records:
         return reports[name], self._link(page)
 
     def _reports(self, folder: Path, study: str) -> Iterable[CellReport]:
-        for index, analysis in enumerate(self._analyst.study(folder)):
+        for index, analysis in enumerate(self._analysis_cache.study(folder)):
             yield CellReport(analysis, anchor=f"cell{index}")
 
     def _study(self, study: str) -> Path:

@@ -16,7 +16,7 @@ BY_SHAPE = ("decode_shape.bucketed", "decode_shape.fixed")
 
 
 @dataclass(frozen=True)
-class Reached:
+class AttainedRates:
     """What an arm could reach and did, as shares; None: it has nothing of the kind.
 
     ``hits_allowed``: prompt tokens that an unlimited cache would find, ``hits``: that were found;
@@ -53,7 +53,7 @@ class Reached:
             yield f"{self.arm}: {self.accepted:.1%} of its drafts are right, and they are random"
 
 
-def reached(names: Sequence[str], records: Sequence[Record]) -> list[Reached]:
+def attained_rates(names: Sequence[str], records: Sequence[Record]) -> list[AttainedRates]:
     """Return which of these arms have something to reach, as medians over their runs."""
     arms: dict[str, list[Record]] = {arm: [] for arm in names}
     for record in records:
@@ -63,7 +63,7 @@ def reached(names: Sequence[str], records: Sequence[Record]) -> list[Reached]:
     return [one for one in found if not one.hits is one.accepted is one.padded is None]
 
 
-def _reached(arm: str, runs: Sequence[Record]) -> Reached:
+def _reached(arm: str, runs: Sequence[Record]) -> AttainedRates:
     sharing, counters = runs[0].notes["sharing"], [run.counters for run in runs]
     caches = any(
         counts.get("prefix.queried_tokens") and not counts.get("prefix_cache.none")
@@ -73,7 +73,7 @@ def _reached(arm: str, runs: Sequence[Record]) -> Reached:
     # A preempted request looks its own prompt up again, which is no sharing.
     alone = caches and not any(counts.get("preemptions") for counts in counters)
     found = [counts.get("prefix.hit_tokens", 0.0) / asked for counts in counters]
-    return Reached(
+    return AttainedRates(
         arm=arm,
         hits_allowed=sharing["shared_tokens"] / asked if alone else None,
         hits=median(found) if caches else None,

@@ -9,23 +9,23 @@ from typing import Any
 import numpy as np
 
 from labkit.analysis import client_lateness
-from labkit.analysis.attained_rates import reached
+from labkit.analysis.attained_rates import attained_rates
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import (
-    by_host,
     clock_mhz,
+    group_by_host,
     memory_wait_share,
     probe_us,
     samples,
     steal_share,
     throttled,
 )
-from labkit.analysis.host_groups import comparable, hosts_sentence
-from labkit.analysis.isolation_agreement import confirmation
-from labkit.analysis.number_format import count, p_text
-from labkit.analysis.statistics.bimodality import Modes, find_modes
-from labkit.analysis.statistics.power import fewest_blocks
-from labkit.analysis.verdict import NOISE
+from labkit.analysis.host_groups import hosts_sentence, on_same_machine
+from labkit.analysis.isolation_agreement import isolation_agreements
+from labkit.analysis.number_format import count_text, p_text
+from labkit.analysis.statistics.bimodality import Bimodality, find_modes
+from labkit.analysis.statistics.power import min_blocks_to_claim
+from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
 from labkit.records import Record, last_sitting
 
 STEAL_SHARE = 0.01
@@ -36,7 +36,7 @@ PROBE_SPREAD = 0.10
 SHOWN = 3
 
 
-def weaknesses(analysis: CellAnalysis) -> list[str]:
+def caveats(analysis: CellAnalysis) -> list[str]:
     """List what a reader must know of the numbers, the gravest first, one line of a kind."""
     found = [
         f"gate {name} failed: {reason}"
@@ -47,13 +47,13 @@ def weaknesses(analysis: CellAnalysis) -> list[str]:
     found += _design(analysis)
     found += _noise(analysis)
     found += _traffic(analysis)
-    found += client_lateness.weaknesses(analysis.data.records)
+    found += client_lateness.caveats(analysis.data.records)
     found += _disagreements(analysis)
     found += _emulated(analysis)
-    hosts = by_host(analysis.data.records)
+    hosts = group_by_host(analysis.data.records)
     for host, records in hosts.items():
         where = f"host {host}: " if len(hosts) > 1 else ""
-        found += [f"{where}{line}" for line in machine(records)]
+        found += [f"{where}{line}" for line in machine_caveats(records)]
     found += _modes(analysis)
     found += _skipped(analysis)
     return found
@@ -70,19 +70,19 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     if done < asked:
         last = last_sitting(data.dir)
         yield f"unfinished: {done} of {asked} blocks; {last}; the same command continues"
-    elif data.withheld is not None:
-        yield data.withheld
-    fewest = fewest_blocks(data.levels.runs)
+    elif data.withheld_reason is not None:
+        yield data.withheld_reason
+    fewest = min_blocks_to_claim(data.criteria.runs)
     if asked < fewest:
-        runs = f"{count(asked, 'block')} of {data.levels.runs}"
+        runs = f"{count_text(asked, 'block')} of {data.criteria.runs}"
         yield f"estimate only: {runs} cannot support a claim, {fewest} blocks can"
     hosts = hosts_sentence(analysis)
     if hosts is not None:
         yield hosts
-    beside = analysis.beside()
-    if beside is not None and not comparable(analysis, beside):
+    beside = analysis.companion()
+    if beside is not None and not on_same_machine(analysis, beside):
         yield f"{beside.name} ran on another machine: the two are not compared"
-    elif data.design.get("isolation") == "in_process" and confirmation(analysis) is None:
+    elif data.design.get("isolation") == "in_process" and isolation_agreements(analysis) is None:
         yield (
             "every process held all arms in turn (design.isolation=in_process): an arm could "
             "disturb another, and what differs from process to process is paired away; "
@@ -95,12 +95,12 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
 
 
 def _noise(analysis: CellAnalysis) -> Iterator[str]:
-    withheld = sum(one.verdict.reason == NOISE for one in analysis.judged)
-    margin = analysis.data.levels.margin_pct
+    withheld = sum(one.verdict.reason == NOISE_EXCEEDS_MARGIN for one in analysis.judged)
+    margin = analysis.data.criteria.margin_pct
     if withheld:
         yield (
             f"noise exceeds margin: the A/A control varies by more than ±{margin:g} % "
-            f"where {count(withheld, 'verdict')} {'is' if withheld == 1 else 'are'} withheld"
+            f"where {count_text(withheld, 'verdict')} {'is' if withheld == 1 else 'are'} withheld"
         )
     yield from _differing_control(analysis)
 
@@ -110,8 +110,8 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
     rows = [
         (p, one.row.case)
         for one in analysis.judged
-        if one.row.primary and one.found.arm == control
-        if (p := one.found.p_adjusted) is not None and p <= analysis.data.levels.alpha
+        if one.row.primary and one.comparison.arm == control
+        if (p := one.comparison.p_adjusted) is not None and p <= analysis.data.criteria.alpha
     ]
     if rows:
         p, worst = min(rows)
@@ -125,7 +125,7 @@ def _differing_control(analysis: CellAnalysis) -> Iterator[str]:
 def _disagreements(analysis: CellAnalysis) -> Iterator[str]:
     """Name counts that a control, or what could be reached at best, shows to be wrong."""
     names = [arm.name for arm in analysis.data.arms if arm.role != "control"]
-    for one in reached(names, analysis.data.records):
+    for one in attained_rates(names, analysis.data.records):
         yield from one.disagreements()
 
 
@@ -169,10 +169,10 @@ def _skipped(analysis: CellAnalysis) -> Iterator[str]:
         if row.skipped is not None:
             why.setdefault(row.skipped, []).append(row.case)
     for reason, cases in why.items():
-        yield f"{count(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
+        yield f"{count_text(len(cases), 'row')} skipped ({'; '.join(cases)}): {reason}"
 
 
-def machine(records: Iterable[Record]) -> Iterator[str]:
+def machine_caveats(records: Iterable[Record]) -> Iterator[str]:
     """Say what else the machine did, from fingerprints, the probe and the observer."""
     records = [r for r in records if r.ok]
     if not records:
@@ -236,7 +236,7 @@ def _changed_settings(records: Sequence[Record]) -> str:
     return ", ".join(changes.values())
 
 
-def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Modes]]:
+def primary_modes(analysis: CellAnalysis) -> Iterator[tuple[str, Bimodality]]:
     """Yield the primary rows in which fast and slow processes are told apart."""
     arms = [arm.name for arm in analysis.data.arms]
     for row in analysis.rows:

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis import gates, output_identity, stall_attribution
-from labkit.analysis.arm_comparison import Comparison, Levels, compare_arm
-from labkit.analysis.first_divergence import Values
-from labkit.analysis.number_format import steady
-from labkit.analysis.observations import Row, build_rows, probe_values, summary
-from labkit.analysis.statistics.interim_analysis import Look, alpha_now, parse_looks, withheld
+from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, compare_arm
+from labkit.analysis.first_divergence import StoredValues
+from labkit.analysis.number_format import round_significant
+from labkit.analysis.observations import MetricRow, build_rows, probe_values, summary
+from labkit.analysis.statistics.interim_analysis import (
+    InterimLook,
+    alpha_at,
+    parse_looks,
+    withheld_reason,
+)
 from labkit.analysis.verdict import Verdict, judge
 from labkit.config import Design
 from labkit.records import (
@@ -36,14 +41,14 @@ class CellData:
     """What was read: the declared facts, the arms (baseline first) and the records."""
 
     dir: Path
-    facts: Mapping[str, Any]
+    manifest: Mapping[str, Any]
     arms: tuple[Arm, ...]
     records: tuple[Record, ...]
 
     @cached_property
     def design(self) -> Mapping[str, Any]:
         """The design's declared facts."""
-        design: Mapping[str, Any] = self.facts["design"]
+        design: Mapping[str, Any] = self.manifest["design"]
         return design
 
     @property
@@ -72,25 +77,27 @@ class CellData:
         ]
 
     @cached_property
-    def looks(self) -> tuple[Look, ...]:
+    def looks(self) -> tuple[InterimLook, ...]:
         """The predeclared looks; empty where there are none."""
         return parse_looks(self.design.get("looks"), float(self.design["alpha"]))
 
     @cached_property
-    def levels(self) -> Levels:
+    def criteria(self) -> DecisionCriteria:
         """Runs per block, margin, and the alpha that may be spent now."""
         runs, margin = int(self.design["runs_per_block"]), float(self.design["margin_pct"])
-        if self.withheld is not None:
-            return Levels(runs, 0.0, margin, self.withheld)
-        alpha = alpha_now(self.looks, len(self.blocks_done), float(self.design["alpha"]))
-        return Levels(runs, alpha, margin)
+        if self.withheld_reason is not None:
+            return DecisionCriteria(runs, 0.0, margin, self.withheld_reason)
+        alpha = alpha_at(self.looks, len(self.blocks_done), float(self.design["alpha"]))
+        return DecisionCriteria(runs, alpha, margin)
 
     @cached_property
-    def withheld(self) -> str | None:
+    def withheld_reason(self) -> str | None:
         """Why nothing may be claimed from the blocks that are done now; None if it may."""
         if not self.design.get("declared", True):
             return "cell.json was lost, and with it what had been declared before the runs"
-        return withheld(len(self.blocks_done), int(self.design["blocks"]), self.looks, self.shown)
+        return withheld_reason(
+            len(self.blocks_done), int(self.design["blocks"]), self.looks, self.shown
+        )
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -179,12 +186,12 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedComparison:
     """One arm in one row: what the runs say, and the verdict; ``index``: the row's place."""
 
     index: int
-    row: Row
-    found: Comparison
+    row: MetricRow
+    comparison: ArmComparison
     verdict: Verdict
 
 
@@ -198,28 +205,28 @@ class CellAnalysis:
     """
 
     data: CellData
-    rows: tuple[Row, ...]
+    rows: tuple[MetricRow, ...]
     gates: Mapping[str, gates.Gate]
     identity: output_identity.IdentityReport
-    stalls: stall_attribution.Stalls | None = None
-    otherwise: tuple[Row, ...] = ()
-    beside: Callable[[], CellAnalysis | None] = lambda: None
+    stalls: stall_attribution.StallAttribution | None = None
+    alternative_rows: tuple[MetricRow, ...] = ()
+    companion: Callable[[], CellAnalysis | None] = lambda: None
 
     @property
     def name(self) -> str:
         """The cell's name: its overrides."""
-        return str(self.data.facts.get("cell", self.data.dir.name))
+        return str(self.data.manifest.get("cell", self.data.dir.name))
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The fingerprint of the first run that has one."""
         return next((dict(r.environment) for r in self.data.records if r.environment), {})
 
-    def timed(self, *, whole: bool) -> tuple[Row, ...]:
+    def rows_with_stalls(self, *, whole: bool) -> tuple[MetricRow, ...]:
         """Return the rows with what looks like the machine's stalls, or without."""
         if self.stalls is None or whole == (self.stalls.own is not None):
             return self.rows
-        return self.otherwise
+        return self.alternative_rows
 
     @property
     def status(self) -> int:
@@ -228,13 +235,17 @@ class CellAnalysis:
         return 0 if self.data.complete and held else 1
 
     @cached_property
-    def comparisons(self) -> tuple[Mapping[str, Comparison], ...]:
+    def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
         """Per row, each arm against the baseline; nothing in a skipped row."""
         data = self.data
         tested = len(data.asked)
         per_arm = {
             arm.name: compare_arm(
-                self.rows, arm.name, data.baseline, data.levels, tested if arm.role == "arm" else 1
+                self.rows,
+                arm.name,
+                data.baseline,
+                data.criteria,
+                tested if arm.role == "arm" else 1,
             )
             for arm in data.arms[1:]
         }
@@ -244,21 +255,23 @@ class CellAnalysis:
         )
 
     @cached_property
-    def judged(self) -> tuple[Judged, ...]:
+    def judged(self) -> tuple[JudgedComparison, ...]:
         """Every arm in every row that was measured, with its verdict: rows first."""
         control = self.data.control or ""
         return tuple(
-            Judged(index, self.rows[index], found, self._judge(index, found, row.get(control)))
+            JudgedComparison(
+                index, self.rows[index], found, self._judge(index, found, row.get(control))
+            )
             for index, row in enumerate(self.comparisons)
             for found in row.values()
         )
 
-    def _judge(self, index: int, found: Comparison, noise: Comparison | None) -> Verdict:
+    def _judge(self, index: int, found: ArmComparison, noise: ArmComparison | None) -> Verdict:
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
         causes = [cause for gate in gates if (cause := gate.cause(found.arm)) is not None]
-        levels, row = self.data.levels, self.rows[index]
+        levels, row = self.data.criteria, self.rows[index]
         verdict = judge(found, row.better, levels, causes, noise)
-        if self.stalls is None or row.arms == self.otherwise[index].arms:
+        if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
         return self.stalls.limit(verdict, found.arm, levels.margin_pct)
 
@@ -269,8 +282,8 @@ class CellAnalysis:
         return {
             "schema_version": SCHEMA_VERSION,
             "cell": self.name,
-            "question": data.facts.get("question"),
-            "scale": data.facts.get("scale"),
+            "question": data.manifest.get("question"),
+            "scale": data.manifest.get("scale"),
             "arms": [_arm(arm, data.records) for arm in data.arms],
             "design": {
                 **data.design,
@@ -286,7 +299,7 @@ class CellAnalysis:
                 if not r.ok
             ],
             "environment": self.environment,
-            "published": data.facts.get("published"),
+            "published": data.manifest.get("published"),
         }
 
     def _row(self, index: int) -> dict[str, Any]:
@@ -300,7 +313,9 @@ class CellAnalysis:
             "skipped": row.skipped,
             "arms": {arm.name: summary(row.arms.get(arm.name, ())) for arm in self.data.arms},
             "comparisons": [
-                _comparison(one.found, one.verdict) for one in self.judged if one.index == index
+                _comparison(one.comparison, one.verdict)
+                for one in self.judged
+                if one.index == index
             ],
         }
 
@@ -312,7 +327,7 @@ def analyse(
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
     claim = data.arms[0].identity
-    report = output_identity.compare_outputs(data.records, names, Values(cell_dir), claim)
+    report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
     found = {
         "healthy": gates.healthy(data.records, bool(data.design.get("across_hosts", False))),
         "engaged": gates.engaged(data.records, data.arms),
@@ -324,15 +339,15 @@ def analyse(
 
 def _rows(
     data: CellData,
-) -> tuple[tuple[Row, ...], tuple[Row, ...], stall_attribution.Stalls | None]:
+) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], stall_attribution.StallAttribution | None]:
     """Return the rows to judge by, those with stalls the other way, and what stalls there were."""
     together = data.design.get("isolation") == "in_process"
-    by_round = data.baseline if together else None
-    rows = tuple(build_rows(data.records, by_round))
-    found = stall_attribution.find(data.records, data.arms) if together else None
+    paired_baseline = data.baseline if together else None
+    rows = tuple(build_rows(data.records, paired_baseline))
+    found = stall_attribution.attribute_stalls(data.records, data.arms) if together else None
     if found is None:
         return rows, (), None
-    whole = tuple(build_rows(stall_attribution.as_measured(data.records), by_round))
+    whole = tuple(build_rows(stall_attribution.as_measured(data.records), paired_baseline))
     return (rows, whole, found) if found.own is None else (whole, rows, found)
 
 
@@ -372,24 +387,24 @@ def _looks(data: CellData) -> list[dict[str, Any]]:
     return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
 
 
-def _comparison(found: Comparison, verdict: Verdict) -> dict[str, Any]:
+def _comparison(found: ArmComparison, verdict: Verdict) -> dict[str, Any]:
     low, high = found.ci_pct if found.ci_pct is not None else (None, None)
     raw_low, raw_high = found.ci_raw_pct if found.ci_raw_pct is not None else (None, None)
     return {
         "arm": found.arm,
         "baseline": found.baseline,
-        "effect_pct": steady(found.effect_pct),
-        "ci_low_pct": steady(low),
-        "ci_high_pct": steady(high),
-        "level": steady(found.level),
-        "ci_raw_low_pct": steady(raw_low),
-        "ci_raw_high_pct": steady(raw_high),
-        "p": steady(found.p),
-        "p_adjusted": steady(found.p_adjusted),
+        "effect_pct": round_significant(found.effect_pct),
+        "ci_low_pct": round_significant(low),
+        "ci_high_pct": round_significant(high),
+        "level": round_significant(found.level),
+        "ci_raw_low_pct": round_significant(raw_low),
+        "ci_raw_high_pct": round_significant(raw_high),
+        "p": round_significant(found.p),
+        "p_adjusted": round_significant(found.p_adjusted),
         "p_floor": found.p_floor,
-        "mde_pct": steady(found.mde_pct),
-        "alpha_row": steady(found.alpha_row),
-        "sd": steady(found.sd),
+        "mde_pct": round_significant(found.mde_pct),
+        "alpha_row": round_significant(found.alpha_row),
+        "sd": round_significant(found.sd),
         "wins": found.wins,
         "blocks": found.blocks,
         "verdict": verdict.word,

@@ -20,22 +20,22 @@ BOUNDED = (
 )
 
 
-def told(record: Record) -> tuple[Json, Json] | None:
+def server_and_client(record: Record) -> tuple[Json, Json] | None:
     """Return what a run notes of its server and of its client; None: it had none."""
     engine = record.notes.get("engine") or {}
     server, client = engine.get("server"), engine.get("client")
     return None if server is None or client is None else (server, client)
 
 
-def late(record: Record) -> Iterator[str]:
+def lateness_errors(record: Record) -> Iterator[str]:
     """Say where a run's client was later than its config allows: it measured itself."""
-    found = told(record)
+    found = server_and_client(record)
     if found is None:
         return
     client = found[1]
     most = float(client["most_late_ms"])
     for path, key, words in BOUNDED:
-        value = spread(client, path, key)
+        value = client_time(client, path, key)
         if value is not None and value > most:
             yield _beyond(words, value, most)
     for case in record.cases:
@@ -51,7 +51,7 @@ def _beyond(words: str, value: float, most: float) -> str:
     )
 
 
-def spread(client: Json, path: str, key: str) -> float | None:
+def client_time(client: Json, path: str, key: str) -> float | None:
     """Return one number of a client's times; None where it was not measured."""
     found: Any = client
     for name in (*path.split("."), key):
@@ -60,7 +60,7 @@ def spread(client: Json, path: str, key: str) -> float | None:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class ServerArm:
     """An arm that is a server: what its good runs note and count."""
 
     arm: str
@@ -69,7 +69,7 @@ class Spoken:
     @property
     def server(self) -> Json:
         """What the first run notes of the server."""
-        found = told(self.runs[0])
+        found = server_and_client(self.runs[0])
         assert found is not None
         return found[0]
 
@@ -81,8 +81,8 @@ class Spoken:
 
     def client(self, path: str, key: str) -> float | None:
         """Return the median over the runs of one number of the client's."""
-        found = [pair for run in self.runs if (pair := told(run)) is not None]
-        known = [v for _, client in found if (v := spread(client, path, key)) is not None]
+        found = [pair for run in self.runs if (pair := server_and_client(run)) is not None]
+        known = [v for _, client in found if (v := client_time(client, path, key)) is not None]
         return median(known) if known else None
 
     def finishes(self) -> str:
@@ -95,7 +95,7 @@ class Spoken:
                     counts[word] = counts.get(word, 0) + value
         return ", ".join(f"{word} {value:,.0f}" for word, value in sorted(counts.items()))
 
-    def weaknesses(self) -> Iterator[str]:
+    def caveats(self) -> Iterator[str]:
         """Say what a reader must know of this arm."""
         server = self.server
         if server["kept"] is not None:
@@ -158,20 +158,20 @@ class Spoken:
         return self.counter("requests.submitted") or 0.0
 
 
-def spoken(records: Sequence[Record], arms: Sequence[str] | None = None) -> list[Spoken]:
+def server_arms(records: Sequence[Record], arms: Sequence[str] | None = None) -> list[ServerArm]:
     """Return the arms that are servers, those of ``arms`` (None: all)."""
     runs: dict[str, list[Record]] = {}
     for record in records:
         wanted = arms is None or record.arm in arms
-        if record.ok and wanted and told(record) is not None:
+        if record.ok and wanted and server_and_client(record) is not None:
             runs.setdefault(record.arm, []).append(record)
-    return [Spoken(arm, found) for arm, found in runs.items()]
+    return [ServerArm(arm, found) for arm, found in runs.items()]
 
 
-def weaknesses(records: Iterable[Record]) -> Iterator[str]:
+def caveats(records: Iterable[Record]) -> Iterator[str]:
     """Say what a reader must know of arms that are servers; the control is its baseline's twin."""
-    for one in spoken([record for record in records if record.role != "control"]):
-        yield from one.weaknesses()
+    for one in server_arms([record for record in records if record.role != "control"]):
+        yield from one.caveats()
 
 
 def _three(counts: Mapping[str, float | None]) -> str:

@@ -34,7 +34,7 @@ RULES = (
 
 
 @dataclass(frozen=True)
-class Reason:
+class Disturbance:
     """What was wrong with a run; ``during``: read while its arm ran, which may cause it."""
 
     text: str
@@ -45,13 +45,13 @@ class Reason:
         return self.text
 
 
-def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Reason]]:
+def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Disturbance]]:
     """Return the disturbed blocks, each with what was wrong with which run.
 
     Where a study's blocks are of several hosts, a run is held against its own host's median.
     """
-    found: dict[int, list[Reason]] = {}
-    for mine in by_host(records).values():
+    found: dict[int, list[Disturbance]] = {}
+    for mine in group_by_host(records).values():
         probe = _median(probe_us(r) for r in mine)
         clock = _median(clock_mhz(r) for r in mine)
         for record in mine:
@@ -61,7 +61,7 @@ def disturbed_blocks(records: Iterable[Record]) -> dict[int, list[Reason]]:
     return found
 
 
-def by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
+def group_by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
     """Group records by the host that they are of."""
     found: dict[str, list[Record]] = {}
     for record in records:
@@ -69,26 +69,26 @@ def by_host(records: Iterable[Record]) -> dict[str, list[Record]]:
     return found
 
 
-def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[Reason]:
+def _reasons(record: Record, probe: float | None, clock: float | None) -> Iterator[Disturbance]:
     own = probe_us(record)
     if own is not None and probe is not None and own > SLOW_PROBE * probe:
-        yield Reason(f"probe {100 * (own / probe - 1):.0f} % slow")
+        yield Disturbance(f"probe {100 * (own / probe - 1):.0f} % slow")
     steal = steal_share(record)
     if steal is not None and steal > STOLEN:
-        yield Reason(f"{100 * steal:.0f} % stolen")
+        yield Disturbance(f"{100 * steal:.0f} % stolen")
     foreign = samples(record, "foreign_cores")
     if foreign and statistics.fmean(foreign) > FOREIGN_CORES:
-        yield Reason(f"{statistics.fmean(foreign):.1f} cores used by others")
+        yield Disturbance(f"{statistics.fmean(foreign):.1f} cores used by others")
     waited = memory_wait_share(record)
     if waited is not None and waited > WAITED_FOR_MEMORY:
-        yield Reason(f"memory waited for {100 * waited:.0f} % of the time", during=True)
+        yield Disturbance(f"memory waited for {100 * waited:.0f} % of the time", during=True)
     if max(samples(record, "memory_pressure_level"), default=0) > 1:
-        yield Reason("memory pressure", during=True)
+        yield Disturbance("memory pressure", during=True)
     mhz = clock_mhz(record)
     if mhz is not None and clock is not None and mhz < SLOW_CLOCK * clock:
-        yield Reason(f"clock at {mhz:,.0f} MHz", during=True)
+        yield Disturbance(f"clock at {mhz:,.0f} MHz", during=True)
     if throttled(record):
-        yield Reason("throttled", during=True)
+        yield Disturbance("throttled", during=True)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

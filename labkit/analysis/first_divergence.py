@@ -25,7 +25,7 @@ SHOWN = 12  # characters of a text, from where it differs
 
 
 @dataclass(frozen=True)
-class Values:
+class StoredValues:
     """The values that a cell kept of its outputs, by digest."""
 
     cell_dir: Path
@@ -65,7 +65,7 @@ def _ordered(x: NDArray[np.float32]) -> NDArray[np.int64]:
     return ordered
 
 
-def array_difference(a: Outputs, b: Outputs, values: Values) -> str:
+def array_difference(a: Outputs, b: Outputs, values: StoredValues) -> str:
     """Say where two arrays' bytes differ: first token and head, distance, how much of it."""
     if a["shape"] != b["shape"] or a["dtype"] != b["dtype"]:
         return f"{a['dtype']} {a['shape']} and {b['dtype']} {b['shape']}"

@@ -57,7 +57,7 @@ def _against(reference: Outputs, mine: Outputs) -> str | None:
     return f"first at pick {first}, frame {mine['picks'][first]}: other pixels"
 
 
-def shares(mine: Outputs) -> dict[str, float]:
+def verified_shares(mine: Outputs) -> dict[str, float]:
     """Return for each pick 1 if it is what it says, else 0."""
     rows = zip(mine["asked"], mine["picks"], mine["pixels"], mine["decoder"], strict=False)
     return {

@@ -69,7 +69,7 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
                 None,
                 f"swap grew in {record.run}",
             )
-        for late in client_lateness.late(record):
+        for late in client_lateness.lateness_errors(record):
             gate.fail(f"{record.run}: {late}", None, f"the client was late in {record.run}")
     for hosts in _hosts(records, across_hosts):
         if len(hosts) > 1:

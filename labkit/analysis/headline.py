@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.arm_comparison import Comparison
+from labkit.analysis.arm_comparison import ArmComparison
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.number_format import count, percent_text, plain
-from labkit.analysis.observations import Row
+from labkit.analysis.number_format import count_text, magnitude_text, percent_text
+from labkit.analysis.observations import MetricRow
 from labkit.analysis.verdict import Verdict
 from labkit.analysis.verdict_sentences import direction
 
@@ -28,18 +28,18 @@ class _Result:
     """One primary row and arm with its verdict; ``name`` is the row's."""
 
     name: str
-    row: Row
-    found: Comparison
+    row: MetricRow
+    comparison: ArmComparison
     verdict: Verdict
 
     @property
     def effect(self) -> float:
-        return self.found.effect_pct or 0.0
+        return self.comparison.effect_pct or 0.0
 
     @property
     def bound(self) -> float:
         """The end of the interval that is further from no effect, in percent."""
-        return max(map(abs, self.found.ci_pct or (self.effect,)))
+        return max(map(abs, self.comparison.ci_pct or (self.effect,)))
 
     @property
     def moved(self) -> str:
@@ -47,7 +47,7 @@ class _Result:
         return direction(self.row.unit, self.row.better, self.effect)
 
 
-def answer(analysis: CellAnalysis) -> str:
+def headline(analysis: CellAnalysis) -> str:
     """Answer a cell's question in one sentence, from its verdicts on the primary rows."""
     arms, baseline = analysis.data.asked, analysis.data.baseline
     if not arms:
@@ -74,13 +74,13 @@ def _results(analysis: CellAnalysis, arm: str) -> list[_Result]:
     primary = [row for row in analysis.rows if row.primary]
     several = len({row.metric for row in primary if row.metric is not None}) > 1
     return [
-        _Result(_name(one.row, several), one.row, one.found, one.verdict)
+        _Result(_name(one.row, several), one.row, one.comparison, one.verdict)
         for one in analysis.judged
-        if one.row.primary and one.found.arm == arm
+        if one.row.primary and one.comparison.arm == arm
     ]
 
 
-def _name(row: Row, several: bool) -> str:
+def _name(row: MetricRow, several: bool) -> str:
     if row.case == "all":
         return str(row.metric)
     return f"{row.case}: {row.metric}" if several else row.case
@@ -102,13 +102,14 @@ def _clause(arm: str, results: Sequence[_Result], baseline: str | None) -> str:
     if moved and len(moved) <= len(flat):
         exceptions = _listed([f"{r.name} ({r.moved})" for r in _largest(moved)])
         if len(moved) > NAMED:
-            exceptions = f"{count(len(moved), 'row')} ({_span(moved)})"
+            exceptions = f"{count_text(len(moved), 'row')} ({_span(moved)})"
         if len(flat) + len(moved) == total:
             exceptions = f", except {exceptions}"
         else:
             exceptions = f"{_share(len(flat), total)}; it changes {exceptions}"
         parts.append(
-            f"{arm} changes nothing by more than {plain(_bound(flat))} %{against}{exceptions}"
+            f"{arm} changes nothing by more than {magnitude_text(_bound(flat))} %"
+            f"{against}{exceptions}"
         )
     else:
         if moved:
@@ -116,7 +117,7 @@ def _clause(arm: str, results: Sequence[_Result], baseline: str | None) -> str:
         if flat:
             subject = "and" if moved else arm
             parts.append(
-                f"{subject} changes nothing by more than {plain(_bound(flat))} %"
+                f"{subject} changes nothing by more than {magnitude_text(_bound(flat))} %"
                 f"{'' if moved else against}{_share(len(flat), total)}"
             )
     said = [" ".join(parts)] if parts else []
@@ -139,10 +140,10 @@ def _moves(moved: Sequence[_Result], than: str, total: int) -> str:
     for way, results in ways.items():
         said = f"{way}{than if not parts else ''}"
         if total == 1:
-            low, high = sorted(map(abs, results[0].found.ci_pct or (results[0].effect,) * 2))
+            low, high = sorted(map(abs, results[0].comparison.ci_pct or (results[0].effect,) * 2))
             parts.append(
-                f"{plain(results[0].effect)} % {said} ({results[0].name}, {plain(low)} to "
-                f"{plain(high)} %)"
+                f"{magnitude_text(results[0].effect)} % {said} ({results[0].name}, "
+                f"{magnitude_text(low)} to {magnitude_text(high)} %)"
             )
         else:
             names = (
@@ -157,34 +158,34 @@ def _undecided(found: dict[str, list[_Result]], baseline: str) -> str:
     every = [result for results in found.values() for result in results]
     left = [r for r in every if r.verdict.word in OPEN]
     broken = [r for r in every if r.verdict.word == "invalid"]
-    arms = list(dict.fromkeys(r.found.arm for r in left))
+    arms = list(dict.fromkeys(r.comparison.arm for r in left))
     rows = list(dict.fromkeys(r.name for r in left))
     where = f"in {rows[0]}" if len(rows) == 1 else f"in any of {len(rows)} rows"
     differ = "differs" if len(arms) == 1 else "differ"
     text = f"whether {_listed(arms, 'or')} {differ} from {baseline} {where}{_sight(left)}"
     if broken:
-        names = _listed(list(dict.fromkeys(r.found.arm for r in broken)))
+        names = _listed(list(dict.fromkeys(r.comparison.arm for r in broken)))
         text += f"; {names}: invalid: {_cause(broken)}"
     return text
 
 
 def _sight(left: Sequence[_Result]) -> str:
     """Say what could have been seen where nothing was decided, or why nothing could."""
-    guessed = [r for r in left if r.verdict.word == "estimate_only" and r.found.effect_pct]
+    guessed = [r for r in left if r.verdict.word == "estimate_only" and r.comparison.effect_pct]
     if guessed and len(guessed) == len(left):
         reasons = list(dict.fromkeys(str(r.verdict.reason) for r in guessed))
         return f"; an estimate only ({reasons[0]}): {_span(guessed)}"
-    seen = [r for r in left if r.found.mde_pct is not None]
+    seen = [r for r in left if r.comparison.mde_pct is not None]
     if not seen:
         return f" ({_cause(left)})"
-    sizes = sorted(((r.found.mde_pct or 0.0, r.name) for r in seen), key=lambda pair: pair[0])
+    sizes = sorted(((r.comparison.mde_pct or 0.0, r.name) for r in seen), key=lambda pair: pair[0])
     (low, here), (high, there) = sizes[0], sizes[-1]
-    text = f"; the smallest effect that could be seen is {plain(low)} %"
-    if plain(low) == plain(high):
+    text = f"; the smallest effect that could be seen is {magnitude_text(low)} %"
+    if magnitude_text(low) == magnitude_text(high):
         return text
     if here == there:
-        return f"{text} to {plain(high)} %"
-    return f"{text} ({here}) to {plain(high)} % ({there})"
+        return f"{text} to {magnitude_text(high)} %"
+    return f"{text} ({here}) to {magnitude_text(high)} % ({there})"
 
 
 def _span(results: Sequence[_Result]) -> str:
@@ -218,7 +219,7 @@ def _without_arms(analysis: CellAnalysis) -> str:
     """Say what there is where nothing was asked: the noise between two equal arms."""
     control = analysis.data.control
     results = _results(analysis, control) if control is not None else []
-    known = [r for r in results if r.found.effect_pct is not None]
+    known = [r for r in results if r.comparison.effect_pct is not None]
     if not known:
         return f"No question was asked: {analysis.data.baseline} is the only arm."
     largest = max(known, key=lambda r: abs(r.effect))
@@ -238,7 +239,7 @@ def _largest(results: Iterable[_Result]) -> list[_Result]:
 
 def _sizes(results: Sequence[_Result]) -> str:
     sizes = sorted(abs(r.effect) for r in results)
-    low, high = plain(sizes[0]), plain(sizes[-1])
+    low, high = magnitude_text(sizes[0]), magnitude_text(sizes[-1])
     return low if low == high else f"{low} to {high}"
 
 
@@ -256,7 +257,7 @@ def _of(part: int, total: int) -> str:
 def _where(results: Sequence[_Result], total: int) -> str:
     if len(results) == total:
         return ""
-    return f" in {count(len(results), 'row')} ({_few([r.name for r in results])})"
+    return f" in {count_text(len(results), 'row')} ({_few([r.name for r in results])})"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import percent_text
-from labkit.analysis.observations import Row, complete_blocks, log_values
-from labkit.analysis.statistics.effect_size import hodges_lehmann, percent
+from labkit.analysis.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.statistics.effect_size import hodges_lehmann, to_percent
 
 ANY = "any host (design.across_hosts=true)"
 
 
 @dataclass(frozen=True)
-class Machine:
+class HostGroup:
     """One machine in words, and the places of its cells in the study."""
 
     name: str
@@ -48,26 +48,26 @@ def machine_name(analysis: CellAnalysis) -> str | None:
     return ", ".join(str(part) for part in parts if part)
 
 
-def machines(analyses: Sequence[CellAnalysis]) -> list[Machine]:
+def host_groups(analyses: Sequence[CellAnalysis]) -> list[HostGroup]:
     """Group the cells of a study by machine; those without runs stand with the first."""
     groups: dict[str, list[int]] = {}
     names = [machine_name(analysis) for analysis in analyses]
     first = next((name for name in names if name is not None), "no runs")
     for index, name in enumerate(names):
         groups.setdefault(name or first, []).append(index)
-    return [Machine(name, tuple(cells)) for name, cells in groups.items()]
+    return [HostGroup(name, tuple(cells)) for name, cells in groups.items()]
 
 
-def comparable(one: CellAnalysis, other: CellAnalysis) -> bool:
+def on_same_machine(one: CellAnalysis, other: CellAnalysis) -> bool:
     """Tell whether two cells may be compared with each other."""
-    return len(machines([one, other])) == 1
+    return len(host_groups([one, other])) == 1
 
 
 @dataclass(frozen=True)
 class HostEffects:
     """One arm in one row: its effect by host, in percent."""
 
-    row: Row
+    row: MetricRow
     arm: str
     by_host: dict[str, float]
 
@@ -86,12 +86,12 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
             continue
         for arm in data.asked:
             found = {}
-            blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
+            blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
             for host in data.hosts:
                 mine = [block for block in blocks if hosts.get(block) == host]
                 if mine:
                     pair = (log_values(row, name, mine) for name in (data.baseline, arm))
-                    found[host] = percent(hodges_lehmann(*pair))
+                    found[host] = to_percent(hodges_lehmann(*pair))
             if len(found) > 1:
                 yield HostEffects(row, arm, found)
 

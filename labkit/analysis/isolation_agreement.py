@@ -12,15 +12,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.arm_comparison import Comparison
+from labkit.analysis.arm_comparison import ArmComparison
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.host_groups import comparable
-from labkit.analysis.statistics.effect_size import log_ratio, percent
+from labkit.analysis.host_groups import on_same_machine
+from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
 from labkit.records import PROCESSES
 
 
 @dataclass(frozen=True)
-class Agreement:
+class IsolationAgreement:
     """One arm in one primary row: what each design estimates, in percent.
 
     ``difference_pct``: turns minus processes. ``unseen_pct``: a difference below it could
@@ -42,7 +42,7 @@ class Agreement:
         return abs(self.difference_pct) <= self.unseen_pct
 
 
-def agreements(turns: CellAnalysis, processes: CellAnalysis) -> list[Agreement]:
+def compare_isolations(turns: CellAnalysis, processes: CellAnalysis) -> list[IsolationAgreement]:
     """Compare every arm's effect in every primary row that both cells have."""
     found = []
     theirs = {row.case: i for i, row in enumerate(processes.rows) if row.primary}
@@ -59,27 +59,29 @@ def agreements(turns: CellAnalysis, processes: CellAnalysis) -> list[Agreement]:
 
 
 def _agreement(
-    case: str, arm: str, turns: Comparison | None, processes: Comparison | None
-) -> Agreement | None:
+    case: str, arm: str, turns: ArmComparison | None, processes: ArmComparison | None
+) -> IsolationAgreement | None:
     if turns is None or processes is None:
         return None
     if turns.effect_pct is None or processes.effect_pct is None:
         return None
-    one, other = log_ratio(turns.effect_pct), log_ratio(processes.effect_pct)
+    one, other = to_log_ratio(turns.effect_pct), to_log_ratio(processes.effect_pct)
     unseen = None
     if turns.ci_pct is not None and processes.ci_pct is not None:
         (low, high), (other_low, other_high) = (
-            (log_ratio(ci[0]), log_ratio(ci[1])) for ci in (turns.ci_pct, processes.ci_pct)
+            (to_log_ratio(ci[0]), to_log_ratio(ci[1])) for ci in (turns.ci_pct, processes.ci_pct)
         )
         down = math.hypot(one - low, other_high - other)
         up = math.hypot(high - one, other - other_low)
-        unseen = percent(down if one > other else up)
-    return Agreement(
+        unseen = to_percent(down if one > other else up)
+    return IsolationAgreement(
         case=case,
         arm=arm,
         turns_pct=turns.effect_pct,
         processes_pct=processes.effect_pct,
-        difference_pct=None if unseen is None else percent(abs(one - other)) * _sign(one - other),
+        difference_pct=None
+        if unseen is None
+        else to_percent(abs(one - other)) * _sign(one - other),
         unseen_pct=unseen,
     )
 
@@ -88,25 +90,25 @@ def _sign(value: float) -> int:
     return -1 if value < 0 else 1
 
 
-def confirmation(analysis: CellAnalysis) -> list[Agreement] | None:
+def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | None:
     """Hold a cell of turns against the cell that confirms it, whichever this one is.
 
     None where there is no such pair, the other one has no runs yet, or is of another machine.
     """
-    other = analysis.beside()
-    if other is None or not comparable(analysis, other):
+    other = analysis.companion()
+    if other is None or not on_same_machine(analysis, other):
         return None
     confirms = analysis.data.dir.name.endswith(PROCESSES)
-    return agreements(other, analysis) if confirms else agreements(analysis, other)
+    return compare_isolations(other, analysis) if confirms else compare_isolations(analysis, other)
 
 
-def confirmation_sentence(analysis: CellAnalysis) -> str | None:
+def isolation_sentence(analysis: CellAnalysis) -> str | None:
     """Say whether separate processes agree with the turns; None where none were run."""
-    found = confirmation(analysis)
-    return None if found is None else sentence(found)
+    found = isolation_agreements(analysis)
+    return None if found is None else agreement_sentence(found)
 
 
-def sentence(found: Sequence[Agreement]) -> str:
+def agreement_sentence(found: Sequence[IsolationAgreement]) -> str:
     """Say in one sentence whether the two designs agree."""
     known = [a for a in found if a.unseen_pct is not None and a.difference_pct is not None]
     if not known:

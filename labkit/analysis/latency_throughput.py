@@ -21,7 +21,7 @@ METRICS = ("request_s", "total_tok_s", "ttft_p50_ms", "e2e_p50_ms", "e2e_p99_ms"
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadPoint:
     """One load of a curve: its size, and the arm's medians by metric."""
 
     size: float
@@ -34,32 +34,34 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LoadCurve:
     """An arm under growing load; ``by``: what grows."""
 
     arm: str
     by: str
-    loads: tuple[Load, ...]
+    loads: tuple[LoadPoint, ...]
 
     @property
-    def knee(self) -> Load | None:
+    def knee(self) -> LoadPoint | None:
         """The load with the greatest power; None where that is the largest: it may grow on."""
         best = max(self.loads, key=lambda load: load.power)
         return None if best is self.loads[-1] else best
 
 
-def curves(analyses: Sequence[CellAnalysis]) -> list[Curve]:
+def load_curves(analyses: Sequence[CellAnalysis]) -> list[LoadCurve]:
     """Find the curves of a study: cells that differ in their load alone."""
-    found: dict[tuple[str, str, str], list[Load]] = {}
+    found: dict[tuple[str, str, str], list[LoadPoint]] = {}
     for analysis in analyses:
         medians = _medians(analysis)
         for arm in analysis.data.arms:
             load, rest = _load(arm.config)
             if load is not None and arm.role != "control" and arm.name in medians:
                 by, size = load
-                found.setdefault((rest, arm.name, by), []).append(Load(size, medians[arm.name]))
+                found.setdefault((rest, arm.name, by), []).append(
+                    LoadPoint(size, medians[arm.name])
+                )
     made = (
-        Curve(arm, by, tuple(sorted(loads, key=lambda load: load.size)))
+        LoadCurve(arm, by, tuple(sorted(loads, key=lambda load: load.size)))
         for (_, arm, by), loads in found.items()
     )
     return [curve for curve in made if len({load.size for load in curve.loads}) >= FEWEST]

@@ -9,7 +9,7 @@ UNIT_NAMES = {"us": "µs"}
 UNKNOWN = "–"
 
 
-def steady(value: float | None) -> float | None:
+def round_significant(value: float | None) -> float | None:
     """Round to 10 significant digits.
 
     Logarithms and sums differ in their last bits from one CPU's vector units to another's;
@@ -44,10 +44,10 @@ def percent_text(value: float | None) -> str:
     """Write a signed difference in percent, as the article does: ``+0.9%``."""
     if value is None:
         return UNKNOWN
-    return f"{signed(value)}%"
+    return f"{signed_text(value)}%"
 
 
-def signed(value: float, digits: int | None = None) -> str:
+def signed_text(value: float, digits: int | None = None) -> str:
     """Write a number with its sign (a true minus); two decimals below 0.1."""
     if digits is None:
         digits = 1 if abs(value) >= 0.095 or value == 0 else 2
@@ -61,7 +61,7 @@ def interval_text(low: float | None, high: float | None) -> str:
     """Write an interval of differences in percent: ``−1.2 to +0.4``."""
     if low is None or high is None:
         return UNKNOWN
-    return f"{signed(low)} to {signed(high)}"
+    return f"{signed_text(low)} to {signed_text(high)}"
 
 
 def p_text(p: float | None) -> str:
@@ -73,14 +73,14 @@ def p_text(p: float | None) -> str:
     return f"{p:.2g}" if p >= 1e-4 else f"{p:.0e}".replace("e-0", "e-")
 
 
-def plain(value: float) -> str:
+def magnitude_text(value: float) -> str:
     """Write a size without a sign: one decimal, two below 0.1, none from 100 on."""
     if abs(value) >= 100:
         return f"{abs(value):,.0f}"
     return f"{abs(value):,.1f}" if abs(value) >= 0.095 or value == 0 else f"{abs(value):.2f}"
 
 
-def count(n: int, noun: str) -> str:
+def count_text(n: int, noun: str) -> str:
     """Write a number of things: ``1 block``, ``4 blocks``."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 

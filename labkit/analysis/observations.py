@@ -6,9 +6,9 @@ even count the geometric mean of the middle two). Repeats are never tested.
 Where all arms of a block took turns in one process (``in_process``), repeat ``i`` of every
 arm was taken in the same round, and what the machine did in that round happened to all. An
 arm is compared with the baseline round by round then: its log value is the baseline's plus
-the :func:`middle` of the rounds' log ratios. Whose turn is first in a round finds the caches
+the :func:`median_over_rounds` of the rounds' log ratios. Whose turn is first finds the caches
 of the round before, whoever it is: what an arm's place in the rounds adds is taken out first
-(:func:`without_places`). Per-arm medians stay as they are.
+(:func:`without_position_effects`). Per-arm medians stay as they are.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Metric, Record, RecordError
 
-MEASURED = ("ok", "vacuous")
+MEASURED_OUTCOMES = ("ok", "vacuous")
 PASSES = 10  # of median polish at most
 
 
 @dataclass(frozen=True)
-class Value:
+class RunValue:
     """One run's number and where it came from (``file`` is relative to the cell)."""
 
     block: int
@@ -41,10 +41,10 @@ class Value:
 
 
 @dataclass
-class Row:
+class MetricRow:
     """One case and metric with every arm's values; ``metric`` is None if it was skipped.
 
-    ``by_round``: the arm that the others are compared with round by round, in its own
+    ``paired_baseline``: the arm that the others are compared with round by round, in its own
     process; None where every run had a process of its own.
     """
 
@@ -54,8 +54,8 @@ class Row:
     better: str | None
     primary: bool
     skipped: str | None = None
-    by_round: str | None = None
-    arms: dict[str, list[Value]] = field(default_factory=dict)
+    paired_baseline: str | None = None
+    arms: dict[str, list[RunValue]] = field(default_factory=dict)
     _rounds: dict[int, dict[str, Floats]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -72,7 +72,7 @@ class Row:
             logs = np.log([v.repeats for v in found.values()])
             places = [v.places for v in found.values()]
             if all(len(each) == logs.shape[1] for each in places):
-                logs = without_places(logs, np.array(places))
+                logs = without_position_effects(logs, np.array(places))
             self._rounds[block] = dict(zip(found, logs, strict=True))
         return self._rounds[block]
 
@@ -87,7 +87,7 @@ class Row:
     def positive(self) -> bool:
         """Whether all values have a logarithm, and all repeats where rounds are paired."""
         every = (v for values in self.arms.values() for v in values)
-        if self.by_round is not None:
+        if self.paired_baseline is not None:
             return all(min(v.repeats) > 0 for v in every)
         return all(v.value > 0 for v in every)
 
@@ -95,19 +95,19 @@ class Row:
 def run_value(repeats: Sequence[float]) -> float:
     """Return the median of the repeats on the log scale (plain, where one is not positive)."""
     values = sorted(repeats)
-    middle = len(values) // 2
+    median_over_rounds = len(values) // 2
     if len(values) % 2:
-        return values[middle]
-    low, high = values[middle - 1], values[middle]
+        return values[median_over_rounds]
+    low, high = values[median_over_rounds - 1], values[median_over_rounds]
     return math.sqrt(low * high) if low > 0 else (low + high) / 2.0
 
 
-def middle(log_ratios: Floats) -> float:
+def median_over_rounds(log_ratios: Floats) -> float:
     """Return one number for a run's rounds, float64 [rounds]: their median."""
     return float(_medians(log_ratios))
 
 
-def without_places(logs: Floats, places: NDArray[np.int64]) -> Floats:
+def without_position_effects(logs: Floats, places: NDArray[np.int64]) -> Floats:
     """Return log values without what an arm's place in a round adds to them.
 
     The same is taken from all arms, so swapped labels swap the results: median polish of the
@@ -142,7 +142,7 @@ def _medians(values: Floats) -> Floats:
     return np.asarray((ordered[..., half - 1] + ordered[..., half]) / 2.0)
 
 
-def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[Row]:
+def build_rows(records: Iterable[Record], paired_baseline: str | None = None) -> list[MetricRow]:
     """Build a cell's rows: cases in the order of the records, the primary metric first.
 
     Parameters
@@ -155,7 +155,7 @@ def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[R
     RecordError
         Arms that took turns do not have as many repeats as the baseline.
     """
-    cases: dict[str, dict[str, Row]] = {}
+    cases: dict[str, dict[str, MetricRow]] = {}
     skipped: dict[str, str] = {}
     for record in records:
         file = f"runs/{record.run}.json"
@@ -163,54 +163,63 @@ def build_rows(records: Iterable[Record], by_round: str | None = None) -> list[R
             rows = cases.setdefault(case.case, {})
             if case.skipped is not None:
                 skipped.setdefault(case.case, case.skipped)
-            if record.outcome in MEASURED:
+            if record.outcome in MEASURED_OUTCOMES:
                 for metric in case.metrics:
-                    value = Value(
+                    value = RunValue(
                         record.block,
                         record.position,
                         file,
                         run_value(metric.repeats),
-                        tuple(metric.repeats) if by_round is not None else (),
+                        tuple(metric.repeats) if paired_baseline is not None else (),
                         tuple(case.notes.get("turns", ())),
                     )
-                    row = _row(rows, case.case, metric, by_round)
+                    row = _row(rows, case.case, metric, paired_baseline)
                     row.arms.setdefault(record.arm, []).append(value)
-    ordered: list[Row] = []
+    ordered: list[MetricRow] = []
     for name, rows in cases.items():
         if rows:
             ordered += sorted(rows.values(), key=lambda row: not row.primary)
             for row in rows.values():
                 _check_rounds(row)
         else:
-            ordered.append(Row(name, None, None, None, True, skipped.get(name, "not measured")))
+            ordered.append(
+                MetricRow(name, None, None, None, True, skipped.get(name, "not measured"))
+            )
     return _name_skipped(ordered)
 
 
-def _row(rows: dict[str, Row], case: str, metric: Metric, by_round: str | None) -> Row:
+def _row(
+    rows: dict[str, MetricRow], case: str, metric: Metric, paired_baseline: str | None
+) -> MetricRow:
     found = rows.get(metric.name)
     if found is None:
-        found = Row(
-            case, metric.name, metric.unit, metric.better, metric.primary, by_round=by_round
+        found = MetricRow(
+            case,
+            metric.name,
+            metric.unit,
+            metric.better,
+            metric.primary,
+            paired_baseline=paired_baseline,
         )
         rows[metric.name] = found
     return found
 
 
-def _check_rounds(row: Row) -> None:
+def _check_rounds(row: MetricRow) -> None:
     """Refuse arms whose rounds are not the baseline's."""
-    if row.by_round is None:
+    if row.paired_baseline is None:
         return
-    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.by_round, ())}
+    rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}
     for values in row.arms.values():
         for v in values:
             if len(v.repeats) != rounds.get(v.block, len(v.repeats)):
                 raise RecordError(
                     f"{v.file}: {row.case!r} has {len(v.repeats)} repeats of {row.metric} where "
-                    f"{row.by_round}, in the same process, has {rounds[v.block]}"
+                    f"{row.paired_baseline}, in the same process, has {rounds[v.block]}"
                 )
 
 
-def _name_skipped(rows: list[Row]) -> list[Row]:
+def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:
     """Name skipped rows by the primary metric of the others: they are rows of the same table."""
     known = next((row for row in rows if row.metric is not None and row.primary), None)
     if known is not None:
@@ -220,29 +229,29 @@ def _name_skipped(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def complete_blocks(row: Row, arms: Sequence[str], runs: int) -> tuple[int, ...]:
+def complete_blocks(row: MetricRow, arms: Sequence[str], runs: int) -> tuple[int, ...]:
     """Return the blocks in which each of ``arms`` has all its ``runs`` values."""
     counts = [{b: len(v) for b, v in row.by_block(arm).items()} for arm in arms]
     return tuple(sorted(b for b in counts[0] if all(c.get(b) == runs for c in counts)))
 
 
-def log_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
+def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
     """Return an arm's log values, float64 [blocks, runs]; see the module for turns."""
-    if row.by_round is not None and arm != row.by_round:
+    if row.paired_baseline is not None and arm != row.paired_baseline:
         return _paired_values(row, arm, blocks)
     values = row.by_block(arm)
     return np.log(np.array([values[b] for b in blocks], np.float64))
 
 
-def _paired_values(row: Row, arm: str, blocks: Sequence[int]) -> Floats:
+def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
     """Return the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
-    first = str(row.by_round)
-    ratios = [middle(logs[arm] - logs[first]) for logs in map(row.rounds, blocks)]
+    first = str(row.paired_baseline)
+    ratios = [median_over_rounds(logs[arm] - logs[first]) for logs in map(row.rounds, blocks)]
     paired: Floats = log_values(row, first, blocks) + np.array(ratios)[:, None]
     return paired
 
 
-def summary(values: Sequence[Value]) -> dict[str, Any]:
+def summary(values: Sequence[RunValue]) -> dict[str, Any]:
     """Return median, quartiles and count of an arm's runs, with the runs themselves."""
     runs = [{"file": v.file, "value": v.value} for v in values]
     if not values:

@@ -15,7 +15,7 @@ import numpy as np
 from labkit.analysis import frame_verification
 from labkit.analysis.first_divergence import (
     Outputs,
-    Values,
+    StoredValues,
     array_difference,
     checksums,
     first_difference,
@@ -26,7 +26,7 @@ from labkit.analysis.first_divergence import (
 from labkit.analysis.statistics.bimodality import fisher_p
 from labkit.records import CaseRecord, Record
 
-CLAIMS = {
+IDENTITY_CLAIMS = {
     "bitwise": "outputs bit-identical",
     "tokens": "outputs token-identical",
     "noise_floor": "outputs no further apart than the control's",
@@ -35,7 +35,7 @@ CLAIMS = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class OutputDifference:
     """One run's case that is not the reference's; ``where`` is a phrase for people."""
 
     arm: str
@@ -45,7 +45,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class OutputAgreement:
     """How many outputs of an arm agree with the reference, and for how long.
 
     Units are requests, token rows or picked frames, counted once per arm: one agrees if it does
@@ -63,16 +63,16 @@ class IdentityReport:
     """All differences from the reference run, and each arm's agreement with it."""
 
     reference: str | None
-    differences: tuple[Difference, ...]
-    agreement: tuple[Agreement, ...]
+    differences: tuple[OutputDifference, ...]
+    agreement: tuple[OutputAgreement, ...]
 
-    def first(self, arm: str) -> Difference | None:
+    def first(self, arm: str) -> OutputDifference | None:
         """Return an arm's first difference, in run order; None if it never differs."""
         return next((d for d in self.differences if d.arm == arm), None)
 
 
 def compare_outputs(
-    records: Sequence[Record], arms: Sequence[str], values: Values, claim: str = "none"
+    records: Sequence[Record], arms: Sequence[str], values: StoredValues, claim: str = "none"
 ) -> IdentityReport:
     """Compare every good run's outputs with the first good run of the first of ``arms``.
 
@@ -83,7 +83,7 @@ def compare_outputs(
         return IdentityReport(None, (), ())
     expected = {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
-    differences: list[Difference] = []
+    differences: list[OutputDifference] = []
     said: dict[tuple[str, str], str | None] = {}  # many runs have the same other outputs
     # Only units that ever differ are kept: the share that agrees, the worst of all runs.
     shares: dict[str, dict[tuple[str, str], float]] = {}
@@ -97,7 +97,7 @@ def compare_outputs(
             where = _difference(case, other, values, said, claim == "bitwise")
             if where is None:
                 continue
-            differences.append(Difference(record.arm, record.run, name, where))
+            differences.append(OutputDifference(record.arm, record.run, name, where))
             if case.outputs is not None:
                 theirs = other.outputs if other is not None else None
                 for unit, share in _units(case.outputs, theirs).items():
@@ -112,15 +112,15 @@ def _size(outputs: Outputs) -> int:
     return int(outputs["shape"][0]) if outputs["kind"] == "array" else len(outputs["requests"])
 
 
-def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> Agreement:
+def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> OutputAgreement:
     lost = [1.0 - share for share in worst.values() if share < 1.0]
-    return Agreement(arm, total - len(lost), total, 1.0 - sum(lost) / total if total else 1.0)
+    return OutputAgreement(arm, total - len(lost), total, 1.0 - sum(lost) / total if total else 1.0)
 
 
 def _difference(
     mine: CaseRecord,
     other: CaseRecord | None,
-    values: Values,
+    values: StoredValues,
     said: dict[tuple[str, str], str | None],
     bitwise: bool,
 ) -> str | None:
@@ -145,7 +145,7 @@ def _difference(
     return said[key]
 
 
-def _where(a: Outputs, b: Outputs, values: Values) -> str | None:
+def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
     """Say where two outputs differ; None where they do not, as far as both are known."""
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
@@ -160,7 +160,7 @@ def _where(a: Outputs, b: Outputs, values: Values) -> str | None:
 def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
     """Return for each request, token row or pick the share that agrees from the start, 0 to 1."""
     if a["kind"] == "frames":
-        return {} if b is None else frame_verification.shares(b)
+        return {} if b is None else frame_verification.verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
         return text_shares(a, b)
     if b is None or a["kind"] != b["kind"]:
@@ -180,7 +180,7 @@ def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
     return shares
 
 
-def above_noise_floor(arm: Agreement, control: Agreement, alpha: float) -> str | None:
+def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: float) -> str | None:
     """Say how an arm mismatches more often than the control does; None if it does not.
 
     One-sided R. A. Fisher's exact test over requests or token rows.

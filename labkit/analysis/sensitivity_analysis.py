@@ -20,17 +20,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.arm_comparison import in_percent
+from labkit.analysis.arm_comparison import interval_to_percent
 from labkit.analysis.cell_analysis import CellAnalysis, CellData
-from labkit.analysis.disturbed_runs import Reason, disturbed_blocks
-from labkit.analysis.observations import Row, complete_blocks, log_values
-from labkit.analysis.statistics.effect_size import breakpoints, hodges_lehmann, percent
+from labkit.analysis.disturbed_runs import Disturbance, disturbed_blocks
+from labkit.analysis.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.statistics.effect_size import breakpoints, hodges_lehmann, to_percent
 from labkit.analysis.statistics.permutation_test import (
     Floats,
     Relabellings,
-    pooled,
+    pool_by_block,
     relabellings,
-    two_sided,
+    two_sided_p,
 )
 from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
@@ -39,7 +39,7 @@ FEWEST_LEFT = 4  # degrees of freedom left by blocks; fewer correlate by chance
 
 
 @dataclass(frozen=True)
-class Second:
+class SensitivityResult:
     """A second analysis of one row and arm; ``how`` says which and on what grounds."""
 
     row: int
@@ -62,12 +62,12 @@ class _Question:
     other: Floats
 
 
-def second_analyses(analysis: CellAnalysis) -> list[Second]:
+def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
     """Return every second analysis of the primary rows that has grounds to be made."""
     data = analysis.data
     disturbed = disturbed_blocks(data.records)
     questions: list[_Question] = []
-    found: list[Second] = []
+    found: list[SensitivityResult] = []
     for index, row in enumerate(analysis.rows):
         if not row.primary or row.skipped is not None or not row.positive:
             continue
@@ -76,7 +76,7 @@ def second_analyses(analysis: CellAnalysis) -> list[Second]:
             found += _adjusted(index, row, arm, data, correlation)
             questions += _undisturbed(index, row, arm, data, disturbed)
             questions += _otherwise(index, arm, analysis)
-    found += _answers(questions, data.levels.alpha)
+    found += _answers(questions, data.criteria.alpha)
     places = {arm.name: i for i, arm in enumerate(data.arms)}
     return sorted(found, key=lambda second: (second.row, places[second.arm]))
 
@@ -89,9 +89,9 @@ def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
     return [(case, value) for case, value in found if value is not None]
 
 
-def _correlation(row: Row, data: CellData) -> float | None:
+def _correlation(row: MetricRow, data: CellData) -> float | None:
     names = [a.name for a in data.arms]
-    blocks = complete_blocks(row, names, data.levels.runs)
+    blocks = complete_blocks(row, names, data.criteria.runs)
     if not blocks or any(key not in data.probe for key in _places(row, names, blocks)):
         return None
     tables = _tables(row, names, blocks, data.probe)
@@ -101,33 +101,36 @@ def _correlation(row: Row, data: CellData) -> float | None:
 
 
 def _adjusted(
-    index: int, row: Row, arm: str, data: CellData, correlation: float | None
-) -> Iterator[Second]:
+    index: int, row: MetricRow, arm: str, data: CellData, correlation: float | None
+) -> Iterator[SensitivityResult]:
     if correlation is None or abs(correlation) < CORRELATES:
         return
     probe, pair = data.probe, (data.baseline, arm)
-    blocks = complete_blocks(row, pair, data.levels.runs)
+    blocks = complete_blocks(row, pair, data.criteria.runs)
     if not blocks or any(key not in probe for key in _places(row, pair, blocks)):
         return
-    found = probe_adjusted(*_tables(row, pair, blocks, probe), data.levels.alpha)
+    found = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria.alpha)
     if found is not None:
-        yield Second(
+        yield SensitivityResult(
             row=index,
             arm=arm,
             how=f"probe-adjusted (correlation {correlation:.2f})",
-            effect_pct=percent(found.effect),
-            ci_pct=in_percent(found.interval),
+            effect_pct=to_percent(found.effect),
+            ci_pct=interval_to_percent(found.interval),
             p=found.p,
             blocks=len(blocks),
         )
 
 
-def _places(row: Row, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
+def _places(row: MetricRow, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
     return [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
 
 
 def _tables(
-    row: Row, arms: Sequence[str], blocks: Sequence[int], probe: Mapping[tuple[int, int], float]
+    row: MetricRow,
+    arms: Sequence[str],
+    blocks: Sequence[int],
+    probe: Mapping[tuple[int, int], float],
 ) -> tuple[Floats, Floats]:
     """Return log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
     values = np.stack([log_values(row, arm, blocks) for arm in arms])
@@ -136,9 +139,13 @@ def _tables(
 
 
 def _undisturbed(
-    index: int, row: Row, arm: str, data: CellData, disturbed: Mapping[int, Sequence[Reason]]
+    index: int,
+    row: MetricRow,
+    arm: str,
+    data: CellData,
+    disturbed: Mapping[int, Sequence[Disturbance]],
 ) -> Iterator[_Question]:
-    blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
+    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
     kept = [b for b in blocks if b not in disturbed]
     if len(kept) == len(blocks) or not kept:
         return
@@ -155,39 +162,41 @@ def _otherwise(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Questi
     data = analysis.data
     if analysis.stalls is None:
         return
-    row = analysis.otherwise[index]
+    row = analysis.alternative_rows[index]
     if not row.positive or row.arms == analysis.rows[index].arms:
         return
-    blocks = complete_blocks(row, (data.baseline, arm), data.levels.runs)
+    blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
     if blocks:
         how = "without" if analysis.stalls.own is not None else "with"
         base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
         yield _Question(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
 
 
-def _answers(questions: Sequence[_Question], alpha: float) -> list[Second]:
+def _answers(questions: Sequence[_Question], alpha: float) -> list[SensitivityResult]:
     """Answer all questions, in their order; those of as many blocks share a relabelling."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, question in enumerate(questions):
         groups.setdefault(question.base.shape, []).append(i)
-    found: dict[int, Second] = {}
+    found: dict[int, SensitivityResult] = {}
     for (blocks, runs), members in groups.items():
         labels = relabellings(blocks, runs)
-        units = [pooled(questions[i].base, questions[i].other) for i in members]
+        units = [pool_by_block(questions[i].base, questions[i].other) for i in members]
         statistics = labels.mean_differences(np.stack(units, axis=1))
         for column, i in enumerate(members):
             found[i] = _answer(questions[i], statistics[:, column], labels, alpha)
     return [found[i] for i in range(len(questions))]
 
 
-def _answer(question: _Question, statistics: Floats, labels: Relabellings, alpha: float) -> Second:
+def _answer(
+    question: _Question, statistics: Floats, labels: Relabellings, alpha: float
+) -> SensitivityResult:
     limits = breakpoints(statistics, labels).interval(alpha)
-    return Second(
+    return SensitivityResult(
         row=question.row,
         arm=question.arm,
         how=question.how,
-        effect_pct=percent(hodges_lehmann(question.base, question.other)),
-        ci_pct=in_percent(limits),
-        p=two_sided(statistics),
+        effect_pct=to_percent(hodges_lehmann(question.base, question.other)),
+        ci_pct=interval_to_percent(limits),
+        p=two_sided_p(statistics),
         blocks=len(question.base),
     )

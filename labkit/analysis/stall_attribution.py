@@ -28,9 +28,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labkit.analysis.number_format import p_text
-from labkit.analysis.statistics.effect_size import percent
-from labkit.analysis.statistics.permutation_test import Floats, permutation_test, smallest_p
-from labkit.analysis.verdict import DECIDED, Verdict
+from labkit.analysis.statistics.effect_size import to_percent
+from labkit.analysis.statistics.permutation_test import Floats, min_p, permutation_test
+from labkit.analysis.verdict import DECIDED_WORDS, Verdict
 from labkit.records import Arm, CaseRecord, Record
 
 OWN, UNCLEAR = 0.005, 0.05
@@ -39,7 +39,7 @@ WITHIN = ("equivalent", "trivial")
 
 
 @dataclass(frozen=True)
-class Stalls:
+class StallAttribution:
     """What was taken out of each arm's time, and what follows for the verdicts.
 
     ``pct``: the mean over processes, percent. ``bounds``: how much more or less than the
@@ -67,7 +67,7 @@ class Stalls:
 
     def limit(self, verdict: Verdict, arm: str, margin_pct: float) -> Verdict:
         """Return the verdict on times that stalls changed, or why there is none."""
-        if self.own is not None or verdict.word not in DECIDED:
+        if self.own is not None or verdict.word not in DECIDED_WORDS:
             return verdict
         if arm in self.unclear:
             return Verdict("inconclusive", f"stalls: {self.unclear[arm]}")
@@ -78,7 +78,7 @@ class Stalls:
         return verdict
 
 
-def find(records: Sequence[Record], arms: Sequence[Arm]) -> Stalls | None:
+def attribute_stalls(records: Sequence[Record], arms: Sequence[Arm]) -> StallAttribution | None:
     """Find what was taken out of arms that took turns; None where nothing was.
 
     Parameters
@@ -92,8 +92,8 @@ def find(records: Sequence[Record], arms: Sequence[Arm]) -> Stalls | None:
         return None
     pct = {name: float(100 * each[:, 0].mean()) for name, each in lost.items()}
     base, *asked = (arm.name for arm in arms if arm.role != "control")
-    if smallest_p(len(blocks), 1) > UNCLEAR:
-        return Stalls(pct, own="so few processes cannot tell it from an arm's own work")
+    if min_p(len(blocks), 1) > UNCLEAR:
+        return StallAttribution(pct, own="so few processes cannot tell it from an arm's own work")
     p = {name: p_of(lost[base], lost[name]) for name in asked}
     why = {
         name: f"{name} differs from {base} in it (p = {p_text(p[name])}), so it may be its own work"
@@ -102,9 +102,9 @@ def find(records: Sequence[Record], arms: Sequence[Arm]) -> Stalls | None:
     }
     own = [reason for name, reason in why.items() if p[name] * len(asked) <= OWN]
     if own:
-        return Stalls(pct, own="; ".join(own))
+        return StallAttribution(pct, own="; ".join(own))
     bounds = {name: bound_pct(lost[base][:, 0], lost[name][:, 0]) for name in asked}
-    return Stalls(pct, bounds, why)
+    return StallAttribution(pct, bounds, why)
 
 
 def as_measured(records: Sequence[Record]) -> tuple[Record, ...]:
@@ -164,4 +164,4 @@ def bound_pct(base: Floats, arm: Floats) -> float:
     first, second = np.triu_indices(n)
     averages = np.sort((slower[first] + slower[second]) / 2)
     off = max(0, int(n * (n + 1) / 4 - Z * np.sqrt(n * (n + 1) * (2 * n + 1) / 24)))
-    return max(abs(percent(limit)) for limit in (averages[off], averages[-1 - off]))
+    return max(abs(to_percent(limit)) for limit in (averages[off], averages[-1 - off]))

@@ -8,16 +8,16 @@ from typing import Any
 
 from labkit.analysis.arm_comparison import row_tests
 from labkit.analysis.cell_analysis import CellAnalysis, analyse
-from labkit.analysis.headline import answer
-from labkit.analysis.host_groups import machine_name, machines
-from labkit.analysis.statistics.multiple_comparisons import joint_p
-from labkit.analysis.verdict import DECIDED
+from labkit.analysis.headline import headline
+from labkit.analysis.host_groups import host_groups, machine_name
+from labkit.analysis.statistics.multiple_comparisons import joint_p_values
+from labkit.analysis.verdict import DECIDED_WORDS
 from labkit.records import PROCESSES, SCHEMA_VERSION, RecordError
 
 Stamp = frozenset[tuple[str, int]]
 
 
-class Analyst:
+class AnalysisCache:
     """Analyses cells, each once for as long as its runs stay as they are."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class Analyst:
         words = {
             one.verdict.word
             for one in analysis.judged
-            if one.row.primary and one.found.arm in asked
+            if one.row.primary and one.comparison.arm in asked
         }
-        return bool(words) and words <= DECIDED
+        return bool(words) and words <= DECIDED_WORDS
 
     def _beside(self, cell_dir: Path) -> CellAnalysis | None:
         """Find the cell of turns that this one confirms, or the one that confirms it."""
@@ -95,7 +95,7 @@ def exit_code(study_dir: str | Path) -> int:
     RecordError
         A file of a cell is not valid.
     """
-    return max(analysis.status for analysis in Analyst().study(Path(study_dir)))
+    return max(analysis.status for analysis in AnalysisCache().study(Path(study_dir)))
 
 
 def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def study_json(study_dir: Path, analyses: Sequence[CellAnalysis]) -> dict[str, A
         "schema_version": SCHEMA_VERSION,
         "study": study_dir.resolve().name,
         "exit_code": max(analysis.status for analysis in analyses),
-        "machines": [machine.name for machine in machines(analyses)],
+        "machines": [machine.name for machine in host_groups(analyses)],
         "cells": [_cell(analysis) for analysis in analyses],
         "family": study_family(analyses) if len(analyses) > 1 else [],
     }
@@ -126,7 +126,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
         "dir": analysis.data.dir.name,
         "machine": machine_name(analysis),
         "question": cell["question"],
-        "answer": answer(analysis),
+        "answer": headline(analysis),
         "status": analysis.status,
         "complete": analysis.data.complete,
         "blocks": len(analysis.data.blocks_done),
@@ -143,12 +143,12 @@ def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     widest = max(len(analysis.data.asked) for analysis in analyses)
     for analysis in analyses:
         data = analysis.data
-        for arm in data.asked if data.withheld is None else ():
-            tests = row_tests(analysis.rows, arm, data.baseline, data.levels.runs, True)
+        for arm in data.asked if data.withheld_reason is None else ():
+            tests = row_tests(analysis.rows, arm, data.baseline, data.criteria.runs, True)
             if tests:
                 places.append((analysis, arm, list(tests)))
                 families.append(list(tests.values()))
-    adjusted = joint_p(families) if families else []
+    adjusted = joint_p_values(families) if families else []
     return [
         {
             "cell": analysis.name,

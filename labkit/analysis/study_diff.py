@@ -17,32 +17,43 @@ from typing import Any
 
 import numpy as np
 
-from labkit.analysis.arm_comparison import Comparison, Levels, in_percent
+from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, interval_to_percent
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.number_format import count, p_text, percent_text, plain, signed
-from labkit.analysis.observations import Row, complete_blocks, log_values
-from labkit.analysis.statistics.difference_in_differences import (
-    Change,
-    Effect,
-    change,
-    study_effect,
+from labkit.analysis.number_format import (
+    count_text,
+    magnitude_text,
+    p_text,
+    percent_text,
+    signed_text,
 )
-from labkit.analysis.statistics.effect_size import Equivalence, breakpoints, equivalence, percent
+from labkit.analysis.observations import MetricRow, complete_blocks, log_values
+from labkit.analysis.statistics.difference_in_differences import (
+    EffectChange,
+    StudyEffect,
+    effect_change,
+    estimate_effect,
+)
+from labkit.analysis.statistics.effect_size import (
+    Equivalence,
+    breakpoints,
+    equivalence_test,
+    to_percent,
+)
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import Floats
-from labkit.analysis.verdict import DECIDED, NOISE, Verdict, judge
+from labkit.analysis.verdict import DECIDED_WORDS, NOISE_EXCEEDS_MARGIN, Verdict, judge
 from labkit.records import machine_difference
 
 NAMES = ("old", "new")
 NOT_COMPARABLE = "not_comparable"
 
 
-class Refused(ValueError):
+class StudiesNotComparable(ValueError):
     """Two studies that cannot be compared, and why, in one line."""
 
 
 @dataclass(frozen=True)
-class Changed:
+class RowChange:
     """One row and arm in both studies: its medians, what changed and the verdict.
 
     ``found`` speaks of the arm's difference from the baseline; None: there is none, or no
@@ -50,26 +61,26 @@ class Changed:
     """
 
     cell: str
-    row: Row
+    row: MetricRow
     arm: str
     old: float | None
     new: float | None
-    found: Comparison | None
+    comparison: ArmComparison | None
     verdict: Verdict
 
 
 @dataclass(frozen=True)
-class Comparisons:
+class StudyComparison:
     """All changes of the primary rows, what to say above them, and what the words mean."""
 
-    changes: tuple[Changed, ...]
-    weaknesses: tuple[str, ...]
+    changes: tuple[RowChange, ...]
+    caveats: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def decidable(self) -> bool:
         """Whether anything was compared at all."""
-        return any(item.found is not None for item in self.changes)
+        return any(item.comparison is not None for item in self.changes)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ class _Pair:
 
     old: CellAnalysis
     new: CellAnalysis
-    levels: Levels
+    criteria: DecisionCriteria
     shift_pct: float | None
 
     @property
@@ -97,17 +108,17 @@ class _Compared:
     """One row and arm of a pair; ``change``: of its difference from the baseline."""
 
     pair: _Pair
-    old: Row
-    new: Row
+    old: MetricRow
+    new: MetricRow
     arm: str
     role: str
     blocks: int = 0
-    change: Change | None = None
+    change: EffectChange | None = None
 
 
 def compare_studies(
     old: Sequence[CellAnalysis], new: Sequence[CellAnalysis], margin_pct: float
-) -> Comparisons:
+) -> StudyComparison:
     """Compare two studies row by row, arm by arm.
 
     p-values are adjusted over all rows and arms by S. Holm (1979).
@@ -132,7 +143,7 @@ def compare_studies(
             )
     compared = [item for pair in pairs for item in _shared_rows(pair)]
     if not compared:
-        raise Refused("the studies have no row in common that both measured")
+        raise StudiesNotComparable("the studies have no row in common that both measured")
     family = [item for item in compared if item.role == "arm" and item.change is not None]
     found = {id(item): one for item, one in zip(family, _family(family), strict=True)}
     controls = [item for item in compared if item.role == "control" and item.change is not None]
@@ -145,23 +156,27 @@ def compare_studies(
         old_median, new_median = (_median(one, item.arm) for one in (item.old, item.new))
         control = noise.get((item.pair.name, row.case, row.metric))
         verdict = _judge(item, own, control)
-        changes.append(Changed(item.pair.name, row, item.arm, old_median, new_median, own, verdict))
+        changes.append(
+            RowChange(item.pair.name, row, item.arm, old_median, new_median, own, verdict)
+        )
     notes = (*_open(changes), *_notes(pairs, family, controls))
-    return Comparisons(tuple(changes), tuple(weak), notes)
+    return StudyComparison(tuple(changes), tuple(weak), notes)
 
 
-def _open(changes: Sequence[Changed]) -> Iterator[str]:
+def _open(changes: Sequence[RowChange]) -> Iterator[str]:
     """Say what was not decided, with the smallest changes that could have been seen."""
     seen = [
-        (item.found.mde_pct, f"{item.row.case}, {item.arm}")
+        (item.comparison.mde_pct, f"{item.row.case}, {item.arm}")
         for item in changes
-        if item.verdict.word == "inconclusive" and item.found and item.found.mde_pct is not None
+        if item.verdict.word == "inconclusive"
+        and item.comparison
+        and item.comparison.mde_pct is not None
     ]
     if seen:
         (low, here), (high, there) = min(seen), max(seen)
-        text = f"Not decided in {count(len(seen), 'row')}: the smallest change that could be seen "
-        text += f"is {plain(low)} % ({here})"
-        yield f"{text}." if len(seen) == 1 else f"{text} to {plain(high)} % ({there})."
+        text = f"Not decided in {count_text(len(seen), 'row')}: the smallest change that could be "
+        text += f"seen is {magnitude_text(low)} % ({here})"
+        yield f"{text}." if len(seen) == 1 else f"{text} to {magnitude_text(high)} % ({there})."
 
 
 def _notes(
@@ -180,8 +195,8 @@ def _notes(
     yield (
         f"Change: of each arm's difference from {' or '.join(names)}, from old to new (difference "
         "in differences; what slows a whole study cancels). p: both studies relabelled within "
-        f"their blocks ({how}), adjusted over {count(len(family), 'row')} and arms (Holm); the "
-        "interval is at the level at which its row was tested."
+        f"their blocks ({how}), adjusted over {count_text(len(family), 'row')} and arms (Holm); "
+        "the interval is at the level at which its row was tested."
     )
     if controls:
         worst = max(controls, key=lambda item: abs(_estimate(item)))
@@ -189,7 +204,7 @@ def _notes(
         p = least.change.p if least.change else None
         yield (
             f"A/A control: its difference from the baseline changed by at most "
-            f"{percent_text(percent(_estimate(worst)))} ({worst.old.case}); smallest p "
+            f"{percent_text(to_percent(_estimate(worst)))} ({worst.old.case}); smallest p "
             f"{p_text(p)} ({least.old.case}), unadjusted."
         )
 
@@ -198,12 +213,12 @@ def _estimate(item: _Compared) -> float:
     return item.change.estimate if item.change is not None else 0.0
 
 
-def _median(row: Row, arm: str) -> float | None:
+def _median(row: MetricRow, arm: str) -> float | None:
     values = [v.value for v in row.arms.get(arm, ())]
     return float(np.median(values)) if values else None
 
 
-def _family(items: Sequence[_Compared]) -> list[Comparison]:
+def _family(items: Sequence[_Compared]) -> list[ArmComparison]:
     """Judge the changes of all rows and arms as one family.
 
     p by S. Holm (1979); each interval at the level at which Holm tests its row, so that it
@@ -215,42 +230,42 @@ def _family(items: Sequence[_Compared]) -> list[Comparison]:
     order = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
     found = []
     for i, item in enumerate(items):
-        levels = item.pair.levels
+        levels = item.pair.criteria
         rejected = sum(p <= levels.alpha for p in adjusted)
         level = levels.alpha / (size - min(order[i], rejected))
         found.append(_comparison(item, adjusted[i], level, size))
     return found
 
 
-def _alone(item: _Compared) -> Comparison:
+def _alone(item: _Compared) -> ArmComparison:
     """Describe a control's change, unadjusted: it is there to show the noise."""
     assert item.change is not None
-    return _comparison(item, item.change.p, item.pair.levels.alpha, 1)
+    return _comparison(item, item.change.p, item.pair.criteria.alpha, 1)
 
 
-def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> Comparison:
-    found, levels = item.change, item.pair.levels
+def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> ArmComparison:
+    found, levels = item.change, item.pair.criteria
     assert found is not None
-    points = breakpoints(found.statistics, found)
+    points = breakpoints(found.null_distribution, found)
     limits = points.interval(level)
-    equal = equivalence(points, levels.margin_pct, levels.alpha / size)
-    return Comparison(
+    equal = equivalence_test(points, levels.margin_pct, levels.alpha / size)
+    return ArmComparison(
         arm=item.arm,
         baseline=item.pair.old.data.baseline,
-        effect_pct=percent(found.estimate),
-        ci_pct=in_percent(limits),
-        ci_raw_pct=in_percent(points.interval(levels.alpha)),
+        effect_pct=to_percent(found.estimate),
+        ci_pct=interval_to_percent(limits),
+        ci_raw_pct=interval_to_percent(points.interval(levels.alpha)),
         level=1.0 - levels.alpha,
         p=found.p,
         p_adjusted=adjusted,
-        p_floor=min(1.0, size * found.floor),
-        mde_pct=found.detectable_pct(levels.alpha / size),
+        p_floor=min(1.0, size * found.min_p),
+        mde_pct=found.mde_pct(levels.alpha / size),
         blocks=item.blocks,
         equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
     )
 
 
-def _judge(item: _Compared, found: Comparison | None, control: Comparison | None) -> Verdict:
+def _judge(item: _Compared, found: ArmComparison | None, control: ArmComparison | None) -> Verdict:
     pair = item.pair
     causes = [
         f"{name}: {cause}"
@@ -264,15 +279,15 @@ def _judge(item: _Compared, found: Comparison | None, control: Comparison | None
         return Verdict(NOT_COMPARABLE, "nothing beside it was held still")
     if found is None:
         return Verdict(NOT_COMPARABLE, "no complete block with values above 0 in both studies")
-    verdict = judge(found, item.old.better, pair.levels, causes, control)
-    if verdict.word in DECIDED and not _beyond_the_machine(found, pair):
+    verdict = judge(found, item.old.better, pair.criteria, causes, control)
+    if verdict.word in DECIDED_WORDS and not _beyond_the_machine(found, pair):
         return Verdict("inconclusive", _moved_reason(pair))
-    if verdict.word == "inconclusive" and verdict.reason != NOISE:
+    if verdict.word == "inconclusive" and verdict.reason != NOISE_EXCEEDS_MARGIN:
         return Verdict("inconclusive")  # what could be seen is said of all such rows at once
     return verdict
 
 
-def _beyond_the_machine(found: Comparison, pair: _Pair) -> bool:
+def _beyond_the_machine(found: ArmComparison, pair: _Pair) -> bool:
     """Tell whether a change exceeds what the machine's own could leave in it.
 
     The probe's kernels and an arm may lean on different parts of the machine: one may
@@ -291,21 +306,22 @@ def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
     _refuse_machine(old, new)
     _refuse_config(old, new)
     alpha = min(float(a.data.design["alpha"]) for a in (old, new))
-    runs = min(a.data.levels.runs for a in (old, new))
-    why = [f"{name}: {a.data.withheld}" for name, a in zip(NAMES, (old, new), strict=True)
-           if a.data.withheld is not None]  # fmt: skip
-    levels = Levels(runs, alpha, margin_pct, "; ".join(why) or None)
+    runs = min(a.data.criteria.runs for a in (old, new))
+    why = [f"{name}: {a.data.withheld_reason}" for name, a in zip(NAMES, (old, new), strict=True)
+           if a.data.withheld_reason is not None]  # fmt: skip
+    levels = DecisionCriteria(runs, alpha, margin_pct, "; ".join(why) or None)
     return _Pair(old, new, levels, probe_shift_pct(old, new))
 
 
 def _moved(pair: _Pair) -> bool:
-    return pair.shift_pct is not None and abs(pair.shift_pct) > pair.levels.margin_pct
+    return pair.shift_pct is not None and abs(pair.shift_pct) > pair.criteria.margin_pct
 
 
 def _moved_reason(pair: _Pair) -> str:
     return (
-        f"the machine itself changed: its arm-blind probe takes {signed(pair.shift_pct or 0.0)} % "
-        f"(margin ±{pair.levels.margin_pct:g} %); "
+        f"the machine itself changed: its arm-blind probe takes "
+        f"{signed_text(pair.shift_pct or 0.0)} % "
+        f"(margin ±{pair.criteria.margin_pct:g} %); "
         "a smaller change of an arm is neither claimed nor ruled out"
     )
 
@@ -318,7 +334,7 @@ def _cells(
     before, after = ({a.name: a for a in study} for study in (old, new))
     shared = [name for name in before if name in after]
     if not shared:
-        raise Refused("the studies have no cell in common")
+        raise StudiesNotComparable("the studies have no cell in common")
     alone = [f"{name}: only in {NAMES[0]}" for name in before if name not in after]
     alone += [f"{name}: only in {NAMES[1]}" for name in after if name not in before]
     return [(before[name], after[name]) for name in shared], alone
@@ -335,7 +351,7 @@ def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
         new = record.environment or old
         field = machine_difference(old, new)
         if field is not None:
-            raise Refused(
+            raise StudiesNotComparable(
                 f"{one.name}: other machines: {field} is {old.get(field)} and {new.get(field)}"
             )
 
@@ -343,15 +359,17 @@ def _refuse_machine(one: CellAnalysis, other: CellAnalysis) -> None:
 def _refuse_config(one: CellAnalysis, other: CellAnalysis) -> None:
     kinds = [analysis.data.design.get("isolation", "process") for analysis in (one, other)]
     if kinds[0] != kinds[1]:
-        raise Refused(f"{one.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}")
+        raise StudiesNotComparable(
+            f"{one.name}: other designs: isolation was {kinds[0]}, now {kinds[1]}"
+        )
     arms = [{a.name: a for a in analysis.data.arms} for analysis in (one, other)]
     if set(arms[0]) != set(arms[1]):
         alone = sorted(set(arms[0]) ^ set(arms[1]))
-        raise Refused(f"{one.name}: other arms: {', '.join(alone)} only in one study")
+        raise StudiesNotComparable(f"{one.name}: other arms: {', '.join(alone)} only in one study")
     for name in arms[0]:
         difference = _difference(arms[0][name].config, arms[1][name].config)
         if difference is not None:
-            raise Refused(f"{one.name}: other configs: arm {name}: {difference}")
+            raise StudiesNotComparable(f"{one.name}: other configs: arm {name}: {difference}")
 
 
 def _difference(old: Any, new: Any, where: str = "") -> str | None:
@@ -369,7 +387,7 @@ def probe_shift_pct(one: CellAnalysis, other: CellAnalysis) -> float | None:
     probes = [list(a.data.probe.values()) for a in (one, other)]
     if not all(probes):
         return None
-    return percent(float(np.median(probes[1]) - np.median(probes[0])))
+    return to_percent(float(np.median(probes[1]) - np.median(probes[0])))
 
 
 def _rows_alone(pair: _Pair) -> Iterator[str]:
@@ -383,8 +401,8 @@ def _rows_alone(pair: _Pair) -> Iterator[str]:
 
 
 def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
-    rows = {(row.case, row.metric): row for row in pair.new.timed(whole=pair.whole)}
-    for row in pair.old.timed(whole=pair.whole):
+    rows = {(row.case, row.metric): row for row in pair.new.rows_with_stalls(whole=pair.whole)}
+    for row in pair.old.rows_with_stalls(whole=pair.whole):
         match = rows.get((row.case, row.metric))
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue
@@ -398,27 +416,29 @@ def _with_change(item: _Compared) -> _Compared:
     if any(found is None for found in studies):
         return item
     (old, fewer), (new, more) = (found for found in studies if found is not None)
-    return replace(item, change=change(old, new), blocks=min(fewer, more))
+    return replace(item, change=effect_change(old, new), blocks=min(fewer, more))
 
 
-def _sides(item: _Compared) -> tuple[tuple[CellAnalysis, Row], ...]:
+def _sides(item: _Compared) -> tuple[tuple[CellAnalysis, MetricRow], ...]:
     return (item.pair.old, item.old), (item.pair.new, item.new)
 
 
-def _effect(analysis: CellAnalysis, row: Row, arm: str) -> tuple[Effect, int] | None:
+def _effect(analysis: CellAnalysis, row: MetricRow, arm: str) -> tuple[StudyEffect, int] | None:
     """Return an arm's effect in one study and its complete blocks; None without any."""
     data = analysis.data
     pair = (data.baseline, arm)
-    blocks = complete_blocks(row, pair, data.levels.runs)
+    blocks = complete_blocks(row, pair, data.criteria.runs)
     if not blocks or not row.positive:
         return None
     values = [log_values(row, name, blocks) for name in pair]
     probes = [_probes(analysis, row, name, blocks) for name in pair]
     known = (probes[0], probes[1]) if probes[0] is not None and probes[1] is not None else None
-    return study_effect(values[0], values[1], known), len(blocks)
+    return estimate_effect(values[0], values[1], known), len(blocks)
 
 
-def _probes(analysis: CellAnalysis, row: Row, arm: str, blocks: Sequence[int]) -> Floats | None:
+def _probes(
+    analysis: CellAnalysis, row: MetricRow, arm: str, blocks: Sequence[int]
+) -> Floats | None:
     """Return the log probes of an arm's runs, float64 [blocks, runs]; None where one lacks."""
     places = [(v.block, v.position) for v in row.arms[arm] if v.block in blocks]
     if any(place not in analysis.data.probe for place in places):

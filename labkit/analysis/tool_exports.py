@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.analysis.cell_analysis import CellAnalysis, CellData
-from labkit.analysis.number_format import plain, slug
-from labkit.analysis.observations import MEASURED, run_value
-from labkit.analysis.output_identity import CLAIMS
+from labkit.analysis.number_format import magnitude_text, slug
+from labkit.analysis.observations import MEASURED_OUTCOMES, run_value
+from labkit.analysis.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.study_analysis import cell_dirs
-from labkit.analysis.verdict_sentences import row_name, sentence
+from labkit.analysis.verdict_sentences import row_name, verdict_sentence
 from labkit.records import Arm, Metric, Record, read_runs
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FormatError(ValueError):
 def _measured(analysis: CellAnalysis) -> list[Record]:
     """Return the runs that measured something, the baseline's first: tools compare with it."""
     place = {arm.name: i for i, arm in enumerate(analysis.data.arms)}
-    found = [r for r in analysis.data.records if r.outcome in MEASURED]
+    found = [r for r in analysis.data.records if r.outcome in MEASURED_OUTCOMES]
     return sorted(found, key=lambda r: place[r.arm])
 
 
@@ -134,7 +134,7 @@ def _vllm_runs(data: CellData) -> Iterator[dict[str, Any]]:
     for number, record in enumerate(data.records):
         for case in record.cases:
             requests = case.notes.get("requests")
-            if requests and record.outcome in MEASURED:
+            if requests and record.outcome in MEASURED_OUTCOMES:
                 traffic = case.notes.get("traffic") or {}
                 yield _vllm_run(number, record, arms[record.arm], requests, traffic)
 
@@ -243,12 +243,14 @@ def _github_entry(
         "name": f"{prefix}{row_name(row)} [{arm}]",
         "unit": row["unit"],
         "value": values["median"],
-        "range": f"IQR {plain(values['q3'] - values['q1'])}",
+        "range": f"IQR {magnitude_text(values['q3'] - values['q1'])}",
     }
     found = next((c for c in row["comparisons"] if c["arm"] == arm), None)
     if found is not None:
         claim = analysis.data.arms[0].identity
-        entry["extra"] = sentence(cell, row, found, claim if claim in CLAIMS else "none")
+        entry["extra"] = verdict_sentence(
+            cell, row, found, claim if claim in IDENTITY_CLAIMS else "none"
+        )
     return entry
 
 

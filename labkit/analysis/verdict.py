@@ -24,11 +24,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.analysis.arm_comparison import Comparison, Levels
-from labkit.analysis.number_format import count, plain
-from labkit.analysis.statistics.power import blocks_needed, fewest_blocks
+from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria
+from labkit.analysis.number_format import count_text, magnitude_text
+from labkit.analysis.statistics.power import blocks_needed, min_blocks_to_claim
 
-WORDS = (
+VERDICT_WORDS = (
     "faster",
     "slower",
     "equivalent",
@@ -37,19 +37,19 @@ WORDS = (
     "invalid",
     "estimate_only",
 )
-DECIDED = frozenset({"faster", "slower", "equivalent", "trivial"})
-NOISE = "noise exceeds margin"
+DECIDED_WORDS = frozenset({"faster", "slower", "equivalent", "trivial"})
+NOISE_EXCEEDS_MARGIN = "noise exceeds margin"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of :data:`WORDS`; ``reason`` is None where the numbers say it all."""
+    """One of :data:`VERDICT_WORDS`; ``reason`` is None where the numbers say it all."""
 
     word: str
     reason: str | None = None
 
 
-def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
+def exceeds_margin(control: ArmComparison | None, margin_pct: float) -> bool:
     """Tell whether the A/A control's own interval reaches beyond the margin."""
     if control is None or control.ci_raw_pct is None:
         return False
@@ -57,11 +57,11 @@ def exceeds_margin(control: Comparison | None, margin_pct: float) -> bool:
 
 
 def judge(
-    found: Comparison,
+    found: ArmComparison,
     better: str | None,
-    levels: Levels,
+    levels: DecisionCriteria,
     causes: Sequence[str],
-    control: Comparison | None,
+    control: ArmComparison | None,
 ) -> Verdict:
     """Judge one comparison.
 
@@ -78,14 +78,14 @@ def judge(
         return Verdict("invalid", "; ".join(causes))
     if found.effect_pct is None:
         return Verdict("inconclusive", "no complete block with values above 0")
-    fewest = fewest_blocks(levels.runs)
+    fewest = min_blocks_to_claim(levels.runs)
     if found.blocks < fewest:
-        blocks = count(found.blocks, "block")
+        blocks = count_text(found.blocks, "block")
         return Verdict(
             "estimate_only", f"{blocks} of {levels.runs}: a claim needs at least {fewest}"
         )
-    if levels.withheld is not None:
-        return Verdict("estimate_only", levels.withheld)
+    if levels.withheld_reason is not None:
+        return Verdict("estimate_only", levels.withheld_reason)
     if found.p_adjusted is None or found.equivalence is None:
         raise ValueError(f"{found.arm}: an effect without its test")
     if found.p_floor is None or found.p_floor > levels.alpha:
@@ -97,7 +97,7 @@ def judge(
     significant = found.p_adjusted <= levels.alpha
     if found.equivalence.p <= levels.alpha:
         if exceeds_margin(control, levels.margin_pct):
-            return Verdict("inconclusive", NOISE)
+            return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
         return Verdict("trivial" if significant else "equivalent", _bound(found))
     if significant:
         up = found.effect_pct > 0
@@ -105,12 +105,12 @@ def judge(
     return Verdict("inconclusive", _sight(found, levels))
 
 
-def _bound(found: Comparison) -> str | None:
+def _bound(found: ArmComparison) -> str | None:
     bound = found.equivalence.bound_pct if found.equivalence is not None else None
     return None if bound is None else f"any difference is within ±{bound:.2g} %"
 
 
-def _sight(found: Comparison, levels: Levels) -> str:
+def _sight(found: ArmComparison, levels: DecisionCriteria) -> str:
     """Say what this design could have seen, and how many blocks would see the effect seen.
 
     The target is the effect seen, or 1 % where that is smaller.
@@ -121,7 +121,7 @@ def _sight(found: Comparison, levels: Levels) -> str:
             f"p = {found.p:.2g} alone, {found.p_adjusted:.2g} adjusted over all rows and arms"
         )
     if found.mde_pct is not None and found.sd is not None and found.effect_pct is not None:
-        text = f"this design sees {plain(found.mde_pct)} % at best"
+        text = f"this design sees {magnitude_text(found.mde_pct)} % at best"
         target = max(1.0, abs(round(found.effect_pct, 1)))
         need = blocks_needed(found.sd, levels.runs, found.alpha_row or levels.alpha, target)
         if need is None:

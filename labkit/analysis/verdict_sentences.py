@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from labkit.analysis.number_format import MINUS, count, interval_text, p_text, percent_text, plain
-from labkit.analysis.output_identity import CLAIMS
+from labkit.analysis.number_format import (
+    MINUS,
+    count_text,
+    interval_text,
+    magnitude_text,
+    p_text,
+    percent_text,
+)
+from labkit.analysis.output_identity import IDENTITY_CLAIMS
 from labkit.analysis.statistics.permutation_test import Relabellings, relabellings
 
 Json = Mapping[str, Any]
@@ -21,7 +28,7 @@ def title(cell: Json) -> str:
 LOOKED_AT = 0.02  # an A/A row with a smaller p is named
 
 
-def how_tested(cell: Json) -> str:
+def test_method_text(cell: Json) -> str:
     """Say how the p-values were found: ``exact``, or ``Monte Carlo, 100,000 draws``.
 
     Rows that lack a block are tested under the relabellings of those that have all.
@@ -32,11 +39,11 @@ def how_tested(cell: Json) -> str:
     return f"Monte Carlo, {labels.count:,} draws"
 
 
-def relabelled(cell: Json) -> str:
+def relabellings_text(cell: Json) -> str:
     """Say over what the p-values were found: ``all 1,296 relabellings``, or the draws."""
     labels = _labels(cell)
     if labels is None or not labels.exact:
-        return how_tested(cell)
+        return test_method_text(cell)
     return f"all {labels.count:,} relabellings"
 
 
@@ -55,12 +62,12 @@ def identity_phrase(cell: Json, claim: str) -> str:
     """Say what was proven about the outputs."""
     if cell["gates"]["identical"]["status"] != "pass":
         return "outputs not compared"
-    return CLAIMS.get(claim, "outputs not compared")
+    return IDENTITY_CLAIMS.get(claim, "outputs not compared")
 
 
 def direction(unit: str | None, better: str | None, effect_pct: float) -> str:
     """Say an effect in words: ``2.1 % faster``; sizes (bytes) are more or less."""
-    size = f"{plain(effect_pct)} %"
+    size = f"{magnitude_text(effect_pct)} %"
     if unit == "bytes":
         return f"{size} {'more' if effect_pct > 0 else 'less'}"
     return f"{size} {'faster' if (effect_pct > 0) == (better == 'higher') else 'slower'}"
@@ -79,7 +86,7 @@ def _interval(comparison: Json, key: str, directed: bool) -> str:
         return interval_text(low, high)
     if comparison["effect_pct"] < 0:
         low, high = -high, -low
-    ends = [f"{MINUS if x < 0 else ''}{plain(x)}" for x in (low, high)]
+    ends = [f"{MINUS if x < 0 else ''}{magnitude_text(x)}" for x in (low, high)]
     return f"{ends[0]} to {ends[1]}"
 
 
@@ -90,11 +97,11 @@ def _evidence(cell: Json, comparison: Json, directed: bool) -> str:
         f"({effect}adjusted {level_text(cell)} CI {_interval(comparison, 'ci', directed)}, "
         f"adjusted p = {p_text(comparison['p_adjusted'])}; alone "
         f"{_interval(comparison, 'ci_raw', directed)}, p = {p_text(comparison['p'])} "
-        f"({how_tested(cell)}); {count(comparison['blocks'], 'block')})"
+        f"({test_method_text(cell)}); {count_text(comparison['blocks'], 'block')})"
     )
 
 
-def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
+def verdict_sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
     """Say a comparison's verdict in one plain sentence, without the row's name."""
     arm, word, reason = comparison["arm"], comparison["verdict"], comparison["reason"]
     if word == "invalid":
@@ -102,7 +109,7 @@ def sentence(cell: Json, row: Json, comparison: Json, claim: str) -> str:
     if comparison["effect_pct"] is None:
         return f"{arm}: can't tell: {reason}"
     if word == "estimate_only":
-        blocks = count(comparison["blocks"], "block")
+        blocks = count_text(comparison["blocks"], "block")
         return f"{arm}: estimate only: {_direction(row, comparison)} in {blocks} ({reason})"
     directed = word in ("faster", "slower", "trivial")
     evidence = f"{_evidence(cell, comparison, directed)}; {identity_phrase(cell, claim)}"
@@ -121,7 +128,7 @@ def row_name(row: Json) -> str:
     return str(row["metric"] if row["case"] == "all" else row["case"])
 
 
-def sentences(cell: Json, claim: str) -> list[str]:
+def verdict_sentences(cell: Json, claim: str) -> list[str]:
     """Return a cell's sentences: its primary rows, arm by arm, or why a row was skipped."""
     found = []
     for row in cell["rows"]:
@@ -131,7 +138,7 @@ def sentences(cell: Json, claim: str) -> list[str]:
         if row["skipped"] is not None:
             found.append(f"{name}: skipped: {row['skipped']}")
         for comparison in row["comparisons"]:
-            found.append(f"{name}: {sentence(cell, row, comparison, claim)}")
+            found.append(f"{name}: {verdict_sentence(cell, row, comparison, claim)}")
     return found
 
 
@@ -169,13 +176,13 @@ def control_sentence(cell: Json) -> str | None:
     )
     limits = [abs(c[key]) for _, c in found for key in ("ci_low_pct", "ci_high_pct") if c[key]]
     if limits:
-        text += f"; widest interval ±{plain(max(limits))} %"
+        text += f"; widest interval ±{magnitude_text(max(limits))} %"
     low = [
         f"{name} ({percent_text(c['effect_pct'])}, p = {p_text(c['p'])})"
         for name, c in found
         if c["p"] < LOOKED_AT
     ]
     if low:
-        text += f"; {len(low)} of {count(len(found), 'row')} below p = {LOOKED_AT:g} alone: "
+        text += f"; {len(low)} of {count_text(len(found), 'row')} below p = {LOOKED_AT:g} alone: "
         text += "; ".join(low)
     return text

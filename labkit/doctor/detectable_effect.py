@@ -105,15 +105,15 @@ def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
     Every block is one process that holds a baseline and its control.
     """
     from labkit.analysis.observations import build_rows, log_values
-    from labkit.analysis.statistics.power import run_sd
+    from labkit.analysis.statistics.power import between_run_sd
 
     blocks = range(len(walls))
     one, other = (
         next(r.arm for r in records if r.role == role) for role in ("baseline", "control")
     )
-    paired = next(row for row in build_rows(records, by_round=one) if row.primary)
+    paired = next(row for row in build_rows(records, paired_baseline=one) if row.primary)
     alone = next(row for row in build_rows(records) if row.primary)
-    turns_sd = run_sd(log_values(paired, one, blocks), log_values(paired, other, blocks))
+    turns_sd = between_run_sd(log_values(paired, one, blocks), log_values(paired, other, blocks))
     assert turns_sd is not None, "a process would do"
     spread = [log_values(alone, arm, blocks).var(ddof=1) for arm in (one, other)]
     return Sight(

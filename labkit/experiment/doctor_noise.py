@@ -61,17 +61,17 @@ class Sight:
     def turns_pct(self) -> float | None:
         """The smallest effect (percent) that one minute of turns sees, or None."""
         from labkit.analysis.statistics.power import (
-            minute_pct,  # SciPy: not for who only reads the noise
+            one_minute_mde_pct,  # SciPy: not for who only reads the noise
         )
 
-        return minute_pct(self.turns_sd, self.turns_s, 1)
+        return one_minute_mde_pct(self.turns_sd, self.turns_s, 1)
 
     @property
     def processes_pct(self) -> float | None:
         """The same for one minute of separate processes, in blocks of two runs of each arm."""
-        from labkit.analysis.statistics.power import minute_pct
+        from labkit.analysis.statistics.power import one_minute_mde_pct
 
-        return minute_pct(self.between_sd, 2 * RUNS * self.alone_s, RUNS)
+        return one_minute_mde_pct(self.between_sd, 2 * RUNS * self.alone_s, RUNS)
 
 
 def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[str, Sight]) -> None:

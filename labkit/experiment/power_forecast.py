@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from labkit import workload
-from labkit.analysis.statistics.power import blocks_needed, fewest_blocks, minute_pct, seen_pct
+from labkit.analysis.statistics.power import (
+    blocks_needed,
+    mde_pct,
+    min_blocks_to_claim,
+    one_minute_mde_pct,
+)
 from labkit.config import Device, Isolation
 from labkit.experiment import doctor_noise, study_history
 from labkit.experiment.cell import Cell
@@ -22,7 +27,7 @@ def sees(cell: Cell, composed: ComposedCell, past: History) -> str:
     With looks: at the best of them. A study that takes them all sees it at least as often.
     """
     design = cell.design
-    few = design.blocks < fewest_blocks(design.runs_per_block)
+    few = design.blocks < min_blocks_to_claim(design.runs_per_block)
     known = _noise(cell, composed, past)
     if known is None:
         unknown = (
@@ -35,7 +40,7 @@ def sees(cell: Cell, composed: ComposedCell, past: History) -> str:
     each = (known.share or 1.0 / max(1, len(composed.experiment.workload.cases))) / arms
     stops = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
     sights = [
-        seen_pct(known.sd, blocks, design.runs_per_block, alpha * each) for blocks, alpha in stops
+        mde_pct(known.sd, blocks, design.runs_per_block, alpha * each) for blocks, alpha in stops
     ]
     need = blocks_needed(known.sd, design.runs_per_block, stops[-1][1] * each, 1.0)
     best = min((sight for sight in sights if sight is not None), default=None)
@@ -93,7 +98,7 @@ def _minute(composed: ComposedCell, past: History, way: Isolation) -> tuple[str,
         noise, block_s = study_history.noise(data), study_history.block_s(path)
         if noise is not None and block_s is not None:
             runs = int(data["design"]["runs_per_block"])
-            return _effect(minute_pct(noise.sd, block_s, runs)), str(path)
+            return _effect(one_minute_mde_pct(noise.sd, block_s, runs)), str(path)
     sight = _doctors_sight(composed)
     if sight is None:
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from labkit.analysis.statistics.power import freedom
+from labkit.analysis.statistics.power import degrees_of_freedom
 from labkit.config import Experiment, Isolation, to_plain
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine import fingerprint
@@ -96,7 +96,8 @@ def noise(data: Mapping[str, Any]) -> Noise | None:
         for row in data.get("rows", [])
         if row["primary"] and not row["skipped"]
         for comparison in row["comparisons"]
-        if comparison.get("sd") is not None and freedom(comparison["blocks"], runs) >= FEWEST_LEFT
+        if comparison.get("sd") is not None
+        and degrees_of_freedom(comparison["blocks"], runs) >= FEWEST_LEFT
     ]
     if not found:
         return None

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.arm_comparison import Comparison
-from labkit.analysis.cell_analysis import CellData, Judged, analyse
-from labkit.analysis.headline import answer
-from labkit.analysis.observations import Row
+from labkit.analysis.arm_comparison import ArmComparison
+from labkit.analysis.cell_analysis import CellData, JudgedComparison, analyse
+from labkit.analysis.headline import headline
+from labkit.analysis.observations import MetricRow
 from labkit.analysis.verdict import Verdict
 from labkit.records import Arm
 
@@ -25,14 +25,14 @@ def cell(*rows, arms=("map",), unit="us", metrics=("dispatch_us",), device="cpu"
     built, judged = [], []
     for i, (name, results) in enumerate(rows):
         better = "higher" if unit == "tok/s" else "lower"
-        built.append(Row(name, metrics[i % len(metrics)], unit, better, True))
+        built.append(MetricRow(name, metrics[i % len(metrics)], unit, better, True))
         for who, (word, effect, more, *reason) in results.items():
             interval = more if isinstance(more, tuple) else None
-            found = Comparison(who, "search", effect, interval, blocks=4,
+            found = ArmComparison(who, "search", effect, interval, blocks=4,
                                mde_pct=None if interval else more)  # fmt: skip
-            judged.append(Judged(i, built[-1], found, Verdict(word, *reason)))
+            judged.append(JudgedComparison(i, built[-1], found, Verdict(word, *reason)))
     for name in skipped:
-        built.append(Row(name, "dispatch_us", unit, "lower", True, "too large"))
+        built.append(MetricRow(name, "dispatch_us", unit, "lower", True, "too large"))
     everyone = (arm("search", "baseline", device), *(arm(a, device=device) for a in arms),
                 arm("control", "control", device))  # fmt: skip
     data = CellData(Path("cell"), {}, everyone, ())
@@ -188,14 +188,16 @@ SENTENCES = {
 @pytest.mark.parametrize("case", SENTENCES)
 def test_every_mix_of_verdicts_has_its_sentence(case):
     made, expected = SENTENCES[case]
-    assert answer(made) == expected
+    assert headline(made) == expected
 
 
 def test_it_speaks_of_what_was_analysed(make_cell):
-    said = answer(analyse(make_cell(effects={"seq_map": 0.9}, skipped={"prefill, 8 × 512": "big"})))
+    said = headline(
+        analyse(make_cell(effects={"seq_map": 0.9}, skipped={"prefill, 8 × 512": "big"}))
+    )
     assert said.startswith("On this machine seq_map is ")
     assert said.endswith("not measured: prefill, 8 × 512.") and "faster than binary_search" in said
-    served = answer(analyse(make_cell("b/x", effects={"seq_map": 1.1}, requests=True)))
+    served = headline(analyse(make_cell("b/x", effects={"seq_map": 1.1}, requests=True)))
     assert "faster than binary_search (total_tok_s, " in served
-    few = answer(analyse(make_cell("c/x", blocks=2)))
+    few = headline(analyse(make_cell("c/x", blocks=2)))
     assert few.startswith("Not decided: ") and "an estimate only (2 blocks of 2" in few

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from labkit.analysis.caveats import weaknesses
+from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbed_runs import disturbed_blocks
 from labkit.analysis.rendering.report_sections import noise_lines
-from labkit.analysis.sensitivity_analysis import probe_correlations, second_analyses
+from labkit.analysis.sensitivity_analysis import probe_correlations, sensitivity_results
 
 
 def said(path):
-    return "\n".join(weaknesses(analyse(path)))
+    return "\n".join(caveats(analyse(path)))
 
 
 def observed(**samples):
@@ -154,7 +154,7 @@ def test_a_noisy_control_withholds_and_says_so(make_cell):
 
     path = make_cell(change=shaky, effects={"seq_map": 1.0}, noise=0.002)
     found = analyse(path)
-    verdict = next(one.verdict for one in found.judged if one.found.arm == "seq_map")
+    verdict = next(one.verdict for one in found.judged if one.comparison.arm == "seq_map")
     assert (verdict.word, verdict.reason) == ("inconclusive", "noise exceeds margin")
     assert "noise exceeds margin: the A/A control varies by more than ±2 %" in said(path)
 
@@ -179,14 +179,14 @@ def with_probe(slow_block=None, follow=True):
 
 def test_probe_adjustment_is_shown_where_it_correlates(make_cell):
     analysis = analyse(make_cell("a/x", change=with_probe(), effects={"seq_map": 0.98}))
-    found = [s for s in second_analyses(analysis) if s.arm == "seq_map" and s.row == 0]
+    found = [s for s in sensitivity_results(analysis) if s.arm == "seq_map" and s.row == 0]
     assert len(found) == 1 and found[0].how.startswith("probe-adjusted (correlation 0.9")
     plain = analysis.comparisons[0]["seq_map"]
     assert found[0].p <= plain.p and found[0].effect_pct == pytest.approx(-2.0, abs=0.6)
     narrow, wide = (x.ci_pct[1] - x.ci_pct[0] for x in (found[0], plain))
     assert narrow < wide
     blind = analyse(make_cell("a/y", change=with_probe(follow=False)))
-    assert second_analyses(blind) == []
+    assert sensitivity_results(blind) == []
     assert all(abs(value) < 0.5 for _, value in probe_correlations(blind))
     assert "correlates with the arm-blind probe by" in noise_lines(blind)[0]
 
@@ -195,7 +195,7 @@ def test_disturbed_blocks_are_left_out_whole_and_both_are_shown(make_cell):
     analysis = analyse(make_cell(change=with_probe(slow_block=1, follow=False)))
     assert set(disturbed_blocks(analysis.data.records)) == {1}
     assert any(line.startswith("Block 1 was disturbed (b01-") for line in noise_lines(analysis))
-    found = [s for s in second_analyses(analysis) if "without disturbed blocks (1)" in s.how]
+    found = [s for s in sensitivity_results(analysis) if "without disturbed blocks (1)" in s.how]
     assert {s.blocks for s in found} == {3}
     assert analysis.comparisons[0]["seq_map"].blocks == 4
 
@@ -226,8 +226,8 @@ def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):
         seen = {"mhz": [1500.0 if record.block == 2 else 2000.0]}
         return replace(record, notes={**record.notes, "observer": {"samples": seen}})
 
-    hot = second_analyses(analyse(make_cell("a/hot", change=apply)))
-    slow = second_analyses(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
+    hot = sensitivity_results(analyse(make_cell("a/hot", change=apply)))
+    slow = sensitivity_results(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
     assert hot and all("an arm may cause what disturbed them" in s.how for s in hot)
     assert slow and not any("may cause" in s.how for s in slow)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, exit_code, gates, load, write_study
-from labkit.analysis.caveats import weaknesses
+from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.statistics.power import blocks_needed, seen_pct
-from labkit.analysis.verdict_sentences import sentences
+from labkit.analysis.statistics.power import blocks_needed, mde_pct
+from labkit.analysis.verdict_sentences import verdict_sentences
 from labkit.records import Arm, RecordError
 
 CELL = {
@@ -97,7 +97,7 @@ def test_a_planted_effect_is_named_with_its_interval(make_cell):
     assert c["p"] == pytest.approx(2 / 1296) == c["p_floor"]
     assert (c["wins"], c["blocks"]) == (4, 4)
     assert found(cell, "control")["verdict"] in ("equivalent", "trivial")
-    line = sentences(cell, "bitwise")[0]
+    line = verdict_sentences(cell, "bitwise")[0]
     assert "seq_map is 4.8 % faster (adjusted 95 % CI 4.3 to 5.6, adjusted p = 0.0015; " in line
     assert line.endswith("alone 4.4 to 5.5, p = 0.0015 (exact); 4 blocks); outputs bit-identical")
 
@@ -118,7 +118,7 @@ def test_flat_is_equivalent_and_says_the_bound(make_cell):
     c = found(cell)
     assert c["verdict"] == "equivalent"
     assert c["reason"].startswith("any difference is within ±0.")
-    assert "flat: any difference is within ±0." in sentences(cell, "bitwise")[0]
+    assert "flat: any difference is within ±0." in verdict_sentences(cell, "bitwise")[0]
 
 
 def test_small_but_certain_is_trivial(make_cell):
@@ -132,20 +132,20 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
     assert c["verdict"] == "inconclusive"
     assert f"this design sees {c['mde_pct']:.1f} % at best; a new study of about" in c["reason"]
     # Both at the level that is left to the row.
-    assert c["mde_pct"] == pytest.approx(seen_pct(c["sd"], 4, 2, c["alpha_row"]))
+    assert c["mde_pct"] == pytest.approx(mde_pct(c["sd"], 4, 2, c["alpha_row"]))
     target = max(1.0, abs(round(c["effect_pct"], 1)))
     need = blocks_needed(c["sd"], 2, c["alpha_row"], target)
     assert f"about {need} blocks would see {target:g} %" in c["reason"]
-    assert "can't tell: this design sees" in sentences(cell, "bitwise")[0]
+    assert "can't tell: this design sees" in verdict_sentences(cell, "bitwise")[0]
 
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
-    from labkit.analysis.arm_comparison import Comparison, Levels
+    from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria
     from labkit.analysis.statistics.effect_size import Equivalence
     from labkit.analysis.verdict import judge
 
-    levels = Levels(2, 0.05, 2.0)
-    flat = Comparison("b", "a", 0.1, (-1.0, 1.0), 0.8, 0.8, 2 / 1296, 1.5, 2, 4, 0.01,
+    levels = DecisionCriteria(2, 0.05, 2.0)
+    flat = ArmComparison("b", "a", 0.1, (-1.0, 1.0), 0.8, 0.8, 2 / 1296, 1.5, 2, 4, 0.01,
                       Equivalence(0.01, 0.9))  # fmt: skip
     loud = replace(flat, ci_raw_pct=(-3.0, 1.0))
     # Wider for there being other rows, which are not noise of this one.
@@ -167,8 +167,8 @@ def test_too_few_blocks_are_estimate_only_whatever_the_numbers(make_cell, blocks
     cell = analyse_cell(make_cell(blocks=blocks, runs=runs, effects={"seq_map": 0.5}))
     c = found(cell)
     assert c["verdict"] == "estimate_only" and c["effect_pct"] == pytest.approx(-50, abs=2)
-    assert "estimate only" in sentences(cell, "bitwise")[0]
-    assert any("estimate only" in line for line in weaknesses(analyse(make_cell(
+    assert "estimate only" in verdict_sentences(cell, "bitwise")[0]
+    assert any("estimate only" in line for line in caveats(analyse(make_cell(
         "again/x", blocks=blocks, runs=runs))))  # fmt: skip
 
 
@@ -275,7 +275,7 @@ def test_unfinished_cell_is_analysed_said_and_exits_1(make_cell):
     path = make_cell(change=lambda r: None if r.block == 3 and r.position > 2 else r)
     cell = analyse_cell(path)
     assert found(cell)["blocks"] == 3
-    assert any("3 of 4 blocks" in line for line in weaknesses(analyse(path)))
+    assert any("3 of 4 blocks" in line for line in caveats(analyse(path)))
     assert exit_code(path.parent) == 1
 
 

@@ -10,9 +10,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from labkit.analysis.statistics.difference_in_differences import Effect, change, study_effect
+from labkit.analysis.statistics.difference_in_differences import (
+    StudyEffect,
+    effect_change,
+    estimate_effect,
+)
 from labkit.analysis.statistics.effect_size import breakpoints
-from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_analysis import AnalysisCache
 from labkit.analysis.study_diff import compare_studies
 from labkit.compare import main
 
@@ -83,8 +87,8 @@ def test_the_joint_p_is_that_of_its_definition(seed):
     rng = np.random.default_rng(seed)
     old, new = rng.normal(0, 1, (2, 2, 4))
     new[:, 2:] += 2.0
-    effects = [study_effect(v[:, :2], v[:, 2:], None) for v in (old, new)]
-    found = change(*effects)
+    effects = [estimate_effect(v[:, :2], v[:, 2:], None) for v in (old, new)]
+    found = effect_change(*effects)
     assert found.exact and found.count == 36 * 36
     assert found.p == pytest.approx(by_hand(old, new, 2), abs=1e-12)
 
@@ -97,8 +101,8 @@ def studies(rng, sds, changed=0.0, follows=0.0, blocks=4):
         values = follows * probe + rng.normal(0, sd, (2, blocks, 2)) + speed
         values += rng.normal(0, 0.1, (1, blocks, 1))
         values[1] += 0.05 + shift
-        found.append(study_effect(values[0], values[1], (probe[0] + speed, probe[1] + speed)))
-    return change(*found)
+        found.append(estimate_effect(values[0], values[1], (probe[0] + speed, probe[1] + speed)))
+    return effect_change(*found)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
     false, covered = 0, 0
     for _ in range(400):
         found = studies(rng, sds, changed, follows)
-        limits = breakpoints(found.statistics, found).interval(0.05)
+        limits = breakpoints(found.null_distribution, found).interval(0.05)
         covered += limits is None or limits[0] <= changed <= limits[1]
         false += changed == 0 and found.p <= 0.05
     assert covered / 400 >= 0.92
@@ -120,7 +124,7 @@ def test_simulated_error_rate_and_coverage(sds, changed, follows):
 
 def test_power_at_the_smallest_change_said():
     rng = np.random.default_rng(12)
-    said = [studies(rng, (0.05, 0.03)).detectable_pct(0.05) for _ in range(30)]
+    said = [studies(rng, (0.05, 0.03)).mde_pct(0.05) for _ in range(30)]
     changed = np.log1p(np.median(said) / 100)
     seen = sum(studies(rng, (0.05, 0.03), changed).p <= 0.05 for _ in range(300))
     assert 0.68 <= seen / 300 <= 0.92
@@ -134,10 +138,10 @@ def test_the_probe_s_noise_is_taken_out():
         probe = rng.normal(0, 0.1, (2, 2, 6, 2))
         values = probe + rng.normal(0, 0.02, probe.shape)
         for known, widths in ((True, with_probe), (False, without)):
-            both = [study_effect(v[0], v[1], (p[0], p[1]) if known else None)
+            both = [estimate_effect(v[0], v[1], (p[0], p[1]) if known else None)
                     for v, p in zip(values, probe, strict=True)]  # fmt: skip
-            found = change(*both)
-            low, high = breakpoints(found.statistics, found).interval(0.05)
+            found = effect_change(*both)
+            low, high = breakpoints(found.null_distribution, found).interval(0.05)
             widths.append(high - low)
     assert np.median(with_probe) < 0.4 * np.median(without)
 
@@ -145,8 +149,10 @@ def test_the_probe_s_noise_is_taken_out():
 def test_one_probe_for_all_arms_of_a_process_takes_nothing_out():
     rng = np.random.default_rng(14)
     values, probe = rng.normal(0, 1, (2, 10, 1)), rng.normal(0, 1, (10, 1))
-    same, none = (study_effect(*values, known) for known in ((probe, probe), None))
-    assert isinstance(same, Effect) and np.array_equal(same.statistics, none.statistics)
+    same, none = (estimate_effect(*values, known) for known in ((probe, probe), None))
+    assert isinstance(same, StudyEffect) and np.array_equal(
+        same.null_distribution, none.null_distribution
+    )
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -159,26 +165,26 @@ def test_an_unchanged_kernel_on_a_machine_of_another_speed_is_no_change(
     old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.05)).parent
     new = make_cell(f"new{seed}/cell", cases=cases, seed=2,
                     change=noisy(100 + seed, 0.05, speed, probe)).parent  # fmt: skip
-    found = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0)
+    found = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
     for one in found.changes:
         assert one.verdict.word in ("inconclusive", "not_comparable")
         assert one.new / one.old == pytest.approx(speed, rel=0.12)
         if one.arm == "binary_search":
-            assert (one.verdict.word, one.found) == ("not_comparable", None)
+            assert (one.verdict.word, one.comparison) == ("not_comparable", None)
         else:
-            assert one.found.p_adjusted > 0.05 and abs(one.found.effect_pct) < 15
-    tried = [c.found.p_adjusted for c in found.changes if c.found is not None]
+            assert one.comparison.p_adjusted > 0.05 and abs(one.comparison.effect_pct) < 15
+    tried = [c.comparison.p_adjusted for c in found.changes if c.comparison is not None]
     assert len(tried) == 8 and np.median(tried) > 0.3  # nor does it come close
 
 
 def test_an_arm_that_changed_is_named_on_a_machine_of_another_speed(make_cell):
     old = make_cell("old/cell", change=noisy(1, 0.01)).parent
     new = make_cell("new/cell", effects={"seq_map": 1.3}, change=noisy(2, 0.01, 1.15)).parent
-    found = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0)
+    found = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
     words = {(c.row.case, c.arm): c.verdict.word for c in found.changes}
     assert {word for (_, arm), word in words.items() if arm == "seq_map"} == {"slower"}
     assert {word for (_, arm), word in words.items() if arm != "seq_map"} == {"not_comparable"}
-    low, high = found.changes[1].found.ci_pct
+    low, high = found.changes[1].comparison.ci_pct
     assert low < 100 * (1.3 / 0.95 - 1) < high
 
 
@@ -192,8 +198,8 @@ def test_less_than_the_machine_moved_is_not_claimed(make_cell, capsys):
     assert "Not decided in 2 rows: the smallest change that could be seen is" in out
     flat = make_cell("flat/cell", effects={"seq_map": 1.0}, change=noisy(3, 0.002, 1.15)).parent
     still = make_cell("still/cell", effects={"seq_map": 1.0}, change=noisy(1, 0.002)).parent
-    found = compare_studies(*(Analyst().study(s) for s in (still, flat)), 2.0)
-    assert {c.verdict.word for c in found.changes if c.found} == {"inconclusive"}
+    found = compare_studies(*(AnalysisCache().study(s) for s in (still, flat)), 2.0)
+    assert {c.verdict.word for c in found.changes if c.comparison} == {"inconclusive"}
     same = make_cell("same/cell", effects={"seq_map": 1.08}, change=noisy(2, 0.005)).parent
     assert main([str(old), str(same), "--fail-on", "slower"]) == 1
 
@@ -205,17 +211,17 @@ def test_many_rows_are_adjusted_by_holm(make_cell):
     for seed in range(40):
         old = make_cell(f"old{seed}/cell", cases=cases, change=noisy(seed, 0.03)).parent
         new = make_cell(f"new{seed}/cell", cases=cases, change=noisy(500 + seed, 0.03)).parent
-        changes = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0).changes
-        found = [c for c in changes if c.found is not None]
-        if sum(c.found.p <= 0.05 for c in found) and len(found) == 8:
+        changes = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0).changes
+        found = [c for c in changes if c.comparison is not None]
+        if sum(c.comparison.p <= 0.05 for c in found) and len(found) == 8:
             break
-    raw = sorted(c.found.p for c in found)
+    raw = sorted(c.comparison.p for c in found)
     expected = np.minimum(1, np.maximum.accumulate(np.array(raw) * np.arange(8, 0, -1)))
-    adjusted = sorted(c.found.p_adjusted for c in found)
+    adjusted = sorted(c.comparison.p_adjusted for c in found)
     assert adjusted == pytest.approx(list(expected)) and raw[0] <= 0.05 < adjusted[0]
     assert {c.verdict.word for c in found} == {"inconclusive"}
     for c in found:  # the interval is at the level of the p that is shown
-        low, high = c.found.ci_pct
+        low, high = c.comparison.ci_pct
         assert low < 0 < high
 
 
@@ -342,7 +348,7 @@ def test_a_grown_study_claims_nothing_here_either(make_cell):
     facts = json.loads(cell.read_text())
     facts["design"]["shown"] = [3]
     cell.write_text(json.dumps(facts))
-    found = compare_studies(*(Analyst().study(s) for s in (old, new)), 2.0)
+    found = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 2.0)
     (word,) = {c.verdict.word for c in found.changes if c.arm == "seq_map"}
     assert word == "estimate_only"
     reason = next(c.verdict.reason for c in found.changes if c.arm == "seq_map")
@@ -359,8 +365,8 @@ def test_equivalence_is_adjusted_for_the_family(make_cell):
                       change=noisy(i, 0.01)).parent
             for i, name in enumerate(("old", "new"))
         )  # fmt: skip
-        changes = compare_studies(*(Analyst().study(s) for s in (old, new)), 3.0).changes
-        found[many] = next(c.found for c in changes if c.row.case == "a" and c.arm == "x")
+        changes = compare_studies(*(AnalysisCache().study(s) for s in (old, new)), 3.0).changes
+        found[many] = next(c.comparison for c in changes if c.row.case == "a" and c.arm == "x")
     assert found[True].p == pytest.approx(found[False].p)
     assert found[True].equivalence.p == pytest.approx(min(1.0, 8 * found[False].equivalence.p))
     assert 0 < found[True].equivalence.p < 1

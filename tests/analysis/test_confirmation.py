@@ -8,22 +8,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit.analysis.arm_comparison import Levels, compare_arm
+from labkit.analysis.arm_comparison import DecisionCriteria, compare_arm
 from labkit.analysis.cell_analysis import CellData, analyse
-from labkit.analysis.isolation_agreement import agreements, sentence
-from labkit.analysis.observations import Row, Value
+from labkit.analysis.isolation_agreement import agreement_sentence, compare_isolations
+from labkit.analysis.observations import MetricRow, RunValue
 
 
 def simulated(rng, effect, noise, blocks, runs):
     """One row of a study: baseline and arm, which is larger by ``effect`` (log scale)."""
-    row = Row("one", "dispatch_us", "us", "lower", True)
+    row = MetricRow("one", "dispatch_us", "us", "lower", True)
     for arm, shift in (("base", 0.0), ("arm", effect)):
         row.arms[arm] = [
-            Value(block, run, f"{arm}{block}{run}", float(np.exp(shift + rng.normal(0, noise))))
+            RunValue(block, run, f"{arm}{block}{run}", float(np.exp(shift + rng.normal(0, noise))))
             for block in range(blocks)
             for run in range(runs)
         ]
-    levels = Levels(runs, 0.05, 2.0)
+    levels = DecisionCriteria(runs, 0.05, 2.0)
     (comparison,) = compare_arm([row], "arm", "base", levels)
     arms = [SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")]
     return SimpleNamespace(
@@ -37,7 +37,7 @@ def pairs(effect, other, studies):
     rng = np.random.default_rng(5)
     for _ in range(studies):
         turns = simulated(rng, effect, 0.01, 10, 1)
-        (found,) = agreements(turns, simulated(rng, other, 0.05, 4, 2))
+        (found,) = compare_isolations(turns, simulated(rng, other, 0.05, 4, 2))
         yield found
 
 
@@ -63,39 +63,41 @@ def test_designs_that_estimate_different_things_are_told_apart():
 def test_two_cells_of_a_study_are_held_against_each_other(make_cell, effect, says):
     turns = make_cell("cell", blocks=10, runs=1, effects={"seq_map": 0.9})
     apart = make_cell("cell~", seed=2, effects={"seq_map": effect})
-    found = agreements(analyse(turns), analyse(apart))
+    found = compare_isolations(analyse(turns), analyse(apart))
     assert [(a.case, a.arm) for a in found] == [
         ("decode, 64 reqs, ctx 128", "seq_map"),
         ("prefill, 8 × 512", "seq_map"),
     ]
     assert all(abs(a.turns_pct + 10) < 1 for a in found)
-    assert sentence(found).startswith(says)
+    assert agreement_sentence(found).startswith(says)
 
 
 def test_too_few_blocks_agree_with_nothing(make_cell):
     turns = make_cell("cell", blocks=10, runs=1)
     apart = make_cell("cell~", blocks=1)
-    found = agreements(analyse(turns), analyse(apart))
+    found = compare_isolations(analyse(turns), analyse(apart))
     assert [a.agrees for a in found] == [None, None]
-    assert "too few blocks" in sentence(found)
+    assert "too few blocks" in agreement_sentence(found)
 
 
 def test_the_report_says_it_from_either_side_and_drops_the_doubt(make_cell):
     from labkit.analysis import write_study
-    from labkit.analysis.caveats import weaknesses
-    from labkit.analysis.isolation_agreement import confirmation_sentence
-    from labkit.analysis.study_analysis import Analyst
+    from labkit.analysis.caveats import caveats
+    from labkit.analysis.isolation_agreement import isolation_sentence
+    from labkit.analysis.study_analysis import AnalysisCache
 
     turns = make_cell("s/cell", blocks=10, runs=1, effects={"seq_map": 0.9}, isolation="in_process")
     alone = analyse(turns)
-    assert confirmation_sentence(alone) is None
-    assert any("every process held all arms" in line for line in weaknesses(alone))
+    assert isolation_sentence(alone) is None
+    assert any("every process held all arms" in line for line in caveats(alone))
     apart = make_cell("s/cell~processes", seed=2, effects={"seq_map": 0.9})
     write_study(turns.parent, plots=False)
     for folder in (turns, apart):
-        assert confirmation_sentence(Analyst().cell(folder)).startswith("Separate processes agree")
+        assert isolation_sentence(AnalysisCache().cell(folder)).startswith(
+            "Separate processes agree"
+        )
     assert not any(
-        "every process held all arms" in line for line in weaknesses(Analyst().cell(turns))
+        "every process held all arms" in line for line in caveats(AnalysisCache().cell(turns))
     )
     for name in ("report.md", "report.html"):
         text = (turns.parent / name).read_text()

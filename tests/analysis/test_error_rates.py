@@ -10,11 +10,15 @@ import pytest
 from scipy import stats
 
 from labkit.analysis.statistics import difference_in_differences
-from labkit.analysis.statistics.difference_in_differences import change, study_effect
-from labkit.analysis.statistics.effect_size import breakpoints, equivalence, log_ratio
-from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks
-from labkit.analysis.statistics.permutation_test import permutation_test, pooled, relabellings
-from labkit.analysis.statistics.power import detectable_pct
+from labkit.analysis.statistics.difference_in_differences import effect_change, estimate_effect
+from labkit.analysis.statistics.effect_size import breakpoints, equivalence_test, to_log_ratio
+from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks
+from labkit.analysis.statistics.permutation_test import (
+    permutation_test,
+    pool_by_block,
+    relabellings,
+)
+from labkit.analysis.statistics.power import single_row_mde_pct
 from labkit.analysis.statistics.probe_adjustment import probe_adjusted
 
 KINDS = ("clean", "drifting", "modal", "heavy")
@@ -49,7 +53,7 @@ def our_p(repeats):
 def our_interval(repeats, alpha=0.05):
     base, arm = run_values(repeats)
     labels = relabellings(*base.shape)
-    return breakpoints(labels.mean_differences(pooled(base, arm)), labels).interval(alpha)
+    return breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels).interval(alpha)
 
 
 def pooled_t_p(repeats):
@@ -107,7 +111,7 @@ def test_power_for_three_percent_under_other_noise(kind, power):
 
 def test_power_at_the_smallest_detectable_effect_is_what_was_promised():
     rng = np.random.default_rng(5)
-    effect = log_ratio(detectable_pct(0.01, 4, 2, 0.05))
+    effect = to_log_ratio(single_row_mde_pct(0.01, 4, 2, 0.05))
     values = rng.normal(0, 0.01, (1000, 2, 4, 2)) + np.array([0, effect])[:, None, None]
     assert np.mean([permutation_test(*v) <= 0.05 for v in values]) == pytest.approx(0.8, abs=0.04)
 
@@ -120,11 +124,11 @@ def test_equivalence_at_the_margin_is_rarely_claimed_and_inside_it_often():
         found = 0
         for _ in range(studies):
             base, arm = run_values(study(rng, "clean", effect=effect))
-            points = breakpoints(labels.mean_differences(pooled(base, arm)), labels)
-            found += equivalence(points, 2.0, 0.05).p <= 0.05
+            points = breakpoints(labels.mean_differences(pool_by_block(base, arm)), labels)
+            found += equivalence_test(points, 2.0, 0.05).p <= 0.05
         return found / studies
 
-    assert claims(log_ratio(2.0)) <= 0.04 and claims(log_ratio(-2.0)) <= 0.04
+    assert claims(to_log_ratio(2.0)) <= 0.04 and claims(to_log_ratio(-2.0)) <= 0.04
     assert claims(0.0) >= 0.9
 
 
@@ -168,7 +172,7 @@ def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():
         base, arm = run_values(study(rng, "modal", blocks=7))
         p = {look.blocks: permutation_test(base[: look.blocks], arm[: look.blocks])
              for look in looks}  # fmt: skip
-        claimed += any(p[b] <= alpha_now(looks, b, 0.05) for b in p)
+        claimed += any(p[b] <= alpha_at(looks, b, 0.05) for b in p)
         naive += any(value <= 0.05 for value in p.values())
     assert claimed / 400 <= 0.06 < naive / 400
 
@@ -191,11 +195,11 @@ def test_two_studies_that_do_not_differ_are_rarely_said_to(kind):
     for _ in range(studies):
         old, new = (run_values(study(rng, kind, effect=0.02)) for _ in range(2))
         new = new + 0.15
-        before, after = (study_effect(*arms, None) for arms in (old, new))
-        moved = study_effect(new[0], new[1] + 0.03, None)
-        false += change(before, after).p <= 0.05
-        found = change(before, moved)
-        low, high = breakpoints(found.statistics, found).interval(0.05)
+        before, after = (estimate_effect(*arms, None) for arms in (old, new))
+        moved = estimate_effect(new[0], new[1] + 0.03, None)
+        false += effect_change(before, after).p <= 0.05
+        found = effect_change(before, moved)
+        low, high = breakpoints(found.null_distribution, found).interval(0.05)
         covered += low <= 0.03 <= high
         runs.append([old[1].ravel(), new[1].ravel()])
     assert false / studies <= 0.07 and covered / studies >= 0.93

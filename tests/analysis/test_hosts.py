@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from labkit.analysis import exit_code, write_study
-from labkit.analysis.caveats import weaknesses
+from labkit.analysis.caveats import caveats
 from labkit.analysis.disturbed_runs import disturbed_blocks
 from labkit.analysis.statistics.permutation_test import permutation_test
-from labkit.analysis.study_analysis import Analyst
-from labkit.analysis.study_diff import Refused, compare_studies
+from labkit.analysis.study_analysis import AnalysisCache
+from labkit.analysis.study_diff import StudiesNotComparable, compare_studies
 from labkit.experiment.permuted_blocks import schedule
 from labkit.records import PROCESSES, Sitting, sitting_path
 
@@ -53,7 +53,7 @@ def across(cell):
 
 
 def only(study):
-    (found,) = Analyst().study(study)
+    (found,) = AnalysisCache().study(study)
     return found
 
 
@@ -63,12 +63,12 @@ def test_blocks_of_two_hosts_fail_unless_the_host_is_a_blocking_factor(make_cell
     assert {one.verdict.word for one in only(cell).judged} == {"invalid"}
     found = only(across(cell))
     assert found.gates["healthy"].status == "pass"
-    words = {one.found.arm: one.verdict.word for one in found.judged}
+    words = {one.comparison.arm: one.verdict.word for one in found.judged}
     assert words["seq_map"] == "faster"  # by 5 %, on hosts that are 30 % apart
     for one in found.judged:
-        if one.found.arm == "seq_map":
-            assert one.found.effect_pct == pytest.approx(-5, abs=1.0)
-    (said,) = [line for line in weaknesses(found) if "2 hosts" in line]
+        if one.comparison.arm == "seq_map":
+            assert one.comparison.effect_pct == pytest.approx(-5, abs=1.0)
+    (said,) = [line for line in caveats(found) if "2 hosts" in line]
     assert "4 of abc, 4 of def" in said and re.search(r"seq_map −[45]\.\d% on abc", said)
 
 
@@ -79,7 +79,7 @@ def test_a_slower_host_is_no_disturbance(make_cell):
 
     found = only(across(make_cell(blocks=8, runs=1, change=from_block(4, slower))))
     assert disturbed_blocks(found.data.records) == {}
-    assert not any("own speed varied" in line for line in weaknesses(found))
+    assert not any("own speed varied" in line for line in caveats(found))
 
 
 def test_a_block_of_two_hosts_is_never_compared(make_cell):
@@ -93,7 +93,7 @@ def test_an_arm_that_is_worse_on_one_host_is_shown(make_cell):
         return on("def", 1.5 if record.arm == "seq_map" else 1.3)(record)
 
     found = only(across(make_cell(blocks=8, runs=1, change=from_block(4, change))))
-    (said,) = [line for line in weaknesses(found) if "2 hosts" in line]
+    (said,) = [line for line in caveats(found) if "2 hosts" in line]
     assert re.search(r"seq_map −[45]\.\d% on abc, \+(9|10)\.?\d*% on def", said)
 
 
@@ -161,12 +161,12 @@ def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
 def test_what_confirms_a_cell_on_another_machine_confirms_nothing(make_cell):
     turns = make_cell("study/cell", isolation="in_process", runs=1, blocks=8)
     apart = make_cell(f"study/cell{PROCESSES}", change=on("def"))
-    analyst = Analyst()
-    said = weaknesses(analyst.cell(turns))
+    analysis_cache = AnalysisCache()
+    said = caveats(analysis_cache.cell(turns))
     assert any("ran on another machine: the two are not compared" in line for line in said)
     for cell in (turns, apart):
         across(cell)
-    assert not any("another machine" in line for line in weaknesses(Analyst().cell(turns)))
+    assert not any("another machine" in line for line in caveats(AnalysisCache().cell(turns)))
 
 
 def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
@@ -174,17 +174,17 @@ def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
     same = across(make_cell("new/cell", change=from_block(2, on("def", 1.3)), seed=2))
     assert compare_studies([old], [only(same)], 2.0).changes
     other = across(make_cell("other/cell", change=from_block(2, on("def", cores=8)), seed=2))
-    with pytest.raises(Refused, match="cores is 2 and 8"):
+    with pytest.raises(StudiesNotComparable, match="cores is 2 and 8"):
         compare_studies([old], [only(other)], 2.0)
 
 
 def test_a_cell_that_was_stopped_says_by_what(make_cell):
     cell = make_cell(change=lambda record: record if record.block < 3 else None)
-    assert any("3 of 4 blocks; nobody has worked on it" in line for line in weaknesses(only(cell)))
+    assert any("3 of 4 blocks; nobody has worked on it" in line for line in caveats(only(cell)))
     began = Sitting("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
     sitting_path(cell).write_text(began.to_text())
-    (said,) = [line for line in weaknesses(only(cell)) if "unfinished" in line]
+    (said,) = [line for line in caveats(only(cell)) if "unfinished" in line]
     assert "Slurm job 7_0 (process 12 on host abc) began" in said and "its node is lost" in said
     sitting_path(cell).write_text(began.end("2026-11-20T20:01:00Z", "SIGTERM").to_text())
-    (said,) = [line for line in weaknesses(only(cell)) if "unfinished" in line]
+    (said,) = [line for line in caveats(only(cell)) if "unfinished" in line]
     assert "was stopped at 2026-11-20T20:01:00Z: SIGTERM" in said

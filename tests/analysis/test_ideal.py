@@ -1,6 +1,6 @@
 """What arms could reach at best and did, and the disagreements that controls find."""
 
-from labkit.analysis.attained_rates import reached
+from labkit.analysis.attained_rates import attained_rates
 from labkit.analysis.rendering.attained_rates_table import ideal_table
 from labkit.records import Record
 
@@ -19,7 +19,7 @@ def hits(tokens, **more):
 
 
 def disagreements(*records):
-    return [line for one in reached(["a", "b"], records) for line in one.disagreements()]
+    return [line for one in attained_rates(["a", "b"], records) for line in one.disagreements()]
 
 
 def test_shares_stand_beside_what_was_allowed():

@@ -9,15 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from labkit.analysis.statistics.effect_size import confidence_interval, equivalence
+from labkit.analysis.statistics.effect_size import confidence_interval, equivalence_test
 from labkit.analysis.statistics.multiple_comparisons import (
     JOINT_DRAWS,
-    RowTest,
-    alpha_each,
-    joint_p,
-    others_largest,
+    RowPermutations,
+    joint_p_values,
+    max_of_other_rows,
+    per_row_alphas,
 )
-from labkit.analysis.statistics.permutation_test import SEED, permutation_test, pooled, relabellings
+from labkit.analysis.statistics.permutation_test import (
+    RESAMPLING_SEED,
+    permutation_test,
+    pool_by_block,
+    relabellings,
+)
 
 SHAPES = st.sampled_from([(3, 2), (4, 2), (6, 1), (8, 1)])
 SEEDS = st.integers(0, 10_000)
@@ -27,16 +32,16 @@ def make_tests(baseline, arm, labels=None):
     """The tests of a family, from float64 [blocks, runs, rows]."""
     blocks, runs, rows = baseline.shape
     labels = relabellings(blocks, runs) if labels is None else labels
-    units = pooled(baseline, arm)
+    units = pool_by_block(baseline, arm)
     statistics = labels.mean_differences(units).T
     within = units.reshape(blocks, 2 * runs, rows)
     squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
-    return [RowTest(labels, t, float(q)) for t, q in zip(statistics, squares, strict=True)]
+    return [RowPermutations(labels, t, float(q)) for t, q in zip(statistics, squares, strict=True)]
 
 
 def regions(tests, times=1):
-    others = others_largest(tests)
-    return [test.region(rest, times) for test, rest in zip(tests, others, strict=True)]
+    others = max_of_other_rows(tests)
+    return [test.inverted_test(rest, times) for test, rest in zip(tests, others, strict=True)]
 
 
 def draw(seed, shape, rows=3, effect=0.0):
@@ -52,7 +57,7 @@ def draw(seed, shape, rows=3, effect=0.0):
 def test_one_row_is_the_plain_test_and_its_interval(seed, shape):
     base, arm = draw(seed, shape, rows=1, effect=1.0)
     (test,) = make_tests(base, arm)
-    region = test.region()
+    region = test.inverted_test()
     assert region.p(0.0) == pytest.approx(permutation_test(base[..., 0], arm[..., 0]))
     assert region.p(0.7) == pytest.approx(permutation_test(base[..., 0], arm[..., 0] - 0.7))
     assert region.interval(0.05) == pytest.approx(confidence_interval(base[..., 0], arm[..., 0]))
@@ -61,7 +66,7 @@ def test_one_row_is_the_plain_test_and_its_interval(seed, shape):
 @pytest.mark.parametrize("shape", [(3, 2), (6, 1)])
 def test_adjusted_p_counts_own_and_other_rows(shape):
     values = draw(4, shape, rows=3, effect=1.5)
-    units = pooled(*values)
+    units = pool_by_block(*values)
     labels = relabellings(*shape)
     t = labels.mean_differences(units)
     effect = units[:, :] - np.outer(np.tile(np.repeat([0, 1], shape[1]), shape[0]), t[0])
@@ -105,7 +110,7 @@ def test_a_family_is_wider_than_a_row_and_copied_rows_cost_little():
     values = draw(2, (5, 2), rows=6, effect=1.0)
     tests = make_tests(*values)
     for test, region in zip(tests, regions(tests), strict=True):
-        alone = test.region()
+        alone = test.inverted_test()
         assert region.p(0.0) >= alone.p(0.0)
         (low, high), (inner, outer) = region.interval(0.05), alone.interval(0.05)
         assert low < inner and high > outer
@@ -114,7 +119,7 @@ def test_a_family_is_wider_than_a_row_and_copied_rows_cost_little():
         for region in (
             regions(tests)[0],
             regions(make_tests(*np.repeat(values[..., :1], 6, axis=-1)))[0],
-            tests[0].region(),
+            tests[0].inverted_test(),
         )
     )
     cost = [(high - low) / (alone[1] - alone[0]) - 1 for low, high in (wide, few)]
@@ -152,11 +157,11 @@ def test_arms_share_alpha():
 
 def test_a_row_that_lacks_a_block_is_tested_on_its_own_blocks():
     values = draw(7, (4, 2), rows=2)
-    labels = relabellings(4, 2).only([0, 1, 3])
+    labels = relabellings(4, 2).restrict_to_blocks([0, 1, 3])
     kept = np.delete(values, 2, axis=1)[..., :1]
     (short,) = make_tests(*kept, labels=labels)
     p = permutation_test(*kept[..., 0])
-    assert short.region().p(0.0) == pytest.approx(p)
+    assert short.inverted_test().p(0.0) == pytest.approx(p)
     family = regions([short, make_tests(*values)[1]])
     assert family[0].p(0.0) > p and len(family[0].lows) == 1296
 
@@ -165,7 +170,7 @@ def test_rows_on_fewer_blocks_share_each_relabelling_with_the_others():
     labels = relabellings(3, 2)
     units = np.random.default_rng(1).normal(size=12)
     kept = np.concatenate([units[:4], units[8:]])
-    alone = labels.only([0, 2]).mean_differences(kept)
+    alone = labels.restrict_to_blocks([0, 2]).mean_differences(kept)
     zeroed = labels.mean_differences(np.where((np.arange(12) // 4) == 1, 0.0, units))
     assert alone == pytest.approx(zeroed * 3 / 2)
 
@@ -184,48 +189,48 @@ def test_equivalence_is_the_shown_interval_within_the_margin():
         low, high = region.interval(0.05)
         bound = 100 * max(np.expm1(high), -np.expm1(low))
         for margin, inside in ((bound * 1.01, True), (bound * 0.99, False)):
-            found = equivalence(region, margin, 0.05)
+            found = equivalence_test(region, margin, 0.05)
             assert (found.p <= 0.05) is inside
             assert found.bound_pct == pytest.approx(bound)
-    assert equivalence(region, 1e-6, 0.05).p == 1.0  # the effect itself lies outside
+    assert equivalence_test(region, 1e-6, 0.05).p == 1.0  # the effect itself lies outside
 
 
 def test_alpha_of_a_row_is_what_the_family_leaves_it():
     rng = np.random.default_rng(9)
     independent = make_tests(*rng.normal(0, 1, (2, 8, 1, 10)))
     copies = make_tests(*np.repeat(rng.normal(0, 1, (2, 8, 1, 1)), 10, axis=-1))
-    (alone,) = alpha_each(copies[:1], 0.05)
+    (alone,) = per_row_alphas(copies[:1], 0.05)
     assert alone == pytest.approx(0.05, abs=0.02)
-    assert alpha_each(copies, 0.05) == pytest.approx([alone] * 10)
-    assert all(0.002 < alpha < 0.012 for alpha in alpha_each(independent, 0.05))
-    assert alpha_each(independent, 0.001) == [0.0] * 10  # 2 / 256 is all that there is
+    assert per_row_alphas(copies, 0.05) == pytest.approx([alone] * 10)
+    assert all(0.002 < alpha < 0.012 for alpha in per_row_alphas(independent, 0.05))
+    assert per_row_alphas(independent, 0.001) == [0.0] * 10  # 2 / 256 is all that there is
 
 
 def test_the_joint_p_is_what_its_definition_says():
     """Every cell's largest size under every joint draw, all of them kept."""
     cells = [make_tests(*draw(seed, (4, 2), rows=3, effect=2.0)) for seed in range(4)]
-    rng = np.random.default_rng([SEED, len(cells)])
-    drawn = [rng.integers(len(tests[0].statistics), size=JOINT_DRAWS) for tests in cells]
+    rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
+    drawn = [rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS) for tests in cells]
     for each in drawn:
         each[0] = 0
     sizes = {
-        (i, j): test.sizes[drawn[i]]
+        (i, j): test.residual_statistics[drawn[i]]
         for i, tests in enumerate(cells)
         for j, test in enumerate(tests)
     }
-    for (i, j), p in zip(sizes, [p for ps in joint_p(cells) for p in ps], strict=True):
+    for (i, j), p in zip(sizes, [p for ps in joint_p_values(cells) for p in ps], strict=True):
         test = cells[i][j]
         others = np.max([found for place, found in sizes.items() if place != (i, j)], axis=0)
-        against = test.reached[drawn[i]] | (others >= test.observed * (1.0 - 1e-12))
+        against = test.reached[drawn[i]] | (others >= test.observed_statistic * (1.0 - 1e-12))
         assert p == float(np.mean(against))
 
 
 def test_cells_are_one_family_of_joint_relabellings():
     values = draw(5, (4, 2), rows=3, effect=4.0)
     tests = make_tests(*values)
-    (alone,) = joint_p([tests])
+    (alone,) = joint_p_values([tests])
     assert alone == pytest.approx([region.p(0.0) for region in regions(tests)], abs=0.01)
-    both = joint_p([tests, make_tests(*draw(6, (4, 2), rows=5))])
+    both = joint_p_values([tests, make_tests(*draw(6, (4, 2), rows=5))])
     assert [len(cell) for cell in both] == [3, 5]
     assert all(more >= less - 0.005 for more, less in zip(both[0], alone, strict=True))
     assert both[0][1] > alone[1] + 0.02

@@ -46,9 +46,9 @@ def run(arm="server", role="arm", client=None, server=None, traffic=None, output
 
 
 def test_a_server_that_keeps_all_promises_has_one_weakness_its_text():
-    (line,) = client_lateness.weaknesses([run()])
+    (line,) = client_lateness.caveats([run()])
     assert "the server tells no token ids" in line and "weaker" in line
-    assert list(client_lateness.weaknesses([run(server={"identity": "token ids"})])) == []
+    assert list(client_lateness.caveats([run(server={"identity": "token ids"})])) == []
     assert healthy([run()]).status == "pass"
 
 
@@ -83,7 +83,7 @@ def test_arrivals_that_were_sent_late_are_not_healthy():
 
 def test_counts_that_differ_are_named_with_the_first_request():
     server = {"disagree": [{"id": "r3", "usage": 20, "tokenizer": 21, "stream": None}]}
-    lines = list(client_lateness.weaknesses([run(server=server, **{"tokens.tokenizer": 44.0})]))
+    lines = list(client_lateness.caveats([run(server=server, **{"tokens.tokenizer": 44.0})]))
     assert (
         "server: its output tokens are 40 by the usage, 44 by the tokenizer and 40 by the stream; "
         "request r3: 20 by the usage, 21 by the tokenizer and no stream; counted by usage" in lines
@@ -92,7 +92,7 @@ def test_counts_that_differ_are_named_with_the_first_request():
 
 def test_what_a_reader_must_know_of_a_server():
     kept = {"kept": "http://127.0.0.1:9", "run_here": False, "preset": "vllm"}
-    lines = "\n".join(client_lateness.weaknesses([
+    lines = "\n".join(client_lateness.caveats([
         run(server=kept, **{"tokens.prompt_usage": 95.0, "tokens.cached": 80.0,
                             "stream.tool_calls": 3.0})
     ]))  # fmt: skip
@@ -108,23 +108,21 @@ def test_a_kept_server_that_tells_nothing_of_its_cache_is_not_taken_for_a_cold_o
     """The trap of a fixed prompt set: its prompts are not salted, and nobody says what it knew."""
     record = run(server={"kept": "http://127.0.0.1:9"})
     silent = replace(record, counters={k: v for k, v in COUNTS.items() if k != "tokens.cached"})
-    (kept, *_) = client_lateness.weaknesses([silent])
+    (kept, *_) = client_lateness.caveats([silent])
     assert kept.endswith("a prefix cache may know them from the one before (it does not tell)")
-    assert not any("prefix cache" in line for line in client_lateness.weaknesses([run()]))
+    assert not any("prefix cache" in line for line in client_lateness.caveats([run()]))
 
 
 def test_what_prompts_share_may_be_found_to_the_token():
     """Two requests, whole blocks of 16: up to a block more of each is shared honestly."""
-    assert not any(
-        "cache" in x for x in client_lateness.weaknesses([run(**{"tokens.cached": 48.0})])
-    )
-    assert any("cache" in x for x in client_lateness.weaknesses([run(**{"tokens.cached": 49.0})]))
+    assert not any("cache" in x for x in client_lateness.caveats([run(**{"tokens.cached": 48.0})]))
+    assert any("cache" in x for x in client_lateness.caveats([run(**{"tokens.cached": 49.0})]))
 
 
 def test_the_control_repeats_nothing_and_other_arms_are_no_servers():
     plain = Record("base", "baseline", 0, 0, 0, "ok", "2026-01-01T00:00:00Z")
-    assert list(client_lateness.weaknesses([run(role="control"), plain])) == []
-    assert list(client_lateness.late(plain)) == []
+    assert list(client_lateness.caveats([run(role="control"), plain])) == []
+    assert list(client_lateness.lateness_errors(plain)) == []
 
 
 def test_the_tables_have_a_line_for_every_server():

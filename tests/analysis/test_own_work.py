@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from labkit.analysis import stall_attribution
-from labkit.analysis.caveats import weaknesses
+from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.sensitivity_analysis import second_analyses
+from labkit.analysis.sensitivity_analysis import sensitivity_results
 from labkit.analysis.stall_attribution import bound_pct, p_of
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_diff import compare_studies
@@ -47,7 +47,7 @@ def studied(make_cell, lost, effect=1.0, blocks=BLOCKS, **options):
 
 
 def verdict(analysis, arm=ARM):
-    (one,) = [j for j in analysis.judged if j.row.primary and j.found.arm == arm]
+    (one,) = [j for j in analysis.judged if j.row.primary and j.comparison.arm == arm]
     return one
 
 
@@ -55,10 +55,10 @@ def test_work_of_an_arm_s_own_is_not_the_machine_s(make_cell):
     """A sixth of its time, in every process: without it the arms look equal."""
     found = studied(make_cell, lambda arm, block: (1 / 6, 20) if arm == ARM else (0.0, 0))
     assert verdict(found).verdict.word == "slower"
-    assert verdict(found).found.effect_pct == pytest.approx(-100 / 6, abs=0.5)
-    (line,) = [line for line in weaknesses(found) if "stalls" in line]
+    assert verdict(found).comparison.effect_pct == pytest.approx(-100 / 6, abs=0.5)
+    (line,) = [line for line in caveats(found) if "stalls" in line]
     assert "was left in: seq_map differs" in line and "16.7 % of seq_map's" in line
-    without = next(s for s in second_analyses(found) if s.arm == ARM)
+    without = next(s for s in sensitivity_results(found) if s.arm == ARM)
     assert without.how.startswith("without stalls")
     assert without.effect_pct == pytest.approx(0, abs=0.5)
 
@@ -72,9 +72,9 @@ def at_random(arm, block):
 def test_the_machine_s_stalls_stay_out(make_cell):
     found = studied(make_cell, at_random, effect=0.9)
     assert verdict(found).verdict.word == "slower"
-    assert verdict(found).found.effect_pct == pytest.approx(-10, abs=0.3)
-    assert not any("stalls" in line for line in weaknesses(found))
-    whole = next(s for s in second_analyses(found) if s.arm == ARM)
+    assert verdict(found).comparison.effect_pct == pytest.approx(-10, abs=0.3)
+    assert not any("stalls" in line for line in caveats(found))
+    whole = next(s for s in sensitivity_results(found) if s.arm == ARM)
     assert whole.how.startswith("with stalls (")
     assert whole.ci_pct[1] - whole.ci_pct[0] > 4
 
@@ -83,11 +83,13 @@ def test_what_was_taken_out_bounds_what_is_called_equivalent(make_cell):
     """So much may be an arm's own; metrics that no stall changes are called as ever."""
     found = studied(make_cell, at_random)
     one = verdict(found)
-    assert one.found.equivalence.p < 0.05
+    assert one.comparison.equivalence.p < 0.05
     assert one.verdict.word == "inconclusive" and "may be its own work" in one.verdict.reason
     small = studied(make_cell, lambda arm, block: (at_random(arm, block)[0] / 20, 1), name="small")
     assert verdict(small).verdict.word in ("equivalent", "trivial")
-    memory = [j for j in found.judged if j.row.metric == "peak_kv_bytes" and j.found.arm == ARM]
+    memory = [
+        j for j in found.judged if j.row.metric == "peak_kv_bytes" and j.comparison.arm == ARM
+    ]
     assert memory and all("stalls" not in (j.verdict.reason or "") for j in memory)
 
 
@@ -98,16 +100,16 @@ def test_where_it_is_unclear_there_is_no_word(make_cell):
         return (0.05 if arm == ARM and block > 0 else 0.01 if arm == ARM else 0.02, 3)
 
     found = studied(make_cell, lost, effect=0.9, blocks=7)
-    assert verdict(found).found.p_adjusted <= 0.05
+    assert verdict(found).comparison.p_adjusted <= 0.05
     assert verdict(found).verdict.word == "inconclusive"
     assert "so it may be its own work" in verdict(found).verdict.reason
-    assert any("no word given for seq_map" in line for line in weaknesses(found))
+    assert any("no word given for seq_map" in line for line in caveats(found))
 
 
 def test_few_processes_cannot_tell(make_cell):
     found = studied(make_cell, lambda arm, block: (0.1, 2) if arm == ARM else (0.0, 0), blocks=5)
-    assert verdict(found).found.effect_pct == pytest.approx(-10, abs=0.5)
-    assert any("so few processes" in line for line in weaknesses(found))
+    assert verdict(found).comparison.effect_pct == pytest.approx(-10, abs=0.5)
+    assert any("so few processes" in line for line in caveats(found))
 
 
 def test_two_studies_are_compared_with_stalls_or_without_both(make_cell):
@@ -119,20 +121,20 @@ def test_two_studies_are_compared_with_stalls_or_without_both(make_cell):
     old = studied(make_cell, at_random, name="old/ablation=seq_map")
     new = studied(make_cell, own, name="new/ablation=seq_map")
     found = compare_studies([old], [new], 2.0)
-    assert any("stalls" in line for line in found.weaknesses)
+    assert any("stalls" in line for line in found.caveats)
     (change,) = (c for c in found.changes if c.row.primary and c.arm == ARM)
-    assert change.found.effect_pct == pytest.approx(-16.7, abs=3)
+    assert change.comparison.effect_pct == pytest.approx(-16.7, abs=3)
     again = studied(make_cell, at_random, effect=0.9, name="again/ablation=seq_map")
     found = compare_studies([old], [again], 2.0)
-    assert not any("stalls" in line for line in found.weaknesses)
+    assert not any("stalls" in line for line in found.caveats)
     (change,) = (c for c in found.changes if c.row.primary and c.arm == ARM)
-    assert change.found.effect_pct == pytest.approx(-10, abs=0.3)
+    assert change.comparison.effect_pct == pytest.approx(-10, abs=0.3)
 
 
 def test_nothing_lost_nothing_said(make_cell):
     found = studied(make_cell, lambda arm, block: (0.0, 0))
-    assert found.stalls is None and found.otherwise == ()
-    assert not any("stalls" in second.how for second in second_analyses(found))
+    assert found.stalls is None and found.alternative_rows == ()
+    assert not any("stalls" in second.how for second in sensitivity_results(found))
 
 
 def test_processes_of_their_own_have_no_stalls(make_cell):

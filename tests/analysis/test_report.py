@@ -15,7 +15,7 @@ from rich.console import Console
 
 from labkit.analysis import analyse_cell, print_cell, write_study
 from labkit.analysis.cell_analysis import analyse
-from labkit.analysis.headline import answer
+from labkit.analysis.headline import headline
 from labkit.analysis.latency_throughput import METRICS
 from labkit.analysis.rendering import matplotlib_figures
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
@@ -109,7 +109,7 @@ def in_order(text, *parts):
 
 def test_the_answer_comes_first_then_the_table_then_what_weakens_it(make_cell, capsysbinary):
     study = make_cell("study/cell", blocks=2).parent
-    said = answer(analyse(study / "cell"))
+    said = headline(analyse(study / "cell"))
     weak = "estimate only: 2 blocks of 2 cannot support"
     assert said.startswith("Not decided: ")
     text = printed(capsysbinary, study, "md")
@@ -124,7 +124,7 @@ def test_the_answer_comes_first_then_the_table_then_what_weakens_it(make_cell, c
 
 
 def test_a_study_of_many_cells_begins_with_their_answers(study, capsysbinary):
-    said = [answer(analyse(study / name)) for name in ("chat", "kernel")]
+    said = [headline(analyse(study / name)) for name in ("chat", "kernel")]
     text = printed(capsysbinary, study, "md")
     assert text.splitlines()[2] == "| cell | answer | gates |"
     assert all(f"| {one} |" in text for one in said)

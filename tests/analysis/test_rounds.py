@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell
-from labkit.analysis.observations import Row, Value, log_values, middle
+from labkit.analysis.observations import MetricRow, RunValue, log_values, median_over_rounds
 from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.records import RecordError
 
@@ -24,12 +24,12 @@ def turns(values, places=None):
     middles = np.median(times, axis=-1)
     arms = {
         name: [
-            Value(p, 0, f"runs/{p}-{name}", middles[p, a], tuple(x), tuple(known[p, a]))
+            RunValue(p, 0, f"runs/{p}-{name}", middles[p, a], tuple(x), tuple(known[p, a]))
             for p, x in enumerate(times[:, a])
         ]
         for a, name in enumerate(("base", "arm", "control")[: values.shape[1]])
     }
-    return Row("case", "us", "us", "lower", True, by_round="base", arms=arms)
+    return MetricRow("case", "us", "us", "lower", True, paired_baseline="base", arms=arms)
 
 
 def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
@@ -41,8 +41,8 @@ def test_an_arm_is_the_baseline_plus_the_middle_of_its_rounds():
     for a, name in ((1, "arm"), (2, "control")):
         ratios = np.median(values[[0, 2, 5], a] - values[[0, 2, 5], 0], axis=1)
         assert (log_values(row, name, blocks) - base)[:, 0] == pytest.approx(ratios)
-    assert middle(np.array([9.0, 0.1, 0.2])) == pytest.approx(0.2)
-    assert middle(np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
+    assert median_over_rounds(np.array([9.0, 0.1, 0.2])) == pytest.approx(0.2)
+    assert median_over_rounds(np.array([0.4, 0.1, 9.0, 0.2])) == pytest.approx(0.3)
 
 
 def test_what_a_place_adds_to_every_arm_is_taken_out():

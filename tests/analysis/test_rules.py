@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from labkit.analysis import analyse_cell, write_study
-from labkit.analysis.arm_comparison import Comparison, Levels, row_tests
-from labkit.analysis.caveats import weaknesses
+from labkit.analysis.arm_comparison import ArmComparison, DecisionCriteria, row_tests
+from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.disturbed_runs import disturbed_blocks
 from labkit.analysis.observations import probe_values
-from labkit.analysis.output_identity import Agreement, above_noise_floor
+from labkit.analysis.output_identity import OutputAgreement, above_noise_floor
 from labkit.analysis.statistics.effect_size import Equivalence
-from labkit.analysis.statistics.multiple_comparisons import joint_p
-from labkit.analysis.statistics.power import seen_pct
-from labkit.analysis.study_analysis import Analyst, study_family
+from labkit.analysis.statistics.multiple_comparisons import joint_p_values
+from labkit.analysis.statistics.power import mde_pct
+from labkit.analysis.study_analysis import AnalysisCache, study_family
 from labkit.analysis.verdict import judge
 
-LEVELS = Levels(2, 0.05, 2.0)
+LEVELS = DecisionCriteria(2, 0.05, 2.0)
 
 
 def found(cell, arm="seq_map", row=0):
@@ -27,7 +27,7 @@ def found(cell, arm="seq_map", row=0):
 
 
 def test_the_word_follows_the_adjusted_p():
-    one = Comparison(
+    one = ArmComparison(
         "b", "a", -5.0, (-9.0, 1.0), 0.01, 0.2, 2 / 1296, 6.0, 4, 4, 0.03,
         Equivalence(0.9, 9.0), (-8.0, -1.0), 0.95, 0.01,
     )  # fmt: skip
@@ -38,7 +38,7 @@ def test_the_word_follows_the_adjusted_p():
 
 
 def test_equivalence_is_claimed_at_alpha_and_not_at_twice_alpha():
-    one = Comparison(
+    one = ArmComparison(
         "b", "a", 0.5, (-1.0, 1.9), 0.4, 0.4, 2 / 1296, 2.0, 2, 4, 0.01,
         Equivalence(0.05, 1.9), (-1.0, 1.9), 0.95, 0.05,
     )  # fmt: skip
@@ -78,13 +78,13 @@ def test_the_study_s_family_counts_its_arms(make_cell):
     effects = {"seq_map": 0.99, "identity": 1.0}
     for name, seed in (("s/a", 1), ("s/b", 2)):
         path = make_cell(name, effects=effects, noise=0.01, seed=seed, control=False)
-    analyses = Analyst().study(path.parent)
+    analyses = AnalysisCache().study(path.parent)
     tests = [
         list(row_tests(a.rows, arm.name, "binary_search", 2, True).values())
         for a in analyses
         for arm in a.data.arms[1:]
     ]
-    expected = [min(1.0, 2 * p) for ps in joint_p(tests) for p in ps]
+    expected = [min(1.0, 2 * p) for ps in joint_p_values(tests) for p in ps]
     family = study_family(analyses)
     assert [one["p_adjusted"] for one in family] == pytest.approx(expected)
     assert min(expected) < 1.0
@@ -95,7 +95,7 @@ def test_arms_leave_each_row_less_and_see_less(make_cell):
     effects = {"seq_map": 1.0, "third": 1.0, "fourth": 1.0}
     three = found(analyse_cell(make_cell("a/three", effects=effects)))
     assert 0.15 < three["alpha_row"] / one["alpha_row"] < 0.5
-    assert three["mde_pct"] == pytest.approx(seen_pct(three["sd"], 4, 2, three["alpha_row"]))
+    assert three["mde_pct"] == pytest.approx(mde_pct(three["sd"], 4, 2, three["alpha_row"]))
     assert three["p_floor"] == pytest.approx(3 * one["p_floor"])
 
 
@@ -123,7 +123,7 @@ def test_an_exploratory_study_says_so_before_its_numbers(make_cell):
     facts["design"]["shown"] = [4]
     file.write_text(json.dumps(facts))
     reason = "exploratory: blocks were added after results were shown (4 -> 6)"
-    assert reason in weaknesses(analyse(path))
+    assert reason in caveats(analyse(path))
     c = found(analyse_cell(path))
     assert (c["verdict"], c["reason"]) == ("estimate_only", reason)
     assert study_family([analyse(path)]) == []
@@ -137,7 +137,9 @@ def test_the_probe_is_the_mean_of_logarithms(make_cell):
 
 def test_the_noise_floor_is_tested_on_one_side():
     """Five misses of ten against one: p = 0.07 above, 0.14 on either side."""
-    arm, control = (Agreement(name, agree, 10, 1.0) for name, agree in (("arm", 5), ("control", 9)))
+    arm, control = (
+        OutputAgreement(name, agree, 10, 1.0) for name, agree in (("arm", 5), ("control", 9))
+    )
     above = above_noise_floor(arm, control, 0.08)
     assert above is not None and "Fisher p = 0.07" in above
     assert above_noise_floor(arm, control, 0.06) is None

@@ -12,25 +12,25 @@ from labkit.analysis.statistics.bimodality import find_modes, fisher_p
 from labkit.analysis.statistics.effect_size import (
     breakpoints,
     confidence_interval,
-    equivalence,
+    equivalence_test,
     hodges_lehmann,
-    log_ratio,
-    percent,
+    to_log_ratio,
+    to_percent,
 )
-from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
+from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.statistics.multiple_comparisons import holm
 from labkit.analysis.statistics.permutation_test import (
+    min_p,
     permutation_test,
-    pooled,
+    pool_by_block,
     relabellings,
-    smallest_p,
 )
 from labkit.analysis.statistics.power import (
+    between_run_sd,
     blocks_needed,
-    detectable_pct,
-    minute_pct,
-    run_sd,
-    seen_pct,
+    mde_pct,
+    one_minute_mde_pct,
+    single_row_mde_pct,
 )
 from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
@@ -82,19 +82,19 @@ def test_stratified_p_counts_every_relabelling_of_every_block():
 def test_floor_is_reached_by_separated_arms_and_matches_the_count():
     for blocks, runs, floor in ((3, 2, 2 / 216), (4, 2, 2 / 1296), (6, 1, 2 / 64), (2, 2, 2 / 36)):
         values = rng(blocks).normal(0, 0.01, (blocks, runs))
-        assert smallest_p(blocks, runs) == pytest.approx(floor)
-        assert relabellings(blocks, runs).floor == pytest.approx(floor)
+        assert min_p(blocks, runs) == pytest.approx(floor)
+        assert relabellings(blocks, runs).min_p == pytest.approx(floor)
         assert permutation_test(values, values[::-1] + 1.0) == pytest.approx(floor)
 
 
 def test_monte_carlo_past_300_000_adds_one_and_agrees_with_a_normal_bound():
     labels = relabellings(8, 2)
     assert not labels.exact and relabellings(7, 2).exact
-    assert smallest_p(8, 2) == labels.floor == pytest.approx(2e-5)
+    assert min_p(8, 2) == labels.min_p == pytest.approx(2e-5)
     values = rng(1).normal(0, 1.0, (8, 2))
-    assert permutation_test(values, values + 9.0) == labels.floor  # never 0
+    assert permutation_test(values, values + 9.0) == labels.min_p  # never 0
     arm = rng(2).normal(0.7, 1.0, (8, 2))
-    units = pooled(values, arm)
+    units = pool_by_block(values, arm)
     statistics = labels.mean_differences(units)
     scale = abs(statistics[0]) / statistics.std()
     assert permutation_test(values, arm) == pytest.approx(2 * stats.norm.sf(scale), abs=0.01)
@@ -171,19 +171,19 @@ def test_adding_a_block_constant_scaling_and_swapping_change_what_they_should(se
 def test_equivalence_is_twice_the_larger_of_two_shifted_one_sided_tests():
     baseline, arm = rng(1).normal(0, 0.004, (4, 2)), rng(2).normal(0.003, 0.004, (4, 2))
     labels = relabellings(4, 2)
-    found = equivalence(
-        breakpoints(labels.mean_differences(pooled(baseline, arm)), labels), 2.0, 0.05
+    found = equivalence_test(
+        breakpoints(labels.mean_differences(pool_by_block(baseline, arm)), labels), 2.0, 0.05
     )
 
     def share(shift, sign):
-        t = sign * labels.mean_differences(pooled(baseline, arm - shift))
+        t = sign * labels.mean_differences(pool_by_block(baseline, arm - shift))
         return np.mean(t >= t[0] - 1e-13)
 
-    expected = 2 * max(share(log_ratio(-2.0), 1), share(log_ratio(2.0), -1))
+    expected = 2 * max(share(to_log_ratio(-2.0), 1), share(to_log_ratio(2.0), -1))
     assert found.p == pytest.approx(expected) and found.p < 0.05
     assert 0 < found.bound_pct < 2.0
-    far = equivalence(
-        breakpoints(labels.mean_differences(pooled(baseline, arm + 0.05)), labels), 2.0, 0.05
+    far = equivalence_test(
+        breakpoints(labels.mean_differences(pool_by_block(baseline, arm + 0.05)), labels), 2.0, 0.05
     )
     assert far.p > 0.9
 
@@ -191,50 +191,52 @@ def test_equivalence_is_twice_the_larger_of_two_shifted_one_sided_tests():
 def test_bound_is_the_smallest_margin_that_would_hold():
     baseline, arm = rng(3).normal(0, 0.01, (5, 1)), rng(4).normal(0.0, 0.01, (5, 1))
     labels = relabellings(5, 1)
-    points = breakpoints(labels.mean_differences(pooled(baseline, arm)), labels)
+    points = breakpoints(labels.mean_differences(pool_by_block(baseline, arm)), labels)
     # In percent a decrease counts as it is shown: the bound is symmetric in percent.
-    bound = equivalence(points, 2.0, 0.1).bound_pct
+    bound = equivalence_test(points, 2.0, 0.1).bound_pct
     assert (
-        equivalence(points, bound * 1.001, 0.1).p <= 0.1 < equivalence(points, bound * 0.999, 0.1).p
+        equivalence_test(points, bound * 1.001, 0.1).p
+        <= 0.1
+        < equivalence_test(points, bound * 0.999, 0.1).p
     )
 
 
 def test_percent_and_log_are_inverse():
-    assert percent(np.log(0.979)) == pytest.approx(-2.1)
-    assert log_ratio(percent(0.3)) == pytest.approx(0.3)
+    assert to_percent(np.log(0.979)) == pytest.approx(-2.1)
+    assert to_log_ratio(to_percent(0.3)) == pytest.approx(0.3)
 
 
 def test_run_sd_takes_out_blocks_and_arm():
     base = np.array([[1.0, 1.2], [5.0, 5.2]])
     arm = base + 3.0
     # Residuals are all 0.1, four per block; 2 * 3 - 1 degrees of freedom are left.
-    assert run_sd(base, arm) == pytest.approx(np.sqrt(8 * 0.01 / 5))
-    assert run_sd(base[:1, :1], arm[:1, :1]) is None
+    assert between_run_sd(base, arm) == pytest.approx(np.sqrt(8 * 0.01 / 5))
+    assert between_run_sd(base[:1, :1], arm[:1, :1]) is None
 
 
 def test_detectable_effect_has_eighty_percent_power_by_the_noncentral_t():
     freedom, error = 4 * 3 - 1, 0.01 * np.sqrt(2 / 8)
-    away = log_ratio(detectable_pct(0.01, 4, 2, 0.05)) / error
+    away = to_log_ratio(single_row_mde_pct(0.01, 4, 2, 0.05)) / error
     critical = stats.t.ppf(0.975, freedom)
     assert stats.nct.sf(critical, freedom, away) == pytest.approx(0.8, abs=1e-3)
     # For a row in a family: a smaller alpha of its own, and more is needed.
-    assert seen_pct(0.01, 4, 2, 0.005) > 1.3 * seen_pct(0.01, 4, 2, 0.05)
-    assert detectable_pct(0.01, 2, 2, 0.05) is None  # 2 / 36 is above 0.05
+    assert mde_pct(0.01, 4, 2, 0.005) > 1.3 * mde_pct(0.01, 4, 2, 0.05)
+    assert single_row_mde_pct(0.01, 2, 2, 0.05) is None  # 2 / 36 is above 0.05
 
 
 def test_a_minute_holds_whole_blocks():
-    assert minute_pct(0.01, 10.0, 1) == seen_pct(0.01, 6, 1, 0.05)
-    assert minute_pct(0.01, 8.6, 1) == seen_pct(0.01, 6, 1, 0.05)
-    assert minute_pct(0.01, 10.1, 1) is None  # 5 pairs reach p = 2 / 32 at best
-    assert minute_pct(0.01, 20.0, 2) == seen_pct(0.01, 3, 2, 0.05)
-    assert minute_pct(0.01, 20.1, 2) is None
-    assert minute_pct(0.01, 61.0, 2) is None
+    assert one_minute_mde_pct(0.01, 10.0, 1) == mde_pct(0.01, 6, 1, 0.05)
+    assert one_minute_mde_pct(0.01, 8.6, 1) == mde_pct(0.01, 6, 1, 0.05)
+    assert one_minute_mde_pct(0.01, 10.1, 1) is None  # 5 pairs reach p = 2 / 32 at best
+    assert one_minute_mde_pct(0.01, 20.0, 2) == mde_pct(0.01, 3, 2, 0.05)
+    assert one_minute_mde_pct(0.01, 20.1, 2) is None
+    assert one_minute_mde_pct(0.01, 61.0, 2) is None
 
 
 def test_blocks_needed_is_the_first_that_sees_it():
     need = blocks_needed(0.01, 2, 0.05, -1.0)
-    assert detectable_pct(0.01, need, 2, 0.05) <= percent(-log_ratio(-1.0))
-    assert detectable_pct(0.01, need - 1, 2, 0.05) > percent(-log_ratio(-1.0))
+    assert single_row_mde_pct(0.01, need, 2, 0.05) <= to_percent(-to_log_ratio(-1.0))
+    assert single_row_mde_pct(0.01, need - 1, 2, 0.05) > to_percent(-to_log_ratio(-1.0))
     assert blocks_needed(0.5, 1, 0.05, 0.1) is None
     assert blocks_needed(0.01, 2, 0.05, 0.0) is None
 
@@ -336,10 +338,10 @@ def test_modes_are_looked_for_among_eight_runs_at_least(arms, found):
 
 def test_looks_spend_alpha():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
-    assert [alpha_now(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]
-    assert alpha_now((), 3, 0.05) == 0.05
-    assert withheld(4, 4, looks, [4]) is None
-    assert withheld(6, 8, looks, []) == "no look was declared after 6 blocks"
+    assert [alpha_at(looks, b, 0.05) for b in (3, 4, 7, 8, 9)] == [0, 0.02, 0, 0.03, 0]
+    assert alpha_at((), 3, 0.05) == 0.05
+    assert withheld_reason(4, 4, looks, [4]) is None
+    assert withheld_reason(6, 8, looks, []) == "no look was declared after 6 blocks"
     with pytest.raises(ValueError, match="spend more"):
         parse_looks([{"blocks": 4, "alpha": 0.04}, {"blocks": 8, "alpha": 0.03}], 0.05)
     with pytest.raises(ValueError, match="grow"):
@@ -347,11 +349,11 @@ def test_looks_spend_alpha():
 
 
 def test_blocks_that_were_added_after_results_were_shown_claim_nothing():
-    assert withheld(4, 4, (), [4]) is None
+    assert withheld_reason(4, 4, (), [4]) is None
     reason = "exploratory: blocks were added after results were shown (4 -> 6)"
-    assert withheld(6, 6, (), [4, 6]) == reason
-    assert withheld(7, 7, (), [4, 6, 7]).endswith("(4 -> 6 -> 7)")
-    assert "3 of 4 blocks are done" in withheld(3, 4, (), [])
+    assert withheld_reason(6, 6, (), [4, 6]) == reason
+    assert withheld_reason(7, 7, (), [4, 6, 7]).endswith("(4 -> 6 -> 7)")
+    assert "3 of 4 blocks are done" in withheld_reason(3, 4, (), [])
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
-    assert withheld(8, 8, looks, [4, 8]) is None  # they were declared
-    assert withheld(8, 8, looks, [6, 8]).startswith("exploratory")
+    assert withheld_reason(8, 8, looks, [4, 8]) is None  # they were declared
+    assert withheld_reason(8, 8, looks, [6, 8]).startswith("exploratory")

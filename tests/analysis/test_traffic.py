@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.analysis.caveats import _traffic
-from labkit.analysis.latency_throughput import METRICS, curves
+from labkit.analysis.latency_throughput import METRICS, load_curves
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.request_outcome_tables import (
     load_chart,
@@ -79,7 +79,7 @@ def cell(load, served, latency, by="rate", **more):
 @pytest.mark.parametrize("by", ["rate", "clients"])
 def test_the_knee_is_the_load_with_the_greatest_power(by):
     study = [cell(8, 4.2, 2000.0, by), cell(1, 1.0, 500.0, by), cell(4, 3.8, 700.0, by)]
-    (curve,) = curves(study)
+    (curve,) = load_curves(study)
     assert [load.size for load in curve.loads] == [1, 4, 8]
     assert [load.power for load in curve.loads] == pytest.approx([2.0, 3.8 / 0.7, 2.1])
     assert curve.knee.size == 4
@@ -98,11 +98,11 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
 
 
 def test_no_knee_is_marked_where_power_still_grows():
-    (curve,) = curves([cell(n, n, 500.0) for n in (1, 2, 4)])
+    (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
     assert curve.knee is None and "knee" not in load_chart([curve])
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():
-    assert curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
-    assert curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
+    assert load_curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
+    assert load_curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
     assert load_table([]) is None

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from labkit.analysis.arm_comparison import Levels, compare_arm
-from labkit.analysis.observations import Row, Value
+from labkit.analysis.arm_comparison import DecisionCriteria, compare_arm
+from labkit.analysis.observations import MetricRow, RunValue
 from labkit.analysis.statistics import permutation_test
-from labkit.analysis.statistics.effect_size import log_ratio
-from labkit.analysis.statistics.interim_analysis import alpha_now, parse_looks, withheld
+from labkit.analysis.statistics.effect_size import to_log_ratio
+from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.verdict import judge
-from labkit.config import Design, Isolation, Look, to_plain
+from labkit.config import Design, Isolation, to_plain
 from labkit.experiment.cell import by_process
 
 CONF = Path(__file__).parents[2] / "conf" / "design"
@@ -77,9 +77,9 @@ def processes(rng, kind, design, rows):
 def as_rows(values):
     """Rows of a cell from log values, float64 [2, blocks, runs, rows]."""
     return [
-        Row(f"case {i}", "us", "us", "lower", True, arms={
+        MetricRow(f"case {i}", "us", "us", "lower", True, arms={
             arm: [
-                Value(b, r, "", float(x))
+                RunValue(b, r, "", float(x))
                 for b, block in enumerate(np.exp(table)) for r, x in enumerate(block)
             ]
             for arm, table in zip(("base", "arm"), values[..., i], strict=True)
@@ -90,9 +90,9 @@ def as_rows(values):
 
 def levels_of(design, done, asked, shown):
     looks = parse_looks([to_plain(look) for look in design.looks], design.alpha)
-    why = withheld(done, asked, looks, shown)
-    alpha = alpha_now(looks, done, design.alpha) if why is None else 0.0
-    return Levels(design.runs_per_block, alpha, design.margin_pct, why)
+    why = withheld_reason(done, asked, looks, shown)
+    alpha = alpha_at(looks, done, design.alpha) if why is None else 0.0
+    return DecisionCriteria(design.runs_per_block, alpha, design.margin_pct, why)
 
 
 def answers(design, values, asked=None, shown=(), arms=1):
@@ -140,7 +140,7 @@ def false_words(design, rows, studies, kind):
 def false_equivalent(design, rows, studies):
     """Share of studies with all effects at the margin that call any row equal."""
     narrow = replace(design, margin_pct=MARGIN * 2)
-    found = simulate(narrow, rows, studies, effects=log_ratio(MARGIN * 2) * 1.0001, seed=2)
+    found = simulate(narrow, rows, studies, effects=to_log_ratio(MARGIN * 2) * 1.0001, seed=2)
     return rate(bool({"equivalent", "trivial"} & set(words)) for _, words in found)
 
 
@@ -165,7 +165,7 @@ def power(design, rows, studies):
         answers(design, processes(rng, "clean", replace(design, blocks=last[-1]), rows))[0][0]
         for _ in range(60)
     ]
-    effect = np.median([log_ratio(one.mde_pct) / one.sd for one in stated]) * SD
+    effect = np.median([to_log_ratio(one.mde_pct) / one.sd for one in stated]) * SD
     moved = np.where(np.arange(rows) == 0, effect, 0.0)
     wide = replace(design, margin_pct=0.01)
     return rate(words[0] == "slower" for _, words in simulate(wide, rows, studies, moved, seed=5))

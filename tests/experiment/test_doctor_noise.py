@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from labkit.analysis.statistics.power import seen_pct
+from labkit.analysis.statistics.power import mde_pct
 from labkit.experiment import doctor_noise
 from labkit.experiment.doctor_noise import Sight
 from labkit.machine import fingerprint
@@ -81,13 +81,13 @@ def test_what_an_older_labkit_reads_is_still_there(folder):
 
 
 def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
-    assert SIGHT.turns_pct == seen_pct(0.01, 30, 1, 0.05)  # a process is a block
-    assert SIGHT.processes_pct == seen_pct(0.05, 10, 2, 0.05)  # a block is four processes
+    assert SIGHT.turns_pct == mde_pct(0.01, 30, 1, 0.05)  # a process is a block
+    assert SIGHT.processes_pct == mde_pct(0.05, 10, 2, 0.05)  # a block is four processes
     slow = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=10.1, alone_s=5.1)
     assert slow.turns_pct is None and slow.processes_pct is None
     just = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=10.0, alone_s=5.0)
-    assert just.turns_pct == seen_pct(0.01, 6, 1, 0.05)
-    assert just.processes_pct == seen_pct(0.05, 3, 2, 0.05)
+    assert just.turns_pct == mde_pct(0.01, 6, 1, 0.05)
+    assert just.processes_pct == mde_pct(0.05, 3, 2, 0.05)
 
 
 @pytest.mark.parametrize(

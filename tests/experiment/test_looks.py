@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from labkit import analysis, config
-from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Look
 from labkit.experiment import cell_runner
 from labkit.experiment.cell import by_process
@@ -62,7 +62,7 @@ class Planted:
 
 
 def run_cell(cell, *others, decided=None):
-    return cell_runner.run_cell(cell, *others, decided=decided or Analyst().decided)
+    return cell_runner.run_cell(cell, *others, decided=decided or AnalysisCache().decided)
 
 
 @pytest.fixture

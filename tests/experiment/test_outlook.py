@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.analysis.statistics.power import seen_pct
+from labkit.analysis.statistics.power import mde_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.cell_composer import ComposedCell
@@ -75,12 +75,12 @@ def test_where_nothing_is_known_it_says_how_to_know():
 
 
 def test_the_doctor_knows_each_kind_and_is_named(doctor):
-    turns, alone = seen_pct(0.01, 30, 1, 0.05), seen_pct(0.05, 10, 2, 0.05)
+    turns, alone = mde_pct(0.01, 30, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
     kernels = said(composed())
     assert f"one minute sees {turns:.1f} % in turns, {alone:.1f} % in processes" in kernels
     assert "the doctor's short kernels, estimated" in kernels
     requests = said(composed(kernel=False))
-    assert f"sees {seen_pct(0.02, 20, 1, 0.05):.1f} % in turns" in requests
+    assert f"sees {mde_pct(0.02, 20, 1, 0.05):.1f} % in turns" in requests
     assert "the doctor's short requests, estimated" in requests
 
 
@@ -91,7 +91,7 @@ def test_the_doctor_knows_nothing_of_other_devices(doctor):
 
 def test_an_earlier_study_says_more_than_the_doctor_each_way_by_itself(doctor, studied):
     studied(in_process=[("out/one", 4.0, 0.03)])
-    turns, alone = seen_pct(0.03, 15, 1, 0.05), seen_pct(0.05, 10, 2, 0.05)
+    turns, alone = mde_pct(0.03, 15, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
     text = said(composed())
     assert f"sees {turns:.1f} % in turns, {alone:.1f} % in processes" in text
     assert "out/one and the doctor's short kernels" in text
@@ -100,7 +100,7 @@ def test_an_earlier_study_says_more_than_the_doctor_each_way_by_itself(doctor, s
 def test_blocks_of_an_earlier_study_have_its_runs(studied):
     studied(runs=2, process=[("out/one", 12.0, 0.03)])
     text = said(composed())
-    assert f"sees {seen_pct(0.03, 5, 2, 0.05):.1f} % in processes; in turns: not known" in text
+    assert f"sees {mde_pct(0.03, 5, 2, 0.05):.1f} % in processes; in turns: not known" in text
     assert text.endswith("noise of out/one)")
 
 
@@ -108,7 +108,7 @@ def test_a_study_that_knows_only_half_is_passed_over(studied):
     halves = [("out/no_noise", 4.0, None), ("out/no_cost", None, 0.01), ("out/whole", 5.0, 0.02)]
     studied(in_process=halves)
     text = said(composed())
-    assert f"sees {seen_pct(0.02, 12, 1, 0.05):.1f} % in turns" in text and "out/whole" in text
+    assert f"sees {mde_pct(0.02, 12, 1, 0.05):.1f} % in turns" in text and "out/whole" in text
 
 
 def test_a_minute_that_is_too_short_says_so(studied):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.analysis.statistics.power import blocks_needed, seen_pct
+from labkit.analysis.statistics.power import blocks_needed, mde_pct
 from labkit.config import Case, Design, Engine, Isolation, Look
 from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.doctor_noise import Sight
@@ -52,18 +52,18 @@ def known(monkeypatch, tmp_path):
 def test_an_earlier_study_says_how_much_of_alpha_a_row_has(known, tmp_path):
     known(alpha_row=0.004)
     said = sees(Design(blocks=6), tmp_path)
-    assert f"sees {seen_pct(0.01, 6, 2, 0.004):.1f} % at best" in said
+    assert f"sees {mde_pct(0.01, 6, 2, 0.004):.1f} % at best" in said
     assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would see 1 %" in said
     known(alpha_row=0.004, arms=2)  # of two arms that shared alpha
-    assert f"sees {seen_pct(0.01, 6, 2, 0.008):.1f} % at best" in sees(Design(blocks=6), tmp_path)
-    assert f"sees {seen_pct(0.01, 6, 2, 0.002):.1f} %" in sees(Design(blocks=6), tmp_path, arms=4)
+    assert f"sees {mde_pct(0.01, 6, 2, 0.008):.1f} % at best" in sees(Design(blocks=6), tmp_path)
+    assert f"sees {mde_pct(0.01, 6, 2, 0.002):.1f} %" in sees(Design(blocks=6), tmp_path, arms=4)
 
 
 def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
     known(alpha_row=0.01 * 0.2, level=0.99)
     looks = [Look(8, 0.02), Look(12, 0.03)]
     design = Design(blocks=12, runs_per_block=1, looks=looks)
-    each = [seen_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
+    each = [mde_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
     assert each[1] < each[0]
     assert f"sees {each[1]:.1f} % at best" in sees(design, tmp_path)
 
@@ -73,9 +73,9 @@ def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, t
     monkeypatch.setattr(doctor_noise, "find", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
     said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
-    assert f"sees {seen_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
+    assert f"sees {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
     one = sees(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
-    assert f"sees {seen_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
+    assert f"sees {mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
 
 
 def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
@@ -85,10 +85,10 @@ def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatc
     monkeypatch.setattr(doctor_noise, "find_sight", sights.get)
     turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
     said = sees(turns, tmp_path, cases=5)
-    assert f"sees {seen_pct(0.01, 12, 1, 0.01):.1f} % at best" in said
+    assert f"sees {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in said
     assert "the doctor's short kernels, estimated" in said
     processes = sees(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
-    assert f"sees {seen_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
+    assert f"sees {mde_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
     assert "the doctor's short requests, estimated" in processes
 
 

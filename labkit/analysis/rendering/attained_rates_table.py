@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.attained_rates import Reached, reached
+from labkit.analysis.attained_rates import AttainedRates, attained_rates
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -13,9 +13,9 @@ from labkit.records import Record
 Json = Mapping[str, Any]
 
 
-def ideal_table(cell: Json, records: Sequence[Record]) -> Table[Reached] | None:
+def ideal_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
     """Lay out what arms could reach and did; None where none has anything of the kind."""
-    found = reached(real_arms(cell), records)
+    found = attained_rates(real_arms(cell), records)
     if not found:
         return None
     columns = [
@@ -25,7 +25,7 @@ def ideal_table(cell: Json, records: Sequence[Record]) -> Table[Reached] | None:
         _column("padding of one rectangle", lambda one: one.rectangle, found),
         _column("rows of padding", lambda one: one.padded, found),
     ]
-    name = Column[Reached]("arm", lambda one: one.arm, number=False)
+    name = Column[AttainedRates]("arm", lambda one: one.arm, number=False)
     notes = [f"Disagreement: {line}." for one in found for line in one.disagreements()]
     if any(one.hits is not None for one in found):
         notes.append(
@@ -42,8 +42,8 @@ def ideal_table(cell: Json, records: Sequence[Record]) -> Table[Reached] | None:
 
 
 def _column(
-    heading: str, value: Callable[[Reached], float | None], found: Sequence[Reached]
-) -> Column[Reached] | None:
+    heading: str, value: Callable[[AttainedRates], float | None], found: Sequence[AttainedRates]
+) -> Column[AttainedRates] | None:
     if all(value(one) is None for one in found):
         return None
     return Column(heading, value, lambda share: "" if share is None else f"{share:.1%}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import scaled, unit_name, value_text
-from labkit.analysis.observations import MEASURED
+from labkit.analysis.observations import MEASURED_OUTCOMES
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.matplotlib_figures import run_positions
 from labkit.analysis.rendering.svg_elements import Chart, padded
@@ -174,7 +174,7 @@ def latency_cdfs(analysis: CellAnalysis) -> Iterator[tuple[str, str]]:
 def _latency_pools(analysis: CellAnalysis) -> dict[tuple[str, str], Floats]:
     pools: dict[tuple[str, str], list[float]] = {}
     for record in analysis.data.records:
-        if record.outcome not in MEASURED:
+        if record.outcome not in MEASURED_OUTCOMES:
             continue
         for case in record.cases:
             for request in case.notes.get("requests") or ():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.number_format import count
+from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering.report_sections import PAGE, CellReport
 from labkit.analysis.rendering.study_overview import overviews
 
@@ -22,7 +22,7 @@ def study_html(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], study
     """Return the report; links to records are relative to ``study_dir``."""
     return _template().render(
         study=study,
-        count=count,
+        count=count_text,
         overviews=overviews(study, analyses),
         page=PAGE,
         reports=[

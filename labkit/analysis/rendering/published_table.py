@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from labkit.analysis.number_format import percent_text, unit_name, value_text
-from labkit.analysis.output_identity import Agreement
+from labkit.analysis.output_identity import OutputAgreement
 from labkit.analysis.rendering.tables import Column, Table, host_times
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
@@ -117,7 +117,7 @@ def _at(place: int) -> Callable[[Sequence[Any]], str]:
 AGREEMENT = ("agreeing_prefix", "differing_requests")  # what is published of outputs
 
 
-def agreement_rows(found: Sequence[Agreement]) -> list[Json]:
+def agreement_rows(found: Sequence[OutputAgreement]) -> list[Json]:
     """Return how far outputs agree, as rows of a cell: the two metrics of :data:`AGREEMENT`."""
     shares = {a.arm: {"median": a.prefix} for a in found}
     misses = {a.arm: {"median": float(a.total - a.agree)} for a in found}

@@ -16,16 +16,16 @@ from labkit.analysis.rendering.markdown_report import markdown_table, study_mark
 from labkit.analysis.rendering.report_sections import CellReport
 from labkit.analysis.rendering.request_outcome_tables import load_figure
 from labkit.analysis.rendering.study_overview import overviews
-from labkit.analysis.study_analysis import Analyst, study_json
+from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.records import is_held, read_cell, write_json
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
 
 
-def write_cell(cell_dir: str | Path, analyst: Analyst | None = None) -> dict[str, Any]:
+def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None) -> dict[str, Any]:
     """Analyse one cell, write its ``cell.json`` and return it; raises :class:`RecordError`."""
-    return _write_cell((analyst or Analyst()).cell(Path(cell_dir)))
+    return _write_cell((analysis_cache or AnalysisCache()).cell(Path(cell_dir)))
 
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
 
 
 def write_study(
-    study_dir: str | Path, plots: bool = True, analyst: Analyst | None = None
+    study_dir: str | Path, plots: bool = True, analysis_cache: AnalysisCache | None = None
 ) -> list[CellAnalysis]:
     """Write everything that is derived: cell.json, study.json, reports, tables and plots.
 
@@ -57,7 +57,7 @@ def write_study(
         A file of a cell is not valid; nothing has been written by then.
     """
     folder = Path(study_dir)
-    analyses = (analyst or Analyst()).study(folder)
+    analyses = (analysis_cache or AnalysisCache()).study(folder)
     for analysis in analyses:
         _write_cell(analysis)
     study = study_json(folder, analyses)
@@ -138,4 +138,4 @@ def render(folder: Path, name: str) -> str:
     FormatError
         A study lacks what this format needs.
     """
-    return _RENDERERS[name](folder, Analyst().study(folder))
+    return _RENDERERS[name](folder, AnalysisCache().study(folder))

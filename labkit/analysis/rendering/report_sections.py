@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from labkit.analysis.caveats import weaknesses
+from labkit.analysis.caveats import caveats
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.disturbed_runs import RULES, disturbed_blocks
-from labkit.analysis.headline import answer
-from labkit.analysis.isolation_agreement import confirmation_sentence
-from labkit.analysis.number_format import count
+from labkit.analysis.headline import headline
+from labkit.analysis.isolation_agreement import isolation_sentence
+from labkit.analysis.number_format import count_text
 from labkit.analysis.rendering import (
     counter_tables,
     html_charts,
@@ -52,17 +52,17 @@ from labkit.analysis.rendering.roofline import cases_line, points, roofline_char
 from labkit.analysis.rendering.tables import Table, gates_text
 from labkit.analysis.sensitivity_analysis import (
     CORRELATES,
-    Second,
+    SensitivityResult,
     probe_correlations,
-    second_analyses,
+    sensitivity_results,
 )
 from labkit.analysis.verdict_sentences import (
     control_sentence,
     real_arms,
     row_name,
-    sentence,
-    sentences,
     title,
+    verdict_sentence,
+    verdict_sentences,
 )
 from labkit.records import Record
 
@@ -186,7 +186,7 @@ class CellReport:
     @cached_property
     def answer(self) -> str:
         """The answer, in one sentence."""
-        return answer(self.analysis)
+        return headline(self.analysis)
 
     @cached_property
     def results(self) -> Table[Result]:
@@ -202,13 +202,13 @@ class CellReport:
     @cached_property
     def notes(self) -> list[str]:
         """What stands below the results."""
-        more = control_sentence(self.cell), confirmation_sentence(self.analysis)
+        more = control_sentence(self.cell), isolation_sentence(self.analysis)
         return [*self.results.notes, *filter(None, more)]
 
     @cached_property
     def caveats(self) -> list[str]:
         """What weakens the result."""
-        return weaknesses(self.analysis)
+        return caveats(self.analysis)
 
     @property
     def gates(self) -> str:
@@ -229,9 +229,9 @@ class CellReport:
         )
 
     @cached_property
-    def seconds(self) -> list[Second]:
+    def seconds(self) -> list[SensitivityResult]:
         """The second analyses."""
-        return second_analyses(self.analysis)
+        return sensitivity_results(self.analysis)
 
     @cached_property
     def videos(self) -> video_tables.Videos | None:
@@ -266,7 +266,8 @@ def cost_lines(records: Iterable[Record]) -> list[str]:
         return []
     cost = statistics.median(spent)
     lines = [
-        f"A run cost {cost:.1f} s beyond its measurement (median of {count(len(spent), 'run')})."
+        f"A run cost {cost:.1f} s beyond its measurement (median of "
+        f"{count_text(len(spent), 'run')})."
     ]
     observed = [float(o["share"]) for r in records if (o := r.notes.get("observer") or {}) and r.ok]
     if observed:
@@ -316,8 +317,8 @@ def _over_http(report: CellReport) -> Sequence[Part]:
 def _measured(report: CellReport) -> Sequence[Part]:
     cell, design = report.cell, report.cell["design"]
     line = (
-        f"Cell `{cell['cell']}`: {count(design['blocks'], 'block')} of "
-        f"{count(design['runs_per_block'], 'run')} "
+        f"Cell `{cell['cell']}`: {count_text(design['blocks'], 'block')} of "
+        f"{count_text(design['runs_per_block'], 'run')} "
         f"of each arm, seed {design.get('seed')}, margin ±{design['margin_pct']:g} %, "
         f"alpha {design['alpha']:g}. Gates: {report.gates}."
     )
@@ -325,7 +326,7 @@ def _measured(report: CellReport) -> Sequence[Part]:
 
 
 def _row_by_row(report: CellReport) -> Sequence[Part]:
-    lines = sentences(report.cell, report.analysis.data.arms[0].identity)
+    lines = verdict_sentences(report.cell, report.analysis.data.arms[0].identity)
     return [Bullets(lines)] if lines else []
 
 
@@ -410,7 +411,9 @@ def _without_noise(report: CellReport) -> Sequence[Part]:
 
 def _numbers(report: CellReport) -> Sequence[Part]:
     cell, claim = report.cell, report.analysis.data.arms[0].identity
-    said = [[sentence(cell, row, c, claim) for c in row["comparisons"]] for row in cell["rows"]]
+    said = [
+        [verdict_sentence(cell, row, c, claim) for c in row["comparisons"]] for row in cell["rows"]
+    ]
     return [Runs(cell["rows"], said)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.latency_throughput import Curve, Load
+from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
 from labkit.analysis.rendering.svg_elements import Chart, padded
@@ -112,16 +112,16 @@ SENT: Mapping[str, Callable[[Json], float | None]] = {
 }
 
 
-def load_table(curves: Sequence[Curve]) -> Table[tuple[Curve, Load]] | None:
+def load_table(curves: Sequence[LoadCurve]) -> Table[tuple[LoadCurve, LoadPoint]] | None:
     """Lay out every arm under every load, the knees marked; None without curves."""
     if not curves:
         return None
     lines = [(curve, load) for curve in curves for load in curve.loads]
 
-    def middle(metric: str) -> Callable[[tuple[Curve, Load]], float]:
+    def middle(metric: str) -> Callable[[tuple[LoadCurve, LoadPoint]], float]:
         return lambda line: line[1].medians[metric]
 
-    columns: tuple[Column[tuple[Curve, Load]], ...] = (
+    columns: tuple[Column[tuple[LoadCurve, LoadPoint]], ...] = (
         Column("arm", lambda line: line[0].arm, number=False),
         Column("load", lambda line: f"{line[1].size:g} {line[0].by}"),
         Column("served (1/s)", middle("request_s"), value_text),
@@ -138,7 +138,7 @@ X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median
 LOAD_STEM = "throughput-against-latency"
 
 
-def load_figure(curves: Sequence[Curve]) -> Figure:
+def load_figure(curves: Sequence[LoadCurve]) -> Figure:
     """Draw the same as :func:`load_chart`, as a picture."""
     from matplotlib.figure import Figure
 
@@ -163,7 +163,7 @@ def load_figure(curves: Sequence[Curve]) -> Figure:
     return figure
 
 
-def load_chart(curves: Sequence[Curve]) -> str:
+def load_chart(curves: Sequence[LoadCurve]) -> str:
     """Draw throughput against latency, a line per arm, its knee with a tip of its own."""
     served = [load.medians["request_s"] for curve in curves for load in curve.loads]
     waited = [load.medians["e2e_p50_ms"] for curve in curves for load in curve.loads]

@@ -12,7 +12,7 @@ from typing import Any
 from labkit.analysis.number_format import interval_text, p_text, percent_text, unit_name, value_text
 from labkit.analysis.rendering.published_table import published_line
 from labkit.analysis.rendering.tables import Column, Table
-from labkit.analysis.verdict_sentences import control_name, level_text, relabelled
+from labkit.analysis.verdict_sentences import control_name, level_text, relabellings_text
 from labkit.records import Record, parse_run_name
 
 Json = Mapping[str, Any]
@@ -262,7 +262,8 @@ def _notes(cell: Json, published: Any) -> list[str]:
     }
     if floors:
         notes.append(
-            f"Interval and p: one permutation test within blocks ({relabelled(cell)}), adjusted "
+            f"Interval and p: one permutation test within blocks "
+            f"({relabellings_text(cell)}), adjusted "
             f"over all rows and arms; smallest reachable p {p_text(min(floors))}. "
             "Delta: Hodges-Lehmann, above 0 where the metric is larger."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit.analysis.client_lateness import Spoken, spoken
+from labkit.analysis.client_lateness import ServerArm, server_arms
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
@@ -25,18 +25,18 @@ CLIENT = (
 )
 
 
-def streams_table(cell: Json, records: Sequence[Record]) -> Table[Spoken] | None:
+def streams_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
     """Lay out what was counted of every server's streams; None where no arm is a server."""
-    lines = spoken(records, real_arms(cell))
+    lines = server_arms(records, real_arms(cell))
     if not lines:
         return None
-    columns: tuple[Column[Spoken], ...] = (
+    columns: tuple[Column[ServerArm], ...] = (
         Column("arm", lambda one: one.arm, number=False),
         Column("server", _server, number=False),
         Column("identity by", lambda one: one.server["identity"], number=False),
         *(_counted(f"tokens.{name}", f"tokens by {name}") for name in COUNTED),
         *(_counted(f"stream.{name}", name) for name in ("chunks", "bundled", "empty")),
-        Column("ended by", Spoken.finishes, number=False),
+        Column("ended by", ServerArm.finishes, number=False),
         _counted("tokens.cached", "prompt tokens cached"),
     )
     return Table(columns, tuple(lines), STREAMS)
@@ -45,12 +45,12 @@ def streams_table(cell: Json, records: Sequence[Record]) -> Table[Spoken] | None
 COUNTED = ("usage", "tokenizer", "stream")
 
 
-def _server(one: Spoken) -> str:
+def _server(one: ServerArm) -> str:
     kept = one.server["kept"]
     return f"kept: {kept}" if kept is not None else str(one.server["preset"])
 
 
-def _counted(name: str, heading: str) -> Column[Spoken]:
+def _counted(name: str, heading: str) -> Column[ServerArm]:
     return Column(heading, lambda one: one.counter(name), _count)
 
 
@@ -58,12 +58,12 @@ def _count(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def client_table(cell: Json, records: Sequence[Record]) -> Table[Spoken] | None:
+def client_table(cell: Json, records: Sequence[Record]) -> Table[ServerArm] | None:
     """Lay out what the client itself cost beside every server; None where no arm is one."""
-    lines = spoken(records, real_arms(cell))
+    lines = server_arms(records, real_arms(cell))
     if not lines:
         return None
-    columns = [Column[Spoken]("arm", lambda one: one.arm, number=False)]
+    columns = [Column[ServerArm]("arm", lambda one: one.arm, number=False)]
     columns += [
         Column(heading, _read(*path), lambda value: "" if value is None else value_text(value))
         for heading, path in TIMES.items()
@@ -71,7 +71,7 @@ def client_table(cell: Json, records: Sequence[Record]) -> Table[Spoken] | None:
     return Table(tuple(columns), tuple(lines), CLIENT)
 
 
-def _read(path: str, key: str) -> Callable[[Spoken], float | None]:
+def _read(path: str, key: str) -> Callable[[ServerArm], float | None]:
     return lambda one: one.client(path, key)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
-from labkit.analysis.host_groups import machines
-from labkit.analysis.latency_throughput import Curve, curves
+from labkit.analysis.host_groups import host_groups
+from labkit.analysis.latency_throughput import LoadCurve, load_curves
 from labkit.analysis.rendering.request_outcome_tables import LOAD_STEM, load_chart, load_table
 from labkit.analysis.rendering.tables import Table, cells_table
 
@@ -22,7 +22,7 @@ class Overview:
 
     machine: str | None
     cells: Table[Any] | None
-    curves: Sequence[Curve]
+    curves: Sequence[LoadCurve]
     stem: str
 
     @property
@@ -38,12 +38,12 @@ class Overview:
 
 def overviews(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> list[Overview]:
     """Return what stands above the cells."""
-    found = machines(analyses)
+    found = host_groups(analyses)
     return [
         Overview(
             machine.name if len(found) > 1 else None,
             cells_table(study, machine.cells) if len(analyses) > 1 else None,
-            curves([analyses[index] for index in machine.cells]),
+            load_curves([analyses[index] for index in machine.cells]),
             LOAD_STEM if number == 0 else f"{LOAD_STEM}-{number + 1}",
         )
         for number, machine in enumerate(found)

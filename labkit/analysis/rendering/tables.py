@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 from labkit.analysis.number_format import interval_text, p_text, percent_text, value_text
-from labkit.analysis.output_identity import Agreement, IdentityReport
-from labkit.analysis.sensitivity_analysis import Second
+from labkit.analysis.output_identity import IdentityReport, OutputAgreement
+from labkit.analysis.sensitivity_analysis import SensitivityResult
 from labkit.analysis.verdict_sentences import row_name
 from labkit.records import Record
 
@@ -136,7 +136,7 @@ def output_unit(cell: Json) -> str:
     return "requests" if all(row["case"] == "all" for row in cell["rows"]) else "token rows"
 
 
-def agreement_table(report: IdentityReport, unit: str) -> Table[Agreement] | None:
+def agreement_table(report: IdentityReport, unit: str) -> Table[OutputAgreement] | None:
     """Lay out how much of every arm's outputs agrees with the reference run's.
 
     ``unit``: what is counted, in the plural. None where nothing was compared.
@@ -145,11 +145,11 @@ def agreement_table(report: IdentityReport, unit: str) -> Table[Agreement] | Non
     if not found:
         return None
 
-    def first(a: Agreement) -> str:
+    def first(a: OutputAgreement) -> str:
         differs = report.first(a.arm)
         return "none" if differs is None else f"{differs.case}: {differs.where}; {differs.run}"
 
-    columns: tuple[Column[Agreement], ...] = (
+    columns: tuple[Column[OutputAgreement], ...] = (
         Column("arm", lambda a: a.arm, number=False),
         Column(f"{unit} that agree in every run", lambda a: f"{a.agree:,} of {a.total:,}"),
         Column("agreeing prefix", lambda a: a.prefix, "{:.1%}".format),
@@ -200,9 +200,9 @@ def spread_table(cell: Json) -> Table[Spread]:
     return Table(columns, tuple(lines))
 
 
-def seconds_table(cell: Json, found: Sequence[Second]) -> Table[Second]:
+def seconds_table(cell: Json, found: Sequence[SensitivityResult]) -> Table[SensitivityResult]:
     """Lay out the second analyses of rows and arms."""
-    columns: tuple[Column[Second], ...] = (
+    columns: tuple[Column[SensitivityResult], ...] = (
         Column("row", lambda s: row_name(cell["rows"][s.row]), number=False),
         Column("arm", lambda s: s.arm, number=False),
         Column("analysis", lambda s: s.how, number=False),

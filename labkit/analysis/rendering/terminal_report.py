@@ -7,16 +7,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.analysis.number_format import count, interval_text, p_text, percent_text, value_text
+from labkit.analysis.number_format import (
+    count_text,
+    interval_text,
+    p_text,
+    percent_text,
+    value_text,
+)
 from labkit.analysis.rendering.report_sections import CellReport
 from labkit.analysis.rendering.results_table import Result, verdict_text
 from labkit.analysis.rendering.tables import Column, Table
-from labkit.analysis.study_analysis import Analyst
+from labkit.analysis.study_analysis import AnalysisCache
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from labkit.analysis.study_diff import Changed, Comparisons
+    from labkit.analysis.study_diff import RowChange, StudyComparison
 
 STYLES = {
     "faster": "bold green",
@@ -32,16 +38,16 @@ PIPED_WIDTH = 100  # in a log or a pipe nothing says how wide a line may be
 
 
 def print_cell(
-    cell_dir: Path, console: Console | None = None, analyst: Analyst | None = None
+    cell_dir: Path, console: Console | None = None, analysis_cache: AnalysisCache | None = None
 ) -> None:
     """Print one cell from its records: the answer, the table, what weakens it, the design.
 
-    ``analyst``: who may have analysed it already. Raises ``RecordError``.
+    ``analysis_cache``: who may have analysed it already. Raises ``RecordError``.
     """
     from rich.console import Console
     from rich.text import Text
 
-    report = CellReport((analyst or Analyst()).cell(Path(cell_dir)))
+    report = CellReport((analysis_cache or AnalysisCache()).cell(Path(cell_dir)))
     out = console or Console()
     if console is None and not out.is_terminal:
         out.width = PIPED_WIDTH
@@ -63,8 +69,8 @@ def print_cell(
 def _subtitle(report: CellReport) -> str:
     design = report.cell["design"]
     return (
-        f"{report.cell['cell']}: {count(design['blocks'], 'block')} of "
-        f"{count(design['runs_per_block'], 'run')} per arm, "
+        f"{report.cell['cell']}: {count_text(design['blocks'], 'block')} of "
+        f"{count_text(design['runs_per_block'], 'run')} per arm, "
         f"margin ±{design['margin_pct']:g} %; gates: {report.gates}"
     )
 
@@ -114,13 +120,13 @@ def _compact(column: Column[Result], line: Result) -> str:
     return text.replace("%", "").replace(" to ", ", ") if column.number else text
 
 
-def print_changes(found: Comparisons, out: Console) -> None:
+def print_changes(found: StudyComparison, out: Console) -> None:
     """Print what changed between two studies: weaknesses, then a line per row and arm."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    for line in found.weaknesses:
+    for line in found.caveats:
         out.print(Text(f"! {line}", style="yellow"))
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in CHANGES:
@@ -137,11 +143,11 @@ def print_changes(found: Comparisons, out: Console) -> None:
     for line in found.notes:
         out.print(Text(line, style="dim"))
     for words, rows in _reasons(found.changes).items():
-        where = rows[0] if len(rows) == 1 else count(len(rows), "row")
+        where = rows[0] if len(rows) == 1 else count_text(len(rows), "row")
         out.print(Text(f"{where}: {words}"))
 
 
-def _reasons(changes: Sequence[Changed]) -> dict[str, list[str]]:
+def _reasons(changes: Sequence[RowChange]) -> dict[str, list[str]]:
     """Gather the rows under each reason, in the order in which reasons first appear."""
     found: dict[str, list[str]] = {}
     for change in changes:
@@ -151,25 +157,25 @@ def _reasons(changes: Sequence[Changed]) -> dict[str, list[str]]:
     return found
 
 
-def _change_word(change: Changed) -> str:
+def _change_word(change: RowChange) -> str:
     word = change.verdict.word
     return "not comparable in time" if word == "not_comparable" else verdict_text(word)
 
 
-def _change_name(change: Changed) -> str:
+def _change_name(change: RowChange) -> str:
     return str(change.row.metric) if change.row.case == "all" else change.row.case
 
 
-def _compared(key: str) -> Callable[[Changed], Any]:
+def _compared(key: str) -> Callable[[RowChange], Any]:
     """Return a column's value: a field of the comparison; None where there is none."""
-    return lambda change: None if change.found is None else getattr(change.found, key)
+    return lambda change: None if change.comparison is None else getattr(change.comparison, key)
 
 
-def _measured(key: str) -> Callable[[Changed], str]:
+def _measured(key: str) -> Callable[[RowChange], str]:
     return lambda change: value_text(getattr(change, key), change.row.unit)
 
 
-CHANGES: tuple[Column[Changed], ...] = (
+CHANGES: tuple[Column[RowChange], ...] = (
     Column("row", _change_name, number=False),
     Column("arm", lambda change: change.arm, number=False),
     Column("old", _measured("old")),

@@ -21,7 +21,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True)
-class Modes:
+class Bimodality:
     """Runs above the gap per arm: ``upper`` of ``total``; ``gap_pct`` apart (percent).
 
     ``fisher_p``: arm -> p of the table of that arm against the baseline.
@@ -33,7 +33,7 @@ class Modes:
     fisher_p: Mapping[str, float]
 
 
-def find_modes(values: Mapping[str, Floats], baseline: str) -> Modes | None:
+def find_modes(values: Mapping[str, Floats], baseline: str) -> Bimodality | None:
     """Look for two modes in the log values of each arm's runs; None where there is one."""
     centred = {arm: v - np.median(v) for arm, v in values.items() if len(v)}
     pool = np.sort(np.concatenate(list(centred.values()))) if centred else np.empty(0)
@@ -54,7 +54,7 @@ def find_modes(values: Mapping[str, Floats], baseline: str) -> Modes | None:
         if arm != baseline
     }
     gap_pct = 100.0 * float(np.expm1(np.mean(high) - np.mean(low)))
-    return Modes(upper=upper, total=total, gap_pct=gap_pct, fisher_p=fisher)
+    return Bimodality(upper=upper, total=total, gap_pct=gap_pct, fisher_p=fisher)
 
 
 def fisher_p(

@@ -27,15 +27,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from labkit.analysis.statistics.effect_size import percent
+from labkit.analysis.statistics.effect_size import to_percent
 from labkit.analysis.statistics.permutation_test import (
-    ENUMERATE_UP_TO,
-    MONTE_CARLO,
-    SEED,
+    MAX_ENUMERATED,
+    N_RESAMPLES,
+    RESAMPLING_SEED,
     Floats,
-    pooled,
+    pool_by_block,
     relabellings,
-    tail,
+    upper_tail_p,
 )
 from labkit.analysis.statistics.power import POWER
 
@@ -43,7 +43,7 @@ FEWEST_LEFT = 8  # degrees of freedom that the slope must leave, or it costs mor
 
 
 @dataclass(frozen=True)
-class Effect:
+class StudyEffect:
     """An arm's effect in one study, on the log scale, as its relabellings see it.
 
     ``statistics``: float64 [relabellings], the estimate under each; row 0 is what was run.
@@ -51,13 +51,15 @@ class Effect:
     (row 0: 1). ``variance`` of the estimate, from ``freedom`` degrees of freedom.
     """
 
-    statistics: Floats
-    overlap: Floats
+    null_distribution: Floats
+    label_correlation: Floats
     variance: float
-    freedom: int
+    degrees_of_freedom: int
 
 
-def study_effect(baseline: Floats, arm: Floats, probe: tuple[Floats, Floats] | None) -> Effect:
+def estimate_effect(
+    baseline: Floats, arm: Floats, probe: tuple[Floats, Floats] | None
+) -> StudyEffect:
     """Estimate an arm's effect in one study under all its relabellings.
 
     Parameters
@@ -71,10 +73,10 @@ def study_effect(baseline: Floats, arm: Floats, probe: tuple[Floats, Floats] | N
     labels = relabellings(blocks, runs)
     given = np.tile(np.repeat([0.0, 1.0], runs), blocks)
     freedom = blocks * (2 * runs - 1) - 1
-    columns = np.stack([pooled(baseline, arm), given], axis=1)
+    columns = np.stack([pool_by_block(baseline, arm), given], axis=1)
     columns = _centred(columns, blocks)
     if probe is not None and freedom - 1 >= FEWEST_LEFT:
-        slope = _centred(pooled(*probe)[:, None], blocks)[:, 0]
+        slope = _centred(pool_by_block(*probe)[:, None], blocks)[:, 0]
         squares = float(slope @ slope)
         if squares > 1e-24:  # one process with all arms has one probe: nothing to take out
             columns = columns - np.outer(slope, slope @ columns) / squares
@@ -84,11 +86,11 @@ def study_effect(baseline: Floats, arm: Floats, probe: tuple[Floats, Floats] | N
     own = float(statistics[0, 1])
     rest = values - shift * float(values @ shift) / float(shift @ shift)
     noise = float(rest @ rest) / freedom if freedom > 0 else math.nan
-    return Effect(
-        statistics=statistics[:, 0] / own,
-        overlap=statistics[:, 1] / own,
+    return StudyEffect(
+        null_distribution=statistics[:, 0] / own,
+        label_correlation=statistics[:, 1] / own,
         variance=noise / float(shift @ shift),
-        freedom=freedom,
+        degrees_of_freedom=freedom,
     )
 
 
@@ -99,63 +101,69 @@ def _centred(columns: Floats, blocks: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Change:
+class EffectChange:
     """How an arm's effect changed from an old study to a new one, under joint relabellings.
 
-    ``statistics`` and ``overlap`` as in :class:`Effect`. ``exact``: all joint relabellings;
+    ``statistics`` and ``overlap`` as in :class:`StudyEffect`. ``exact``: all joint relabellings;
     else draws, what was run among them.
     """
 
-    statistics: Floats
-    overlap: Floats
+    null_distribution: Floats
+    label_correlation: Floats
     exact: bool
     variance: float
-    freedom: int
+    degrees_of_freedom: int
 
     @property
     def count(self) -> int:
         """How many joint relabellings there are."""
-        return len(self.statistics)
+        return len(self.null_distribution)
 
     @property
     def estimate(self) -> float:
         """The change, log scale."""
-        return float(self.statistics[0])
+        return float(self.null_distribution[0])
 
     @property
     def p(self) -> float:
         """Two-sided p of "nothing changed": twice the smaller tail, at most 1."""
-        return min(1.0, 2.0 * min(tail(self.statistics), tail(-self.statistics)))
+        return min(
+            1.0,
+            2.0 * min(upper_tail_p(self.null_distribution), upper_tail_p(-self.null_distribution)),
+        )
 
     @property
-    def floor(self) -> float:
+    def min_p(self) -> float:
         """The smallest two-sided p that these blocks can reach."""
         return min(1.0, 2.0 / self.count)
 
-    def detectable_pct(self, alpha: float) -> float | None:
+    def mde_pct(self, alpha: float) -> float | None:
         """Return the smallest change (percent) seen at ``alpha`` with 80 % power, or None."""
-        if self.freedom < 1 or self.floor > alpha:
+        if self.degrees_of_freedom < 1 or self.min_p > alpha:
             return None
-        quantiles = stdtrit(self.freedom, 1 - alpha / 2) + stdtrit(self.freedom, POWER)
-        return percent(float(quantiles) * math.sqrt(self.variance))
+        quantiles = stdtrit(self.degrees_of_freedom, 1 - alpha / 2) + stdtrit(
+            self.degrees_of_freedom, POWER
+        )
+        return to_percent(float(quantiles) * math.sqrt(self.variance))
 
 
-def change(old: Effect, new: Effect) -> Change:
+def effect_change(old: StudyEffect, new: StudyEffect) -> EffectChange:
     """Set an arm's effect in a new study against its effect in an old one."""
-    before, after, exact = _pairs(len(old.statistics), len(new.statistics))
+    before, after, exact = _pairs(len(old.null_distribution), len(new.null_distribution))
     weight = _weight_of_new(old, new)
-    common = (1.0 - weight) * old.statistics[0] + weight * new.statistics[0]
-    was, now = (e.statistics - common * e.overlap for e in (old, new))
-    return Change(
-        statistics=now[after] - was[before],
-        overlap=(1.0 - weight) * new.overlap[after] + weight * old.overlap[before],
+    common = (1.0 - weight) * old.null_distribution[0] + weight * new.null_distribution[0]
+    was, now = (e.null_distribution - common * e.label_correlation for e in (old, new))
+    return EffectChange(
+        null_distribution=now[after] - was[before],
+        label_correlation=(1.0 - weight) * new.label_correlation[after]
+        + weight * old.label_correlation[before],
         exact=exact,
         variance=old.variance + new.variance,
-        freedom=old.freedom + new.freedom,
+        degrees_of_freedom=old.degrees_of_freedom + new.degrees_of_freedom,
     )
 
 
-def _weight_of_new(old: Effect, new: Effect) -> float:
+def _weight_of_new(old: StudyEffect, new: StudyEffect) -> float:
     """Return the new study's part in the common effect: its share of the precision."""
     both = old.variance + new.variance
     return old.variance / both if both > 0 else 0.5  # also where a variance is not known
@@ -164,10 +172,10 @@ def _weight_of_new(old: Effect, new: Effect) -> float:
 @lru_cache(maxsize=8)
 def _pairs(old: int, new: int) -> tuple[NDArray[np.intp], NDArray[np.intp], bool]:
     """Pair the studies' relabellings: all up to 300,000, else 100,000 draws; (0, 0) first."""
-    if old * new <= ENUMERATE_UP_TO:
+    if old * new <= MAX_ENUMERATED:
         before, after = np.divmod(np.arange(old * new), new)
         return before, after, True
-    rng = np.random.default_rng([SEED, old, new])
-    before, after = rng.integers([[old], [new]], size=(2, MONTE_CARLO))
+    rng = np.random.default_rng([RESAMPLING_SEED, old, new])
+    before, after = rng.integers([[old], [new]], size=(2, N_RESAMPLES))
     before[0] = after[0] = 0
     return before, after, False

@@ -33,15 +33,15 @@ from typing import Protocol
 
 import numpy as np
 
-from labkit.analysis.statistics.permutation_test import Floats, pooled, relabellings
+from labkit.analysis.statistics.permutation_test import Floats, pool_by_block, relabellings
 
 
-def percent(log_ratio: float) -> float:
+def to_percent(to_log_ratio: float) -> float:
     """Turn a log ratio into percent: ``100 (e^x - 1)``."""
-    return 100.0 * math.expm1(log_ratio)
+    return 100.0 * math.expm1(to_log_ratio)
 
 
-def log_ratio(pct: float) -> float:
+def to_log_ratio(pct: float) -> float:
     """Turn percent into a log ratio; ``pct`` must be above -100."""
     return math.log1p(pct / 100.0)
 
@@ -67,13 +67,13 @@ class Breakpoints:
     same: int
     count: int
 
-    def p_above(self, shift: float) -> float:
+    def p_greater(self, shift: float) -> float:
         """One-sided p of "the effect is at most ``shift``" against "it is above"."""
         edge = shift + self._tolerance(shift)
         below = int(np.searchsorted(self.sorted, edge, side="right"))
         return (self.same + below) / self.count
 
-    def p_below(self, shift: float) -> float:
+    def p_less(self, shift: float) -> float:
         """One-sided p of "the effect is at least ``shift``" against "it is below"."""
         edge = shift - self._tolerance(shift)
         above = len(self.sorted) - int(np.searchsorted(self.sorted, edge, side="left"))
@@ -92,11 +92,11 @@ class Breakpoints:
         return 1e-12 * max(abs(shift), float(ends.max()))
 
 
-class LabelSet(Protocol):
+class ReferenceSet(Protocol):
     """A reference set: how much each relabelling agrees with what was run (row 0: 1)."""
 
     @property
-    def overlap(self) -> Floats:
+    def label_correlation(self) -> Floats:
         """The statistic of the arm's indicator, float64 [relabellings]."""
 
     @property
@@ -104,9 +104,9 @@ class LabelSet(Protocol):
         """How many relabellings there are."""
 
 
-def breakpoints(statistics: Floats, labels: LabelSet) -> Breakpoints:
+def breakpoints(statistics: Floats, labels: ReferenceSet) -> Breakpoints:
     """Find the breakpoints of one row's statistics, float64 [relabellings]."""
-    gap = 1.0 - labels.overlap  # c_0 = 1
+    gap = 1.0 - labels.label_correlation  # c_0 = 1
     other = gap > 1e-9
     points = (statistics[0] - statistics[other]) / gap[other]
     return Breakpoints(
@@ -125,7 +125,7 @@ def confidence_interval(
     """
     baseline, arm = np.asarray(baseline, np.float64), np.asarray(arm, np.float64)
     labels = relabellings(*baseline.shape)
-    statistics = labels.mean_differences(pooled(baseline, arm))
+    statistics = labels.mean_differences(pool_by_block(baseline, arm))
     return breakpoints(statistics, labels).interval(alpha)
 
 
@@ -137,25 +137,25 @@ class Equivalence:
     bound_pct: float | None
 
 
-class Shifts(Protocol):
+class ShiftTest(Protocol):
     """What a test says about every shift."""
 
-    def p_above(self, shift: float) -> float:
+    def p_greater(self, shift: float) -> float:
         """One-sided p of "the effect is at most ``shift``" against "it is above"."""
 
-    def p_below(self, shift: float) -> float:
+    def p_less(self, shift: float) -> float:
         """One-sided p of "the effect is at least ``shift``" against "it is below"."""
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Return the shifts with two-sided p above ``alpha``; None where there is no bound."""
 
 
-def equivalence(shifts: Shifts, margin_pct: float, alpha: float) -> Equivalence:
+def equivalence_test(shifts: ShiftTest, margin_pct: float, alpha: float) -> Equivalence:
     """Test whether the effect lies within plus or minus ``margin_pct`` percent."""
     p = 2.0 * max(
-        shifts.p_above(log_ratio(-margin_pct)),
-        shifts.p_below(log_ratio(margin_pct)),
+        shifts.p_greater(to_log_ratio(-margin_pct)),
+        shifts.p_less(to_log_ratio(margin_pct)),
     )
     shown = shifts.interval(alpha)
-    bound = None if shown is None else max(abs(percent(limit)) for limit in shown)
+    bound = None if shown is None else max(abs(to_percent(limit)) for limit in shown)
     return Equivalence(p=min(1.0, p), bound_pct=bound)

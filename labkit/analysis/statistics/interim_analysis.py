@@ -16,14 +16,14 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Look:
+class InterimLook:
     """A predeclared look after ``blocks`` blocks, which may spend ``alpha``."""
 
     blocks: int
     alpha: float
 
 
-def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tuple[Look, ...]:
+def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tuple[InterimLook, ...]:
     """Read declared looks ``[{blocks, alpha}]``; none declared: an empty tuple.
 
     Raises
@@ -31,7 +31,7 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
     ValueError
         The looks do not grow, or together spend more than ``alpha``.
     """
-    looks = tuple(Look(int(item["blocks"]), float(item["alpha"])) for item in plain or ())
+    looks = tuple(InterimLook(int(item["blocks"]), float(item["alpha"])) for item in plain or ())
     blocks = [look.blocks for look in looks]
     if blocks != sorted(set(blocks)):
         raise ValueError(f"design.looks: blocks {blocks} must grow from look to look")
@@ -40,7 +40,7 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
     return looks
 
 
-def alpha_now(looks: Sequence[Look], blocks: int, alpha: float) -> float:
+def alpha_at(looks: Sequence[InterimLook], blocks: int, alpha: float) -> float:
     """Return the level of a test after ``blocks`` blocks.
 
     Without looks: ``alpha``. At a look: its part. Anywhere else 0: a claim from an
@@ -51,7 +51,9 @@ def alpha_now(looks: Sequence[Look], blocks: int, alpha: float) -> float:
     return next((look.alpha for look in looks if look.blocks == blocks), 0.0)
 
 
-def withheld(done: int, asked: int, looks: Sequence[Look], shown: Sequence[int]) -> str | None:
+def withheld_reason(
+    done: int, asked: int, looks: Sequence[InterimLook], shown: Sequence[int]
+) -> str | None:
     """Say why nothing may be claimed after ``done`` blocks; None where it may.
 
     Parameters

@@ -19,7 +19,7 @@ The other rows' effects are taken off because the interval asks what noise alone
 so a shift of one row moves its own interval and no other.
 
 Families that share no relabelling: many cells were randomised independently of each other,
-so a joint relabelling takes one of each (:func:`joint_p`). What has no relabelling in common
+so a joint relabelling takes one of each (:func:`joint_p_values`). What has no relabelling in common
 at all uses S. Holm (1979).
 """
 
@@ -34,13 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from labkit.analysis.statistics.permutation_test import SEED, Floats, Relabellings
+from labkit.analysis.statistics.permutation_test import RESAMPLING_SEED, Floats, Relabellings
 
 JOINT_DRAWS = 100_000
 
 
 @dataclass(frozen=True)
-class Region:
+class InvertedTest:
     """The shifts of one row that the test rejects or does not, at every level.
 
     ``lows`` and ``highs``: float64 [relabellings], ascending; the shift below and above
@@ -48,41 +48,41 @@ class Region:
     ``times``: how many such families share alpha (C. E. Bonferroni).
     """
 
-    centre: float
-    lows: Floats
-    highs: Floats
-    times: int = 1
+    mean_difference: float
+    lower_breakpoints: Floats
+    upper_breakpoints: Floats
+    n_families: int = 1
 
     def p(self, shift: float) -> float:
         """Two-sided p of "the effect is ``shift``"."""
-        edge = 1e-12 * max(abs(self.centre), abs(shift))
-        if shift < self.centre:
-            against = int(np.searchsorted(self.lows, shift + edge, side="right"))
+        edge = 1e-12 * max(abs(self.mean_difference), abs(shift))
+        if shift < self.mean_difference:
+            against = int(np.searchsorted(self.lower_breakpoints, shift + edge, side="right"))
         else:
-            below = int(np.searchsorted(self.highs, shift - edge, side="left"))
-            against = len(self.highs) - below
-        return min(1.0, self.times * against / len(self.lows))
+            below = int(np.searchsorted(self.upper_breakpoints, shift - edge, side="left"))
+            against = len(self.upper_breakpoints) - below
+        return min(1.0, self.n_families * against / len(self.lower_breakpoints))
 
-    def p_above(self, shift: float) -> float:
+    def p_greater(self, shift: float) -> float:
         """One-sided p of "the effect is at most ``shift``" against "it is above"."""
-        return self.p(shift) / 2.0 if shift < self.centre else 1.0
+        return self.p(shift) / 2.0 if shift < self.mean_difference else 1.0
 
-    def p_below(self, shift: float) -> float:
+    def p_less(self, shift: float) -> float:
         """One-sided p of "the effect is at least ``shift``" against "it is below"."""
-        return self.p(shift) / 2.0 if shift > self.centre else 1.0
+        return self.p(shift) / 2.0 if shift > self.mean_difference else 1.0
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
         """Return the shifts whose p is above ``alpha``; None where there is no bound."""
         # Without the 1e-9, 0.05 * 1,200 might fall below the integer that it is.
-        index = math.floor(alpha * len(self.lows) / self.times + 1e-9)
-        if index >= len(self.lows):
+        index = math.floor(alpha * len(self.lower_breakpoints) / self.n_families + 1e-9)
+        if index >= len(self.lower_breakpoints):
             return None
-        low, high = float(self.lows[index]), float(self.highs[-1 - index])
+        low, high = float(self.lower_breakpoints[index]), float(self.upper_breakpoints[-1 - index])
         return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 @dataclass(frozen=True)
-class RowTest:
+class RowPermutations:
     """One row's statistics under all relabellings of a blocked design.
 
     ``statistics``: float64 [relabellings], mean differences, what was observed first.
@@ -90,41 +90,43 @@ class RowTest:
     """
 
     labels: Relabellings
-    statistics: Floats
-    squares: float
+    null_distribution: Floats
+    sum_of_squares: float
 
     @property
-    def centre(self) -> float:
+    def mean_difference(self) -> float:
         """The mean difference, arm minus baseline."""
-        return float(self.statistics[0])
+        return float(self.null_distribution[0])
 
     @cached_property
-    def sizes(self) -> Floats:
+    def residual_statistics(self) -> Floats:
         """Absolute standardised statistics with the estimated effect taken off.
 
         The divisor is the standard deviation over all relabellings, a constant of the test
         (sampling without replacement within blocks).
         """
-        left = np.abs(self.statistics - self.centre * self.labels.overlap)
+        left = np.abs(self.null_distribution - self.mean_difference * self.labels.label_correlation)
         rest = self._residual_squares
         if rest <= 0.0:
             return np.zeros_like(left)
         return np.asarray(left * math.sqrt(self._weight * self._bound / rest))
 
     @property
-    def observed(self) -> float:
+    def observed_statistic(self) -> float:
         """The absolute standardised statistic that was observed."""
-        if self.squares <= 0.0:
+        if self.sum_of_squares <= 0.0:
             return 0.0
-        return math.sqrt(self._bound * self._weight / self.squares) * abs(self.centre)
+        return math.sqrt(self._bound * self._weight / self.sum_of_squares) * abs(
+            self.mean_difference
+        )
 
     @property
-    def reached(self) -> NDArray[np.bool_]:
+    def at_least_observed(self) -> NDArray[np.bool_]:
         """Which relabellings give a statistic as large as the observed one, bool."""
-        sizes = np.abs(self.statistics)
+        sizes = np.abs(self.null_distribution)
         return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=0.0)))
 
-    def region(self, others: Floats | None = None, times: int = 1) -> Region:
+    def inverted_test(self, others: Floats | None = None, times: int = 1) -> InvertedTest:
         """Return the row's region.
 
         Parameters
@@ -138,8 +140,11 @@ class RowTest:
         if others is not None:
             away = [np.maximum(side, self._distance(others)) for side in away]
         below, above = away
-        return Region(
-            self.centre, np.sort(self.centre - below), np.sort(self.centre + above), times
+        return InvertedTest(
+            self.mean_difference,
+            np.sort(self.mean_difference - below),
+            np.sort(self.mean_difference + above),
+            times,
         )
 
     @property
@@ -154,8 +159,8 @@ class RowTest:
 
     @property
     def _residual_squares(self) -> float:
-        left = self.squares - self._weight * self.centre**2
-        return left if left > 1e-13 * self.squares else 0.0
+        left = self.sum_of_squares - self._weight * self.mean_difference**2
+        return left if left > 1e-13 * self.sum_of_squares else 0.0
 
     def _distances(self) -> list[Floats]:
         """How far below and above the centre each relabelling reaches the observed one.
@@ -164,8 +169,8 @@ class RowTest:
         is its own with the centre's effect taken off: as large as ``e`` up to the larger of
         ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``, and mirrored below.
         """
-        overlap = self.labels.overlap
-        left = self.statistics - self.centre * overlap
+        overlap = self.labels.label_correlation
+        left = self.null_distribution - self.mean_difference * overlap
         same, mirror = 1.0 - overlap < 1e-9, 1.0 + overlap < 1e-9
         forward = np.where(same, 1.0, 1.0 - overlap)
         backward = np.where(mirror, 1.0, 1.0 + overlap)
@@ -187,11 +192,11 @@ class RowTest:
         return np.where(gap > 1e-12, away / math.sqrt(self._weight), np.inf)
 
 
-def others_largest(tests: Sequence[RowTest]) -> list[Floats | None]:
+def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
     """Return, for each row, the largest size of any other row under every relabelling."""
     if len(tests) == 1:
         return [None]
-    sizes = np.stack([test.sizes for test in tests])
+    sizes = np.stack([test.residual_statistics for test in tests])
     before = np.maximum.accumulate(sizes, axis=0)
     after = np.maximum.accumulate(sizes[::-1], axis=0)[::-1]
     first, last = after[1], before[-2]
@@ -199,13 +204,13 @@ def others_largest(tests: Sequence[RowTest]) -> list[Floats | None]:
     return [first, *inner, last]
 
 
-def alpha_each(tests: Sequence[RowTest], alpha: float) -> list[float]:
+def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float]:
     """Return the level at which each row is tested alone while the family spends ``alpha``.
 
     From the critical value of the largest size over all rows, turned into Student's t of
     each row's design. 0.0 where the family cannot reach ``alpha``.
     """
-    largest = np.sort(np.max(np.stack([test.sizes for test in tests]), axis=0))
+    largest = np.sort(np.max(np.stack([test.residual_statistics for test in tests]), axis=0))
     index = math.floor(alpha * len(largest) + 1e-9)
     if index < 2:  # what was observed and its mirror image are always as large
         return [0.0] * len(tests)
@@ -233,16 +238,16 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(x) for x in adjusted]
 
 
-def joint_p(cells: Sequence[Sequence[RowTest]]) -> list[list[float]]:
+def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[float]]:
     """Adjust the p of "no effect" over the rows of many cells by single-step max-T.
 
     The observed relabellings of all cells together are the first of 100,000 joint draws.
-    Each p is that of :meth:`RowTest.region` at 0, with the rows of all cells as the others.
+    Each p is that of :meth:`RowPermutations.region` at 0, with the rows of all cells as the others.
     """
     top, second = (np.full(JOINT_DRAWS, -np.inf) for _ in range(2))
     leads = np.full(JOINT_DRAWS, -1)
     for i, (tests, drawn) in enumerate(zip(cells, _joint_draws(cells), strict=True)):
-        mine = np.max(np.stack([test.sizes for test in tests]), axis=0)[drawn]
+        mine = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[drawn]
         above = mine > top
         second = np.where(above, top, np.maximum(second, mine))
         leads[above] = i
@@ -253,23 +258,27 @@ def joint_p(cells: Sequence[Sequence[RowTest]]) -> list[list[float]]:
     ]
 
 
-def _joint_draws(cells: Sequence[Sequence[RowTest]]) -> Iterator[NDArray[np.int64]]:
+def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray[np.int64]]:
     """Yield each cell's part of the joint draws: the same ones whenever it is asked.
 
     All at once they would take 0.8 MB a cell.
     """
-    rng = np.random.default_rng([SEED, len(cells)])
+    rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
     for tests in cells:
-        drawn = rng.integers(len(tests[0].statistics), size=JOINT_DRAWS)
+        drawn = rng.integers(len(tests[0].null_distribution), size=JOINT_DRAWS)
         drawn[0] = 0
         yield drawn
 
 
-def _cell_p(tests: Sequence[RowTest], drawn: NDArray[np.int64], elsewhere: Floats) -> list[float]:
+def _cell_p(
+    tests: Sequence[RowPermutations], drawn: NDArray[np.int64], elsewhere: Floats
+) -> list[float]:
     """Return the p of one cell's rows; ``elsewhere``: the largest size in other cells, drawn."""
     found = []
-    for test, others in zip(tests, others_largest(tests), strict=True):
+    for test, others in zip(tests, max_of_other_rows(tests), strict=True):
         largest = elsewhere if others is None else np.maximum(elsewhere, others[drawn])
-        against = test.reached[drawn] | (largest >= test.observed * (1.0 - 1e-12))
+        against = test.at_least_observed[drawn] | (
+            largest >= test.observed_statistic * (1.0 - 1e-12)
+        )
         found.append(float(np.mean(against)))
     return found

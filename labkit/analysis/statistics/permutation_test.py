@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-ENUMERATE_UP_TO = 300_000
-MONTE_CARLO = 100_000
-SEED = 20_260_612
+MAX_ENUMERATED = 300_000
+N_RESAMPLES = 100_000
+RESAMPLING_SEED = 20_260_612
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Relabellings:
         return len(self.signs) * (1 if self.exact else 2)
 
     @property
-    def floor(self) -> float:
+    def min_p(self) -> float:
         """The smallest two-sided p that this design can reach: ``2 / count``."""
         return 2.0 / self.count
 
@@ -59,7 +59,7 @@ class Relabellings:
         Parameters
         ----------
         values : float64 [2 r blocks] or [2 r blocks, rows]
-            As :func:`pooled` gives them.
+            As :func:`pool_by_block` gives them.
 
         Returns
         -------
@@ -72,7 +72,7 @@ class Relabellings:
             out[part] = (self.signs[part].astype(np.float64) @ values) * scale
         return out if self.exact else np.concatenate([out, -out])
 
-    def only(self, positions: Sequence[int]) -> Relabellings:
+    def restrict_to_blocks(self, positions: Sequence[int]) -> Relabellings:
         """Return the same relabellings restricted to some blocks, in the same order.
 
         Blocks are relabelled independently, so the rows of a family that lack a block keep
@@ -85,14 +85,14 @@ class Relabellings:
         return Relabellings(signs, len(positions), self.runs, self.exact)
 
     @cached_property
-    def overlap(self) -> Floats:
+    def label_correlation(self) -> Floats:
         """How much each relabelling agrees with what was run, -1 to 1 (row 0: 1)."""
         return self.mean_differences(np.tile(np.repeat([0.0, 1.0], self.runs), self.blocks))
 
 
-def smallest_p(blocks: int, runs: int) -> float:
+def min_p(blocks: int, runs: int) -> float:
     """Return the smallest two-sided p of ``blocks`` blocks of ``runs`` runs of each arm."""
-    return 2.0 / _count(blocks, runs) if _enumerable(blocks, runs) else 2.0 / MONTE_CARLO
+    return 2.0 / _count(blocks, runs) if _enumerable(blocks, runs) else 2.0 / N_RESAMPLES
 
 
 def _choices(runs: int) -> NDArray[np.int8]:
@@ -110,7 +110,7 @@ def _count(blocks: int, runs: int) -> int:
 
 
 def _enumerable(blocks: int, runs: int) -> bool:
-    return _count(blocks, runs) <= ENUMERATE_UP_TO
+    return _count(blocks, runs) <= MAX_ENUMERATED
 
 
 @lru_cache(maxsize=8)
@@ -133,15 +133,15 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
         shape = (len(choices),) * blocks
         picks = np.stack(np.unravel_index(np.arange(len(choices) ** blocks), shape), axis=1)
     else:
-        rng = np.random.default_rng([SEED, blocks, runs])
-        picks = rng.integers(len(choices), size=(MONTE_CARLO // 2, blocks), dtype=np.uint8)
+        rng = np.random.default_rng([RESAMPLING_SEED, blocks, runs])
+        picks = rng.integers(len(choices), size=(N_RESAMPLES // 2, blocks), dtype=np.uint8)
         picks[0] = 0
     signs = choices[picks].reshape(len(picks), blocks * 2 * runs)
     signs.flags.writeable = False
     return Relabellings(signs=signs, blocks=blocks, runs=runs, exact=exact)
 
 
-def pooled(baseline: Floats, arm: Floats) -> Floats:
+def pool_by_block(baseline: Floats, arm: Floats) -> Floats:
     """Lay out two arms' values, each [blocks, runs, ...], as units [2 runs blocks, ...]."""
     if baseline.shape != arm.shape or baseline.ndim < 2:
         raise ValueError(f"shapes {baseline.shape} and {arm.shape}: both must be [blocks, runs]")
@@ -149,7 +149,7 @@ def pooled(baseline: Floats, arm: Floats) -> Floats:
     return both.reshape(-1, *both.shape[2:])
 
 
-def tail(statistics: Floats) -> float:
+def upper_tail_p(statistics: Floats) -> float:
     """Return the share of relabellings whose statistic reaches that of row 0, from above.
 
     Ties are counted, with a tolerance for the rounding of sums.
@@ -158,9 +158,9 @@ def tail(statistics: Floats) -> float:
     return float(np.mean(statistics >= statistics[0] - tolerance))
 
 
-def two_sided(statistics: Floats) -> float:
+def two_sided_p(statistics: Floats) -> float:
     """Return the two-sided p of a statistic that is symmetric about 0 (row 0 is observed)."""
-    return tail(np.abs(statistics))
+    return upper_tail_p(np.abs(statistics))
 
 
 def permutation_test(baseline: Floats, arm: Floats) -> float:
@@ -171,6 +171,6 @@ def permutation_test(baseline: Floats, arm: Floats) -> float:
     baseline, arm : float64 [blocks, runs]
         One value per run (log scale, if effects are ratios).
     """
-    units = pooled(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
+    units = pool_by_block(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
     labels = relabellings(*np.shape(baseline))
-    return two_sided(labels.mean_differences(units))
+    return two_sided_p(labels.mean_differences(units))

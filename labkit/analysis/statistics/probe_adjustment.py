@@ -20,13 +20,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.analysis.statistics.permutation_test import Floats, pooled, relabellings, two_sided
+from labkit.analysis.statistics.permutation_test import (
+    Floats,
+    pool_by_block,
+    relabellings,
+    two_sided_p,
+)
 
 NO_VARIATION = 1e-24
 
 
 @dataclass(frozen=True)
-class Adjusted:
+class ProbeAdjustedEffect:
     """An effect without the probe's part: log ratio, interval (None: unbounded) and p."""
 
     effect: float
@@ -34,7 +39,7 @@ class Adjusted:
     p: float
 
 
-def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> Adjusted | None:
+def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjustedEffect | None:
     """Compare an arm with the baseline without the probe's part.
 
     Parameters
@@ -49,13 +54,13 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> Adjusted | N
     """
     _, blocks, runs = values.shape
     indicator = np.stack([np.zeros((blocks, runs)), np.ones((blocks, runs))])
-    deviations = _within(pooled(probes[0], probes[1]), blocks)
+    deviations = _within(pool_by_block(probes[0], probes[1]), blocks)
     squares = float(deviations @ deviations)
     if squares < NO_VARIATION:
         return None
     left = []
     for table in (values, indicator):
-        own = _within(pooled(table[0], table[1]), blocks)
+        own = _within(pool_by_block(table[0], table[1]), blocks)
         left.append(own - float(own @ deviations) / squares * deviations)
     labels = relabellings(blocks, runs)
     a, c = labels.mean_differences(np.stack(left, axis=1)).T
@@ -63,7 +68,7 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> Adjusted | N
         return None
     low, high = _lowest(a, c, alpha), _lowest(-a, c, alpha)
     interval = None if low is None or high is None else (low, -high)
-    return Adjusted(effect=float(a[0] / c[0]), interval=interval, p=two_sided(a))
+    return ProbeAdjustedEffect(effect=float(a[0] / c[0]), interval=interval, p=two_sided_p(a))
 
 
 def _within(units: Floats, blocks: int) -> Floats:
