@@ -180,7 +180,7 @@ def test_looks_spend_no_more_than_alpha_and_naive_peeking_does():
 @pytest.fixture
 def fewer_pairs(monkeypatch):
     """Draw 4,000 joint relabellings: the p's are as valid."""
-    monkeypatch.setattr(difference_in_differences, "MONTE_CARLO", 4_000)
+    monkeypatch.setattr(difference_in_differences, "N_RESAMPLES", 4_000)
     difference_in_differences._pairs.cache_clear()
     yield
     difference_in_differences._pairs.cache_clear()

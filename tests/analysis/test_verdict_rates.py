@@ -20,7 +20,7 @@ from labkit.analysis.statistics import permutation_test
 from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.verdict import judge
-from labkit.config import Design, Isolation, to_plain
+from labkit.config import Design, Isolation, Look, to_plain
 from labkit.experiment.cell import by_process
 
 CONF = Path(__file__).parents[2] / "conf" / "design"
@@ -45,8 +45,8 @@ DESIGNS = {name: shipped(name) for name in ("standard", "strict", "sequential")}
 def fewer_relabellings():
     """Draw 4,000 relabellings where they are not enumerated: the p's are as valid."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation_test, "MONTE_CARLO", 4_000)
-        patch.setattr(permutation_test, "ENUMERATE_UP_TO", 5_000)
+        patch.setattr(permutation_test, "N_RESAMPLES", 4_000)
+        patch.setattr(permutation_test, "MAX_ENUMERATED", 5_000)
         permutation_test.relabellings.cache_clear()
         yield
     permutation_test.relabellings.cache_clear()
