@@ -47,7 +47,7 @@ class Study:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what would make every job as large as the study."""
-        return {**self.__dict__, "_composed": {}, "_analyst": None, "_home": False}
+        return {**self.__dict__, "_composed": {}, "_analysis_cache": None, "_home": False}
 
     def refuse_changes(self) -> None:
         """Refuse a folder that holds other arms or another design; write nothing.

@@ -48,8 +48,8 @@ def write_study(
     ----------
     plots
         Whether pictures are drawn (about 0.5 s each).
-    analyst
-        Who has analysed some of the cells already.
+    analysis_cache
+        Reused for cells that it has analysed already.
 
     Raises
     ------
