@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine import attention
-from labkit.engine.attention.kernel_switches import Switches
+from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.metal_backend import MetalBackend
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, LAYERS = 16, 4, 128, 16, 8
@@ -64,7 +64,7 @@ def planner(backend, sequences, queries, context):
 
     def plan():
         planned = backend.plan(**arrays)
-        backend.prepare(planned, backend.bound(0))
+        backend.prepare(planned, backend.bound_layer(0))
         return planned
 
     return plan
@@ -82,7 +82,7 @@ def measure(sequences, queries, context, rounds):
     """Return the times of a step: planning here and on the CPU, a layer, the report."""
     shape = (sequences * -(-context // BLOCK), BLOCK, KV_HEADS, HEAD_DIM)
     empty = np.zeros(shape, np.float32)  # never touched
-    metal = MetalBackend(Switches(), "emulated", Nothing())
+    metal = MetalBackend(KernelSwitches(), "emulated", Nothing())
     cpu = bound(attention.create(), [[empty] * LAYERS] * 2)
     bound(metal, [[mx.zeros(shape) for _ in range(LAYERS)] for _ in range(2)])  # never evaluated
     original = list(metal.keys), list(metal.values)

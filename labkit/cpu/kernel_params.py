@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from labkit.cpu.kv_conversion import MARKS
 from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kv_dtypes import STORED_AS
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
@@ -85,18 +85,18 @@ def partials(q: NDArray[np.float32], partitions: int) -> Partials:
     return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
 
 
-def pack(layer: Layer, plan: Plan, window_skip: bool) -> NDArray[Any]:
+def pack(layer: AttentionLayer, metadata: AttentionMetadata, window_skip: bool) -> NDArray[Any]:
     """Return one of ``LAYERS``, without the addresses of the layer's own arrays.
 
-    It points into the plan, which must outlive the launch.
+    It points into the metadata, which must outlive the launch.
     """
     values = {
-        "block_tables": address(plan.block_tables),
-        "max_blocks": plan.block_tables.shape[1],
-        "num_q_heads": layer.num_heads,
+        "block_tables": address(metadata.block_tables),
+        "max_blocks": metadata.block_tables.shape[1],
+        "num_q_heads": layer.num_q_heads,
         "num_kv_heads": layer.num_kv_heads,
-        "pitch": layer.num_heads // layer.num_kv_heads,
-        "group": layer.num_heads // layer.num_kv_heads,
+        "pitch": layer.num_q_heads // layer.num_kv_heads,
+        "group": layer.num_q_heads // layer.num_kv_heads,
         "head_dim": layer.head_dim,
         "block_size": layer.block_size,
         "window": _NO_WINDOW if layer.window is None else layer.window,

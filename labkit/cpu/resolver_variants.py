@@ -12,7 +12,7 @@ from numba import types
 
 from labkit.cpu.jit import variants_of
 from labkit.engine.attention.kernel_switches import RESOLVER_IDS
-from labkit.engine.attention.resolvers import BY_KIND
+from labkit.engine.attention.resolvers import BY_LOOKUP_TYPE
 
 
 def token_units(lookup: Any, cu: Any) -> Any:
@@ -38,7 +38,7 @@ def resolver_id(lookup: Any) -> Any:
 def _resolver(lookup: Any) -> Any:
     """Return the resolver whose lookup has this type."""
     is_tuple = isinstance(lookup, types.BaseNamedTuple)
-    return BY_KIND.get(lookup.instance_class) if is_tuple else None
+    return BY_LOOKUP_TYPE.get(lookup.instance_class) if is_tuple else None
 
 
 @variants_of(token_units)
@@ -66,5 +66,5 @@ def _resolver_id(lookup: Any) -> Any:
     found = _resolver(lookup)
     if found is None:
         return None
-    number = RESOLVER_IDS[found.word]
+    number = RESOLVER_IDS[found.variant]
     return lambda lookup: number

@@ -98,9 +98,9 @@ class PackedForward:
         start = time.perf_counter()
         attention, bridge = step.attention, None
         if attention.arrays not in (self.name, "any"):
-            from labkit.engine.attention.array_adapter import Bridge
+            from labkit.engine.attention.array_adapter import ArrayAdapter
 
-            attention = bridge = Bridge(attention)
+            attention = bridge = ArrayAdapter(attention)
         if self.blocks is not None:
             self.blocks.on = not batch.prefill_tokens
         logits = self._replayed(batch, step, counters)

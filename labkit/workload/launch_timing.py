@@ -25,7 +25,7 @@ from labkit.workload.kernel_cases import Arrays, Geometry
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.attention_metadata import Plan
+    from labkit.engine.attention.attention_metadata import AttentionMetadata
     from labkit.engine.attention.launch_report import LaunchReport
     from labkit.engine.attention.paged_backend import PagedBackend
 
@@ -82,8 +82,8 @@ class Batch:
     workload: Workload
     size: Geometry
     arrays: Arrays
-    plan: Plan
-    make_plan: Callable[[], Plan]
+    plan: AttentionMetadata
+    make_plan: Callable[[], AttentionMetadata]
     links: int = 1
     queued: bool = False
 
@@ -198,7 +198,7 @@ class QueueBatch(Batch):
             return Launch((done - start) / links, 0.0, report, outputs)
         return Launch((done - told) / links, (told - start) / links, report, outputs)
 
-    def _chain(self, plan: Plan, links: int) -> list[Any]:
+    def _chain(self, plan: AttentionMetadata, links: int) -> list[Any]:
         outs: list[Any] = []
         for _ in range(links):
             q = outs[-1] if outs else self.arrays.q

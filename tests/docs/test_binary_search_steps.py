@@ -8,7 +8,7 @@ import pytest
 from docs.generators import binary_search_steps
 from labkit.engine.attention import paged_attention
 from labkit.engine.attention.kernel_switches import BQ
-from labkit.engine.attention.resolvers.binary_search import BinarySearch, Resolver
+from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
 from labkit.engine.attention.resolvers.seq_map import qblock_map, token_map
 
 BATCHES = (
@@ -24,15 +24,17 @@ BATCHES = (
 def test_every_unit_walks_as_the_kernel_does(lengths):
     prefix = binary_search_steps.prefix_sums(lengths)
     cu = np.array(prefix, np.int32)
-    lookup = BinarySearch(cu)
+    lookup = BinarySearchLookup(cu)
     for token, owner in enumerate(token_map(cu)):
         found = binary_search_steps.walk(prefix, token)
-        assert (found.owner, token, len(found.steps)) == Resolver.find_token(lookup, token, cu)
+        assert (found.owner, token, len(found.steps)) == BinarySearchResolver.find_token(
+            lookup, token, cu
+        )
         assert found.owner == owner
     keys = binary_search_steps.qblock_keys(prefix)
     for block, owner in enumerate(qblock_map(cu, prefix[-1], BQ)):
         found = binary_search_steps.walk(keys, block)
-        sequence, row, steps = Resolver.find_qblock(lookup, block, cu)
+        sequence, row, steps = BinarySearchResolver.find_qblock(lookup, block, cu)
         assert (found.owner, len(found.steps)) == (sequence, steps)
         surplus = found.owner >= len(lengths) or row >= lengths[found.owner]
         assert surplus == (owner < 0)

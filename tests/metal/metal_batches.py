@@ -7,10 +7,10 @@ import numpy as np
 
 from labkit.config import RESOLVERS
 from labkit.engine.attention import kernel_dispatch
-from labkit.engine.attention.kernel_switches import BQ, Switches
+from labkit.engine.attention.kernel_switches import BQ, KernelSwitches
 from labkit.engine.attention.metal_backend import MetalBackend
-from labkit.engine.attention.resolvers.seq_map import SeqMap
-from labkit.engine.attention.resolvers.work_plan import WorkPlan, work_plan
+from labkit.engine.attention.resolvers.seq_map import SeqMapLookup
+from labkit.engine.attention.resolvers.work_plan import WorkPlanLookup, work_plan
 from labkit.metal.emulator.cpp_compilation import Build
 from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.kernel_process import THREE
@@ -128,21 +128,21 @@ class Launcher(MetalBackend):
     def __init__(self, switches, executor, kernel="auto", maps=None):
         super().__init__(switches, "emulated", executor)
         self.kernel, self.maps = kernel, maps
-        self.chosen = None
+        self.dispatch = None
 
     def _choose(self, plan, layer):
-        self.chosen = kernel_dispatch.choose(
-            plan, layer, self._switches, kernel_dispatch.METAL, self.kernel
+        self.dispatch = kernel_dispatch.choose_kernel(
+            plan, layer, self._switches, kernel_dispatch.METAL_LIMITS, self.kernel
         )
-        return self.chosen
+        return self.dispatch
 
     def plan(self, **arrays):
         plan = super().plan(**arrays)
-        if plan.resolver.word == "seq_map":
-            plan.lookup = SeqMap(*(self.maps or token_maps(plan.cu_seqlens_q)))
-        elif plan.resolver.word == "work_plan":
+        if plan.resolver.variant == "seq_map":
+            plan.lookup = SeqMapLookup(*(self.maps or token_maps(plan.cu_seqlens_q)))
+        elif plan.resolver.variant == "work_plan":
             lens = plan.cu_seqlens_q, plan.seq_lens
-            plan.lookup = WorkPlan(work_plan(*lens, 1), work_plan(*lens, BQ))
+            plan.lookup = WorkPlanLookup(work_plan(*lens, 1), work_plan(*lens, BQ))
         return plan
 
 
@@ -170,7 +170,7 @@ def attend(
     **options,
 ):
     """Run a batch: (output as float32, report, dispatch). Three schedules by default."""
-    switches = Switches(resolver, split_kv, gqa_sharing, window_skip)
+    switches = KernelSwitches(resolver, split_kv, gqa_sharing, window_skip)
     made = Launcher(switches, executor or prover(), kernel, maps)
     q, *pools = (mx.array(a).astype(b.dtype) for a in (b.q, b.k_pool, b.v_pool))
     made.adopt([pools[0]], [pools[1]])
@@ -181,7 +181,7 @@ def attend(
     out = made.forward(0, q, None, None, plan)
     mx.eval(out, made.pending(plan))
     (report,) = made.report(plan)
-    return np.array(out.astype(mx.float32)), report, made.chosen
+    return np.array(out.astype(mx.float32)), report, made.dispatch
 
 
 ROUNDING = {mx.float32: 0.0, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}

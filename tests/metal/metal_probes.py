@@ -82,7 +82,7 @@ def expected_evidence(b, probe, dispatch):
     cu, rows = b.cu_seqlens_q, 1 if probe.kernel == "decode" else BQ
     window = probe.options.get("window")
     skip = probe.options.get("window_skip", True)
-    columns = b.q.shape[1] // dispatch.sharing
+    columns = b.q.shape[1] // dispatch.sharing_heads
     blocks = units = 0
     for s, length in enumerate(b.seq_lens):
         query_len = int(cu[s + 1] - cu[s])

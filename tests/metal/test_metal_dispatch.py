@@ -9,8 +9,8 @@ from metal_batches import attend, batch
 
 from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
-from labkit.engine.attention.attention_metadata import Layer
-from labkit.engine.attention.kernel_switches import KERNEL_IDS, Switches
+from labkit.engine.attention.attention_metadata import AttentionLayer
+from labkit.engine.attention.kernel_switches import KERNEL_IDS, KernelSwitches
 from labkit.engine.attention.launch_report import (
     Launch,
     Rows,
@@ -24,7 +24,7 @@ from labkit.metal.kernels import header, source
 
 
 def layer(heads=16, kv_heads=4, head_dim=128, dtype="float16"):
-    return Layer(0, 0, heads, kv_heads, head_dim, 16, dtype, dtype, 1.0, None, None, None)
+    return AttentionLayer(0, 0, heads, kv_heads, head_dim, 16, dtype, dtype, 1.0, None, None, None)
 
 
 def planned(query_lens, contexts, resolver="binary_search"):
@@ -40,10 +40,10 @@ def planned(query_lens, contexts, resolver="binary_search"):
 
 
 def choose(batch, kind=None, resolver="binary_search", kernel="auto", on=None, **switches):
-    switches = Switches(**{"gqa_sharing": False, **switches})
+    switches = KernelSwitches(**{"gqa_sharing": False, **switches})
     made = planned(*batch, resolver)
-    return kernel_dispatch.choose(
-        made, kind or layer(), switches, on or kernel_dispatch.METAL, kernel
+    return kernel_dispatch.choose_kernel(
+        made, kind or layer(), switches, on or kernel_dispatch.METAL_LIMITS, kernel
     )
 
 
@@ -72,7 +72,7 @@ def test_tiled_kernel_must_fit_the_registers(dtype, head_dim, kernel):
     chosen = choose(PREFILL, kind)
     assert chosen.kernel == kernel
     assert ("does not take float32 with head size 192" in chosen.reason) == (kernel == "decode")
-    assert choose(PREFILL, kind, on=kernel_dispatch.cpu(2)).kernel == "tiled"
+    assert choose(PREFILL, kind, on=kernel_dispatch.cpu_limits(2)).kernel == "tiled"
 
 
 def test_kernel_can_be_asked_for():
@@ -107,17 +107,21 @@ def test_split_kv():
 def test_gqa_sharing(heads, kv_heads, shared):
     kind = layer(heads, kv_heads)
     chosen = choose(DECODE, kind, gqa_sharing=True)
-    assert chosen.sharing == shared
+    assert chosen.sharing_heads == shared
     assert chosen.groups[0] == heads // shared
-    assert choose(DECODE, kind).sharing == 1
+    assert choose(DECODE, kind).sharing_heads == 1
 
 
 def test_the_cpu_walks_a_keys_heads_side_by_side_where_there_are_units_enough():
     many, few = ([1] * 8, [64] * 8), ([1] * 7, [64] * 7)
-    on, kind = kernel_dispatch.cpu(2), layer(16, 8, 256, "float32")
+    on, kind = kernel_dispatch.cpu_limits(2), layer(16, 8, 256, "float32")
     for some, heads in ((many, 4), (few, 1)):  # 4,096 bytes are 4 heads of 256
         chosen = choose(some, kind, on=on, gqa_sharing=True)
-        assert (chosen.heads, chosen.sharing, chosen.grid[0]) == (heads, 2, 8 // heads)
+        assert (chosen.kv_heads_per_unit, chosen.sharing_heads, chosen.grid[0]) == (
+            heads,
+            2,
+            8 // heads,
+        )
     assert choose(PREFILL, kind, on=on).grid[0] == 8
 
 
@@ -159,7 +163,7 @@ def test_one_launch_reads_as_several_do(partitions, broken):
     """With NumPy or without, of the launch and of what merged its partitions."""
     chosen = SimpleNamespace(kernel="decode", partitions=partitions)
     resolver = SimpleNamespace(word="identity")
-    step = SimpleNamespace(prepared={7: SimpleNamespace(chosen=chosen)}, resolver=resolver)
+    step = SimpleNamespace(prepared={7: SimpleNamespace(dispatch=chosen)}, resolver=resolver)
     nonce, rng = 0xFFFFFFF0, np.random.default_rng(3)
 
     def rows(kernel):
@@ -197,7 +201,7 @@ def test_layers_are_added_up_and_the_stale_one_is_named():
     from metal_batches import Launcher
 
     b = batch([1, 1], [20, 9])
-    made = Launcher(Switches(), executor)
+    made = Launcher(KernelSwitches(), executor)
     made.adopt(*([pool] * 2 for pool in (b.k_pool, b.v_pool)))
     plan = made.plan(block_tables=b.block_tables, seq_lens=b.seq_lens, cu_seqlens_q=b.cu_seqlens_q)
     for index in range(2):

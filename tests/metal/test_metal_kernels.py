@@ -157,7 +157,7 @@ def test_gqa_sharing_reads_less_and_changes_not_one_bit(heads, kv_heads, shared)
     check(b, plain)
     out, fewer, dispatch = attend(b, kernel="decode", gqa_sharing=True)
     assert out.tobytes() == plain.tobytes()
-    assert dispatch.sharing == shared
+    assert dispatch.sharing_heads == shared
     assert more.kv_blocks_visited == shared * fewer.kv_blocks_visited
 
 

@@ -9,7 +9,7 @@ import pytest
 from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
 from labkit.engine.attention.kv_dtypes import rounded, widened
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend import LazyBackend
+from labkit.engine.attention.mlx_backend import MlxBackend
 from labkit.workload import kernel_cases, kind_of
 from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
 from labkit.workload.interleaving import by_itself
@@ -53,7 +53,7 @@ def test_bytes_are_those_of_the_type():
     assert least == [least[0] // n for n in (1, 2, 2)]
 
 
-class Echo(LazyBackend):
+class Echo(MlxBackend):
     """A backend on a device: a launch returns its queries."""
 
     name = "echo"

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from labkit.engine import plugins
-from labkit.engine.attention.kernel_switches import Switches
+from labkit.engine.attention.kernel_switches import KernelSwitches
 
 if TYPE_CHECKING:
     from labkit import config
@@ -35,7 +35,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
         Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
         on a CPU).
     switches
-        See ``Switches``.
+        See ``KernelSwitches``.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
         A word is unknown, a number out of range, a resolver cannot be loaded or a device
         lacks something; one line that says which.
     """
-    chosen = Switches(**switches)
+    chosen = KernelSwitches(**switches)
     if ":" in backend:
         own: PagedBackend = plugins.make(
             "engine.attention.backend", backend, _METHODS, resolver=chosen.resolver
@@ -76,7 +76,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
 
 def configured(options: config.Attention) -> PagedBackend:
     """Return the backend that a config describes; ``ValueError`` as ``create``."""
-    switches = {field.name: getattr(options, field.name) for field in fields(Switches)}
+    switches = {field.name: getattr(options, field.name) for field in fields(KernelSwitches)}
     return create(backend=options.backend, device=options.device.value, **switches)
 
 

@@ -15,7 +15,7 @@ from labkit.engine.attention.launch_report import Reports
 from labkit.engine.attention.paged_backend import Arrays, Attention
 
 
-class Bridge:
+class ArrayAdapter:
     """An ``Attention`` that is another one's, taking the arrays that the other does not.
 
     ``crossings``: layers that crossed, each an evaluation.
@@ -32,7 +32,7 @@ class Bridge:
             sinks = np.array(sinks.astype(mx.float32))
         self._inner.bind(layer, sinks=sinks, **options)
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
         """Take the arrays across, attend, and take the result back."""
         self.crossings += 1
         arrays = [q] if k is None else [q, k, v]
@@ -40,24 +40,24 @@ class Bridge:
             kind, arrays = q.dtype, [array.astype(mx.float32) for array in arrays]
             mx.eval(arrays)
             q, k, v = [*map(np.asarray, arrays), None, None][:3]
-            return mx.array(self._inner.forward(layer, q, k, v, plan)).astype(kind)
+            return mx.array(self._inner.forward(layer, q, k, v, metadata)).astype(kind)
         q, k, v = [*map(mx.array, arrays), None, None][:3]
-        result = self._inner.forward(layer, q, k, v, plan)
-        mx.eval(result, self._inner.pending(plan))
+        result = self._inner.forward(layer, q, k, v, metadata)
+        mx.eval(result, self._inner.pending(metadata))
         if out is None:
             return np.array(result)
         np.copyto(out, np.asarray(result))
         return out
 
-    def report(self, plan: Any) -> Reports:
+    def report(self, metadata: Any) -> Reports:
         """Return the other's report."""
-        return self._inner.report(plan)
+        return self._inner.report(metadata)
 
-    def pending(self, plan: Any) -> list[Any]:
+    def pending(self, metadata: Any) -> list[Any]:
         """Return nothing: each layer was evaluated as it crossed."""
         return []
 
 
-def to(arrays: Arrays, attention: Attention) -> Attention:
+def adapt(arrays: Arrays, attention: Attention) -> Attention:
     """Return an attention that takes these arrays."""
-    return attention if attention.arrays == arrays else Bridge(attention)
+    return attention if attention.arrays == arrays else ArrayAdapter(attention)

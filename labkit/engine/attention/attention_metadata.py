@@ -15,12 +15,12 @@ Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class AttentionLayer:
     """A bound layer; layers of one ``kind`` are launched alike."""
 
     index: int  # which layer's pools
     kind: int  # number of what the layers have in common: all but ``index`` and ``sinks``
-    num_heads: int
+    num_q_heads: int
     num_kv_heads: int
     head_dim: int
     block_size: int
@@ -50,7 +50,7 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Plan:
+class AttentionMetadata:
     """A batch of ragged sequences over a paged KV cache, and what is launched on it."""
 
     cu_seqlens_q: Ints  # [num_seqs + 1], prefix sums of the query lengths
@@ -64,7 +64,7 @@ class Plan:
     resolver: Resolver  # how a kernel finds a unit's sequence
     lookup: Any  # its operand
     map_us: float  # the host's time of building the resolver's maps; 0 without maps
-    # What a backend derived for each kind of layer (``Layer.kind``), at its first launch.
+    # What a backend derived for each kind of layer (``AttentionLayer.kind``), at its first launch.
     prepared: dict[int | str, Any] = field(default_factory=dict)
     # What the launches since the last report left, for the backend's ``report``.
     launches: list[Any] = field(default_factory=list)
@@ -87,10 +87,10 @@ class Plan:
         launches, self.launches = self.launches, []
         return launches
 
-    def following(self, seq_lens: Ints, *, keep: bool) -> Plan | None:
-        """Return the plan of a later step of ``lasting``; None: the tables do not hold it.
+    def following(self, seq_lens: Ints, *, keep: bool) -> AttentionMetadata | None:
+        """Return the metadata of a later step of ``lasting``; None: the tables do not hold it.
 
-        ``keep``: what backends derived from this plan holds for that one too.
+        ``keep``: what backends derived from this metadata holds for that one too.
         """
         width = self.block_tables.shape[1]
         if seq_lens.shape != self.seq_lens.shape or seq_lens.dtype != self.seq_lens.dtype:
@@ -101,7 +101,7 @@ class Plan:
             return None
         lens = np.array(seq_lens)
         lookup, map_us = self.resolver.lookup(self.cu_seqlens_q, lens)
-        return Plan(
+        return AttentionMetadata(
             cu_seqlens_q=self.cu_seqlens_q,
             seq_lens=lens,
             block_tables=self.block_tables,
@@ -127,8 +127,8 @@ def build(
     num_blocks: int,
     block_size: int,
     total_q: int | None = None,
-) -> Plan:
-    """Check a batch against pools of so many blocks, and derive its plan.
+) -> AttentionMetadata:
+    """Check a batch against pools of so many blocks, and derive its metadata.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def build(
     one_each = frozen(cu_seqlens_q) and frozen(block_tables) and (query_lens == 1).all()
     if one_each and 0 <= block_tables.min(initial=0) <= block_tables.max(initial=0) < num_blocks:
         lasting = cu_seqlens_q, block_tables
-    return Plan(
+    return AttentionMetadata(
         cu_seqlens_q=cu,
         seq_lens=lens,
         block_tables=np.array(block_tables),

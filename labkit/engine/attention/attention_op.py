@@ -88,9 +88,11 @@ def paged_attention(
     read: Callable[[Any], Any] = to_mlx if made.arrays == "mlx" else _numpy
     queries, keys, values = map(read, (q, k_pool, v_pool))
     if backend == "cpu" and dtype != mx.float32:
-        raise ValueError(f"attention on device cpu takes float32, not {input_validation.named(q)}")
+        raise ValueError(
+            f"attention on device cpu takes float32, not {input_validation.dtype_name(q)}"
+        )
     made.adopt([keys], [values])
-    plan = made.plan(
+    metadata = made.plan(
         block_tables=_numpy(block_tables),
         seq_lens=_numpy(seq_lens),
         cu_seqlens_q=_numpy(cu_seqlens_q),
@@ -104,16 +106,16 @@ def paged_attention(
         softcap=softcap,
         sinks=None if sinks is None else _numpy(sinks),
     )
-    out = made.forward(0, queries, None, None, plan)
+    out = made.forward(0, queries, None, None, metadata)
     if made.arrays == "mlx":
-        mx.eval(out, made.pending(plan))
-    (report,) = made.report(plan)
+        mx.eval(out, made.pending(metadata))
+    (report,) = made.report(metadata)
     return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
 
 
 def _common_dtype(**arrays: Any) -> mx.Dtype:
     """Return the type of queries and pools; ValueError where they differ or it is not taken."""
-    kinds = {name: input_validation.named(array) for name, array in arrays.items()}
+    kinds = {name: input_validation.dtype_name(array) for name, array in arrays.items()}
     for name, kind in kinds.items():
         if kind not in DTYPES:
             raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")

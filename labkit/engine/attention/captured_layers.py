@@ -26,9 +26,9 @@ from labkit.cpu.graph_capture import (
     SLOT_NUMBERS,
     V_POOL,
 )
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_switches import STAMP_MASK
-from labkit.engine.attention.launch_report import Evidence, launch_stamp, of_step
+from labkit.engine.attention.launch_report import LaunchTotals, launch_stamp, report_step
 from labkit.engine.engine_protocol import Counters
 
 Ints = NDArray[np.int64]
@@ -51,11 +51,11 @@ class CapturedLayers:
         Addresses, or 0.
     """
 
-    all: tuple[Layer, ...]
+    all: tuple[AttentionLayer, ...]
     rows: Ints
     pools: Ints
     sinks: Ints
-    kinds: tuple[Layer, ...] = field(init=False)  # one layer of each kind
+    kinds: tuple[AttentionLayer, ...] = field(init=False)  # one layer of each kind
     kind: Ints = field(init=False)  # of each launch
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class ReplayState:
         self.counters = np.zeros((len(layers.all), workers + 1, NUM_COUNTERS), np.int64)
         self.left = np.zeros((len(layers.kinds), LEFT_FIELDS), np.int64)
         self._steps = 0
-        self._plan: Plan | None = None
+        self._plan: AttentionMetadata | None = None
         self._owed: Counters | None = None
 
     def begin(self, resolver: str) -> tuple[int, int]:
@@ -122,7 +122,7 @@ class ReplayState:
         nonce = self._nonce = (self._nonce + len(self.layers.all)) & STAMP_MASK
         return nonce, launch_stamp(nonce, "decode", resolver)
 
-    def ran(self, plan: Plan, counters: Counters) -> None:
+    def ran(self, metadata: AttentionMetadata, counters: Counters) -> None:
         """Note that a step ran, whose counts ``counters`` are owed."""
         if self._owed is not counters:
             if self._owed is not None:
@@ -130,15 +130,15 @@ class ReplayState:
             self._owed = counters
             counters.owe(self._settled)
         self._steps += 1
-        self._plan = plan
+        self._plan = metadata
 
-    def evidence(self) -> list[Evidence]:
+    def evidence(self) -> list[LaunchTotals]:
         """Return what the launches left since it was asked for last, those of one kind together."""
         steps, self._steps = self._steps, 0
         rows = self.left.tolist()
         self.left[:, LEFT_ITERATIONS:] = 0
         return [
-            Evidence(
+            LaunchTotals(
                 self.layers.all[launch], count * steps, expected, off, iterations, blocks, surplus
             )
             for count, (expected, launch, off, iterations, blocks, surplus) in zip(
@@ -151,6 +151,6 @@ class ReplayState:
         self._owed, total = None, Counters()
         if self._plan is not None and self._steps:
             self._plan.launches += self.evidence()
-            for report in of_step(self._plan, "cpu"):
+            for report in report_step(self._plan, "cpu"):
                 total.add_all(report.counters())
         return total.as_dict()

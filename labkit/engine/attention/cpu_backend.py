@@ -15,12 +15,12 @@ from labkit.cpu import attention_launch, decode_attention, kernel_params, tiled_
 from labkit.cpu.attention_intrinsics import KEYS
 from labkit.cpu.graph_capture import FIRST, OUT, CapturedAttention
 from labkit.engine.attention import input_validation, kernel_dispatch
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.captured_layers import CapturedLayers, ReplayState
 from labkit.engine.attention.kernel_dispatch import Dispatch
-from labkit.engine.attention.kernel_switches import BQ, RESOLVER_IDS, Switches
+from labkit.engine.attention.kernel_switches import BQ, RESOLVER_IDS, KernelSwitches
 from labkit.engine.attention.kv_dtypes import STORED_AS, name_of
-from labkit.engine.attention.launch_report import Launch, Reports, of_step
+from labkit.engine.attention.launch_report import Launch, Reports, report_step
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.engine_protocol import Counters
 
@@ -43,7 +43,7 @@ class CpuBackend(PagedBackend):
     name = "cpu"
     dtypes = tuple(STORED_AS)
 
-    def __init__(self, switches: Switches) -> None:
+    def __init__(self, switches: KernelSwitches) -> None:
         super().__init__(switches.resolver)
         self._switches = switches
         self._memory = aligned_zeros(1, 0)
@@ -66,53 +66,61 @@ class CpuBackend(PagedBackend):
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
 
-    def _refuse(self, layer: Layer) -> None:
+    def _refuse(self, layer: AttentionLayer) -> None:
         if self._switches.split_kv != "off" and KEYS % layer.block_size:
             raise ValueError(
                 f"block size {layer.block_size}: split_kv={self._switches.split_kv} cuts the keys "
                 f"every {KEYS}, which must be whole blocks"
             )
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+    def forward(
+        self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
+    ) -> Any:
         """Write and attend; see ``Attention.forward``."""
-        bound = self._layers[layer] or self.bound(layer)
-        ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
+        bound = self._layers[layer] or self.bound_layer(layer)
+        ready = metadata.prepared.get(bound.kind) or self.prepare(metadata, bound)
         if out is None:
             out = np.empty(ready.q_shape, np.float32)
         fits = q.shape == ready.q_shape == out.shape and q.dtype == out.dtype == np.float32
         if k is not None:
             fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype == q.dtype
         if not (fits and out.flags.c_contiguous):
-            input_validation.operands(bound, plan.total_q, q, k, v, out)
+            input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         # Named here, so that a copy lives until the launch is over.
         q = np.ascontiguousarray(q)
         k_pool, v_pool = self._addresses[layer]
         if k is not None:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
             new = kernel_params.address(k), kernel_params.address(v), k_pool, v_pool
-            attention_launch.scatter(ready.element, *new, plan.slot_mapping, ready.slot_numbers)
+            attention_launch.scatter(ready.element, *new, metadata.slot_mapping, ready.slot_numbers)
         sinks = 0 if bound.sinks is None else kernel_params.address(bound.sinks)
         arrays = kernel_params.address(q), k_pool, v_pool, kernel_params.address(out), sinks
         for field, address in zip(ready.fields, arrays, strict=True):
             field[0] = address
         counters = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
         launch = Launch(bound, secrets.randbits(32), counters[:-1])
-        work: Any = (self._memory, counters, plan.cu_seqlens_q, plan.seq_lens, bound.num_kv_heads)
-        if ready.chosen.kernel == "tiled":
-            attention_launch.tiled(launch.nonce, plan.lookup, ready.body, ready.address, *work)
+        work: Any = (
+            self._memory,
+            counters,
+            metadata.cu_seqlens_q,
+            metadata.seq_lens,
+            bound.num_kv_heads,
+        )
+        if ready.dispatch.kernel == "tiled":
+            attention_launch.tiled(launch.nonce, metadata.lookup, ready.body, ready.address, *work)
         elif ready.splits == 1:
-            work = (ready.body, ready.address, *work, ready.chosen.heads, 1)
-            attention_launch.decode(launch.nonce, plan.lookup, *work)
+            work = (ready.body, ready.address, *work, ready.dispatch.kv_heads_per_unit, 1)
+            attention_launch.decode(launch.nonce, metadata.lookup, *work)
         else:
-            self._split(ready, launch, plan, q, out, work)
-        plan.launches.append(launch)
+            self._split(ready, launch, metadata, q, out, work)
+        metadata.launches.append(launch)
         return out
 
     def replay(
         self,
         tape: ExecutableGraph,
         tokens: NDArray[np.int32],
-        plan: Plan,
+        metadata: AttentionMetadata,
         layers: CapturedLayers,
         logits: Any,
         counters: Counters,
@@ -120,46 +128,50 @@ class CpuBackend(PagedBackend):
         """Run a recorded step, which writes ``logits``; False: it cannot be, and nothing was run.
 
         It can where every layer's attention is one launch of the decode kernel, and the model has
-        the tokens. What it did is owed to ``counters``, or left in the plan where something is
+        the tokens. What it did is owed to ``counters``, or left in the metadata where something is
         wrong or a layer has a window.
         """
-        ops = tape.ops(plan.total_q, plan.max_seq_len)
-        told = plan.prepared.get("replay")
+        ops = tape.ops(metadata.total_q, metadata.max_seq_len)
+        told = metadata.prepared.get("replay")
         if told is None or told.layers is not layers:
-            told = self._tell(ops, plan, layers)
+            told = self._tell(ops, metadata, layers)
             if told is None:
                 return False
-            plan.prepared["replay"] = told
-        nonce, stamp = told.begin(plan.resolver.word)
+            metadata.prepared["replay"] = told
+        nonce, stamp = told.begin(metadata.resolver.variant)
         wrong = tape.run(
-            ops, tokens, logits, nonce, stamp, plan.lookup, told.launches,
-            self._memory, told.counters, told.left, plan.block_tables, plan.block_size,
-            plan.cu_seqlens_q, plan.seq_lens,
+            ops, tokens, logits, nonce, stamp, metadata.lookup, told.launches,
+            self._memory, told.counters, told.left, metadata.block_tables, metadata.block_size,
+            metadata.cu_seqlens_q, metadata.seq_lens,
         )  # fmt: skip
         if wrong < 0:
             return False
-        told.ran(plan, counters)
+        told.ran(metadata, counters)
         if wrong or told.windowed:
-            plan.launches += told.evidence()
+            metadata.launches += told.evidence()
         return True
 
     def _tell(
-        self, ops: NDArray[np.int64], plan: Plan, layers: CapturedLayers
+        self, ops: NDArray[np.int64], metadata: AttentionMetadata, layers: CapturedLayers
     ) -> ReplayState | None:
-        """Return what replays of the plan, and of those that follow it, are told."""
+        """Return what replays of the metadata, and of those that follow it, are told."""
         prepared = [
-            plan.prepared.get(layer.kind) or self.prepare(plan, layer) for layer in layers.kinds
+            metadata.prepared.get(layer.kind) or self.prepare(metadata, layer)
+            for layer in layers.kinds
         ]
-        if any(ready.chosen.kernel != "decode" or ready.splits > 1 for ready in prepared):
+        if any(ready.dispatch.kernel != "decode" or ready.splits > 1 for ready in prepared):
             return None
         packed = layers.packed([ready.packed for ready in prepared])
         arrays = ops[layers.rows, FIRST], *layers.pools.T, ops[layers.rows, OUT], layers.sinks
         for name, addresses in zip(_ARRAYS, arrays, strict=True):
             packed[name] = addresses
-        shared = [(one.body, one.chosen.heads, one.element, one.slot_numbers) for one in prepared]
+        shared = [
+            (one.body, one.dispatch.kv_heads_per_unit, one.element, one.slot_numbers)
+            for one in prepared
+        ]
         return ReplayState(layers, packed, shared, prepared[0].workers)
 
-    def _keeps(self, last: Plan) -> bool:
+    def _keeps(self, last: AttentionMetadata) -> bool:
         """What is packed says nothing of contexts; but their length may decide on a split.
 
         Work is shared out among as many threads as there were.
@@ -180,9 +192,9 @@ class CpuBackend(PagedBackend):
             self.bind(
                 one.layer, scale=one.scale, heads=one.heads, window=one.window, sinks=one.sinks
             )
-        layers = tuple(self.bound(one.layer) for one in attended)
+        layers = tuple(self.bound_layer(one.layer) for one in attended)
         for one, layer in zip(attended, layers, strict=True):
-            heads = layer.num_heads, layer.num_kv_heads
+            heads = layer.num_q_heads, layer.num_kv_heads
             if one.shapes != tuple((n, layer.head_dim) for n in heads[: len(one.shapes)]):
                 raise ValueError(f"layer {one.layer}: recorded with {one.shapes}, not {heads}")
         sinks = [0 if x.sinks is None else kernel_params.address(x.sinks) for x in layers]
@@ -190,58 +202,76 @@ class CpuBackend(PagedBackend):
         rows = [one.row for one in attended]
         return CapturedLayers(layers, *(np.array(each, np.int64) for each in (rows, pools, sinks)))
 
-    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
+    def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _Ready:
         """Choose and pack what the launches of one kind of layers share."""
-        workers, group = numba.get_num_threads(), layer.num_heads // layer.num_kv_heads
-        chosen = kernel_dispatch.choose(plan, layer, self._switches, kernel_dispatch.cpu(workers))
+        workers, group = numba.get_num_threads(), layer.num_q_heads // layer.num_kv_heads
+        dispatch = kernel_dispatch.choose_kernel(
+            metadata, layer, self._switches, kernel_dispatch.cpu_limits(workers)
+        )
         stored = STORED_AS[layer.dtype]
-        if chosen.kernel == "tiled":
+        if dispatch.kernel == "tiled":
             size = tiled_attention.scratch_bytes(BQ * group, layer.head_dim)
             body = tiled_attention.body(stored, self._switches.window_skip)
         else:
-            size = decode_attention.scratch_bytes(chosen.heads * group, layer.head_dim)
+            size = decode_attention.scratch_bytes(
+                dispatch.kv_heads_per_unit * group, layer.head_dim
+            )
             body = decode_attention.body(
-                stored, chosen.partitions == 1 and self._switches.window_skip
+                stored, dispatch.partitions == 1 and self._switches.window_skip
             )
         if self._memory.shape[1] < size:  # for as many workers as there can ever be
             self._memory = aligned_zeros(numba.config.NUMBA_NUM_THREADS, size)
-        packed = kernel_params.pack(layer, plan, self._switches.window_skip)
+        packed = kernel_params.pack(layer, metadata, self._switches.window_skip)
         ready = _Ready(
-            chosen=chosen,
+            dispatch=dispatch,
             packed=packed,
             address=kernel_params.address(packed),
             fields=tuple(packed[name] for name in _ARRAYS),
             body=body,
             workers=workers,
-            splits=group // chosen.sharing * chosen.partitions if chosen.rows == 1 else 1,
-            q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
-            k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
+            splits=group // dispatch.sharing_heads * dispatch.partitions
+            if dispatch.rows_per_unit == 1
+            else 1,
+            q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
+            k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
             element=attention_launch.ELEMENTS.index(stored),
             slot_numbers=layer.num_kv_heads * layer.head_dim,
         )
-        plan.prepared[layer.kind] = ready
+        metadata.prepared[layer.kind] = ready
         return ready
 
     def _split(
-        self, ready: _Ready, launch: Launch, plan: Plan, q: Any, out: Any, work: Any
+        self,
+        ready: _Ready,
+        launch: Launch,
+        metadata: AttentionMetadata,
+        q: Any,
+        out: Any,
+        work: Any,
     ) -> None:
         """Run the decode kernel with a token's work divided, and merge what was divided."""
-        chosen = ready.chosen
-        members = ready.splits // chosen.partitions
-        parts = kernel_params.partials(q, chosen.partitions) if chosen.partitions > 1 else None
-        packed = kernel_params.split(ready.packed, members, chosen.partitions, parts)
-        work = (ready.body, kernel_params.address(packed), *work, chosen.heads, len(packed))
-        attention_launch.decode(launch.nonce, plan.lookup, *work)
+        dispatch = ready.dispatch
+        members = ready.splits // dispatch.partitions
+        parts = kernel_params.partials(q, dispatch.partitions) if dispatch.partitions > 1 else None
+        packed = kernel_params.split(ready.packed, members, dispatch.partitions, parts)
+        work = (
+            ready.body,
+            kernel_params.address(packed),
+            *work,
+            dispatch.kv_heads_per_unit,
+            len(packed),
+        )
+        attention_launch.decode(launch.nonce, metadata.lookup, *work)
         if parts is not None:
             merged = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
             launch.merged = merged[:-1]
-            resolver = RESOLVER_IDS[plan.resolver.word]
+            resolver = RESOLVER_IDS[metadata.resolver.variant]
             sinks = kernel_params.base2(launch.layer.sinks)
             attention_launch.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
 
-    def report(self, plan: Plan) -> Reports:
+    def report(self, metadata: AttentionMetadata) -> Reports:
         """Read what the kernels wrote; see ``Attention.report``."""
-        return of_step(plan, "cpu") if plan.launches else ()
+        return report_step(metadata, "cpu") if metadata.launches else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +284,7 @@ class _Ready:
     ``slot_numbers``: of one token's keys.
     """
 
-    chosen: Dispatch
+    dispatch: Dispatch
     packed: NDArray[Any]
     address: int
     fields: tuple[Any, ...]

@@ -12,27 +12,29 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.engine.attention import sdpa
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend import LazyBackend
+from labkit.engine.attention.mlx_backend import MlxBackend
 
 
-class GatherBackend(LazyBackend):
+class GatherBackend(MlxBackend):
     """Attention per request over gathered blocks: no softcap, no stamp."""
 
     name = "gather"
 
-    def _refuse(self, layer: Layer) -> None:
+    def _refuse(self, layer: AttentionLayer) -> None:
         if layer.softcap is not None:
             raise ValueError(
                 f"softcap={layer.softcap}: MLX's attention has none; use backend=fused"
             )
 
-    def attend(self, layer: Layer, q: Any, plan: Plan, out: Any) -> tuple[Any, LaunchReport]:
+    def attend(
+        self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
+    ) -> tuple[Any, LaunchReport]:
         """Gather and attend, request by request; see ``PagedBackend.attend``."""
-        if layer.kind not in plan.prepared:
-            plan.prepared[layer.kind] = _spans(plan, layer.window)
-        spans: tuple[_Span, ...] = plan.prepared[layer.kind]
+        if layer.kind not in metadata.prepared:
+            metadata.prepared[layer.kind] = _spans(metadata, layer.window)
+        spans: tuple[_Span, ...] = metadata.prepared[layer.kind]
         pools = self.keys[layer.index], self.values[layer.index]
         results = []
         for span in spans:
@@ -58,7 +60,7 @@ class GatherBackend(LazyBackend):
             layer=layer.index,
             kv_blocks_visited=sum(len(span.blocks) for span in spans),
             bytes=2 * keys * layer.num_kv_heads * layer.row_bytes + 2 * q.nbytes,
-            map_us=plan.map_us,
+            map_us=metadata.map_us,
         )
 
 
@@ -74,18 +76,18 @@ class _Span:
     mask: mx.array | str | None
 
 
-def _spans(plan: Plan, window: int | None) -> tuple[_Span, ...]:
+def _spans(metadata: AttentionMetadata, window: int | None) -> tuple[_Span, ...]:
     """Return a span for every request that has queries."""
-    spans, starts = [], plan.cu_seqlens_q.tolist()
-    for s, context in enumerate(plan.seq_lens.tolist()):
+    spans, starts = [], metadata.cu_seqlens_q.tolist()
+    for s, context in enumerate(metadata.seq_lens.tolist()):
         start, stop = starts[s : s + 2]
         if start == stop:
             continue
         length = stop - start
         first = 0 if window is None else max(0, context - length - window + 1)
-        begin = first // plan.block_size
-        blocks = plan.block_tables[s, begin : -(-context // plan.block_size)]
-        skipped = begin * plan.block_size
-        mask = sdpa.mask_of_one(length, context - first, window)
+        begin = first // metadata.block_size
+        blocks = metadata.block_tables[s, begin : -(-context // metadata.block_size)]
+        skipped = begin * metadata.block_size
+        mask = sdpa.causal_mask(length, context - first, window)
         spans.append(_Span(start, stop, mx.array(blocks), first - skipped, context - skipped, mask))
     return tuple(spans)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.attention_metadata import Layer
+    from labkit.engine.attention.attention_metadata import AttentionLayer
 
 MAX_HEAD_DIM = 256
 
 
-def pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
+def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
     """Check a backend's pools, one of each per layer; ValueError says what is wrong."""
     first = tuple(keys[0].shape[:2])
     for k_pool, v_pool in zip(keys, values, strict=True):
@@ -27,27 +27,26 @@ def pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
         if tuple(k_shape[:2]) != first:
             raise ValueError("the layers' pools must have as many blocks, of one size")
         if k_pool.dtype != v_pool.dtype:
-            raise ValueError(
-                f"k_pool and v_pool must have one dtype, not {named(k_pool)}, {named(v_pool)}"
-            )
+            dtypes = f"{dtype_name(k_pool)}, {dtype_name(v_pool)}"
+            raise ValueError(f"k_pool and v_pool must have one dtype, not {dtypes}")
 
 
-def dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
+def check_dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
     """Check that a device's pools may have this type, (): any; ValueError with one line."""
     if dtypes and name not in dtypes:
         kinds = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
         raise ValueError(f"attention on device {device} takes {kinds}, not {name}")
 
 
-def named(array: Any) -> str:
+def dtype_name(array: Any) -> str:
     """Return the name of a NumPy or MLX array's type."""
     kind = getattr(array, "dtype", type(array).__name__)
     return str(kind).removeprefix("mlx.core.")
 
 
-def layer(
+def check_layer(
     k_pool: Any,
-    num_heads: int,
+    num_q_heads: int,
     *,
     scale: float,
     window: int | None,
@@ -60,19 +59,21 @@ def layer(
         raise ValueError(
             f"head size {head_dim}: allowed are multiples of 16 from 16 to {MAX_HEAD_DIM}"
         )
-    if num_kv_heads < 1 or num_heads < 1 or num_heads % num_kv_heads:
-        raise ValueError(f"{num_heads} query heads are not a multiple of {num_kv_heads} KV heads")
+    if num_kv_heads < 1 or num_q_heads < 1 or num_q_heads % num_kv_heads:
+        raise ValueError(f"{num_q_heads} query heads are not a multiple of {num_kv_heads} KV heads")
     if not math.isfinite(scale):
         raise ValueError(f"scale={scale}: must be a finite number")
     if window is not None and window < 1:
         raise ValueError(f"window={window}: allowed are 1 or more (keys), or None")
     if softcap is not None and not (math.isfinite(softcap) and softcap > 0):
         raise ValueError(f"softcap={softcap}: must be above 0, or None")
-    if sinks is not None and tuple(sinks.shape) != (num_heads,):
-        raise ValueError(f"sinks must have shape [{num_heads}], not {list(sinks.shape)}")
+    if sinks is not None and tuple(sinks.shape) != (num_q_heads,):
+        raise ValueError(f"sinks must have shape [{num_q_heads}], not {list(sinks.shape)}")
 
 
-def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None) -> None:
+def check_operands(
+    layer: AttentionLayer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None
+) -> None:
     """Check one layer's arrays: ValueError says what is wrong with them.
 
     Called where a backend found, by one comparison, that something is.
@@ -83,11 +84,11 @@ def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[An
         )
     if q.shape[2] != layer.head_dim:
         raise ValueError(f"q has head size {q.shape[2]}, the pools have {layer.head_dim}")
-    if q.shape[1] != layer.num_heads:
-        raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_heads}")
-    if layer.query_dtype not in (None, named(q)):
+    if q.shape[1] != layer.num_q_heads:
+        raise ValueError(f"q has {q.shape[1]} heads, the layer was bound to {layer.num_q_heads}")
+    if layer.query_dtype not in (None, dtype_name(q)):
         raise ValueError(
-            f"q, k_pool and v_pool must have one dtype, not {named(q)}, {layer.dtype}, "
+            f"q, k_pool and v_pool must have one dtype, not {dtype_name(q)}, {layer.dtype}, "
             f"{layer.dtype}"
         )
     if k is not None:
@@ -100,14 +101,14 @@ def operands(layer: Layer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[An
         raise ValueError("out must be contiguous")
 
 
-def _new_keys(layer: Layer, total_q: int, k: Any, v: Any) -> None:
+def _new_keys(layer: AttentionLayer, total_q: int, k: Any, v: Any) -> None:
     shape = [total_q, layer.num_kv_heads, layer.head_dim]
     if list(k.shape) != shape or list(v.shape) != shape:
         raise ValueError(
             f"k and v must have shape {shape}, not {list(k.shape)} and {list(v.shape)}"
         )
-    if not named(k) == named(v) == (layer.query_dtype or named(k)):
+    if not dtype_name(k) == dtype_name(v) == (layer.query_dtype or dtype_name(k)):
         raise ValueError(
-            f"k, v, k_pool and v_pool must have one dtype, not {named(k)}, {named(v)}, "
+            f"k, v, k_pool and v_pool must have one dtype, not {dtype_name(k)}, {dtype_name(v)}, "
             f"{layer.dtype}, {layer.dtype}"
         )

@@ -1,4 +1,4 @@
-"""Which kernel a batch goes to, on which grid, and why: one rule for every device."""
+"""Choose the kernel and the grid for a batch, with the reason: one rule for every device."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from labkit.engine.attention.attention_metadata import Layer, Plan
-from labkit.engine.attention.kernel_switches import BQ, Switches
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
+from labkit.engine.attention.kernel_switches import BQ, KernelSwitches
 
 SPLIT_TOKENS = 512  # keys per partition of split_kv=auto
-MOST_PARTITIONS = 16
+MAX_PARTITIONS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """What the rule must know of where the kernels run."""
+class DeviceLimits:
+    """The properties of a device that the choice depends on."""
 
-    busy: int  # with so many units none of its cores is idle
-    most_sharing: int  # query heads that may share one load of a key or value in decode
-    tiles_share: bool  # whether the tiled kernel's unit is a KV head (else a query head)
-    # Bytes of a key's heads, side by side, that one decode unit reads where there are units
-    # enough; 0: one head.
-    stream_bytes: int
-    # Bytes of a query row up to which the tiled kernel takes a type and head size, whose matrices
-    # must fit the registers.
-    tile_bytes: int
+    saturating_units: int  # units that keep every core busy
+    max_sharing_heads: int  # query heads that may share one load of a key or value in decode
+    tiled_by_kv_head: bool  # a unit of the tiled kernel is a KV head (else a query head)
+    # Bytes of a token's keys, head beside head, that one decode unit reads if the grid has
+    # saturating_units without it; 0: always one head.
+    decode_unit_bytes: int
+    # The tiled kernel takes query rows of at most so many bytes: its matrices must fit the
+    # registers.
+    max_tile_row_bytes: int
 
 
-def cpu(workers: int) -> Device:
-    """Return the CPU: units cost differently, so a worker needs four to even that out.
+def cpu_limits(workers: int) -> DeviceLimits:
+    """Return the limits of a CPU with so many worker threads.
 
-    A key's heads lie side by side, memory is read fastest in order, and a tile of 4 KB of
-    them fits the cache.
+    Units differ in cost: four per worker even that out. The keys of a token's heads are
+    contiguous, memory is read fastest in order, and 4 KB of them fit the cache.
     """
-    return Device(4 * workers, 1 << 30, True, 4096, 1 << 30)
+    return DeviceLimits(4 * workers, 1 << 30, True, 4096, 1 << 30)
 
 
 # Eight threadgroups for each of 14 cores; eight query heads fill a threadgroup's registers.
-METAL = Device(112, 8, False, 0, 512)
+METAL_LIMITS = DeviceLimits(112, 8, False, 0, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Dispatch:
     kernel: Literal["decode", "tiled"]
     grid: tuple[int, ...]
     reason: str
-    rows: int  # query tokens of a unit
-    sharing: int  # query heads of a KV head that share one load of a key or value
-    heads: int = 1  # KV heads that one unit serves
-    partitions: int = 1  # units that divide a query's keys; above 1 ``reduce`` follows
+    rows_per_unit: int  # query tokens
+    sharing_heads: int  # query heads of a KV head that share one load of a key or value
+    kv_heads_per_unit: int = 1
+    partitions: int = 1  # units that divide a query's keys; above 1 ``reduce`` merges them
 
     @property
     def groups(self) -> tuple[int, int, int]:
@@ -59,67 +59,80 @@ class Dispatch:
         return self.grid[0], self.grid[1], math.prod(self.grid[2:])
 
 
-def choose(
-    plan: Plan, layer: Layer, switches: Switches, device: Device, kernel: str = "auto"
+def choose_kernel(
+    metadata: AttentionMetadata,
+    layer: AttentionLayer,
+    switches: KernelSwitches,
+    limits: DeviceLimits,
+    kernel: str = "auto",
 ) -> Dispatch:
-    """Choose for a batch and a layer; ``kernel``: ``auto``, or the one to take.
+    """Return the dispatch of a batch and a layer.
+
+    ``kernel`` is ``auto``, or ``decode`` or ``tiled`` to force one.
 
     Raises
     ------
     ValueError
-        ``kernel`` is none, or does not take such a layer; one line.
+        ``kernel`` is unknown, or does not take such a layer; one line.
     """
-    name, reason = _kernel(plan, layer, switches, device, kernel)
-    group, tiled = layer.num_heads // layer.num_kv_heads, name == "tiled"
-    places = plan.resolver.places(plan.lookup, tiled, plan.cu_seqlens_q)
+    name, reason = _kernel(metadata, layer, switches, limits, kernel)
+    group, tiled = layer.num_q_heads // layer.num_kv_heads, name == "tiled"
+    axes = metadata.resolver.grid_axes(metadata.lookup, tiled, metadata.cu_seqlens_q)
     if tiled:
-        sharing = group if device.tiles_share else 1
-        return Dispatch("tiled", (layer.num_heads // sharing, *places), reason, BQ, sharing)
-    sharing = _divisor(group, device.most_sharing if switches.gqa_sharing else 1)
-    heads = 1
-    if device.stream_bytes and plan.total_q >= device.busy:
-        fitting = device.stream_bytes // (4 * layer.head_dim)
-        heads = _divisor(layer.num_kv_heads, max(1, fitting))
-    columns = layer.num_heads // (sharing * heads)
-    parts, why = _partitions(plan, switches, columns * plan.total_q, device.busy)
-    grid = (columns, *places, *([parts] if parts > 1 else []))
-    return Dispatch("decode", grid, reason + why, 1, sharing, heads, parts)
+        sharing = group if limits.tiled_by_kv_head else 1
+        return Dispatch("tiled", (layer.num_q_heads // sharing, *axes), reason, BQ, sharing)
+    sharing = _largest_divisor(group, limits.max_sharing_heads if switches.gqa_sharing else 1)
+    kv_heads = 1
+    if limits.decode_unit_bytes and metadata.total_q >= limits.saturating_units:
+        fitting = limits.decode_unit_bytes // (4 * layer.head_dim)
+        kv_heads = _largest_divisor(layer.num_kv_heads, max(1, fitting))
+    columns = layer.num_q_heads // (sharing * kv_heads)
+    units = columns * metadata.total_q
+    partitions, split_reason = _partitions(metadata, switches, units, limits.saturating_units)
+    grid = (columns, *axes, *([partitions] if partitions > 1 else []))
+    return Dispatch("decode", grid, reason + split_reason, 1, sharing, kv_heads, partitions)
 
 
 def _kernel(
-    plan: Plan, layer: Layer, switches: Switches, device: Device, kernel: str
+    metadata: AttentionMetadata,
+    layer: AttentionLayer,
+    switches: KernelSwitches,
+    limits: DeviceLimits,
+    kernel: str,
 ) -> tuple[str, str]:
-    """Return the kernel and why."""
-    fits = layer.row_bytes <= device.tile_bytes
-    kind = f"{layer.dtype} with head size {layer.head_dim}"
-    work = f"{plan.total_q} query tokens of {plan.num_seqs} sequences"
+    """Return the kernel's name and the reason."""
+    fits = layer.row_bytes <= limits.max_tile_row_bytes
+    row = f"{layer.dtype} with head size {layer.head_dim}"
+    batch = f"{metadata.total_q} query tokens of {metadata.num_seqs} sequences"
     if kernel not in ("auto", "decode", "tiled"):
         raise ValueError(f"kernel={kernel}: allowed are auto, decode and tiled")
     if kernel == "tiled" and not fits:
-        raise ValueError(f"kernel=tiled: does not take {kind}")
+        raise ValueError(f"kernel=tiled: does not take {row}")
     if kernel != "auto":
-        return kernel, f"{kernel} was asked for ({work})"
-    if plan.total_q <= plan.num_seqs:
-        return "decode", f"no prefill ({work})"
-    if plan.max_query_len < switches.tile_threshold:
-        return "decode", f"{plan.max_query_len} query tokens at most: below tile_threshold"
+        return kernel, f"{kernel} was asked for ({batch})"
+    if metadata.total_q <= metadata.num_seqs:
+        return "decode", f"no prefill ({batch})"
+    if metadata.max_query_len < switches.tile_threshold:
+        return "decode", f"{metadata.max_query_len} query tokens at most: below tile_threshold"
     if not fits:
-        return "decode", f"prefill ({work}), but the tiled kernel does not take {kind}"
-    return "tiled", f"prefill ({work})"
+        return "decode", f"prefill ({batch}), but the tiled kernel does not take {row}"
+    return "tiled", f"prefill ({batch})"
 
 
-def _divisor(number: int, most: int) -> int:
-    """Return the largest divisor of ``number`` that is at most ``most``."""
-    return max(n for n in range(1, min(number, most) + 1) if number % n == 0)
+def _largest_divisor(number: int, limit: int) -> int:
+    """Return the largest divisor of ``number`` that is at most ``limit``."""
+    return max(n for n in range(1, min(number, limit) + 1) if number % n == 0)
 
 
-def _partitions(plan: Plan, switches: Switches, units: int, busy: int) -> tuple[int, str]:
-    """Return into how many partitions ``units`` split their keys, and the end of the reason."""
+def _partitions(
+    metadata: AttentionMetadata, switches: KernelSwitches, units: int, saturating_units: int
+) -> tuple[int, str]:
+    """Return the number of partitions of each query's keys, and the end of the reason."""
     if switches.split_kv == "off":
         return 1, ""
     if switches.split_kv != "auto":
         return int(switches.split_kv), f"; split_kv={switches.split_kv}"
-    wanted = min(-(-plan.max_seq_len // SPLIT_TOKENS), MOST_PARTITIONS)
-    if plan.max_query_len > 1 or units >= busy or wanted < 2:
+    partitions = min(-(-metadata.max_seq_len // SPLIT_TOKENS), MAX_PARTITIONS)
+    if metadata.max_query_len > 1 or units >= saturating_units or partitions < 2:
         return 1, "; split_kv=auto: not split"
-    return wanted, f"; split_kv=auto: {units} units leave cores idle"
+    return partitions, f"; split_kv=auto: {units} units leave cores idle"

@@ -20,7 +20,7 @@ STAMP, ITERATIONS, BLOCKS, SURPLUS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Switches:
+class KernelSwitches:
     """How a fused backend indexes and walks; none of it changes what is computed.
 
     Parameters

@@ -22,7 +22,7 @@ from labkit.engine.attention.kernel_switches import (
 )
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.attention_metadata import Layer, Plan
+    from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
     from labkit.engine.attention.kernel_dispatch import Dispatch
 
 # What is added up over launches that are alike.
@@ -190,13 +190,13 @@ class Rows:
 
 @dataclass(slots=True)
 class Launch:
-    """What a fused kernel's launch leaves in the plan.
+    """What a fused kernel's launch leaves in the metadata.
 
     ``rows``: integers [units, 4 or more] as in ``spec``, NumPy's or MLX's; ``merged``: those
     of the reduce kernel, where the keys were split.
     """
 
-    layer: Layer
+    layer: AttentionLayer
     nonce: int
     rows: Any
     merged: Any = None
@@ -209,21 +209,21 @@ class Launches:
     ``nonces``: uint64; ``rows``: integers [launches, units, 4 or more]; ``merged`` as ``Launch``'s.
     """
 
-    layers: Sequence[Layer]
+    layers: Sequence[AttentionLayer]
     nonces: NDArray[np.uint64]
     rows: NDArray[Any]
     merged: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class LaunchTotals:
     """What launches that are alike left, added up.
 
     ``layer``: of the first whose stamp is wrong, else of the first; ``expected``: its stamp, and by
     how much that is ``off``.
     """
 
-    layer: Layer
+    layer: AttentionLayer
     count: int
     expected: int
     off: int
@@ -232,22 +232,22 @@ class Evidence:
     surplus: int
 
 
-def of_step(plan: Plan, device: str) -> Reports:
+def report_step(metadata: AttentionMetadata, device: str) -> Reports:
     """Report the launches of fused kernels since the last report, by kind of layers."""
-    found: list[Evidence] = []
+    found: list[LaunchTotals] = []
     kinds: dict[int, list[Launch]] = {}
-    for launch in plan.taken():
-        if isinstance(launch, Evidence):
+    for launch in metadata.taken():
+        if isinstance(launch, LaunchTotals):
             found.append(launch)
         else:
             kinds.setdefault(launch.layer.kind, []).append(launch)
     found += [
-        _read_one(plan, *alike)
+        _read_one(metadata, *alike)
         if len(alike) == 1 and alike[0].rows.size <= SMALL
-        else _read(plan, _joined(alike))
+        else _read(metadata, _joined(alike))
         for alike in kinds.values()
     ]
-    return tuple(_report(plan, evidence, device) for evidence in found)
+    return tuple(_report(metadata, evidence, device) for evidence in found)
 
 
 def _joined(alike: Sequence[Launch]) -> Launches:
@@ -259,17 +259,17 @@ def _joined(alike: Sequence[Launch]) -> Launches:
     return Launches([one.layer for one in alike], nonces, rows, merged)
 
 
-def _read_one(plan: Plan, launch: Launch) -> Evidence:
+def _read_one(metadata: AttentionMetadata, launch: Launch) -> LaunchTotals:
     """As ``_read``, of one launch with few rows: without NumPy in a fifth of the time."""
-    chosen: Dispatch = plan.prepared[launch.layer.kind].chosen
-    expected = launch_stamp(launch.nonce, chosen.kernel, plan.resolver.word)
+    dispatch: Dispatch = metadata.prepared[launch.layer.kind].dispatch
+    expected = launch_stamp(launch.nonce, dispatch.kernel, metadata.resolver.variant)
     rows: list[list[int]] = launch.rows.tolist()
     off = _first_off(rows, expected)
-    if chosen.partitions > 1 and not off:
+    if dispatch.partitions > 1 and not off:
         off = _first_off(
-            launch.merged.tolist(), launch_stamp(launch.nonce, "reduce", plan.resolver.word)
+            launch.merged.tolist(), launch_stamp(launch.nonce, "reduce", metadata.resolver.variant)
         )
-    return Evidence(
+    return LaunchTotals(
         layer=launch.layer,
         count=1,
         expected=expected,
@@ -285,21 +285,21 @@ def _first_off(rows: Sequence[Sequence[int]], expected: int) -> int:
     return next((off for off in offs if off), 0)
 
 
-def _read(plan: Plan, alike: Launches) -> Evidence:
-    chosen: Dispatch = plan.prepared[alike.layers[0].kind].chosen
+def _read(metadata: AttentionMetadata, alike: Launches) -> LaunchTotals:
+    dispatch: Dispatch = metadata.prepared[alike.layers[0].kind].dispatch
 
     def rows(kernel: str, written: NDArray[Any]) -> Rows:
-        fixed = np.uint64(launch_stamp(0, kernel, plan.resolver.word))
+        fixed = np.uint64(launch_stamp(0, kernel, metadata.resolver.variant))
         stamps = alike.nonces * np.uint64(STAMP_FACTORS[0]) + fixed
         return Rows(written, stamps & np.uint64(STAMP_MASK))
 
-    main = rows(chosen.kernel, alike.rows)
+    main = rows(dispatch.kernel, alike.rows)
     off = main.wrong()
-    if chosen.partitions > 1:
+    if dispatch.partitions > 1:
         assert alike.merged is not None
         off = np.where(off, off, rows("reduce", alike.merged).wrong())
     shown = int((off != 0).argmax())
-    return Evidence(
+    return LaunchTotals(
         layer=alike.layers[shown],
         count=len(alike.layers),
         expected=int(main.expected[shown]),
@@ -310,54 +310,54 @@ def _read(plan: Plan, alike: Launches) -> Evidence:
     )
 
 
-def _report(plan: Plan, evidence: Evidence, device: str) -> LaunchReport:
+def _report(metadata: AttentionMetadata, evidence: LaunchTotals, device: str) -> LaunchReport:
     layer, count = evidence.layer, evidence.count
     iterations, visited = evidence.iterations, evidence.blocks
-    chosen: Dispatch = plan.prepared[layer.kind].chosen
-    walks = layer.num_heads // chosen.sharing
+    dispatch: Dispatch = metadata.prepared[layer.kind].dispatch
+    walks = layer.num_q_heads // dispatch.sharing_heads
     skipped = masked = 0
     if layer.window is not None:
-        whole, needed = window_blocks(plan, chosen.rows, layer.window)
+        whole, needed = window_blocks(metadata, dispatch.rows_per_unit, layer.window)
         skipped, masked = whole * walks * count - visited, visited - needed * walks * count
-    units = count * math.prod(chosen.grid)
-    queries = 2 * plan.total_q * layer.num_heads * layer.query_bytes
+    units = count * math.prod(dispatch.grid)
+    queries = 2 * metadata.total_q * layer.num_q_heads * layer.query_bytes
     return LaunchReport(
-        kernel=chosen.kernel,
-        grid=chosen.grid,
-        reason=chosen.reason,
-        resolver=plan.resolver.name,
+        kernel=dispatch.kernel,
+        grid=dispatch.grid,
+        reason=dispatch.reason,
+        resolver=metadata.resolver.name,
         stamp=(evidence.expected + evidence.off) & STAMP_MASK,
         expected_stamp=evidence.expected,
         layer=layer.index,
         launches=count,
         search_iterations=iterations,
-        dependent_loads=plan.resolver.dependent_loads(iterations, units),
+        dependent_loads=metadata.resolver.dependent_loads(iterations, units),
         surplus_threadgroups=evidence.surplus,
         kv_blocks_visited=visited,
         bytes=visited * layer.block_bytes + count * queries,
-        map_us=plan.map_us,
+        map_us=metadata.map_us,
         device=device,
-        partitions=chosen.partitions,
-        sharing_heads=chosen.sharing,
+        partitions=dispatch.partitions,
+        sharing_heads=dispatch.sharing_heads,
         block_size=layer.block_size,
         kv_dtype=layer.dtype,
         skipped_blocks=skipped,
         masked_blocks=masked,
-        evaluations=count * (1 + (chosen.partitions > 1)) if device == "emulated" else 0,
+        evaluations=count * (1 + (dispatch.partitions > 1)) if device == "emulated" else 0,
     )
 
 
-def window_blocks(plan: Plan, rows: int, window: int) -> tuple[int, int]:
+def window_blocks(metadata: AttentionMetadata, rows: int, window: int) -> tuple[int, int]:
     """Return the KV blocks that units walk for one head: all of them, and those that they need.
 
     ``rows``: query tokens of a unit; ``window``: keys that a query sees.
     """
-    lengths = np.diff(plan.cu_seqlens_q)
+    lengths = np.diff(metadata.cu_seqlens_q)
     units = -(-lengths // rows)
-    sequence = np.repeat(np.arange(plan.num_seqs), units)
+    sequence = np.repeat(np.arange(metadata.num_seqs), units)
     first = (np.arange(len(sequence)) - np.repeat(np.cumsum(units) - units, units)) * rows
     last = np.minimum(first + rows, lengths[sequence]) - 1
-    past = (plan.seq_lens - lengths)[sequence]
-    end = -(-(past + last + 1) // plan.block_size)
-    begin = np.maximum(0, past + first + 1 - window) // plan.block_size
+    past = (metadata.seq_lens - lengths)[sequence]
+    end = -(-(past + last + 1) // metadata.block_size)
+    begin = np.maximum(0, past + first + 1 - window) // metadata.block_size
     return int(end.sum()), int((end - begin).sum())

@@ -13,11 +13,11 @@ from typing import Any
 import mlx.core as mx
 
 from labkit.engine.attention import input_validation, kernel_dispatch
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_dispatch import Dispatch
-from labkit.engine.attention.kernel_switches import RESOLVER_IDS, Switches
-from labkit.engine.attention.launch_report import Launch, Reports, of_step
-from labkit.engine.attention.mlx_backend import LazyBackend
+from labkit.engine.attention.kernel_switches import RESOLVER_IDS, KernelSwitches
+from labkit.engine.attention.launch_report import Launch, Reports, report_step
+from labkit.engine.attention.mlx_backend import MlxBackend
 from labkit.metal.executor import executor_for
 from labkit.metal.kernel_call import Executor, KernelCall
 from labkit.metal.kernels import header, source
@@ -31,7 +31,7 @@ _INPUTS = (
 )
 
 
-class MetalBackend(LazyBackend):
+class MetalBackend(MlxBackend):
     """Paged attention by the Metal kernels, on a Mac (``metal``) or ``emulated``.
 
     ``executor`` runs the kernels; None: the device's own.
@@ -42,30 +42,34 @@ class MetalBackend(LazyBackend):
         The device is not there; one line that names what is missing.
     """
 
-    def __init__(self, switches: Switches, name: str, executor: Executor | None = None) -> None:
+    def __init__(
+        self, switches: KernelSwitches, name: str, executor: Executor | None = None
+    ) -> None:
         super().__init__(switches.resolver)
         self.name = self.device = name
         self._switches = switches
         self._executor = executor or executor_for(name)
 
-    def _refuse(self, layer: Layer) -> None:
+    def _refuse(self, layer: AttentionLayer) -> None:
         if layer.block_size not in BLOCK_SIZES:
             raise ValueError(
                 f"block size {layer.block_size}: device {self.name} takes "
                 f"{', '.join(map(str, BLOCK_SIZES))}"
             )
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+    def forward(
+        self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
+    ) -> Any:
         """Write and attend; see ``Attention.forward``."""
-        bound = self._layers[layer] or self.bound(layer)
-        ready: _Ready = plan.prepared.get(bound.kind) or self.prepare(plan, bound)
+        bound = self._layers[layer] or self.bound_layer(layer)
+        ready: _Ready = metadata.prepared.get(bound.kind) or self.prepare(metadata, bound)
         fits = q.shape == ready.q_shape
         if k is not None:
             fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype
         if not fits:
-            input_validation.operands(bound, plan.total_q, q, k, v, out)
+            input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         if k is not None:
-            self.write(layer, k, v, plan)
+            self.write(layer, k, v, metadata)
         nonce = secrets.randbits(32)
         number = mx.array(nonce, mx.uint32)
         sinks = ready.no_sinks if bound.sinks is None else bound.sinks
@@ -82,59 +86,61 @@ class MetalBackend(LazyBackend):
         if ready.reduce is not None:
             inputs = ("partials", result), ("sinks", sinks), ready.partitions, ("nonce", number)
             result, merged = self._executor(ready.reduce.on(inputs))
-        plan.launches.append(Launch(bound, nonce, rows, merged))
+        metadata.launches.append(Launch(bound, nonce, rows, merged))
         return result.astype(q.dtype)
 
-    def pending(self, plan: Plan) -> list[Any]:
+    def pending(self, metadata: AttentionMetadata) -> list[Any]:
         """Return the pools, and what the kernels say about themselves."""
-        rows = [array for one in plan.launches for array in (one.rows, one.merged)]
-        return [*super().pending(plan), *(array for array in rows if array is not None)]
+        rows = [array for one in metadata.launches for array in (one.rows, one.merged)]
+        return [*super().pending(metadata), *(array for array in rows if array is not None)]
 
-    def _choose(self, plan: Plan, layer: Layer) -> Dispatch:
-        return kernel_dispatch.choose(plan, layer, self._switches, kernel_dispatch.METAL)
+    def _choose(self, metadata: AttentionMetadata, layer: AttentionLayer) -> Dispatch:
+        return kernel_dispatch.choose_kernel(
+            metadata, layer, self._switches, kernel_dispatch.METAL_LIMITS
+        )
 
-    def prepare(self, plan: Plan, layer: Layer) -> _Ready:
+    def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _Ready:
         """Build what the launches of one kind of layers share, on the host and the device."""
-        if not plan.total_q:
+        if not metadata.total_q:
             raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
-        chosen = self._choose(plan, layer)
-        if "device" not in plan.prepared:
-            arrays = (plan.block_tables, plan.seq_lens, plan.cu_seqlens_q)
-            plan.prepared["device"] = tuple(mx.array(array) for array in arrays)
-        lookup = plan.resolver.operand(plan.lookup, chosen.kernel == "tiled")
+        dispatch = self._choose(metadata, layer)
+        if "device" not in metadata.prepared:
+            arrays = (metadata.block_tables, metadata.seq_lens, metadata.cu_seqlens_q)
+            metadata.prepared["device"] = tuple(mx.array(array) for array in arrays)
+        lookup = metadata.resolver.metal_operand(metadata.lookup, dispatch.kernel == "tiled")
         inputs = (
-            *plan.prepared["device"],
+            *metadata.prepared["device"],
             mx.zeros(1, mx.int32) if lookup is None else mx.array(lookup),
             mx.array(layer.scale, mx.float32),
             mx.array(layer.softcap or 0.0, mx.float32),
             mx.array(layer.window or 0, mx.int32),
-            *((mx.array(chosen.partitions, mx.int32),) if chosen.kernel == "decode" else ()),
+            *((mx.array(dispatch.partitions, mx.int32),) if dispatch.kernel == "decode" else ()),
         )
-        split = chosen.partitions > 1
+        split = dispatch.partitions > 1
         ready = _Ready(
-            chosen=chosen,
-            q_shape=(plan.total_q, layer.num_heads, layer.head_dim),
-            k_shape=(plan.total_q, layer.num_kv_heads, layer.head_dim),
+            dispatch=dispatch,
+            q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
+            k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
             dtype=getattr(mx, layer.dtype),
             inputs=inputs,
-            partitions=("partitions", mx.array(chosen.partitions, mx.int32)),
+            partitions=("partitions", mx.array(dispatch.partitions, mx.int32)),
             no_sinks=mx.zeros(1, mx.float32),
-            main=main_kernel(plan, layer, chosen, self._switches.window_skip),
-            reduce=reduce_kernel(plan, layer) if split else None,
+            main=main_kernel(metadata, layer, dispatch, self._switches.window_skip),
+            reduce=reduce_kernel(metadata, layer) if split else None,
         )
-        plan.prepared[layer.kind] = ready
+        metadata.prepared[layer.kind] = ready
         return ready
 
-    def report(self, plan: Plan) -> Reports:
+    def report(self, metadata: AttentionMetadata) -> Reports:
         """Read what the kernels wrote; see ``Attention.report``."""
-        return of_step(plan, self.name)
+        return report_step(metadata, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
     """What the launches of one kind of layers share in a step; see ``_INPUTS``."""
 
-    chosen: Dispatch
+    dispatch: Dispatch
     q_shape: tuple[int, ...]
     k_shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -145,41 +151,43 @@ class _Ready:
     reduce: KernelCall | None
 
 
-def main_kernel(plan: Plan, layer: Layer, chosen: Dispatch, window_skip: bool) -> KernelCall:
-    """Return the decode or the tiled kernel for a plan and a kind of layer, without operands."""
-    split = chosen.partitions > 1
+def main_kernel(
+    metadata: AttentionMetadata, layer: AttentionLayer, dispatch: Dispatch, window_skip: bool
+) -> KernelCall:
+    """Return the decode or the tiled kernel for a batch and a kind of layer, without operands."""
+    split = dispatch.partitions > 1
     dtype: mx.Dtype = getattr(mx, layer.dtype)
     template: dict[str, Any] = {
         "T": dtype,
         "HEAD_DIM": layer.head_dim,
         "BLOCK_SIZE": layer.block_size,
-        "RESOLVER": RESOLVER_IDS[plan.resolver.word],
+        "RESOLVER": RESOLVER_IDS[metadata.resolver.variant],
         "WINDOW": layer.window is not None,
         "WINDOW_SKIP": window_skip,
         "SOFTCAP": layer.softcap is not None,
         "SINKS": layer.sinks is not None,
     }
-    shape: tuple[int, ...] = (plan.total_q, layer.num_heads, layer.head_dim)
+    shape: tuple[int, ...] = (metadata.total_q, layer.num_q_heads, layer.head_dim)
     if split:
-        shape, dtype = (*shape[:2], chosen.partitions, layer.head_dim + 2), mx.float32
-    if chosen.kernel == "decode":
-        template |= {"OUT": dtype, "HEADS": chosen.sharing, "SPLIT": split}
-    outputs = ("out", shape, dtype), _rows(chosen.groups)
-    threads = THREADS[chosen.kernel]
-    return _kernel(chosen.kernel, outputs, tuple(template.items()), chosen.groups, threads)
+        shape, dtype = (*shape[:2], dispatch.partitions, layer.head_dim + 2), mx.float32
+    if dispatch.kernel == "decode":
+        template |= {"OUT": dtype, "HEADS": dispatch.sharing_heads, "SPLIT": split}
+    outputs = ("out", shape, dtype), _rows(dispatch.groups)
+    threads = THREADS[dispatch.kernel]
+    return _kernel(dispatch.kernel, outputs, tuple(template.items()), dispatch.groups, threads)
 
 
-def reduce_kernel(plan: Plan, layer: Layer) -> KernelCall:
+def reduce_kernel(metadata: AttentionMetadata, layer: AttentionLayer) -> KernelCall:
     """Return the kernel that merges the partitions, without operands."""
     dtype: mx.Dtype = getattr(mx, layer.dtype)
-    groups = (layer.num_heads, plan.total_q, 1)
+    groups = (layer.num_q_heads, metadata.total_q, 1)
     template = (
         ("T", dtype),
         ("HEAD_DIM", layer.head_dim),
-        ("RESOLVER", RESOLVER_IDS[plan.resolver.word]),
+        ("RESOLVER", RESOLVER_IDS[metadata.resolver.variant]),
         ("SINKS", layer.sinks is not None),
     )
-    shape = (plan.total_q, layer.num_heads, layer.head_dim)
+    shape = (metadata.total_q, layer.num_q_heads, layer.head_dim)
     threads = -(-layer.head_dim // 32) * 32
     return _kernel("reduce", (("out", shape, dtype), _rows(groups)), template, groups, threads)
 

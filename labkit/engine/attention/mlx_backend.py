@@ -9,11 +9,11 @@ import mlx.core as mx
 import numpy as np
 
 from labkit.engine.attention import input_validation
-from labkit.engine.attention.attention_metadata import Plan
+from labkit.engine.attention.attention_metadata import AttentionMetadata
 from labkit.engine.attention.paged_backend import Arrays, PagedBackend
 
 
-class LazyBackend(PagedBackend):
+class MlxBackend(PagedBackend):
     """Pools of MLX arrays whose sole owner is the backend.
 
     MLX scatters into a pool in place as long as nothing else holds or reads it: a reader
@@ -36,21 +36,21 @@ class LazyBackend(PagedBackend):
         super().adopt(*([to_mlx(pool) for pool in pools] for pools in (keys, values)))
 
     def _types(self, pool: Any) -> tuple[str, str | None]:
-        return input_validation.named(pool), None
+        return input_validation.dtype_name(pool), None
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else to_mlx(sinks).astype(mx.float32)
 
-    def write(self, layer: int, k: Any, v: Any, plan: Plan) -> None:
+    def write(self, layer: int, k: Any, v: Any, metadata: AttentionMetadata) -> None:
         """Scatter new keys and values into a layer's pools."""
-        if "slots" not in plan.prepared:
-            slots = np.divmod(plan.slot_mapping, plan.block_size)
-            plan.prepared["slots"] = tuple(mx.array(part.astype(np.int32)) for part in slots)
-        slots = plan.prepared["slots"]
+        if "slots" not in metadata.prepared:
+            slots = np.divmod(metadata.slot_mapping, metadata.block_size)
+            metadata.prepared["slots"] = tuple(mx.array(part.astype(np.int32)) for part in slots)
+        slots = metadata.prepared["slots"]
         self.keys[layer][slots] = k
         self.values[layer][slots] = v
 
-    def pending(self, plan: Plan) -> list[Any]:
+    def pending(self, metadata: AttentionMetadata) -> list[Any]:
         """Return the pools: what was written must not wait for a reader."""
         return [*self.keys, *self.values]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from labkit.engine.attention import attention_metadata as plans
 from labkit.engine.attention import input_validation, launch_report, resolvers
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.launch_report import LaunchReport, Reports
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Attention(Protocol):
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Say what does not change of a layer: see ``Layer``; ``heads`` are the query heads.
+        """Say what does not change of a layer: see ``AttentionLayer``; ``heads``: query heads.
 
         Raises
         ------
@@ -50,16 +50,16 @@ class Attention(Protocol):
             One line that says what is wrong.
         """
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Any, out: Any = None) -> Any:
+    def forward(self, layer: int, q: Any, k: Any, v: Any, metadata: Any, out: Any = None) -> Any:
         """Write a layer's new keys and values, then attend to all that are cached.
 
         Parameters
         ----------
         q
-            [total_q, num_heads, head_dim], the plan's packed queries.
+            [total_q, num_heads, head_dim], the metadata's packed queries.
         k, v
             [total_q, num_kv_heads, head_dim]; None: they are written already.
-        plan
+        metadata
             The step's.
         out
             NumPy only: where to write, shaped and typed as ``q``; None: a new array.
@@ -75,13 +75,13 @@ class Attention(Protocol):
             One line that says what is wrong; nothing was launched.
         """
 
-    def report(self, plan: Any) -> Reports:
+    def report(self, metadata: Any) -> Reports:
         """Say what was launched since the last report, layers that are alike added up.
 
         To be called when what ``forward`` returned has been evaluated.
         """
 
-    def pending(self, plan: Any) -> list[Any]:
+    def pending(self, metadata: Any) -> list[Any]:
         """Return the lazy arrays, besides what ``forward`` returned, that end the step."""
 
 
@@ -99,9 +99,9 @@ class PagedBackend:
 
     def __init__(self, resolver: str = "binary_search") -> None:
         self._resolver = resolvers.create(resolver)
-        self._layers: list[Layer | None] = []
-        self._kinds: list[Layer] = []
-        self._last: Plan | None = None
+        self._layers: list[AttentionLayer | None] = []
+        self._kinds: list[AttentionLayer] = []
+        self._last: AttentionMetadata | None = None
         self.keys: list[Any] = []
         self.values: list[Any] = []
 
@@ -117,7 +117,7 @@ class PagedBackend:
         They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
         or ``bfloat16``. ValueError with one line where the backend cannot hold that.
         """
-        input_validation.dtype(dtype, self.device, self.dtypes)
+        input_validation.check_dtype(dtype, self.device, self.dtypes)
         pools = [
             [
                 self._zeros((num_blocks, block_size, shape.num_kv_heads, size), dtype)
@@ -133,9 +133,9 @@ class PagedBackend:
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Take over pools that exist, and what they hold, one of each per layer."""
-        input_validation.pools(keys, values)
+        input_validation.check_pools(keys, values)
         for pool in keys:
-            input_validation.dtype(self._types(pool)[0], self.device, self.dtypes)
+            input_validation.check_dtype(self._types(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
         self._layers = [None] * len(self.keys)
         self._kinds = []
@@ -153,15 +153,15 @@ class PagedBackend:
     ) -> None:
         """Say what does not change of a layer; see ``Attention.bind``."""
         pool = self.keys[layer]
-        input_validation.layer(
+        input_validation.check_layer(
             pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
         _, block_size, num_kv_heads, head_dim = pool.shape
         dtype, query_dtype = self._types(pool)
-        bound = Layer(
+        bound = AttentionLayer(
             index=layer,
             kind=0,
-            num_heads=heads,
+            num_q_heads=heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             block_size=block_size,
@@ -180,12 +180,12 @@ class PagedBackend:
 
     def _types(self, pool: Any) -> tuple[str, str | None]:
         """Return the type of a pool, and that of the queries, keys and values; None: any."""
-        return input_validation.named(pool), input_validation.named(pool)
+        return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.asarray(sinks)
 
-    def _refuse(self, layer: Layer) -> None:
+    def _refuse(self, layer: AttentionLayer) -> None:
         """Raise ValueError where the backend's kernels do not take a layer."""
 
     def plan(
@@ -195,8 +195,8 @@ class PagedBackend:
         seq_lens: NDArray[np.int32],
         cu_seqlens_q: NDArray[np.int32],
         total_q: int | None = None,
-    ) -> Plan:
-        """Check a step's batch and build what its layers share; the arrays are ``Plan``'s.
+    ) -> AttentionMetadata:
+        """Check a step's batch and return the metadata that its layers share.
 
         ``total_q``: packed query tokens; None: ``cu_seqlens_q[-1]``. Arrays that nobody can write
         to are known again: a step of the same sequences as the last costs a part of what the
@@ -207,21 +207,23 @@ class PagedBackend:
         ValueError
             One line that says what is wrong.
         """
-        last, plan = self._last, None
+        last, metadata = self._last, None
         if last is not None and last.lasting is not None:
             cu, tables = last.lasting
             if cu is cu_seqlens_q and tables is block_tables and total_q in (None, last.total_q):
-                plan = last.following(seq_lens, keep=self._keeps(last))
-        if plan is None:
-            plan = self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
-        self._last = plan
-        return plan
+                metadata = last.following(seq_lens, keep=self._keeps(last))
+        if metadata is None:
+            metadata = self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
+        self._last = metadata
+        return metadata
 
-    def _keeps(self, last: Plan) -> bool:
+    def _keeps(self, last: AttentionMetadata) -> bool:
         """Tell whether what ``last`` has prepared holds for its sequences one token later."""
         return False
 
-    def _build(self, block_tables: Any, seq_lens: Any, cu_seqlens_q: Any, total_q: Any) -> Plan:
+    def _build(
+        self, block_tables: Any, seq_lens: Any, cu_seqlens_q: Any, total_q: Any
+    ) -> AttentionMetadata:
         num_blocks, block_size = self.keys[0].shape[:2]
         return plans.build(
             self._resolver,
@@ -233,37 +235,41 @@ class PagedBackend:
             total_q=total_q,
         )
 
-    def bound(self, layer: int) -> Layer:
+    def bound_layer(self, layer: int) -> AttentionLayer:
         """Return what a layer was bound to."""
         found = self._layers[layer]
         if found is None:
             raise ValueError(f"layer {layer} was not bound")
         return found
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: Plan, out: Any = None) -> Any:
+    def forward(
+        self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
+    ) -> Any:
         """Write and attend; see ``Attention.forward``."""
-        bound = self.bound(layer)
-        input_validation.operands(bound, plan.total_q, q, k, v, out)
+        bound = self.bound_layer(layer)
+        input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         if k is not None:
-            self.write(layer, k, v, plan)
-        result, made = self.attend(bound, q, plan, out)
-        plan.launches.append(made)
+            self.write(layer, k, v, metadata)
+        result, made = self.attend(bound, q, metadata, out)
+        metadata.launches.append(made)
         return result
 
-    def write(self, layer: int, k: Any, v: Any, plan: Plan) -> None:
+    def write(self, layer: int, k: Any, v: Any, metadata: AttentionMetadata) -> None:
         """Scatter new keys and values into a layer's pools."""
-        block, offset = np.divmod(plan.slot_mapping, plan.block_size)
+        block, offset = np.divmod(metadata.slot_mapping, metadata.block_size)
         self.keys[layer][block, offset] = k
         self.values[layer][block, offset] = v
 
-    def attend(self, layer: Layer, q: Any, plan: Plan, out: Any) -> tuple[Any, LaunchReport]:
+    def attend(
+        self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
+    ) -> tuple[Any, LaunchReport]:
         """Return the output, in ``out`` unless that is None, and the launch's report."""
         raise NotImplementedError
 
-    def report(self, plan: Plan) -> Reports:
+    def report(self, metadata: AttentionMetadata) -> Reports:
         """Add up the launches since the last report; see ``Attention.report``."""
-        return launch_report.summed(plan.taken())
+        return launch_report.summed(metadata.taken())
 
-    def pending(self, plan: Plan) -> list[Any]:
+    def pending(self, metadata: AttentionMetadata) -> list[Any]:
         """Return nothing: NumPy is not lazy."""
         return []

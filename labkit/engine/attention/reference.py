@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.attention_metadata import Layer, Plan
+from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.launch_report import LaunchReport, launch_stamp
 from labkit.engine.attention.paged_backend import PagedBackend
 
@@ -22,48 +22,54 @@ class ReferenceBackend(PagedBackend):
 
     name = "reference"
 
-    def attend(self, layer: Layer, q: Any, plan: Plan, out: Any) -> tuple[Any, LaunchReport]:
+    def attend(
+        self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
+    ) -> tuple[Any, LaunchReport]:
         """Attend in float64; see ``PagedBackend.attend``."""
         if out is None:
             out = np.empty_like(q)
         pools = self.keys[layer.index], self.values[layer.index]
-        stamp = launch_stamp(secrets.randbits(32), "reference", plan.resolver.word)
-        find, visited = plan.resolver.find_token, 0
+        stamp = launch_stamp(secrets.randbits(32), "reference", metadata.resolver.variant)
+        find, visited = metadata.resolver.find_token, 0
         with np.errstate(invalid="ignore", over="ignore"):
-            for unit in range(plan.resolver.token_units(plan.lookup, plan.cu_seqlens_q)):
-                sequence, token, _ = map(int, find(plan.lookup, unit, plan.cu_seqlens_q))
+            for unit in range(
+                metadata.resolver.token_units(metadata.lookup, metadata.cu_seqlens_q)
+            ):
+                sequence, token, _ = map(int, find(metadata.lookup, unit, metadata.cu_seqlens_q))
                 if sequence < 0:
                     continue
-                low, high = visible_keys(plan, token, sequence, layer.window)
+                low, high = visible_keys(metadata, token, sequence, layer.window)
                 keys = np.arange(low, high)
-                blocks = plan.block_tables[sequence, keys // plan.block_size]
-                offsets = keys % plan.block_size
+                blocks = metadata.block_tables[sequence, keys // metadata.block_size]
+                offsets = keys % metadata.block_size
                 k, v = (pool[blocks, offsets].astype(np.float64) for pool in pools)
                 query = q[token].astype(np.float64)
                 out[token] = attend_token(query, k, v, layer.scale, layer.softcap, layer.sinks)
-                visited += len(np.unique(keys // plan.block_size))
+                visited += len(np.unique(keys // metadata.block_size))
         return out, LaunchReport(
             kernel="reference",
-            grid=(plan.total_q,),
+            grid=(metadata.total_q,),
             reason="the float64 oracle was asked for",
-            resolver=plan.resolver.name,
+            resolver=metadata.resolver.name,
             stamp=stamp,
             expected_stamp=stamp,
             layer=layer.index,
             kv_blocks_visited=visited,
             bytes=visited * layer.num_kv_heads * layer.block_bytes + 2 * q.nbytes,
-            map_us=plan.map_us,
-            block_size=plan.block_size,
+            map_us=metadata.map_us,
+            block_size=metadata.block_size,
         )
 
 
-def visible_keys(plan: Plan, token: int, sequence: int, window: int | None) -> tuple[int, int]:
+def visible_keys(
+    metadata: AttentionMetadata, token: int, sequence: int, window: int | None
+) -> tuple[int, int]:
     """Return the range of key positions that a query token sees.
 
     A wrong lookup may name any sequence; the range stays inside that sequence.
     """
-    begin, end = (int(n) for n in plan.cu_seqlens_q[sequence : sequence + 2])
-    context = int(plan.seq_lens[sequence]) if end > begin else 0
+    begin, end = (int(n) for n in metadata.cu_seqlens_q[sequence : sequence + 2])
+    context = int(metadata.seq_lens[sequence]) if end > begin else 0
     high = max(0, min(context, context - (end - begin) + (token - begin) + 1))
     low = 0 if window is None else max(0, high - window)
     return low, high

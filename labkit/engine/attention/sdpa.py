@@ -13,7 +13,7 @@ from labkit.engine.attention.launch_report import LaunchReport, Reports, summed
 
 @dataclass(frozen=True, slots=True)
 class SdpaLayer:
-    """What does not change of a layer; see ``plan.Layer``. ``sinks``: MLX's, or None."""
+    """What does not change of a layer; see ``AttentionLayer``. ``sinks``: MLX's, or None."""
 
     index: int
     scale: float
@@ -60,29 +60,31 @@ class SdpaAttention:
         kept = None if sinks is None else mx.array(sinks)
         self._layers[layer] = SdpaLayer(layer, scale, window, kept)
 
-    def forward(self, layer: int, q: Any, k: Any, v: Any, plan: SdpaStep, out: Any = None) -> Any:
+    def forward(self, layer: int, q: Any, k: Any, v: Any, step: SdpaStep, out: Any = None) -> Any:
         """Write and attend; see ``Attention.forward``."""
         if k is not None:
-            plan.write(layer, k, v)
-        result, made = plan.attend(self._layers[layer], q)
+            step.write(layer, k, v)
+        result, made = step.attend(self._layers[layer], q)
         lazy = isinstance(q, mx.array)
-        plan.launches.append(made if lazy else replace(made, evaluations=1))
+        step.launches.append(made if lazy else replace(made, evaluations=1))
         if lazy:
             return result.astype(q.dtype)
         mx.eval(result)
         return np.asarray(result)
 
-    def report(self, plan: SdpaStep) -> Reports:
+    def report(self, step: SdpaStep) -> Reports:
         """Add up the launches since the last report; see ``Attention.report``."""
-        launches, plan.launches = plan.launches, []
+        launches, step.launches = step.launches, []
         return summed(launches)
 
-    def pending(self, plan: SdpaStep) -> list[Any]:
+    def pending(self, step: SdpaStep) -> list[Any]:
         """Return the keys and values: what was written must not wait for a reader."""
-        return plan.pending()
+        return step.pending()
 
 
-def report(layer: int, launches: int, keys: int, padded_keys: int, nbytes: int) -> LaunchReport:
+def layer_report(
+    layer: int, launches: int, keys: int, padded_keys: int, nbytes: int
+) -> LaunchReport:
     """Report a layer's calls of MLX's attention, which leaves no stamp.
 
     ``keys``: read, padding included; ``padded_keys``: those that hold no token; ``nbytes``: of
@@ -101,7 +103,7 @@ def report(layer: int, launches: int, keys: int, padded_keys: int, nbytes: int) 
     )
 
 
-def mask_of_one(q_len: int, keys: int, window: int | None) -> mx.array | str | None:
+def causal_mask(q_len: int, keys: int, window: int | None) -> mx.array | str | None:
     """Return the mask that mlx_lm would give: none for one token, else a name or an array."""
     if window is not None and keys > window:
         columns, seen = np.arange(keys), np.arange(keys - q_len, keys)[:, None]
@@ -115,7 +117,7 @@ def heads_first(tokens: Any) -> mx.array:
     return turned if isinstance(turned, mx.array) else mx.array(turned)
 
 
-def put(array: mx.array, where: Any, new: Any) -> None:
+def store(array: mx.array, where: Any, new: Any) -> None:
     """Write into an array in place: NumPy's values now, MLX's when the graph is evaluated.
 
     Nobody reads ``array`` while NumPy writes: every step that NumPy computes is evaluated.

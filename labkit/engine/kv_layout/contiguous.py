@@ -129,7 +129,7 @@ class ContiguousStep:
         for row, start, stop, context in self._spans:
             where = (0, slice(None), slice(context - (stop - start), context))
             for array, new in zip(row.layer(layer), (k, v), strict=True):
-                sdpa.put(array, where, new[start:stop].transpose(1, 0, 2))
+                sdpa.store(array, where, new[start:stop].transpose(1, 0, 2))
 
     def pending(self) -> list[mx.array]:
         """Return the arrays that were written."""
@@ -146,10 +146,10 @@ class ContiguousStep:
                 k,
                 v,
                 scale=layer.scale,
-                mask=sdpa.mask_of_one(stop - start, context - first, window),
+                mask=sdpa.causal_mask(stop - start, context - first, window),
                 sinks=layer.sinks,
             )
             results.append(one[0].transpose(1, 0, 2))
             read += context - first
             size += k.nbytes + v.nbytes
-        return mx.concatenate(results), sdpa.report(layer.index, len(results), read, 0, size)
+        return mx.concatenate(results), sdpa.layer_report(layer.index, len(results), read, 0, size)

@@ -100,7 +100,7 @@ class PaddedStep:
             target = mx.array(target)
             where = (mx.array(places), slice(None), mx.array(self._columns))
         for array, new in zip(self._rectangle.layer(layer), (k, v), strict=True):
-            sdpa.put(array, where, new[target])
+            sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
         """Return the rectangle."""
@@ -119,7 +119,7 @@ class PaddedStep:
         )
         tokens = out.transpose(0, 2, 1, 3)
         size = k.nbytes + v.nbytes + 2 * q.nbytes
-        made = sdpa.report(layer.index, 1, self.columns, self.empty_columns, size)
+        made = sdpa.layer_report(layer.index, 1, self.columns, self.empty_columns, size)
         return tokens.reshape(len(q), *tokens.shape[2:]), made
 
     def _take(self, array: mx.array) -> mx.array:

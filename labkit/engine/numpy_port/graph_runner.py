@@ -16,7 +16,7 @@ from labkit.engine.engine_protocol import Counters
 from labkit.engine.layer_cache import LayerCache, Running
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.attention_metadata import Plan
+    from labkit.engine.attention.attention_metadata import AttentionMetadata
     from labkit.engine.attention.captured_layers import CapturedLayers
     from labkit.engine.input_builder import Batch
 
@@ -42,7 +42,7 @@ class GraphRunner:
             self.reason = f"its forward fails on symbols: {type(error).__name__}: {line}"
 
     def run(
-        self, batch: Batch, attention: Any, plan: Plan, counters: Counters
+        self, batch: Batch, attention: Any, plan: AttentionMetadata, counters: Counters
     ) -> ChosenLogits | None:
         """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
         rows = len(batch.tokens)

@@ -45,7 +45,7 @@ class Batch:
 
     def forward(self, backend, plan, k=None, v=None, out=None):
         """Return output and report of one launch."""
-        made = array_adapter.to("numpy", backend)
+        made = array_adapter.adapt("numpy", backend)
         out = np.full_like(self.q, np.nan) if out is None else out
         result = made.forward(0, self.q, k, v, plan, out)
         (report,) = made.report(plan)

@@ -119,7 +119,7 @@ def test_bad_operands(batch, backend, changes, message, monkeypatch):
             cu_seqlens_q=made.cu_seqlens_q,
         )
         backend.bind(0, **options)
-        array_adapter.to("numpy", backend).forward(0, made.q, k, v, plan, out)
+        array_adapter.adapt("numpy", backend).forward(0, made.q, k, v, plan, out)
     assert "\n" not in str(raised.value)
 
 

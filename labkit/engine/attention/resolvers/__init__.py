@@ -1,35 +1,48 @@
 """The resolvers by name; see ``resolver.Resolver``.
 
-A built-in is a word of ``config.RESOLVERS``, a module of this package with that name, and a
-branch in ``metal/kernels/resolve.metal``; its number in the kernels is the word's place.
+A built-in resolver is a choice of ``config.RESOLVERS``, a module of this package with that name,
+and a branch in ``metal/kernels/resolve.metal``; its id in the kernels is its place in the list of
+choices, from 1.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from labkit.config.attention import RESOLVERS
+from labkit.engine.attention.resolvers.binary_search import BinarySearchResolver
+from labkit.engine.attention.resolvers.identity import IdentityResolver
+from labkit.engine.attention.resolvers.padded_grid import PaddedGridResolver
 from labkit.engine.attention.resolvers.resolver import Resolver
-from labkit.engine.attention.resolvers.seq_map import UserResolver
+from labkit.engine.attention.resolvers.seq_map import SeqMapResolver, UserResolver
+from labkit.engine.attention.resolvers.work_plan import WorkPlanResolver
 
-_BUILT_IN: dict[str, type[Resolver]] = {
-    word: import_module(f"{__name__}.{word}").Resolver for word in RESOLVERS
+_CLASSES: tuple[type[Resolver], ...] = (
+    BinarySearchResolver,
+    SeqMapResolver,
+    IdentityResolver,
+    PaddedGridResolver,
+    WorkPlanResolver,
+)
+_BUILT_IN = {resolver.variant: resolver for resolver in _CLASSES}
+assert set(_BUILT_IN) == set(RESOLVERS)
+# The resolver whose lookup has this type. A user's maps are a ``SeqMapLookup``.
+BY_LOOKUP_TYPE: dict[type[Any], type[Resolver]] = {
+    resolver.lookup_type: resolver for resolver in _CLASSES
 }
-# Whose lookup a kernel is given; a user's maps are a seq_map.
-BY_KIND: dict[type[Any], type[Resolver]] = {made.kind: made for made in _BUILT_IN.values()}
 
 
 def create(name: str) -> Resolver:
-    """Return the resolver ``name``: a built-in's word, or ``package.module:Class``.
+    """Return the resolver ``name``: a built-in one, or ``package.module:Class``.
 
     Raises
     ------
     ValueError
-        The word is unknown, or the class cannot be loaded; one line that says why.
+        No built-in resolver has this name, or the class cannot be loaded; one line.
     """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     if ":" in name:
         return UserResolver(name)
-    raise ValueError(f"resolver={name}: allowed are {', '.join(_BUILT_IN)} or package.module:Class")
+    allowed = ", ".join(RESOLVERS)
+    raise ValueError(f"resolver={name}: allowed are {allowed} or package.module:Class")

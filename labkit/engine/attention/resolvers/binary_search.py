@@ -11,25 +11,24 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from labkit.engine.attention.kernel_switches import BQ
-from labkit.engine.attention.resolvers import resolver
-from labkit.engine.attention.resolvers.resolver import Ints
+from labkit.engine.attention.resolvers.resolver import Ints, Resolver
 
 
-class BinarySearch(NamedTuple):
+class BinarySearchLookup(NamedTuple):
     """The lookup: ``cu_seqlens_q`` int32 [num_seqs + 1] itself."""
 
     cu_seqlens_q: Ints
 
 
-class Resolver(resolver.Resolver):
+class BinarySearchResolver(Resolver):
     """Hands the prefix sums to the kernel, which searches them."""
 
-    word = "binary_search"
-    kind = BinarySearch
+    variant = "binary_search"
+    lookup_type = BinarySearchLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[BinarySearch, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[BinarySearchLookup, float]:
         """Return the lookup; no map is built."""
-        return BinarySearch(cu_seqlens_q), 0.0
+        return BinarySearchLookup(cu_seqlens_q), 0.0
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:

@@ -11,27 +11,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine.attention.kernel_switches import BQ
-from labkit.engine.attention.resolvers import resolver
-from labkit.engine.attention.resolvers.resolver import Ints
+from labkit.engine.attention.resolvers.resolver import Ints, Resolver
 
 
-class PaddedGrid(NamedTuple):
+class PaddedGridLookup(NamedTuple):
     """The lookup: sizes of the grid, in units per sequence."""
 
     tokens: int
     qblocks: int
 
 
-class Resolver(resolver.Resolver):
+class PaddedGridResolver(Resolver):
     """Sizes the grid by the longest query."""
 
-    word = "padded_grid"
-    kind = PaddedGrid
+    variant = "padded_grid"
+    lookup_type = PaddedGridLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[PaddedGrid, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[PaddedGridLookup, float]:
         """Return the lookup; no map is built."""
         longest = int(np.diff(cu_seqlens_q).max(initial=0))
-        return PaddedGrid(longest, -(-longest // BQ)), 0.0
+        return PaddedGridLookup(longest, -(-longest // BQ)), 0.0
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
@@ -55,6 +54,6 @@ class Resolver(resolver.Resolver):
         """Return the longest sequence's Q-blocks for each sequence."""
         return lookup.qblocks * (len(cu) - 1)  # type: ignore[no-any-return]
 
-    def places(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
+    def grid_axes(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
         """Return units per sequence, and sequences."""
         return (lookup.qblocks if tiled else lookup.tokens, len(cu) - 1)

@@ -25,15 +25,15 @@ class Resolver:
     them in, the reference calls them as they are. A unit is a query token (decode) or a
     Q-block of ``BQ`` rows (tiled).
 
-    ``word``: what the kernels know it by, and stamp; ``name``: what reports call it;
-    ``kind``: the type of its lookups, a NamedTuple.
+    ``variant``: what the kernels know it by, and stamp; ``name``: what reports call it;
+    ``lookup_type``: the type of its lookups, a NamedTuple.
     """
 
-    word: ClassVar[str]
-    kind: ClassVar[type[Any]]
+    variant: ClassVar[str]
+    lookup_type: ClassVar[type[Any]]
 
     def __init__(self) -> None:
-        self.name = self.word
+        self.name = self.variant
 
     def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[Any, float]:
         """Return the lookup and the host's time (us) of building its maps, 0 without maps.
@@ -70,12 +70,12 @@ class Resolver:
         """Return how many Q-blocks the grid has: a bound that needs no query length."""
         return int(cu[-1] // BQ + len(cu) - 1)
 
-    def places(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
+    def grid_axes(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
         """Return the grid's axes without heads; what they multiply to is the units."""
         units = self.qblock_units if tiled else self.token_units
         return (units(lookup, cu),)
 
-    def operand(self, lookup: Any, tiled: bool) -> Ints | None:
+    def metal_operand(self, lookup: Any, tiled: bool) -> Ints | None:
         """Return what a Metal kernel reads besides ``cu_seqlens_q``: int32, or None."""
         return None
 

@@ -14,13 +14,12 @@ import numpy as np
 
 from labkit.engine import plugins
 from labkit.engine.attention.kernel_switches import BQ
-from labkit.engine.attention.resolvers import resolver
-from labkit.engine.attention.resolvers.resolver import Ints
+from labkit.engine.attention.resolvers.resolver import Ints, Resolver
 
 SURPLUS = -1
 
 
-class SeqMap(NamedTuple):
+class SeqMapLookup(NamedTuple):
     """The lookup: both maps."""
 
     token_map: Ints
@@ -49,17 +48,17 @@ def qblock_map(cu_seqlens_q: Ints, total_q: int, bq: int) -> Ints:
     return blocks
 
 
-class Resolver(resolver.Resolver):
+class SeqMapResolver(Resolver):
     """Builds both maps with NumPy."""
 
-    word = "seq_map"
-    kind = SeqMap
+    variant = "seq_map"
+    lookup_type = SeqMapLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMap, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMapLookup, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         total_q = int(cu_seqlens_q[-1])
-        maps = SeqMap(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, BQ))
+        maps = SeqMapLookup(token_map(cu_seqlens_q), qblock_map(cu_seqlens_q, total_q, BQ))
         return maps, (time.perf_counter() - start) * 1e6
 
     @staticmethod
@@ -74,7 +73,7 @@ class Resolver(resolver.Resolver):
         owner = max(sequence, 0)
         return sequence, (unit - (cu[owner] // BQ + owner)) * BQ, 0
 
-    def operand(self, lookup: Any, tiled: bool) -> Ints:
+    def metal_operand(self, lookup: Any, tiled: bool) -> Ints:
         """Return the kernel's own map."""
         return lookup.qblock_map if tiled else lookup.token_map  # type: ignore[no-any-return]
 
@@ -83,7 +82,7 @@ class Resolver(resolver.Resolver):
         return units
 
 
-class UserResolver(Resolver):
+class UserResolver(SeqMapResolver):
     """A user's class with ``name`` and ``maps(cu_seqlens_q, total_q, bq)``.
 
     Parameters
@@ -102,7 +101,7 @@ class UserResolver(Resolver):
         self._user = plugins.make("resolver", path, ("maps",))
         self.name = self._user.name
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMap, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMapLookup, float]:
         """Return the user's maps, checked for type, shape and range, and their time (us).
 
         Raises
@@ -119,7 +118,7 @@ class UserResolver(Resolver):
         if not isinstance(maps, tuple | list) or len(maps) != 2:
             raise ValueError(f"resolver={self._path}: maps() must return (token_map, qblock_map)")
         num_seqs = len(cu_seqlens_q) - 1
-        lookup = SeqMap(
+        lookup = SeqMapLookup(
             self._checked("token_map", maps[0], total_q, 0, num_seqs),
             self._checked("qblock_map", maps[1], total_q // BQ + num_seqs, SURPLUS, num_seqs),
         )
@@ -129,8 +128,8 @@ class UserResolver(Resolver):
         """Return a copy of ``array``; ValueError unless int32 [length] in [low, end)."""
         where = f"resolver={self._path}: {name}"
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
-            kind = getattr(array, "dtype", type(array).__name__)
-            raise ValueError(f"{where} must be a NumPy array of int32, not {kind}")
+            lookup_type = getattr(array, "dtype", type(array).__name__)
+            raise ValueError(f"{where} must be a NumPy array of int32, not {lookup_type}")
         if array.shape != (length,):
             raise ValueError(f"{where} must have shape ({length},), not {array.shape}")
         bad = np.flatnonzero((array < low) | (array >= end))

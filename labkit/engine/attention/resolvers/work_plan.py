@@ -11,27 +11,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine.attention.kernel_switches import BQ
-from labkit.engine.attention.resolvers import resolver
-from labkit.engine.attention.resolvers.resolver import Ints
+from labkit.engine.attention.resolvers.resolver import Ints, Resolver
 
 
-class WorkPlan(NamedTuple):
+class WorkPlanLookup(NamedTuple):
     """The lookup: int32 [units, 2] for units of one token, and of one Q-block."""
 
     tokens: Ints
     qblocks: Ints
 
 
-class Resolver(resolver.Resolver):
+class WorkPlanResolver(Resolver):
     """Plans with NumPy; both kernels' plans, as either may run."""
 
-    word = "work_plan"
-    kind = WorkPlan
+    variant = "work_plan"
+    lookup_type = WorkPlanLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[WorkPlan, float]:
+    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[WorkPlanLookup, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
-        plan = WorkPlan(*(work_plan(cu_seqlens_q, seq_lens, rows) for rows in (1, BQ)))
+        plan = WorkPlanLookup(*(work_plan(cu_seqlens_q, seq_lens, rows) for rows in (1, BQ)))
         return plan, (time.perf_counter() - start) * 1e6
 
     @staticmethod
@@ -55,7 +54,7 @@ class Resolver(resolver.Resolver):
         """Return the entries."""
         return len(lookup.qblocks)
 
-    def operand(self, lookup: Any, tiled: bool) -> Ints:
+    def metal_operand(self, lookup: Any, tiled: bool) -> Ints:
         """Return the kernel's own plan."""
         return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
 
