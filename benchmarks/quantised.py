@@ -95,11 +95,11 @@ def pieces(count: int, length: int) -> list[list[int]]:
     """Cut token ids out of the packaged texts, evenly."""
     from tokenizers import Tokenizer
 
-    from labkit.models.tokenizer_corpus import packaged_texts
+    from labkit.models.tokenizer_corpus import corpus_texts
 
     folder, _ = model_files()
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    ids = tokenizer.encode("\n".join(packaged_texts()), add_special_tokens=False).ids
+    ids = tokenizer.encode("\n".join(corpus_texts()), add_special_tokens=False).ids
     pitch = (len(ids) - length) // count
     return [ids[i * pitch : i * pitch + length] for i in range(count)]
 
@@ -380,7 +380,7 @@ def products() -> list[str]:
 
     from labkit.cpu.packed_linear import PackedWeights
     from labkit.cpu.quantized_weights import Affine
-    from labkit.machine.worker_environment import CLEANED_PREFIXES, core_count
+    from labkit.machine.worker_environment import REMOVED_PREFIXES, core_count
 
     def rate(work: int, call: Any, *arguments: Any) -> float:
         times = []
@@ -393,7 +393,7 @@ def products() -> list[str]:
     rng = np.random.default_rng(0)
     # In a process of its own, with as many threads as labkit's products have.
     words = [sys.executable, "-c", SGEMM]
-    inherited = {n: v for n, v in os.environ.items() if not n.startswith(CLEANED_PREFIXES)}
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith(REMOVED_PREFIXES)}
     environment = inherited | {"OPENBLAS_NUM_THREADS": str(core_count())}
     best = float(subprocess.run(words, env=environment, capture_output=True, check=True).stdout)
     lines = [f"sgemm of 2048: {best:.0f} GFLOP/s; labkit's products with 512 rows, of that:"]

@@ -211,7 +211,7 @@ def mlx_lm(path: Path, folder: Path, text: str) -> Iterator[Served]:
     if sys.platform == "linux":
         from labkit.machine import openblas_for_mlx
 
-        environment["LD_PRELOAD"] = str(openblas_for_mlx.prepare())
+        environment["LD_PRELOAD"] = str(openblas_for_mlx.build_library())
         environment["OPENBLAS_NUM_THREADS"] = str(core_count())
     port, log = free_port(), folder / "mlx_lm.log"
     command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(path)]

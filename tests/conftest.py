@@ -19,7 +19,7 @@ def pytest_configure():
     """Keep a test from running a kernel as it was before a file that it includes changed."""
     import numba
 
-    numba.config.CACHE_DIR = str(cache_dir.numba_folder())
+    numba.config.CACHE_DIR = str(cache_dir.numba_cache_dir())
 
 
 def pytest_collection_modifyitems(config, items):

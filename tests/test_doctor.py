@@ -16,7 +16,7 @@ from labkit.doctor import detectable_effect, machine_caveats, measurement_proces
 from labkit.experiment import Interrupted, doctor_noise
 from labkit.experiment.doctor_noise import Sight
 from labkit.machine import memory_profile
-from labkit.machine.memory_profile import GIB, Machine
+from labkit.machine.memory_profile import GIB, MemoryProfile
 from labkit.records import CaseRecord, Metric, Record
 
 QUIET = {
@@ -42,7 +42,7 @@ def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, shares=None
     measured = {**json.loads(json.dumps(QUIET)), **(shares or {})}
     measured["noise"].update(noise or {})
     measured["mlx"].update(mlx or {})
-    machine = Machine("a test's", 32 * GIB, free, 32 * GIB, metal=False)
+    machine = MemoryProfile("a test's", 32 * GIB, free, 32 * GIB, metal=False)
     return machine_caveats.Facts(environment, machine, measured, **others)
 
 
@@ -103,7 +103,7 @@ def test_a_macs_lines():
         "thermal": "fair",
     }
     measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
-    machine = memory_profile.simulated("sim_m1_pro_32gb")
+    machine = memory_profile.simulated_mac("sim_m1_pro_32gb")
     lines = dict(terminal_screen.machine_lines(machine_caveats.Facts(told, machine, measured)))
     assert "pressure warning; 6.0 GiB compressed" in lines["memory"]
     assert "Metal recommends 21.3 GiB" in lines["memory"]
@@ -257,7 +257,7 @@ def test_the_whole_command():
         [sys.executable, "-m", "labkit.doctor"], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    assert memory_profile.THIS in done.stdout and "GFLOP/s" in done.stdout
+    assert memory_profile.THIS_MACHINE in done.stdout and "GFLOP/s" in done.stdout
     assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
     assert done.stderr.strip() == f"labkit doctor: {doctor.TAKES}"
 

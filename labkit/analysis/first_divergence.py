@@ -118,7 +118,7 @@ def text_difference(a: Outputs, b: Outputs) -> str | None:
     """Say which request's text differs first, and where; None if none does.
 
     For servers that tell no token ids. Texts are compared without special tokens, the space
-    around them, and U+FFFD (:mod:`labkit.models.token_spelling`).
+    around them, and U+FFFD (:mod:`labkit.models.detokenizer`).
     """
     differing = [name for name, share in text_shares(a, b).items() if share < 1]
     if not differing:

@@ -21,7 +21,7 @@ from labkit.experiment.doctor_noise import Sight
 from labkit.experiment.file_locks import timing_lock
 from labkit.machine import fingerprint, memory_profile, wired_advice, worker_environment
 from labkit.machine.best_effort import collect
-from labkit.machine.operating_system import system
+from labkit.machine.operating_system import operating_system
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,7 +87,7 @@ def _console(stream: Any) -> Console:
 
 
 def _show_simulated(console: Console, name: str, fraction: float | None) -> None:
-    machine = memory_profile.simulated(name)
+    machine = memory_profile.simulated_mac(name)
     lines = terminal_screen.simulated_lines(machine)
     terminal_screen.show(
         console, f"{name} (simulated)", lines, ceilings(machine, fraction), machine
@@ -107,7 +107,7 @@ def _show_this(console: Console, fraction: float | None) -> None:
     terminal_screen.show_advice(console, wired_advice.advise(machine, _asked(machine, fraction)))
 
 
-def _asked(machine: memory_profile.Machine, fraction: float | None) -> int:
+def _asked(machine: memory_profile.MemoryProfile, fraction: float | None) -> int:
     return int(machine.total * (config.DEFAULT_FRACTION if fraction is None else fraction))
 
 
@@ -163,7 +163,7 @@ def _cpu_s() -> dict[str, float]:
     """Return CPU seconds so far: all cores', our own, and what the hypervisor gave to others."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own = sum(one.ru_utime + one.ru_stime for one in used)
-    here = system()
+    here = operating_system()
     return collect({"busy": here.busy_s, "own": lambda: own, "stolen": here.stolen_s})
 
 

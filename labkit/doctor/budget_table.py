@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from labkit import config
 from labkit.engine import budget
-from labkit.engine.budget import ModelFacts, Refusal
-from labkit.machine.memory_profile import Machine
+from labkit.engine.budget import BudgetRefusal, ModelFootprint
+from labkit.machine.memory_profile import MemoryProfile
 
 # A model without weights or activations: what is left is the policy's own ceiling.
-WEIGHTLESS = ModelFacts("none", 0, 1 << 10, 0, 0, 4096)
+WEIGHTLESS = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)
 SHARES = (
     config.BudgetPolicy.fraction,
     config.BudgetPolicy.vllm,
@@ -27,7 +27,7 @@ class Ceiling:
     advice: str = ""
 
 
-def ceilings(machine: Machine, fraction: float | None) -> list[Ceiling]:
+def ceilings(machine: MemoryProfile, fraction: float | None) -> list[Ceiling]:
     """Ask every policy but ``fixed``, which has no ceiling of its own."""
     found = []
     for policy in config.BudgetPolicy:
@@ -36,7 +36,7 @@ def ceilings(machine: Machine, fraction: float | None) -> list[Ceiling]:
         share = fraction if policy in SHARES else None
         engine = config.Engine(budget=config.Budget(policy=policy, fraction=share))
         answer = budget.plan(engine, WEIGHTLESS, machine)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, BudgetRefusal):
             advice = str(answer).rsplit("; ", 1)[1]
             found.append(Ceiling(policy.value, None, advice))
         else:

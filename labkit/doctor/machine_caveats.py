@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.experiment.doctor_noise import Sight
-from labkit.machine.memory_profile import GIB, Machine
+from labkit.machine.memory_profile import GIB, MemoryProfile
 
 NOISY_PCT = 2.0  # the default margin: noise above it hides what is not trivial
 OTHERS_PCT = 5.0
@@ -39,7 +39,7 @@ class Facts:
     """
 
     environment: Mapping[str, Any]
-    machine: Machine
+    machine: MemoryProfile
     measured: Mapping[str, Any]
     sights: Mapping[str, Sight | str] = field(default_factory=dict)
     on_battery: bool | None = None

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.doctor.budget_table import Ceiling
 from labkit.doctor.machine_caveats import Facts, Weakness
 from labkit.experiment.doctor_noise import Sight
-from labkit.machine.memory_profile import GIB, Machine
-from labkit.machine.wired_advice import Advice
+from labkit.machine.memory_profile import GIB, MemoryProfile
+from labkit.machine.wired_advice import WiredAdvice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,7 +36,7 @@ def machine_lines(facts: Facts) -> list[Line]:
     ]
 
 
-def simulated_lines(machine: Machine) -> list[Line]:
+def simulated_lines(machine: MemoryProfile) -> list[Line]:
     """Describe a simulated Mac."""
     return [
         ("memory", f"{_gib(machine.total)} RAM, {_gib(machine.available)} of it free (assumed)"),
@@ -45,7 +45,7 @@ def simulated_lines(machine: Machine) -> list[Line]:
     ]
 
 
-def wired_text(machine: Machine) -> str:
+def wired_text(machine: MemoryProfile) -> str:
     """Say what the wired limit and the collector are."""
     wired = machine.wired
     if wired is None:
@@ -64,7 +64,7 @@ def show(
     title: str,
     lines: Iterable[Line],
     ceilings: Iterable[Ceiling],
-    machine: Machine,
+    machine: MemoryProfile,
 ) -> None:
     """Print the facts and the policies' ceilings."""
     from rich.markup import escape
@@ -124,7 +124,7 @@ def show_weaknesses(console: Console, weaknesses: list[Weakness]) -> None:
     _numbered(console, ((one.what, [f"> {one.fix}"]) for one in weaknesses))
 
 
-def show_advice(console: Console, advice: tuple[Advice, ...]) -> None:
+def show_advice(console: Console, advice: tuple[WiredAdvice, ...]) -> None:
     """Print the commands that lift macOS's limits, and what each risks."""
     if not advice:
         return
@@ -153,7 +153,7 @@ def _grid() -> Any:
     return table
 
 
-def _ceiling(one: Ceiling, machine: Machine) -> str:
+def _ceiling(one: Ceiling, machine: MemoryProfile) -> str:
     if one.bytes is None:
         return f"{one.policy}: refused; {one.advice}"
     percent = 100 * one.bytes / machine.total
@@ -169,7 +169,7 @@ def _chip(here: Mapping[str, Any]) -> str:
     return f"{model}; {count}{gpu}; {system}"
 
 
-def _memory(here: Mapping[str, Any], machine: Machine) -> str:
+def _memory(here: Mapping[str, Any], machine: MemoryProfile) -> str:
     parts = [f"{_gib(machine.total)} RAM, {_gib(machine.available)} free"]
     if (here.get("cgroup") or {}).get("memory_bytes"):
         parts[0] += " (the container's limit)"

@@ -14,14 +14,18 @@ from labkit.engine import (
     preflight_checks,
     speculation,
 )
-from labkit.engine.budget.budget_decision import Decision
-from labkit.engine.budget.pool_sizing import activation_bytes, refuse_early, size_pool
+from labkit.engine.budget.budget_decision import BudgetDecision
+from labkit.engine.budget.pool_sizing import (
+    check_before_loading,
+    measure_activation_bytes,
+    size_pool,
+)
 from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine
 from labkit.engine.input_builder import InputBuilder, Padding
 from labkit.engine.kv_layout import KVLayout
 from labkit.engine.llm_engine import PagedEngine
 from labkit.engine.model_runner import ModelRunner, start_by
-from labkit.engine.parallel.schedule_check import Alone
+from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import Ready, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
@@ -79,10 +83,12 @@ def create(
         from labkit.engine.parallel import tensor_parallel_engine
 
         return tensor_parallel_engine.create(options, Path(model_dir))
-    return _create_paged(options, Path(model_dir), models or SharedModels(), Alone())
+    return _create_paged(options, Path(model_dir), models or SharedModels(), NoScheduleCheck())
 
 
-def create_rank(options: config.Engine, model_dir: Path, ring: Ring, peers: Alone) -> PagedEngine:
+def create_rank(
+    options: config.Engine, model_dir: Path, ring: Ring, peers: NoScheduleCheck
+) -> PagedEngine:
     """Build one rank's engine, of its share of the model; ``peers`` are the other ranks.
 
     Raises
@@ -95,7 +101,7 @@ def create_rank(options: config.Engine, model_dir: Path, ring: Ring, peers: Alon
 
 
 def _create_paged(
-    options: config.Engine, model_dir: Path, models: SharedModels, peers: Alone
+    options: config.Engine, model_dir: Path, models: SharedModels, peers: NoScheduleCheck
 ) -> PagedEngine:
     """Load, test, size the pool, put the parts together."""
     if options.attention.resolver == "identity":
@@ -104,8 +110,8 @@ def _create_paged(
             "requests need a prefill; set another resolver"
         )
     kv_layout.choose(options)  # refused now, if at all
-    machine = memory_profile.find(options.budget.machine)
-    refuse_early(options, model_dir, machine)
+    machine = memory_profile.find_profile(options.budget.machine)
+    check_before_loading(options, model_dir, machine)
     ready = models.ready(
         model_dir,
         options.kv.block_size,
@@ -130,7 +136,7 @@ def _create_paged(
         model_dir,
         machine,
         shapes,
-        lambda: activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
+        lambda: measure_activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
     )
     layout = kind.create(shapes, pool.blocks)
     return _assemble(options, ready, layout, draft, pool, difference, peers)
@@ -141,9 +147,9 @@ def _assemble(
     ready: Ready,
     layout: KVLayout,
     draft: LoadedDraft | None,
-    pool: Decision,
+    pool: BudgetDecision,
     difference: float,
-    peers: Alone,
+    peers: NoScheduleCheck,
 ) -> PagedEngine:
     choice, expected, counters = ready.choice, ready.expected, Counters()
     vocab_size = expected.logits[0].shape[-1]

@@ -162,7 +162,7 @@ class Remote(Protocol):
     def wait(self, seconds: float) -> None:
         """Wait until something has arrived, at most so long."""
 
-    def foresee(self, requests: Sequence[Request], streams: int) -> None:
+    def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
         """Make ready what the client needs to send these requests, so many at once.
 
         What the client alone costs is measured, beside the engine.

@@ -41,8 +41,8 @@ def require_wired(budget: config.Budget) -> None:
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:
         return
-    machine = memory_profile.find(budget.machine)
-    why = wired_advice.mismatch(machine, demanded is config.WiredCollector.enabled)
+    machine = memory_profile.find_profile(budget.machine)
+    why = wired_advice.collector_mismatch(machine, demanded is config.WiredCollector.enabled)
     if why is None:
         return
     hint = "" if machine.wired is not None else "; engine.budget.machine simulates a Mac's"

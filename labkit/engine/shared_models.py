@@ -20,7 +20,7 @@ from labkit.engine.packed_forward import ForwardChoice, choose_forward
 from labkit.machine import memory_profile
 
 if TYPE_CHECKING:
-    from labkit.engine.mlx_lm.mlx_lm_loader import Loaded
+    from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
     from labkit.engine.parallel.mlx_ring import Ring
 
 
@@ -43,7 +43,7 @@ class SharedModels:
         self._ring = ring
         self._chosen: dict[tuple[Any, ...], Ready] = {}
         self._expected: dict[tuple[Any, ...], Expected] = {}
-        self._mlx_lm: dict[tuple[Path, str | None, Matrices], Loaded] = {}
+        self._mlx_lm: dict[tuple[Path, str | None, Matrices], MlxLmModel] = {}
 
     def ready(
         self,
@@ -82,13 +82,13 @@ class SharedModels:
             return Ready(ready.loaded, ready.choice, expected)
         assert fresh is not None
         if self._ring is not None:
-            from labkit.engine.parallel.model_sharding import divide
+            from labkit.engine.parallel.model_sharding import shard
 
-            fresh = divide(fresh, self._ring)
+            fresh = shard(fresh, self._ring)
             expected = replace(expected, shapes=load_self_test.cached(fresh)[0])
             self._expected[asked] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
-        memory_profile.give_back()  # widened weights, and MLX's, of which the forward has copies
+        memory_profile.trim_heap()  # widened weights, and MLX's, of which the forward has copies
         ready = Ready(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._chosen[key] = ready
@@ -96,7 +96,7 @@ class SharedModels:
 
     def mlx_lm(
         self, model_dir: Path, kind: str | None, matrices: Matrices = Matrices.cast
-    ) -> Loaded:
+    ) -> MlxLmModel:
         """Load a model as mlx_lm does and cast it, or return the one that is loaded."""
         from labkit.engine.mlx_lm.mlx_lm_loader import load as load_plain
 

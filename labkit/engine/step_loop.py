@@ -23,7 +23,7 @@ from labkit.engine.device_logits import Wait
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
 from labkit.engine.model_runner import Runner
-from labkit.engine.parallel.schedule_check import Alone
+from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
@@ -58,7 +58,7 @@ class StepLoop:
         runner: Runner,
         speculation: Speculation,
         counters: Counters,
-        peers: Alone,
+        peers: NoScheduleCheck,
     ) -> None:
         self._peers = peers
         self._pipeline = pipeline
@@ -105,7 +105,7 @@ class StepLoop:
 
     def _schedule(self) -> SchedulerOutput:
         scheduled = self._speculation.draft(self._scheduler.schedule())
-        self._peers.agree(scheduled, self._counters)
+        self._peers.check_step(scheduled, self._counters)
         return scheduled
 
     def _build(self, scheduled: SchedulerOutput) -> Batch:

@@ -114,7 +114,7 @@ def run_cell(
 
 def _refuse_host(cell: Cell, records: Sequence[Record]) -> None:
     """Refuse to go on elsewhere with a cell whose runs are compared on one host."""
-    here = fingerprint.host()
+    here = fingerprint.host_hash()
     theirs = {str(record.environment.get("host", here)) for record in records} - {here}
     if theirs and not cell.design.across_hosts:
         raise StudyError(

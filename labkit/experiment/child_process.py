@@ -116,7 +116,7 @@ def _run(
             if descriptor >= 0:
                 os.close(descriptor)
     wall = time.monotonic() - start
-    own = process_memory_limit.release(child.pid)
+    own = process_memory_limit.release_memory_limit(child.pid)
     return Ending(child.returncode, timed_out, _oom_kills() - kills + own, wall)
 
 

@@ -71,7 +71,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             f"{where}: {claimed[0]} of workload={experiment.workload.name}, which loads no model; "
             "choose one of requests",
         )
-        held = model_footprint.forms(
+        held = model_footprint.weight_formats(
             model, compute_dtype.asked(experiment.engine), compute_dtype.matrices(experiment.engine)
         )
         for name in claimed:

@@ -89,7 +89,9 @@ def cell_lock(
 
     path = sitting_path(cell_dir)
     with _held(path, "cell's lock", held_by, on_wait, check, poll_s) as descriptor:
-        sitting = Sitting(fingerprint.host(), os.getpid(), fingerprint.utc_now(), job(os.environ))
+        sitting = Sitting(
+            fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), job(os.environ)
+        )
         _write(descriptor, sitting.to_text())
         how = DONE
         try:

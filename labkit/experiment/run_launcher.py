@@ -18,7 +18,7 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.machine import cache_dir, fingerprint, worker_environment
-from labkit.machine.machine_observer import Observer
+from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read
 
 PREPARE_TIMEOUT_S = 1800.0
@@ -95,7 +95,7 @@ class ProcessLauncher:
         """Start one worker for ``runs``, watch it, and take or make their records."""
         arms = [cell.arm(run.arm) for run in runs]
         environ, removed = _environment(arms[0])
-        log, observer = cell.paths.log(runs[0]), Observer()
+        log, observer = cell.paths.log(runs[0]), MachineObserver()
 
         def tick(pid: int) -> None:
             observer.sample(pid)

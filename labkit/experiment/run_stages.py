@@ -192,7 +192,9 @@ def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> T
     first = experiments[0]
     limit = first.engine.memory_limit
     if limit is not None:
-        draft.note(memory_limit={"bytes": limit, "held_by": process_memory_limit.apply(limit)})
+        draft.note(
+            memory_limit={"bytes": limit, "held_by": process_memory_limit.apply_memory_limit(limit)}
+        )
     if any(map(uses_mlx, experiments)):
         threads = max(blas_threads(e.engine.name, e.engine.threads) for e in experiments)
         draft.note(blas=openblas_for_mlx.activate(first.engine.blas.value, threads))

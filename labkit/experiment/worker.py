@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if options.parent is not None:
-        parent_death.start(options.parent, options.lifeline)
+        parent_death.watch_parent(options.parent, options.lifeline)
     try:
         if options.prepare:
             prepare(paths)
@@ -126,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _publish(path: Path, record: Record, parent: int | None) -> int:
-    if parent is not None and not parent_death.alive(parent):
-        parent_death.end()
+    if parent is not None and not parent_death.parent_is_alive(parent):
+        parent_death.kill_process_group()
     try:
         try:
             write(path, record)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from labkit.cli_errors import say
 from labkit.mac import report_bundle
-from labkit.mac.mac_steps import INTERRUPTED, PASSED, Step, all_steps, run_all
+from labkit.mac.mac_steps import INTERRUPTED, PASSED, MacStep, all_steps, run_steps
 from labkit.machine import macos, memory_profile
 
 PROG = "python -m labkit.mac"
@@ -21,7 +21,7 @@ PROG = "python -m labkit.mac"
 
 def main(
     has_metal: Callable[[], bool] = macos.has_metal,
-    make_steps: Callable[[Path, int], Sequence[Step]] = all_steps,
+    make_steps: Callable[[Path, int], Sequence[MacStep]] = all_steps,
 ) -> int:
     """Run the steps below ``outputs/`` and return the exit code."""
     if not has_metal():
@@ -31,9 +31,9 @@ def main(
         folder.mkdir(parents=True)
         facts = report_bundle.surroundings()
         steps = make_steps(folder, memory_profile.this_machine().total)
-        outcomes = run_all(steps, folder, _show)
-        path = report_bundle.write(
-            folder, facts, outcomes, report_bundle.Private.of_this_computer()
+        outcomes = run_steps(steps, folder, _show)
+        path = report_bundle.write_bundle(
+            folder, facts, outcomes, report_bundle.Redactor.of_this_computer()
         )
     except OSError as error:
         say(PROG, error)

@@ -24,20 +24,20 @@ from labkit.experiment.cell_composer import ComposedCell
 PROG = "python -m labkit.mac.kernel_verification"
 # Of the largest value. The output is rounded to its type, the reference's to float32; the rest
 # is summing in another order, and exponentials of logits of about 6.
-ALLOWED = {
+MAX_RELATIVE_ERROR = {
     Precision.float32: 2e-5,
     Precision.float16: 2.0**-10,
     Precision.bfloat16: 2.0**-7,
 }
-HEADING = (
+TABLE_HEADER = (
     "| cell | arm | case | largest error | allowed | |\n| --- | --- | --- | ---: | ---: | --- |"
 )
 
-Outputs = Mapping[str, NDArray[np.float32] | str]  # by case: values, or why there are none
+CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # by case: values, or why there are none
 
 
 @dataclass(frozen=True)
-class Answer:
+class CaseVerification:
     """One case of one arm; ``error``: the largest, as a share of the largest value expected.
 
     ``missing``: why there is nothing to compare; None where there is.
@@ -64,29 +64,29 @@ class Answer:
         return f"| {' | '.join(cells)} |"
 
 
-def check(cells: Sequence[ComposedCell]) -> Iterator[Answer]:
+def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
     """Compare every case of every arm; cases too large for their memory are left out."""
-    expected: dict[str, Outputs] = {}
+    expected: dict[str, CaseOutputs] = {}
     for cell in cells:
         for arm in cell.arms:
             if arm.role == "control":
                 continue
-            once = _once(cell.experiments[arm.name])
+            once = _launching_once(cell.experiments[arm.name])
             key = repr((once.workload, once.engine.kv, once.seed))
             if key not in expected:
                 engine = replace(once.engine, attention=Attention(backend="reference"))
-                expected[key] = outputs(replace(once, engine=engine))
-            yield from _compare(once, arm.name, outputs(once), expected[key])
+                expected[key] = launch_cases(replace(once, engine=engine))
+            yield from _compare_cases(once, arm.name, launch_cases(once), expected[key])
 
 
-def _once(experiment: Experiment) -> Experiment:
+def _launching_once(experiment: Experiment) -> Experiment:
     """Return the experiment with as few launches as there can be."""
     asked = experiment.workload
     cases = [replace(case, factor=1) for case in asked.cases]
     return replace(experiment, workload=replace(asked, cases=cases, warmup=0, repeats=1))
 
 
-def outputs(experiment: Experiment) -> Outputs:
+def launch_cases(experiment: Experiment) -> CaseOutputs:
     """Launch the cases of a kernel workload that fit; a failure stands for all of them."""
     names = [case.name for case in experiment.workload.cases]
     try:
@@ -97,12 +97,12 @@ def outputs(experiment: Experiment) -> Outputs:
     return {case: measured.values[digest] for case, digest in digests.items()}
 
 
-def _compare(
-    experiment: Experiment, arm: str, given: Outputs, expected: Outputs
-) -> Iterator[Answer]:
-    allowed = ALLOWED[experiment.workload.dtype]
+def _compare_cases(
+    experiment: Experiment, arm: str, given: CaseOutputs, expected: CaseOutputs
+) -> Iterator[CaseVerification]:
+    allowed = MAX_RELATIVE_ERROR[experiment.workload.dtype]
     for case, mine in given.items():
-        answer = Answer(experiment.ablation.name, arm, case, allowed)
+        answer = CaseVerification(experiment.ablation.name, arm, case, allowed)
         theirs = expected[case]
         if isinstance(mine, str) or isinstance(theirs, str):
             missing = mine if isinstance(mine, str) else f"reference: {theirs}"
@@ -122,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return say(PROG, error)
     wrong = 0
     with Path(file).open("w", encoding="utf-8") as table:
-        print(HEADING, file=table, flush=True)
-        for answer in check(cells):
+        print(TABLE_HEADER, file=table, flush=True)
+        for answer in verify(cells):
             print(answer.line, file=table, flush=True)
             print(answer.line, flush=True)
             wrong += not answer.right

@@ -19,23 +19,25 @@ from typing import TextIO
 PASSED = "passed"
 INTERRUPTED = "interrupted"
 NOT_RUN = "not run"
-LIMIT_S = 2 * 3600.0  # a kernel that hangs the GPU must not keep the other steps from running
-GRACE_S = 10.0  # for a step that was interrupted: labkit finishes its files
+STEP_TIMEOUT_S = (
+    2 * 3600.0
+)  # a kernel that hangs the GPU must not keep the other steps from running
+STOP_TIMEOUT_S = 10.0  # for a step that was interrupted: labkit finishes its files
 POLL_S = 0.2
 
 ON_METAL = "engine.attention.device=metal"
-HALF = "workload.dtype=float16"
-SERVED_IN_HALF = "engine.dtype=float16"
+HALF_KERNELS = "workload.dtype=float16"
+HALF_SERVING = "engine.dtype=float16"
 # So that tokens can be the reference's: products of float32 are not rounded to fewer bits.
-EXACT = ("engine.dtype=float32", "engine.mlx.tf32=false")
-DECODE = "gqa_sharing,split_kv,resolver,block_size"
-REFERENCE = "{engine.attention.backend:reference,engine.attention.device:cpu}"
-MLX_LM = "{engine:mlx_lm,engine.attention.device:cpu}"
-ANSWERS = "answers.md"
+EXACT_FLOAT32 = ("engine.dtype=float32", "engine.mlx.tf32=false")
+DECODE_ABLATIONS = "gqa_sharing,split_kv,resolver,block_size"
+REFERENCE_ARM = "{engine.attention.backend:reference,engine.attention.device:cpu}"
+MLX_LM_ARM = "{engine:mlx_lm,engine.attention.device:cpu}"
+VERIFICATION_FILE = "answers.md"
 
 
 @dataclass(frozen=True)
-class Step:
+class MacStep:
     """One command; ``arguments`` are those of this Python (``-m labkit ...``)."""
 
     name: str
@@ -49,42 +51,42 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepOutcome:
     """How a step ended: ``passed``, ``interrupted``, ``not run`` or what failed; seconds."""
 
-    step: Step
+    step: MacStep
     word: str
     seconds: float = 0.0
 
 
-def all_steps(folder: Path, memory_bytes: int) -> tuple[Step, ...]:
+def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
     """Return the steps of a Mac with so much memory, whose studies land in ``folder``.
 
     The article's largest case holds 4 GiB of keys and values in float16; it is measured where
     that is at most a sixth of the memory.
     """
     pools = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
-    kernels = ("engine=paged", ON_METAL, HALF, pools)
-    both = f"ablation=seq_map,{DECODE}"
-    serving = ("engine=paged", ON_METAL, SERVED_IN_HALF, "model=small")
+    kernels = ("engine=paged", ON_METAL, HALF_KERNELS, pools)
+    both = f"ablation=seq_map,{DECODE_ABLATIONS}"
+    serving = ("engine=paged", ON_METAL, HALF_SERVING, "model=small")
 
-    def study(name: str, says: str, *overrides: str) -> Step:
+    def study(name: str, says: str, *overrides: str) -> MacStep:
         out = f"out={(folder / name).as_posix()}"
-        return Step(name, says, ("-m", "labkit", *overrides, out, "-m"))
+        return MacStep(name, says, ("-m", "labkit", *overrides, out, "-m"))
 
     return (
-        Step(
+        MacStep(
             "tests",
             "the Metal tests: every kernel, type and size against a float64 oracle",
             ("-m", "pytest", "-m", "metal", "-n", "0", "-p", "no:cacheprovider"),
         ),
-        Step(
+        MacStep(
             "answers",
             "the cases of the studies below, on Metal, against the reference on the CPU",
             (
                 "-m",
                 "labkit.mac.kernel_verification",
-                (folder / ANSWERS).as_posix(),
+                (folder / VERIFICATION_FILE).as_posix(),
                 *kernels,
                 both,
                 "-m",
@@ -93,14 +95,14 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[Step, ...]:
         study(
             "served_answers",
             "tokens served on Metal against those of the reference on the CPU",
-            *("engine=paged", ON_METAL, *EXACT, "workload=uniform_4", "design=quick"),
-            *("ablation.claims.identity=tokens", f"+ablation.arms.reference={REFERENCE}"),
+            *("engine=paged", ON_METAL, *EXACT_FLOAT32, "workload=uniform_4", "design=quick"),
+            *("ablation.claims.identity=tokens", f"+ablation.arms.reference={REFERENCE_ARM}"),
         ),
         study("seq_map", "the article's question, in float16", *kernels, "ablation=seq_map"),
         study(
             "decode",
             "sharing of loads, split keys, resolvers and block sizes in decode attention",
-            *(*kernels, f"ablation={DECODE}"),
+            *(*kernels, f"ablation={DECODE_ABLATIONS}"),
         ),
         study(
             "decode_shape",
@@ -110,14 +112,17 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[Step, ...]:
         study(
             "serving",
             "labkit's engine against mlx_lm",
-            *(*serving, "workload=ragged", f"+ablation.arms.mlx_lm={MLX_LM}"),
+            *(*serving, "workload=ragged", f"+ablation.arms.mlx_lm={MLX_LM_ARM}"),
         ),
     )
 
 
-def run_all(
-    steps: Sequence[Step], logs: Path, show: Callable[[str], None], limit_s: float = LIMIT_S
-) -> list[Outcome]:
+def run_steps(
+    steps: Sequence[MacStep],
+    logs: Path,
+    show: Callable[[str], None],
+    limit_s: float = STEP_TIMEOUT_S,
+) -> list[StepOutcome]:
     """Run steps in order and return how each ended.
 
     After ctrl-C the rest is not run.
@@ -131,18 +136,18 @@ def run_all(
     limit_s
         A step that takes longer is ended.
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[StepOutcome] = []
     for number, step in enumerate(steps, 1):
         if outcomes and outcomes[-1].word in (INTERRUPTED, NOT_RUN):
-            outcomes.append(Outcome(step, NOT_RUN))
+            outcomes.append(StepOutcome(step, NOT_RUN))
             continue
         show(f"\n[{number}/{len(steps)}] {step.name}: {step.says}\n{step.command}\n")
-        outcomes.append(_run(step, logs / f"{step.name}.log", show, limit_s))
+        outcomes.append(_run_step(step, logs / f"{step.name}.log", show, limit_s))
         show(f"{step.name}: {outcomes[-1].word}\n")
     return outcomes
 
 
-def _run(step: Step, log: Path, show: Callable[[str], None], limit_s: float) -> Outcome:
+def _run_step(step: MacStep, log: Path, show: Callable[[str], None], limit_s: float) -> StepOutcome:
     start = time.monotonic()
     word = None
     with log.open("wb") as out:
@@ -155,18 +160,18 @@ def _run(step: Step, log: Path, show: Callable[[str], None], limit_s: float) -> 
         )
     with log.open(encoding="utf-8", errors="replace") as text:
         try:
-            word = _follow(process, text, show, start + limit_s)
+            word = _show_until_exit(process, text, show, start + limit_s)
         except KeyboardInterrupt:
             word = INTERRUPTED
         if word is not None:
-            _end(process)
+            _stop(process)
         show(text.read())
     if word is None:
         word = PASSED if process.returncode == 0 else f"failed (exit {process.returncode})"
-    return Outcome(step, word, time.monotonic() - start)
+    return StepOutcome(step, word, time.monotonic() - start)
 
 
-def _follow(
+def _show_until_exit(
     process: subprocess.Popen[bytes], text: TextIO, show: Callable[[str], None], until: float
 ) -> str | None:
     """Show the log while the process runs; return why it is to be ended, if it is."""
@@ -178,11 +183,11 @@ def _follow(
     return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """Let an interrupted process finish, since ctrl-C reaches it too; then insist."""
     for insist in (process.terminate, process.kill):
         try:
-            process.wait(GRACE_S)
+            process.wait(STOP_TIMEOUT_S)
             return
         except subprocess.TimeoutExpired:
             insist()

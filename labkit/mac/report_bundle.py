@@ -20,24 +20,24 @@ from pathlib import Path
 from typing import Any
 
 from labkit.analysis.rendering.report_sections import environment_line
-from labkit.mac.mac_steps import ANSWERS, NOT_RUN, PASSED, Outcome
+from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
 from labkit.machine import fingerprint
 from labkit.records import read_json
 
 # Plots are redrawn from records; Hydra's own YAML holds this computer's paths.
-KEPT = (".json", ".md", ".html", ".csv", ".tex", ".txt", ".log")
-LAST_LINES = 25  # of a failed step's log, in the summary
+BUNDLED_SUFFIXES = (".json", ".md", ".html", ".csv", ".tex", ".txt", ".log")
+MAX_LOG_LINES = 25  # of a failed step's log, in the summary
 
 
 @dataclass(frozen=True)
-class Private:
+class Redactor:
     """What must not leave this computer: paths with their stand-ins, and names."""
 
     paths: tuple[tuple[str, str], ...]
     names: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of_this_computer(cls) -> Private:
+    def of_this_computer(cls) -> Redactor:
         """Return the paths and names of whoever runs this."""
         places = ((Path.cwd(), "."), (Path(tempfile.gettempdir()), "TMP"), (Path.home(), "~"))
         paths = [(str(p), alias) for path, alias in places for p in {path, path.resolve()}]
@@ -85,8 +85,8 @@ def packages() -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
 
 
-def write(
-    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome], private: Private
+def write_bundle(
+    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome], private: Redactor
 ) -> Path:
     """Write all that there is to ``FOLDER.zip``; return its path.
 
@@ -105,14 +105,14 @@ def write(
         (folder / name).write_text(text, encoding="utf-8")
     path = folder.with_name(f"{folder.name}.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as bundle:
-        for file in sorted(f for f in folder.rglob("*") if f.suffix in KEPT):
+        for file in sorted(f for f in folder.rglob("*") if f.suffix in BUNDLED_SUFFIXES):
             text = file.read_text(encoding="utf-8", errors="replace")
             hidden = private.hide(text, names=file.suffix in (".log", ".txt"))
             bundle.writestr(f"{folder.name}/{file.relative_to(folder).as_posix()}", hidden)
     return path
 
 
-def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]) -> str:
+def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome]) -> str:
     parts = [
         "# labkit on a Mac",
         "",
@@ -129,21 +129,21 @@ def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[Outcome]
     for outcome in outcomes:
         if outcome.word not in (PASSED, NOT_RUN):
             parts += _last_lines(folder / f"{outcome.step.name}.log", outcome)
-    if (folder / ANSWERS).is_file():
-        text = (folder / ANSWERS).read_text(encoding="utf-8")
+    if (folder / VERIFICATION_FILE).is_file():
+        text = (folder / VERIFICATION_FILE).read_text(encoding="utf-8")
         parts += ["## Answers against the reference on the CPU", "", text]
     for outcome in outcomes:
-        parts += _study(folder / outcome.step.name)
+        parts += _study_lines(folder / outcome.step.name)
     return "\n".join(parts)
 
 
-def _last_lines(log: Path, outcome: Outcome) -> list[str]:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
+def _last_lines(log: Path, outcome: StepOutcome) -> list[str]:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_LOG_LINES:]
     head = [f"## {outcome.step.name}: {outcome.word}", "", f"`{outcome.step.command}`", ""]
     return [*head, "```", *lines, "```", ""]
 
 
-def _study(folder: Path) -> list[str]:
+def _study_lines(folder: Path) -> list[str]:
     """Return what a study answered, cell by cell, with the article's table."""
     if not (folder / "study.json").is_file():
         return []

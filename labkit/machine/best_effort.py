@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from struct import error as StructError
 from typing import Any
 
-TIMEOUT_S = 2.0  # a tool that takes longer tells nothing
+TOOL_TIMEOUT_S = 2.0  # a tool that takes longer tells nothing
 
 Readers = Mapping[str, Callable[[], Any]]
 
@@ -25,7 +25,7 @@ def collect(readers: Readers) -> dict[str, Any]:
     return found
 
 
-def output(*command: str) -> str:
+def command_output(*command: str) -> str:
     """Run a tool of the operating system and return what it prints.
 
     Raises
@@ -35,7 +35,11 @@ def output(*command: str) -> str:
     """
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_S, check=True
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=TOOL_TIMEOUT_S,
+            check=True,
         )
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from None

@@ -63,7 +63,7 @@ def building_file(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with _one_line_errors(path):
-            _flush(temporary)
+            _fsync(temporary)
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ def building_directory(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         for item in temporary.iterdir():
-            _flush(item)
+            _fsync(item)
         with _one_line_errors(path):
             try:
                 temporary.rename(path)
@@ -110,7 +110,7 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name[:80]}-{uuid.uuid4().hex[:12]}")
 
 
-def _flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     """Put the bytes on disk before the rename: a crash must not leave an empty file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -119,7 +119,7 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def numba_folder(environ: Mapping[str, str] | None = None) -> Path:
+def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
     """Return where numba keeps its machine code, named by the sources that it is made of.
 
     numba renews a cached function when its own file, numba itself or the CPU changes, but
@@ -132,7 +132,7 @@ def numba_folder(environ: Mapping[str, str] | None = None) -> Path:
         As in ``root``.
     """
     digest = hashlib.sha256()
-    for path, text in numba_sources.read(Path(__file__).resolve().parents[1]).items():
+    for path, text in numba_sources.read_sources(Path(__file__).resolve().parents[1]).items():
         digest.update(path.encode())
         digest.update(text)
     return root(environ) / "numba" / digest.hexdigest()[:16]

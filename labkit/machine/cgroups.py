@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+MEMBERSHIP_FILE = Path("/proc/self/cgroup")
 
 # v1 says "no limit" with a number near 2**63.
-UNLIMITED = 1 << 62
+UNLIMITED_BYTES = 1 << 62
 # v2's name, v1's name.
-LIMITS = ("memory.max", "memory.limit_in_bytes")
-USED = ("memory.current", "memory.usage_in_bytes")
+LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
+USAGE_FILES = ("memory.current", "memory.usage_in_bytes")
 # Pages of files that the kernel drops before it kills.
-RECLAIMABLE = ("inactive_file", "total_inactive_file")
+RECLAIMABLE_FIELDS = ("inactive_file", "total_inactive_file")
 
 
-def folders(controller: str = "", root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
+def folders(
+    controller: str = "", root: Path = CGROUP_ROOT, membership: Path = MEMBERSHIP_FILE
+) -> list[Path]:
     """Return this process's cgroup folder and its ancestors up to the top of its hierarchy.
 
     ``controller``: of cgroup v1's hierarchy ``root/controller``; empty: of v2's, ``root``.
@@ -40,41 +42,41 @@ def folders(controller: str = "", root: Path = ROOT, membership: Path = MEMBERSH
 
 def memory_limit() -> int | None:
     """Return the least memory limit (bytes), or None where there is none."""
-    limits = [limit_of(folder) for folder in _of("memory")]
+    limits = [folder_memory_limit(folder) for folder in _candidate_folders("memory")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def memory_room() -> int | None:
+def memory_headroom() -> int | None:
     """Return how many bytes the tightest limit leaves, or None where there is none."""
-    rooms = [room_of(folder) for folder in _of("memory")]
+    rooms = [folder_memory_headroom(folder) for folder in _candidate_folders("memory")]
     return min((room for room in rooms if room is not None), default=None)
 
 
-def cpu_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> float | None:
+def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = MEMBERSHIP_FILE) -> float | None:
     """Return the least CPU quota in cores, or None where there is none."""
-    quotas = [quota_of(folder) for folder in _of("cpu", root, membership)]
+    quotas = [folder_cpu_quota(folder) for folder in _candidate_folders("cpu", root, membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _of(controller: str, *place: Path) -> list[Path]:
+def _candidate_folders(controller: str, *place: Path) -> list[Path]:
     return [*folders("", *place), *folders(controller, *place)]
 
 
-def limit_of(folder: Path) -> int | None:
+def folder_memory_limit(folder: Path) -> int | None:
     """Return the memory limit (bytes) that one folder states, or None."""
-    value = _number(folder, LIMITS)
-    return None if value is None or value >= UNLIMITED else value
+    value = _read_number(folder, LIMIT_FILES)
+    return None if value is None or value >= UNLIMITED_BYTES else value
 
 
-def room_of(folder: Path) -> int | None:
+def folder_memory_headroom(folder: Path) -> int | None:
     """Return the bytes left below the folder's memory limit, or None where it has none."""
-    limit, used = limit_of(folder), _number(folder, USED)
+    limit, used = folder_memory_limit(folder), _read_number(folder, USAGE_FILES)
     if limit is None or used is None:
         return None
-    return max(0, limit - used + _reclaimable(folder))
+    return max(0, limit - used + _reclaimable_bytes(folder))
 
 
-def quota_of(folder: Path) -> float | None:
+def folder_cpu_quota(folder: Path) -> float | None:
     """Return the CPU quota (cores) that one folder states, or None."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
@@ -89,7 +91,7 @@ def quota_of(folder: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def _number(folder: Path, names: tuple[str, ...]) -> int | None:
+def _read_number(folder: Path, names: tuple[str, ...]) -> int | None:
     for name in names:
         try:
             text = (folder / name).read_text().strip()
@@ -99,10 +101,10 @@ def _number(folder: Path, names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _reclaimable(folder: Path) -> int:
+def _reclaimable_bytes(folder: Path) -> int:
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     found = dict(line.split() for line in lines)
-    return next((int(found[key]) for key in RECLAIMABLE if key in found), 0)
+    return next((int(found[key]) for key in RECLAIMABLE_FIELDS if key in found), 0)

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-CODE = ("labkit", "conf")
+CODE_FOLDERS = ("labkit", "conf")
 CLEAN = "clean"
-TIMEOUT_S = 10
+GIT_TIMEOUT_S = 10
 
 
 @cache
@@ -41,7 +41,7 @@ def commit(checkout: Path = CHECKOUT) -> str | None:
     return None
 
 
-def changes(checkout: Path = CHECKOUT) -> str | None:
+def uncommitted_changes(checkout: Path = CHECKOUT) -> str | None:
     """Hash what differs from the commit in ``labkit/`` and ``conf/``, new files included.
 
     Returns
@@ -65,10 +65,10 @@ def _git(checkout: Path, *words: str) -> bytes:
     # GIT_DIR and its like would ask about another repository than this one.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(
-        ["git", "-C", str(checkout), *words, "--", *CODE],
+        ["git", "-C", str(checkout), *words, "--", *CODE_FOLDERS],
         env={**ours, "GIT_OPTIONAL_LOCKS": "0"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=TIMEOUT_S,
+        timeout=GIT_TIMEOUT_S,
         check=True,
     ).stdout

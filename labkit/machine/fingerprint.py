@@ -32,7 +32,7 @@ from typing import Any
 from labkit import __version__
 from labkit.machine import code_revision, worker_environment
 from labkit.machine.best_effort import Readers, collect
-from labkit.machine.operating_system import system
+from labkit.machine.operating_system import operating_system
 
 PACKAGES = ("mlx", "mlx-lm", "numba", "numpy", "scipy", "tokenizers")
 
@@ -44,13 +44,16 @@ def take() -> dict[str, Any]:
 
 def state() -> dict[str, Any]:
     """Return what changes while a study runs."""
-    here = system()
+    here = operating_system()
     return {"taken": utc_now(), **collect({"peak_rss_bytes": here.peak_rss}), **here.state()}
 
 
 def surroundings() -> dict[str, Any]:
     """Return what the system's tools tell, in some tens of milliseconds."""
-    return {**system().surroundings(), **collect({"git_changes": code_revision.changes})}
+    return {
+        **operating_system().surroundings(),
+        **collect({"git_changes": code_revision.uncommitted_changes}),
+    }
 
 
 def facts() -> dict[str, Any]:
@@ -59,7 +62,7 @@ def facts() -> dict[str, Any]:
         "os": platform.system,
         "os_release": platform.release,
         "architecture": platform.machine,
-        "host": host,
+        "host": host_hash,
         "cores": os.cpu_count,
         "cores_usable": worker_environment.core_count,
         "python": platform.python_version,
@@ -67,12 +70,12 @@ def facts() -> dict[str, Any]:
         "git": code_revision.commit,
         "hash_seed": lambda: os.environ.get("PYTHONHASHSEED"),
         "timer_resolution_ns": lambda: round(time.get_clock_info("perf_counter").resolution * 1e9),
-        "environ": environ,
+        "environ": environment_digest,
     }
-    return {**collect(readers), "accelerator": None, **system().facts()}
+    return {**collect(readers), "accelerator": None, **operating_system().facts()}
 
 
-def host() -> str:
+def host_hash() -> str:
     """Return a hash that tells hosts apart and names none."""
     return hashlib.sha256(f"labkit host/{socket.gethostname()}".encode()).hexdigest()[:12]
 
@@ -88,7 +91,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environ() -> dict[str, Any]:
+def environment_digest() -> dict[str, Any]:
     """Return size and digest of all environment variables (size alone moves the stack)."""
     text = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
     return {

@@ -12,17 +12,17 @@ from typing import Any
 from labkit.machine import cgroups, nvidia
 from labkit.machine.best_effort import collect
 
-CPU = Path("/sys/devices/system/cpu")
-SETTINGS = {
-    "governor": CPU / "cpu0/cpufreq/scaling_governor",
-    "driver": CPU / "cpu0/cpufreq/scaling_driver",
-    "energy_preference": CPU / "cpu0/cpufreq/energy_performance_preference",
-    "min_khz": CPU / "cpu0/cpufreq/scaling_min_freq",
-    "max_khz": CPU / "cpu0/cpufreq/scaling_max_freq",
-    "boost": CPU / "cpufreq/boost",
-    "no_turbo": CPU / "intel_pstate/no_turbo",
-    "smt": CPU / "smt/control",
-    "cpuidle_driver": CPU / "cpuidle/current_driver",
+CPU_FOLDER = Path("/sys/devices/system/cpu")
+SETTING_FILES = {
+    "governor": CPU_FOLDER / "cpu0/cpufreq/scaling_governor",
+    "driver": CPU_FOLDER / "cpu0/cpufreq/scaling_driver",
+    "energy_preference": CPU_FOLDER / "cpu0/cpufreq/energy_performance_preference",
+    "min_khz": CPU_FOLDER / "cpu0/cpufreq/scaling_min_freq",
+    "max_khz": CPU_FOLDER / "cpu0/cpufreq/scaling_max_freq",
+    "boost": CPU_FOLDER / "cpufreq/boost",
+    "no_turbo": CPU_FOLDER / "intel_pstate/no_turbo",
+    "smt": CPU_FOLDER / "smt/control",
+    "cpuidle_driver": CPU_FOLDER / "cpuidle/current_driver",
     "transparent_hugepage": Path("/sys/kernel/mm/transparent_hugepage/enabled"),
     "aslr": Path("/proc/sys/kernel/randomize_va_space"),
     "numa_nodes": Path("/sys/devices/system/node/online"),
@@ -30,8 +30,8 @@ SETTINGS = {
     "swappiness": Path("/proc/sys/vm/swappiness"),
     "clocksource": Path("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
 }
-TICKS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-BUSY = ("user", "nice", "system", "irq", "softirq")
+TICK_FIELDS = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 def facts() -> dict[str, Any]:
@@ -54,9 +54,9 @@ def state() -> dict[str, Any]:
     """Return load, memory, pressure, clocks and counters now."""
     return collect(
         {
-            "uptime_s": lambda: float(_text("/proc/uptime").split()[0]),
-            "loadavg": lambda: [float(x) for x in _text("/proc/loadavg").split()[:3]],
-            "runnable": lambda: int(_text("/proc/loadavg").split()[3].split("/")[0]),
+            "uptime_s": lambda: float(_read_text("/proc/uptime").split()[0]),
+            "loadavg": lambda: [float(x) for x in _read_text("/proc/loadavg").split()[:3]],
+            "runnable": lambda: int(_read_text("/proc/loadavg").split()[3].split("/")[0]),
             "available_bytes": lambda: meminfo()["MemAvailable"],
             "swap": swap,
             "pressure": pressure,
@@ -79,14 +79,14 @@ def sample() -> dict[str, Any]:
     return collect({"mhz": mhz, "available_bytes": lambda: meminfo()["MemAvailable"]})
 
 
-def _text(path: str | Path) -> str:
+def _read_text(path: str | Path) -> str:
     return Path(path).read_text()
 
 
 @cache
 def cpu_model() -> str:
     """Return the CPU's name, with family and model where the kernel has them."""
-    first = _text("/proc/cpuinfo").split("\n\n", 1)[0]
+    first = _read_text("/proc/cpuinfo").split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     fields = {key.strip(): value.strip() for key, value in pairs}
     name = fields.get("model name") or fields.get("CPU part") or fields["processor"]
@@ -109,7 +109,7 @@ def accelerator() -> str | None:
 def settings() -> dict[str, str]:
     """Return the kernel's settings that change timings; of a choice, the chosen word."""
     found = {}
-    for name, path in SETTINGS.items():
+    for name, path in SETTING_FILES.items():
         try:
             text = path.read_text().strip()
         except OSError:
@@ -120,14 +120,14 @@ def settings() -> dict[str, str]:
 
 def meminfo() -> dict[str, int]:
     """Return /proc/meminfo in bytes."""
-    lines = (line.split() for line in _text("/proc/meminfo").splitlines())
+    lines = (line.split() for line in _read_text("/proc/meminfo").splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) == 3}
 
 
 def swap() -> dict[str, int]:
     """Return swap in use (bytes) and pages swapped in and out since boot."""
     sizes = meminfo()
-    counts = dict(line.split() for line in _text("/proc/vmstat").splitlines())
+    counts = dict(line.split() for line in _read_text("/proc/vmstat").splitlines())
     return {
         "used_bytes": sizes["SwapTotal"] - sizes["SwapFree"],
         "pages_in": int(counts["pswpin"]),
@@ -140,7 +140,7 @@ def pressure() -> dict[str, dict[str, float]] | None:
     found = {}
     for name in ("cpu", "memory", "io"):
         try:
-            line = _text(f"/proc/pressure/{name}").splitlines()[0]
+            line = _read_text(f"/proc/pressure/{name}").splitlines()[0]
         except OSError:
             continue
         fields = dict(word.split("=") for word in line.split()[1:])
@@ -150,22 +150,24 @@ def pressure() -> dict[str, dict[str, float]] | None:
 
 def cpu_ticks() -> dict[str, int]:
     """Return the CPU time of all cores since boot by kind, in clock ticks (see ``sysconf``)."""
-    words = _text("/proc/stat").split("\n", 1)[0].split()[1:]
-    return dict(zip(TICKS, map(int, words), strict=False))
+    words = _read_text("/proc/stat").split("\n", 1)[0].split()[1:]
+    return dict(zip(TICK_FIELDS, map(int, words), strict=False))
 
 
 def mhz() -> float | None:
     """Return the mean clock of the cores, in MHz."""
-    paths = list(CPU.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    paths = list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     if paths:
         return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
-    lines = [line for line in _text("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")]
+    lines = [
+        line for line in _read_text("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")
+    ]
     values = [float(line.split(":")[1]) for line in lines]
     return round(sum(values) / len(values), 1) if values else None
 
 
 def _stat_number(name: str) -> int:
-    for line in _text("/proc/stat").splitlines():
+    for line in _read_text("/proc/stat").splitlines():
         if line.startswith(f"{name} "):
             return int(line.split()[1])
     raise KeyError(name)
@@ -175,16 +177,16 @@ def oom_kills() -> int:
     """Count the kernel's out-of-memory kills: the container's, else the machine's."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
-            fields = dict(line.split() for line in _text(path).splitlines())
+            fields = dict(line.split() for line in _read_text(path).splitlines())
             return int(fields["oom_kill"])
         except (OSError, KeyError):
             continue
-    return int(dict(line.split() for line in _text("/proc/vmstat").splitlines())["oom_kill"])
+    return int(dict(line.split() for line in _read_text("/proc/vmstat").splitlines())["oom_kill"])
 
 
 def thermal() -> dict[str, int] | None:
     """Return the CPU's throttle counts since boot, summed over cores."""
-    paths = list(CPU.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    paths = list(CPU_FOLDER.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
 
 
@@ -224,7 +226,7 @@ def peak_rss() -> int:
 
 def _process_sizes(pid: str) -> dict[str, int]:
     """Return a process's ``Vm*`` sizes in bytes."""
-    lines = _text(f"/proc/{pid}/status").splitlines()
+    lines = _read_text(f"/proc/{pid}/status").splitlines()
     words = [line.split() for line in lines if line.startswith("Vm")]
     sizes = {name.rstrip(":"): int(size) * 1024 for name, size, _ in words}
     if not sizes:
@@ -235,7 +237,7 @@ def _process_sizes(pid: str) -> dict[str, int]:
 def process_cpu_s(pid: int) -> float:
     """Return the CPU seconds that a process and its children have used (0.0 when it is gone)."""
     try:
-        fields = _text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
+        fields = _read_text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return 0.0
     ended = sum(map(int, fields[11:15])) / _ticks_per_s()  # its own, and of children that ended
@@ -246,7 +248,7 @@ def _children(pid: int) -> list[int]:
     """Return the processes that a process has started and that run; none where nobody tells."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-        lists = [_text(f"/proc/{pid}/task/{thread}/children") for thread in threads]
+        lists = [_read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads]
     except OSError:
         return []
     return [int(child) for one in lists for child in one.split()]
@@ -255,7 +257,7 @@ def _children(pid: int) -> list[int]:
 def busy_s() -> float:
     """Return the CPU seconds that all cores have been busy since boot (steal left out)."""
     ticks = cpu_ticks()
-    return sum(ticks[name] for name in BUSY) / _ticks_per_s()
+    return sum(ticks[name] for name in BUSY_FIELDS) / _ticks_per_s()
 
 
 def stolen_s() -> float | None:

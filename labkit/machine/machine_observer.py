@@ -10,16 +10,16 @@ from contextlib import suppress
 from typing import Any
 
 from labkit.machine.best_effort import collect
-from labkit.machine.operating_system import system
+from labkit.machine.operating_system import operating_system
 
 MAX_SAMPLES = 3600
 
 
-class Observer:
+class MachineObserver:
     """Samples one run; make it right before the run starts."""
 
     def __init__(self) -> None:
-        self._system = system()
+        self._system = operating_system()
         self._start = time.monotonic()
         self._cpu = time.process_time()
         self._last = self._cpu_times(None)

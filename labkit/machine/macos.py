@@ -21,7 +21,7 @@ from typing import Any
 from labkit.machine.best_effort import collect
 from labkit.machine.macos_tools import surroundings as surroundings
 
-FACT_NUMBERS = {
+SETTING_SYSCTLS = {
     "iogpu_wired_limit_mb": "iogpu.wired_limit_mb",
     "performance_cores": "hw.perflevel0.logicalcpu",
     "efficiency_cores": "hw.perflevel1.logicalcpu",
@@ -44,7 +44,9 @@ def facts() -> dict[str, Any]:
             "accelerator": lambda: f"{_sysctl_text('machdep.cpu.brand_string')} GPU",
             "os_build": lambda: _sysctl_text("kern.osversion"),
             "model": lambda: _sysctl_text("hw.model"),
-            "settings": lambda: collect({name: _reader(key) for name, key in FACT_NUMBERS.items()}),
+            "settings": lambda: collect(
+                {name: _sysctl_reader(key) for name, key in SETTING_SYSCTLS.items()}
+            ),
         }
     )
 
@@ -56,7 +58,7 @@ def state() -> dict[str, Any]:
             "uptime_s": lambda: round(time.time() - _boot_time(), 1),
             "loadavg": lambda: list(os.getloadavg()),
             "swap": _swap,
-            "compressed_bytes": _reader("vm.compressor_bytes_used"),
+            "compressed_bytes": _sysctl_reader("vm.compressor_bytes_used"),
             "pressure": lambda: {
                 "memory": {"level": _sysctl_number("kern.memorystatus_vm_pressure_level")}
             },
@@ -89,7 +91,7 @@ def sysctl(name: str) -> int | None:
         return None
 
 
-def _reader(key: str) -> Callable[[], int]:
+def _sysctl_reader(key: str) -> Callable[[], int]:
     return lambda: _sysctl_number(key)
 
 
@@ -128,7 +130,7 @@ def _swap() -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Wired:
+class WiredSettings:
     """How macOS limits and reclaims the GPU's wired memory; None: it does not tell.
 
     ``limit_mb``: ``iogpu.wired_limit_mb`` (MiB; 0: the system's own default).
@@ -141,14 +143,14 @@ class Wired:
     dynamic_lwm: bool | None
 
 
-def wired(read: Callable[[str], int | None] = sysctl) -> Wired:
+def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
     """Read the wired limit and the state of the wired collector.
 
     ``read`` is a parameter so that the meaning of the numbers is tested anywhere.
     """
     disabled = read("iogpu.disable_wired_collector")
     dynamic = read("iogpu.dynamic_lwm")
-    return Wired(
+    return WiredSettings(
         limit_mb=read("iogpu.wired_limit_mb"),
         collector=None if disabled is None else not disabled,
         dynamic_lwm=None if dynamic is None else bool(dynamic),
@@ -167,7 +169,9 @@ def recommended_working_set() -> int | None:
         metal = ctypes.CDLL("/System/Library/Frameworks/Metal.framework/Metal")
         metal.MTLCreateSystemDefaultDevice.restype = ctypes.c_void_p
         device = metal.MTLCreateSystemDefaultDevice()
-        size = _ask(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64) if device else 0
+        size = (
+            _send_message(device, "recommendedMaxWorkingSetSize", ctypes.c_uint64) if device else 0
+        )
     except OSError:
         return None
     return int(size) or None
@@ -178,11 +182,11 @@ def _process_info(selector: str) -> int:
     ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
     objc = _objc()
     objc.objc_getClass.restype = ctypes.c_void_p
-    info = _ask(objc.objc_getClass(b"NSProcessInfo"), "processInfo", ctypes.c_void_p)
-    return int(_ask(info, selector, ctypes.c_long))
+    info = _send_message(objc.objc_getClass(b"NSProcessInfo"), "processInfo", ctypes.c_void_p)
+    return int(_send_message(info, selector, ctypes.c_long))
 
 
-def _ask(receiver: Any, selector: str, kind: Any) -> Any:
+def _send_message(receiver: Any, selector: str, kind: Any) -> Any:
     """Send an Objective-C message without arguments; ``kind``: the C type of the answer."""
     objc = _objc()
     objc.sel_registerName.restype = ctypes.c_void_p

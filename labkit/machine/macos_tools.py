@@ -1,6 +1,6 @@
 """What macOS's tools tell without sudo: power, pages, who sits at it, what else goes on.
 
-``pmset``, ``vm_stat``, ``ioreg``, ``tmutil`` and ``ps`` take some tens of milliseconds; the
+``pmset``, ``parse_vm_stat``, ``ioreg``, ``tmutil`` and ``ps`` take some tens of milliseconds; the
 parent asks them before and after a run.
 """
 
@@ -11,11 +11,11 @@ import os
 import re
 from typing import Any
 
-from labkit.machine.best_effort import collect, output
+from labkit.machine.best_effort import collect, command_output
 
-SPOTLIGHT = ("mds", "mds_stores", "mdworker", "mdworker_shared")
-BUSY_PCT = 5.0  # CPU percent from which an indexing process is at work
-TOP = 3
+SPOTLIGHT_PROCESSES = ("mds", "mds_stores", "mdworker", "mdworker_shared")
+SPOTLIGHT_BUSY_PCT = 5.0  # CPU percent from which an indexing process is at work
+MAX_TOP_PROCESSES = 3
 # OSThermalNotification: nominal, moderate, heavy, trapping, sleeping
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")
 
@@ -25,14 +25,20 @@ def surroundings() -> dict[str, Any]:
     return collect(
         {
             "power": power,
-            "vm": lambda: vm_stat(output("vm_stat")),
-            "hid_idle_s": lambda: hid_idle_s(output("ioreg", "-c", "IOHIDSystem", "-d", "4")),
-            "displays": lambda: displays(output("ioreg", "-r", "-c", "IOMobileFramebuffer")),
+            "vm": lambda: parse_vm_stat(command_output("vm_stat")),
+            "hid_idle_s": lambda: hid_idle_s(
+                command_output("ioreg", "-c", "IOHIDSystem", "-d", "4")
+            ),
+            "displays": lambda: displays(
+                command_output("ioreg", "-r", "-c", "IOMobileFramebuffer")
+            ),
             "background": lambda: {
-                "time_machine": time_machine(output("tmutil", "status")),
-                "spotlight": spotlight(output("ps", "-Aceo", "pcpu=,comm=")),
+                "time_machine": time_machine(command_output("tmutil", "status")),
+                "spotlight": spotlight(command_output("ps", "-Aceo", "pcpu=,comm=")),
             },
-            "top_foreign": lambda: top_foreign(output("ps", "-Aceo", "pid=,pcpu=,comm="), _ours()),
+            "top_foreign": lambda: top_foreign(
+                command_output("ps", "-Aceo", "pid=,pcpu=,comm="), _own_pids()
+            ),
             "thermal_pressure": thermal_pressure,
         }
     )
@@ -42,10 +48,10 @@ def power() -> dict[str, Any] | None:
     """Return what ``pmset`` says: source and battery, settings, custom modes, limits."""
     found = collect(
         {
-            "source": lambda: power_source(output("pmset", "-g", "batt")),
-            "settings": lambda: pairs(output("pmset", "-g")),
-            "custom": lambda: sections(output("pmset", "-g", "custom")),
-            "limits": lambda: pairs(output("pmset", "-g", "therm")),
+            "source": lambda: power_source(command_output("pmset", "-g", "batt")),
+            "settings": lambda: parse_pairs(command_output("pmset", "-g")),
+            "custom": lambda: parse_sections(command_output("pmset", "-g", "custom")),
+            "limits": lambda: parse_pairs(command_output("pmset", "-g", "therm")),
         }
     )
     return found or None
@@ -57,20 +63,20 @@ def power_source(text: str) -> str | None:
     return match[1] if match else None
 
 
-def pairs(text: str) -> dict[str, str]:
+def parse_pairs(text: str) -> dict[str, str]:
     """Read lines ``name value`` or ``name = value`` whose value is a number."""
     found = re.findall(r"^\s*([A-Za-z_]+)\s+(?:=\s*)?(-?\d+)\b", text, re.MULTILINE)
     return dict(found)
 
 
-def sections(text: str) -> dict[str, dict[str, str]]:
+def parse_sections(text: str) -> dict[str, dict[str, str]]:
     """Read ``pmset -g custom``: the settings on battery, on AC power, ..."""
     parts = re.split(r"^(\S[^\n]*):[ \t]*$", text, flags=re.MULTILINE)
-    return {name: pairs(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    return {name: parse_pairs(body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def vm_stat(text: str) -> dict[str, int]:
-    """Read ``vm_stat``: the page size in bytes, pages now and events since boot."""
+def parse_vm_stat(text: str) -> dict[str, int]:
+    """Read ``parse_vm_stat``: the page size in bytes, pages now and events since boot."""
     size = re.search(r"page size of (\d+) bytes", text)
     counts = re.findall(r'^"?([A-Z][\w -]+)"?:\s+(\d+)\.$', text, re.MULTILINE)
     named = {name.lower().replace(" ", "_").replace("-", "_"): int(n) for name, n in counts}
@@ -96,8 +102,10 @@ def time_machine(text: str) -> bool:
 def spotlight(text: str) -> bool:
     """Tell from ``ps -o pcpu=,comm=`` whether the search index is being built."""
     lines = (line.split(None, 1) for line in text.splitlines())
-    used = sum(float(w[0].replace(",", ".")) for w in lines if len(w) == 2 and w[1] in SPOTLIGHT)
-    return used >= BUSY_PCT
+    used = sum(
+        float(w[0].replace(",", ".")) for w in lines if len(w) == 2 and w[1] in SPOTLIGHT_PROCESSES
+    )
+    return used >= SPOTLIGHT_BUSY_PCT
 
 
 def top_foreign(text: str, ours: frozenset[int]) -> list[dict[str, Any]]:
@@ -107,11 +115,11 @@ def top_foreign(text: str, ours: frozenset[int]) -> list[dict[str, Any]]:
         words = line.split(None, 2)
         if len(words) == 3 and int(words[0]) not in ours:
             found.append((float(words[1].replace(",", ".")), words[2]))
-    busiest = sorted(found, reverse=True)[:TOP]
+    busiest = sorted(found, reverse=True)[:MAX_TOP_PROCESSES]
     return [{"name": name, "cpu_pct": percent} for percent, name in busiest if percent > 0]
 
 
-def _ours() -> frozenset[int]:
+def _own_pids() -> frozenset[int]:
     import psutil
 
     me = psutil.Process()

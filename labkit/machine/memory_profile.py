@@ -16,18 +16,18 @@ import sys
 from dataclasses import dataclass
 
 from labkit.machine import cgroups, macos
-from labkit.machine.macos import Wired
-from labkit.machine.operating_system import system
+from labkit.machine.macos import WiredSettings
+from labkit.machine.operating_system import operating_system
 
 GIB = 1 << 30
 MIB = 1 << 20
-THIS = "this machine"
+THIS_MACHINE = "this machine"
 # Free memory moves between a plan and a run; advice keeps so much of RAM away from it.
-SLACK = 1 / 50
+SLACK_FRACTION = 1 / 50
 
 
 @dataclass(frozen=True)
-class Machine:
+class MemoryProfile:
     """Memory in bytes.
 
     Parameters
@@ -55,7 +55,7 @@ class Machine:
     hint: int
     metal: bool
     slack: int = 0
-    wired: Wired | None = None
+    wired: WiredSettings | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that no machine has."""
@@ -66,13 +66,13 @@ class Machine:
             )
 
     @property
-    def simulated(self) -> bool:
+    def is_simulated(self) -> bool:
         """Whether these are a table's numbers, not this computer's."""
-        return self.name != THIS
+        return self.name != THIS_MACHINE
 
 
 # name: RAM (GiB), Metal's working set (MiB; None: two thirds up to 32 GiB, else three quarters)
-SIMULATED: dict[str, tuple[int, int | None]] = {
+SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
     "sim_m1_8gb": (8, None),
     "sim_m1_pro_16gb": (16, None),
     "sim_m2_24gb": (24, None),
@@ -88,7 +88,7 @@ SIMULATED: dict[str, tuple[int, int | None]] = {
 }
 
 
-def find(name: str | None) -> Machine:
+def find_profile(name: str | None) -> MemoryProfile:
     """Return the simulated machine ``name``, or this one for None.
 
     Raises
@@ -96,41 +96,41 @@ def find(name: str | None) -> Machine:
     KeyError
         There is no such simulated machine.
     """
-    return this_machine() if name is None else simulated(name)
+    return this_machine() if name is None else simulated_mac(name)
 
 
-def simulated(name: str) -> Machine:
+def simulated_mac(name: str) -> MemoryProfile:
     """Return a simulated Mac at the system's default limits."""
-    size, hint_mib = SIMULATED[name]
+    size, hint_mib = SIMULATED_MACS[name]
     total = size * GIB
     share = total * 2 // 3 if size <= 32 else total * 3 // 4
-    return Machine(
+    return MemoryProfile(
         name=name,
         total=total,
         available=total - max(3 * GIB, min(total // 4, 12 * GIB)),
         hint=share if hint_mib is None else hint_mib * MIB,
         metal=True,
-        wired=Wired(limit_mb=0, collector=True, dynamic_lwm=True),
+        wired=WiredSettings(limit_mb=0, collector=True, dynamic_lwm=True),
     )
 
 
-def this_machine() -> Machine:
+def this_machine() -> MemoryProfile:
     """Read this computer: RAM or the container's limit, what is free, Metal's hint."""
-    total, free = system().memory()
+    total, free = operating_system().memory()
     total = min(total, cgroups.memory_limit() or total)
-    room, hint = cgroups.memory_room(), macos.recommended_working_set()
-    return Machine(
-        name=THIS,
+    room, hint = cgroups.memory_headroom(), macos.recommended_working_set()
+    return MemoryProfile(
+        name=THIS_MACHINE,
         total=total,
         available=min(total, free if room is None else min(free, room)),
         hint=total if hint is None else min(hint, total),
         metal=hint is not None,
-        slack=int(total * SLACK),
-        wired=macos.wired() if sys.platform == "darwin" else None,
+        slack=int(total * SLACK_FRACTION),
+        wired=macos.wired_settings() if sys.platform == "darwin" else None,
     )
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system, where the C library keeps it (glibc's does).
 
     It keeps what was freed below memory that is still in use: arrays of up to 32 MB, once one

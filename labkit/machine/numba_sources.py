@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 # Each begins with the end of the line before, which is found in half the time of ``^``.
-_COMPILER = re.compile(rb"\n(?:from|import) +(?:numba|llvmlite)\b")
+_NUMBA_IMPORT = re.compile(rb"\n(?:from|import) +(?:numba|llvmlite)\b")
 _IMPORT = re.compile(rb"\n(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]*)|import +([^\n]*))")
 
 
-def read(package: Path) -> dict[str, bytes]:
+def read_sources(package: Path) -> dict[str, bytes]:
     """Return the files' content by their path from the package's parent on, sorted.
 
     Parameters
@@ -29,25 +29,25 @@ def read(package: Path) -> dict[str, bytes]:
     package
         The folder of the package; nothing in it is imported.
     """
-    texts = dict(sorted(_texts(str(package), package.name)))
+    texts = dict(sorted(_read_tree(str(package), package.name)))
     found: set[str] = set()
-    waiting = [path for path, text in texts.items() if _COMPILER.search(b"\n" + text)]
+    waiting = [path for path, text in texts.items() if _NUMBA_IMPORT.search(b"\n" + text)]
     while waiting:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting += imported(texts[path], texts)
+            waiting += imported_files(texts[path], texts)
     return {path: text for path, text in texts.items() if path in found}
 
 
-def imported(text: bytes, files: Mapping[str, object]) -> set[str]:
-    """Return which of ``files`` (keys as ``read`` returns them) a source imports."""
-    stems = [module.replace(".", "/") for module in _modules(text)]
+def imported_files(text: bytes, files: Mapping[str, object]) -> set[str]:
+    """Return which of ``files`` (keys as ``read_sources`` returns them) a source imports."""
+    stems = [module.replace(".", "/") for module in _module_names(text)]
     paths = {f"{stem}{end}" for stem in stems for end in (".py", "/__init__.py")}
     return {path for path in paths if path in files}
 
 
-def _modules(text: bytes) -> Iterator[str]:
+def _module_names(text: bytes) -> Iterator[str]:
     """Yield what may be the names of modules: of ``from a import b`` both ``a`` and ``a.b``."""
     for match in _IMPORT.finditer(b"\n" + text):
         module, names, modules = (part.decode() if part else "" for part in match.groups())
@@ -58,7 +58,7 @@ def _modules(text: bytes) -> Iterator[str]:
             yield from (f"{module}.{word}" if module else word for word in first)
 
 
-def _texts(folder: str, name: str) -> Iterator[tuple[str, bytes]]:
+def _read_tree(folder: str, name: str) -> Iterator[tuple[str, bytes]]:
     """Yield every source file's path and content."""
     for entry in os.scandir(folder):
         path = f"{name}/{entry.name}"
@@ -66,4 +66,4 @@ def _texts(folder: str, name: str) -> Iterator[tuple[str, bytes]]:
             with open(entry.path, "rb", buffering=0) as file:
                 yield path, file.read()
         elif entry.name != "__pycache__" and entry.is_dir():
-            yield from _texts(entry.path, path)
+            yield from _read_tree(entry.path, path)

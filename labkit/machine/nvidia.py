@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from labkit.machine.best_effort import collect, output
+from labkit.machine.best_effort import collect, command_output
 
-DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # nvidia-smi's name: ours
-FIELDS = {
+QUERY_FIELDS = {
     "clocks.sm": "sm_mhz",
     "clocks.mem": "memory_mhz",
     "power.limit": "power_limit_w",
@@ -24,32 +24,40 @@ FIELDS = {
 }
 
 
-def state(driver: Path = DRIVER) -> list[dict[str, Any]] | None:
+def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
     """Return one dict per device, and the number of processes on it; None without a driver."""
     if not driver.exists():
         return None
-    names = ",".join(FIELDS)
-    devices = parse(output("nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits"))
+    names = ",".join(QUERY_FIELDS)
+    devices = parse_query(
+        command_output("nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits")
+    )
     pids = collect(
         {
             "processes": lambda: len(
-                output("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader").split()
+                command_output(
+                    "nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"
+                ).split()
             )
         }
     )
     return [{**device, **pids} for device in devices]
 
 
-def parse(text: str) -> list[dict[str, Any]]:
+def parse_query(text: str) -> list[dict[str, Any]]:
     """Read ``--format=csv,noheader,nounits``: numbers as numbers, what is not told left out."""
     devices = []
     for line in filter(str.strip, text.splitlines()):
-        values = zip(FIELDS.values(), (word.strip() for word in line.split(",")), strict=False)
-        devices.append({name: _value(word) for name, word in values if not word.startswith("[")})
+        values = zip(
+            QUERY_FIELDS.values(), (word.strip() for word in line.split(",")), strict=False
+        )
+        devices.append(
+            {name: _parse_value(word) for name, word in values if not word.startswith("[")}
+        )
     return devices
 
 
-def _value(word: str) -> float | str:
+def _parse_value(word: str) -> float | str:
     try:
         return float(word)
     except ValueError:

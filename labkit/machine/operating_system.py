@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from labkit.machine import linux, macos
 
 
-class System(Protocol):
+class OperatingSystem(Protocol):
     """A module that reads one operating system.
 
     What a dict lacks is not told; its keys are those of the record
@@ -55,6 +55,6 @@ class System(Protocol):
         """Return the CPU seconds that the hypervisor gave to others since boot."""
 
 
-def system() -> System:
+def operating_system() -> OperatingSystem:
     """Return this process's system."""
     return macos if sys.platform == "darwin" else linux

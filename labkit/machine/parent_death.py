@@ -15,10 +15,10 @@ import sys
 import threading
 
 PR_SET_PDEATHSIG = 1
-PERIOD_S = 0.25
+POLL_S = 0.25
 
 
-def start(parent: int, lifeline: int | None, *, lasting: bool = True) -> None:
+def watch_parent(parent: int, lifeline: int | None, *, lasting: bool = True) -> None:
     """Watch process ``parent`` from now on; kill this process group when it is gone.
 
     Parameters
@@ -34,17 +34,17 @@ def start(parent: int, lifeline: int | None, *, lasting: bool = True) -> None:
     """
     if lasting and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if not alive(parent):  # it died before the call above
-        end()
+    if not parent_is_alive(parent):  # it died before the call above
+        kill_process_group()
     threading.Thread(target=_watch, args=(parent, lifeline), daemon=True).start()
 
 
-def alive(parent: int) -> bool:
+def parent_is_alive(parent: int) -> bool:
     """Tell whether ``parent`` is still this process's parent."""
     return os.getppid() == parent
 
 
-def end() -> None:
+def kill_process_group() -> None:
     """Kill this process and, if it leads its own group, all of the group."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
@@ -54,8 +54,8 @@ def end() -> None:
 def _watch(parent: int, lifeline: int | None) -> None:
     if lifeline is not None:
         select.select([lifeline], [], [])
-        end()
+        kill_process_group()
     wait = threading.Event()
-    while alive(parent):
-        wait.wait(PERIOD_S)
-    end()
+    while parent_is_alive(parent):
+        wait.wait(POLL_S)
+    kill_process_group()

@@ -18,7 +18,7 @@ from labkit.machine import cgroups
 
 
 @dataclass(frozen=True)
-class Hierarchy:
+class CgroupVersion:
     """By which controller and file names a cgroup version limits memory."""
 
     name: str
@@ -28,9 +28,9 @@ class Hierarchy:
     kills: str
 
 
-VERSIONS = (
-    Hierarchy("cgroup v2", "", "memory.max", "memory.swap.max", "memory.events"),
-    Hierarchy(
+CGROUP_VERSIONS = (
+    CgroupVersion("cgroup v2", "", "memory.max", "memory.swap.max", "memory.events"),
+    CgroupVersion(
         "cgroup v1",
         "memory",
         "memory.limit_in_bytes",
@@ -40,7 +40,7 @@ VERSIONS = (
 )
 
 
-def apply(count: int) -> str:
+def apply_memory_limit(count: int) -> str:
     """Let this process take ``count`` more bytes; return what holds the limit.
 
     ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``.
@@ -50,8 +50,8 @@ def apply(count: int) -> str:
     OSError
         The system refuses every kind of limit.
     """
-    for version in VERSIONS:
-        if _join(version, count):
+    for version in CGROUP_VERSIONS:
+        if _join_cgroup(version, count):
             return version.name
     held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -59,9 +59,9 @@ def apply(count: int) -> str:
     return "RLIMIT_AS"
 
 
-def _join(version: Hierarchy, count: int) -> bool:
+def _join_cgroup(version: CgroupVersion, count: int) -> bool:
     """Move this process into a new cgroup of ``count`` bytes; False where that is refused."""
-    folder = _folder(version, os.getpid())
+    folder = _limited_cgroup(version, os.getpid())
     try:
         folder.mkdir()
     except OSError:
@@ -79,7 +79,7 @@ def _join(version: Hierarchy, count: int) -> bool:
     return True
 
 
-def _folder(version: Hierarchy, pid: int) -> Path:
+def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
     """Return the cgroup that ``pid`` is limited by, whether it exists or not.
 
     It lies beside the caller's own (v2 allows no processes between two levels), and the
@@ -89,14 +89,14 @@ def _folder(version: Hierarchy, pid: int) -> Path:
     return (above or [own])[0] / f"labkit-{pid}"
 
 
-def release(pid: int) -> int:
+def release_memory_limit(pid: int) -> int:
     """Remove the cgroup of a process that has ended; return how often it killed for memory.
 
     0 where there was none.
     """
     kills = 0
-    for version in VERSIONS:
-        folder = _folder(version, pid)
+    for version in CGROUP_VERSIONS:
+        folder = _limited_cgroup(version, pid)
         if not folder.is_dir():
             continue
         with contextlib.suppress(OSError, ValueError, LookupError):

@@ -28,18 +28,18 @@ from typing import Any
 import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-STOP = b"stop\n"
-GRACE_S = 5.0  # from the signal to stop until the kill
-ROUNDS = 50  # looks for descendants, each after the ones before are killed
-LONGEST = 4096  # bytes of a line of the server's log
-PREFIX = b"server: "
+STOP_COMMAND = b"stop\n"
+STOP_TIMEOUT_S = 5.0  # from the signal to stop until the kill
+MAX_KILL_ROUNDS = 50  # looks for descendants, each after the ones before are killed
+MAX_LINE_BYTES = 4096  # bytes of a line of the server's log
+LOG_PREFIX = b"server: "
 
 
-class KeeperError(RuntimeError):
+class SupervisorError(RuntimeError):
     """The server cannot be started, in one line."""
 
 
-class Kept:
+class SupervisedServer:
     """A server that the keeper keeps; the end of this process ends it too.
 
     Parameters
@@ -68,7 +68,7 @@ class Kept:
         first = json.loads(self._said.readline() or b'{"error": "the keeper ended"}')
         if "error" in first:
             self._end()
-            raise KeeperError(str(first["error"]))
+            raise SupervisorError(str(first["error"]))
         self.pid = int(first["pid"])
 
     def ended(self) -> str | None:
@@ -86,7 +86,7 @@ class Kept:
             return
         with contextlib.suppress(BrokenPipeError):
             assert self._keeper.stdin is not None
-            self._keeper.stdin.write(STOP)
+            self._keeper.stdin.write(STOP_COMMAND)
             self._keeper.stdin.flush()
         self._end()
 
@@ -101,7 +101,7 @@ class Kept:
             self._keeper.stdin.close()
         self._last = json.loads(report)["ended"] if report else "the keeper was killed"
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> SupervisedServer:
         return self
 
     def __exit__(
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     group, report, command = int(argv[0]), os.fdopen(int(argv[1]), "wb", buffering=0), argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    wake = _wakes_by_child()
+    wake = _child_wakeup_fd()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the pipe alone says when it is over
     try:
@@ -127,27 +127,27 @@ def main(argv: Sequence[str]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=_in_server(group),
+            preexec_fn=_server_preexec(group),
         )
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        _say(report, error=f"{command[0]}: {reason}")
+        _send_report(report, error=f"{command[0]}: {reason}")
         return 1
-    _say(report, pid=server.pid)
-    log = _Log()
-    asked = _watch(server, wake, log)
+    _send_report(report, pid=server.pid)
+    log = _ServerLog()
+    asked = _forward_log(server, wake, log)
     if asked and server.poll() is None:
-        _let_end(server, log)
-    ended = _how(server.poll(), log.last)
+        _terminate(server, log)
+    ended = _describe_exit(server.poll(), log.last)
     for pid in _descendants():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(BrokenPipeError):
-        _say(report, ended=ended)
+        _send_report(report, ended=ended)
     return 0
 
 
-def _in_server(group: int) -> Any:
+def _server_preexec(group: int) -> Any:
     """Return what the server's process does before it becomes the server."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -162,7 +162,7 @@ def _in_server(group: int) -> Any:
     return prepare
 
 
-def _wakes_by_child() -> int:
+def _child_wakeup_fd() -> int:
     """Return a descriptor that becomes readable when a child ends."""
     reader, writer = os.pipe()
     for end in (reader, writer):
@@ -172,7 +172,7 @@ def _wakes_by_child() -> int:
     return reader
 
 
-def _watch(server: subprocess.Popen[bytes], wake: int, log: _Log) -> bool:
+def _forward_log(server: subprocess.Popen[bytes], wake: int, log: _ServerLog) -> bool:
     """Pass the log on until the server or its owner ends; tell whether a stop was asked for."""
     assert server.stdout is not None
     owner, output = sys.stdin.fileno(), server.stdout.fileno()
@@ -182,7 +182,7 @@ def _watch(server: subprocess.Popen[bytes], wake: int, log: _Log) -> bool:
         if output in readable and not log.take(output):
             reading.remove(output)
         if owner in readable:
-            return os.read(owner, len(STOP)) == STOP
+            return os.read(owner, len(STOP_COMMAND)) == STOP_COMMAND
         if wake in readable:
             os.read(wake, 512)
             if server.poll() is not None:
@@ -190,10 +190,10 @@ def _watch(server: subprocess.Popen[bytes], wake: int, log: _Log) -> bool:
                 return False
 
 
-def _let_end(server: subprocess.Popen[bytes], log: _Log) -> None:
+def _terminate(server: subprocess.Popen[bytes], log: _ServerLog) -> None:
     assert server.stdout is not None
     server.terminate()
-    deadline = time.monotonic() + GRACE_S
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     while server.poll() is None and time.monotonic() < deadline:
         readable, _, _ = select.select([server.stdout], [], [], 0.02)
         if readable and not log.take(server.stdout.fileno()):
@@ -203,23 +203,23 @@ def _let_end(server: subprocess.Popen[bytes], log: _Log) -> None:
 
 def _descendants() -> Iterator[int]:
     """Yield whatever descends from this process, until there is nothing any more."""
-    for _ in range(ROUNDS):
+    for _ in range(MAX_KILL_ROUNDS):
         found = psutil.Process().children(recursive=True)
-        alive = [child for child in found if _runs(child)]
+        alive = [child for child in found if _is_running(child)]
         if not alive:
             return
         yield from (child.pid for child in alive)
         psutil.wait_procs(alive, timeout=0.1)
 
 
-def _runs(process: Any) -> bool:
+def _is_running(process: Any) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
 
-class _Log:
+class _ServerLog:
     """Passes what the server writes on, line by line, and keeps the last one."""
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class _Log:
         """Read what there is; tell whether more may come."""
         block = os.read(descriptor, 65536)
         *lines, self._rest = (self._rest + block).split(b"\n")
-        if len(self._rest) > LONGEST or not block:
+        if len(self._rest) > MAX_LINE_BYTES or not block:
             lines.append(self._rest)
             self._rest = b""
         self._write([line for line in lines if line.strip()])
@@ -246,14 +246,14 @@ class _Log:
         if lines:
             self.last = lines[-1].decode(errors="replace").strip()[:500]
             with contextlib.suppress(OSError):  # a full disk must not end the server
-                os.write(1, b"".join(PREFIX + line + b"\n" for line in lines))
+                os.write(1, b"".join(LOG_PREFIX + line + b"\n" for line in lines))
 
 
-def _say(report: Any, **what: Any) -> None:
+def _send_report(report: Any, **what: Any) -> None:
     report.write(json.dumps(what).encode() + b"\n")
 
 
-def _how(status: int | None, last: str) -> str:
+def _describe_exit(status: int | None, last: str) -> str:
     ending = "was stopped" if status is None else f"ended with exit status {status}"
     if status is not None and status < 0:
         ending = f"was ended by {signal.Signals(-status).name}"

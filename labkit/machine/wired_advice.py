@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.machine.memory_profile import GIB, MIB, Machine
+from labkit.machine.memory_profile import GIB, MIB, MemoryProfile
 
 COLLECTOR_OFF = "sudo sysctl iogpu.disable_wired_collector=1"
 COLLECTOR_ON = "sudo sysctl iogpu.disable_wired_collector=0"
-NOT_KEPT = "a reboot resets it"
+RESET_NOTE = "a reboot resets it"
 
 
 @dataclass(frozen=True)
-class Advice:
+class WiredAdvice:
     """What is, the command that would change it (for the user to run), what it risks."""
 
     finding: str
@@ -28,7 +28,7 @@ class Advice:
     risk: str
 
 
-def advise(machine: Machine, asked: int) -> tuple[Advice, ...]:
+def advise(machine: MemoryProfile, asked: int) -> tuple[WiredAdvice, ...]:
     """Say what stands between a machine and ``asked`` bytes of weights, step and pool.
 
     Empty where there is no wired collector (not a Mac) or nothing is in the way.
@@ -37,19 +37,19 @@ def advise(machine: Machine, asked: int) -> tuple[Advice, ...]:
         return ()
     found = []
     if asked > machine.hint:
-        found.append(_limit(machine, asked))
+        found.append(_limit_advice(machine, asked))
     if machine.wired.collector:
         found.append(
-            Advice(
+            WiredAdvice(
                 "the wired collector is on: under memory pressure macOS evicts GPU buffers",
                 COLLECTOR_OFF,
-                f"with little memory left the Mac may freeze instead of slowing down; {NOT_KEPT}",
+                f"with little memory left the Mac may freeze instead of slowing down; {RESET_NOTE}",
             )
         )
     return tuple(found)
 
 
-def mismatch(machine: Machine, enabled: bool) -> str | None:
+def collector_mismatch(machine: MemoryProfile, enabled: bool) -> str | None:
     """Say why the wired collector is not as demanded, and the command that makes it so.
 
     Returns None where it is.
@@ -64,20 +64,21 @@ def mismatch(machine: Machine, enabled: bool) -> str | None:
     risk = "" if enabled else "; with little memory left the Mac may freeze"
     return (
         f"the wired collector of {machine.name} is {now[machine.wired.collector]}; run: {command} "
-        f"({NOT_KEPT}{risk})"
+        f"({RESET_NOTE}{risk})"
     )
 
 
-def _limit(machine: Machine, asked: int) -> Advice:
+def _limit_advice(machine: MemoryProfile, asked: int) -> WiredAdvice:
     wired = machine.wired
     set_by = "the default" if wired is None or not wired.limit_mb else f"{wired.limit_mb} MiB"
     left = machine.total - asked
-    return Advice(
-        f"{_gib(asked)} asked, but Metal wires {_gib(machine.hint)} (wired limit: {set_by})",
+    return WiredAdvice(
+        f"{_format_gib(asked)} asked, but Metal wires {_format_gib(machine.hint)} "
+        f"(wired limit: {set_by})",
         f"sudo sysctl iogpu.wired_limit_mb={-(-asked // MIB)}",
-        f"macOS and all programs get the other {_gib(left)}; {NOT_KEPT}",
+        f"macOS and all programs get the other {_format_gib(left)}; {RESET_NOTE}",
     )
 
 
-def _gib(count: int) -> str:
+def _format_gib(count: int) -> str:
     return f"{count / GIB:.1f} GiB"

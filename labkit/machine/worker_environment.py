@@ -16,7 +16,7 @@ from pathlib import Path
 from labkit.machine import cache_dir, cgroups
 
 # Everything that BLAS libraries, OpenMP runtimes, numba and MLX read at start-up.
-CLEANED_PREFIXES = (
+REMOVED_PREFIXES = (
     "OPENBLAS_",
     "GOTO_",
     "OMP_",
@@ -28,7 +28,7 @@ CLEANED_PREFIXES = (
     "NUMBA_",
     "MLX_",
 )
-CLEANED_NAMES = ("PYTHONDONTWRITEBYTECODE",)
+REMOVED_NAMES = ("PYTHONDONTWRITEBYTECODE",)
 
 
 def core_count() -> int:
@@ -89,7 +89,7 @@ def worker_environment(
     kernel after a two-thread product waits a scheduler tick).
     """
     removed = sorted(
-        name for name in base if name.startswith(CLEANED_PREFIXES) or name in CLEANED_NAMES
+        name for name in base if name.startswith(REMOVED_PREFIXES) or name in REMOVED_NAMES
     )
     environment = {name: value for name, value in base.items() if name not in removed}
     folder = cache_dir.root(base)
@@ -97,7 +97,7 @@ def worker_environment(
         "LABKIT_CACHE": str(folder),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": str(max(threads, cores)),
-        "NUMBA_CACHE_DIR": str(cache_dir.numba_folder(base)),
+        "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir(base)),
         "PYTHONPYCACHEPREFIX": str(folder / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",

@@ -22,9 +22,9 @@ def resolve(model: Model) -> ModelDir:
     from labkit.models import model_directory, shipped_model
 
     if model.packaged is not None:
-        return shipped_model.find(model.packaged, name=model.name)
+        return shipped_model.find_shipped_model(model.packaged, name=model.name)
     if model.shape is None:
-        return model_directory.find(model.path or "")
+        return model_directory.find_model(model.path or "")
     from labkit.models.synthetic_model import build
 
     path = build(model.shape, seed=model.seed, name=model.name)

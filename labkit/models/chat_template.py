@@ -24,11 +24,11 @@ Message = Mapping[str, Any]
 # What a model may call, as JSON: the OpenAI API's ``tools``.
 Tools = Sequence[Mapping[str, Any]]
 
-LONGEST_TEMPLATE = 1 << 18  # characters
-ROOM = 1 << 20  # characters that a template may write besides what it is given
+MAX_TEMPLATE_CHARACTERS = 1 << 18  # characters
+MAX_ADDED_CHARACTERS = 1 << 20  # characters that a template may write besides what it is given
 
 
-class Sandbox(ImmutableSandboxedEnvironment):
+class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja as transformers sets it up, without the shortest ways to fill memory."""
 
     intercepted_binops = frozenset({"*", "**"})
@@ -36,7 +36,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         self.filters["tojson"] = _to_json
-        self.globals["raise_exception"] = _refuse
+        self.globals["raise_exception"] = _raise_exception
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Multiply numbers; refuse the rest."""
@@ -63,13 +63,14 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        if len(source) > LONGEST_TEMPLATE:
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise ConfigError(
-                f"chat template: it has {len(source)} characters; allowed are {LONGEST_TEMPLATE}"
+                f"chat template: it has {len(source)} characters; allowed are "
+                f"{MAX_TEMPLATE_CHARACTERS}"
             )
         self.source = source
         self._tokens = dict(tokens)
-        sandbox = Sandbox()
+        sandbox = TemplateSandbox()
         try:
             self._template = sandbox.from_string(source)
             self.takes_tools = "tools" in meta.find_undeclared_variables(sandbox.parse(source))
@@ -87,7 +88,7 @@ class ChatTemplate:
         """
         if tools and not self.takes_tools:
             raise ConfigError("chat template: the model's has no tools")
-        room = ROOM + len(json.dumps([messages, tools]))
+        room = MAX_ADDED_CHARACTERS + len(json.dumps([messages, tools]))
         written: list[str] = []
         try:
             for part in self._template.generate(
@@ -107,7 +108,7 @@ class ChatTemplate:
         return "".join(written)
 
 
-def find(model_dir: Path) -> ChatTemplate | None:
+def load_template(model_dir: Path) -> ChatTemplate | None:
     """Return the template of a model directory, None where it has none.
 
     ``chat_template.jinja`` or ``chat_template`` in tokenizer_config.json; of several the one
@@ -146,7 +147,7 @@ def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _refuse(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise ConfigError(f"chat template: it refuses the conversation ({message})")
 
 

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from labkit.config import ConfigError, require
 
-WHOLE = 1 << 20  # files up to this size (bytes) are hashed whole
-BEGINNING = 1 << 24  # so much of a GGUF file is hashed whole: it holds the metadata (bytes)
-SAMPLES, SAMPLE = 64, 4096  # larger ones at this many places, so many bytes each
+MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size (bytes) are hashed whole
+GGUF_HEAD_BYTES = 1 << 24  # so much of a GGUF file is hashed whole: it holds the metadata (bytes)
+NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # larger ones at this many places, so many bytes each
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -33,7 +33,7 @@ class ModelDir:
     context: int | None = None
 
 
-def find(asked: str) -> ModelDir:
+def find_model(asked: str) -> ModelDir:
     """Find ``model.path``: a directory, a GGUF file, or a hub id in the Hugging Face cache.
 
     Nothing is downloaded; a GGUF file is converted into the cache the first time.
@@ -48,7 +48,7 @@ def find(asked: str) -> ModelDir:
     if path.is_dir():
         return inspect(path.absolute(), name=path.absolute().name, asked=label)
     if path.is_file():
-        return from_gguf(path.absolute(), name=path.stem, digest=_sampled(path), asked=label)
+        return from_gguf(path.absolute(), name=path.stem, digest=_gguf_digest(path), asked=label)
     require(bool(HUB_ID.fullmatch(asked)), f"{label}: no such directory")
     from huggingface_hub import try_to_load_from_cache
 
@@ -63,12 +63,12 @@ def find(asked: str) -> ModelDir:
 
 def from_gguf(path: Path, *, name: str, digest: str, asked: str) -> ModelDir:
     """Return the directory that a GGUF file is converted to; ``digest`` names its content."""
-    from labkit.models.gguf import BadFile
-    from labkit.models.gguf.gguf_converter import converted
+    from labkit.models.gguf import GGUFError
+    from labkit.models.gguf.gguf_converter import convert
 
     try:
-        folder = converted(path, digest=digest, name=name)
-    except BadFile as error:
+        folder = convert(path, digest=digest, name=name)
+    except GGUFError as error:
         raise ConfigError(f"{asked}: {error}") from None
     return inspect(folder, name=name, asked=asked)
 
@@ -85,7 +85,7 @@ def inspect(path: Path, *, name: str, asked: str) -> ModelDir:
     asked
         The option that led here; it opens every error message.
     """
-    config = _json(path / "config.json", asked)
+    config = _read_json(path / "config.json", asked)
     require("model_type" in config, f"{asked}: config.json has no model_type")
     weights = sorted(path.glob("model*.safetensors"))
     require(bool(weights), f"{asked}: no model*.safetensors in it")
@@ -93,15 +93,15 @@ def inspect(path: Path, *, name: str, asked: str) -> ModelDir:
     text_config = {**config, **config.get("text_config", {})}
     return ModelDir(
         path=path,
-        digest=_digest(path, weights),
+        digest=_directory_digest(path, weights),
         name=name,
         vocab_size=_vocab_size(path, text_config, asked),
         eos_token_ids=_eos_token_ids(path, text_config, asked),
-        context=_context(text_config),
+        context=_max_context(text_config),
     )
 
 
-def _json(path: Path, asked: str) -> dict[str, Any]:
+def _read_json(path: Path, asked: str) -> dict[str, Any]:
     require(path.is_file(), f"{asked}: no {path.name} in it")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -119,7 +119,7 @@ def _vocab_size(path: Path, config: dict[str, Any], asked: str) -> int:
     return tokenizer.load(path).vocab_size
 
 
-def _context(config: dict[str, Any]) -> int | None:
+def _max_context(config: dict[str, Any]) -> int | None:
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
     return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
 
@@ -128,9 +128,9 @@ def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int,
     """As mlx_lm: generation_config.json, else config.json, else the tokenizer's token."""
     stop = config.get("eos_token_id")
     if (path / "generation_config.json").is_file():
-        stop = _json(path / "generation_config.json", asked).get("eos_token_id") or stop
+        stop = _read_json(path / "generation_config.json", asked).get("eos_token_id") or stop
     if stop is None and (path / "tokenizer_config.json").is_file():
-        token = _json(path / "tokenizer_config.json", asked).get("eos_token")
+        token = _read_json(path / "tokenizer_config.json", asked).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             from labkit.models import tokenizer
@@ -141,7 +141,7 @@ def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int,
     return tuple(stop) if isinstance(stop, list) else (int(stop),)
 
 
-def _digest(path: Path, weights: list[Path]) -> str:
+def _directory_digest(path: Path, weights: list[Path]) -> str:
     small = (
         "config.json",
         "generation_config.json",
@@ -154,25 +154,25 @@ def _digest(path: Path, weights: list[Path]) -> str:
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:
-            if size <= WHOLE:
+            if size <= MAX_WHOLE_HASH_BYTES:
                 digest.update(stream.read())
             else:
-                _sample(stream, size, digest)
+                _hash_samples(stream, size, digest)
     return digest.hexdigest()[:32]
 
 
-def _sampled(path: Path) -> str:
+def _gguf_digest(path: Path) -> str:
     """Name a file's content (hex): its beginning whole, the rest by samples."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size}\0".encode())
     with path.open("rb") as stream:
-        digest.update(stream.read(BEGINNING))
-        if size > BEGINNING:
-            _sample(stream, size, digest)
+        digest.update(stream.read(GGUF_HEAD_BYTES))
+        if size > GGUF_HEAD_BYTES:
+            _hash_samples(stream, size, digest)
     return digest.hexdigest()
 
 
-def _sample(stream: BinaryIO, size: int, digest: hashlib._Hash) -> None:
-    for index in range(SAMPLES):
-        stream.seek((size - SAMPLE) * index // (SAMPLES - 1))
-        digest.update(stream.read(SAMPLE))
+def _hash_samples(stream: BinaryIO, size: int, digest: hashlib._Hash) -> None:
+    for index in range(NUM_SAMPLES):
+        stream.seek((size - SAMPLE_BYTES) * index // (NUM_SAMPLES - 1))
+        digest.update(stream.read(SAMPLE_BYTES))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from labkit.config import ConfigError, PackagedFile, require
 from labkit.models import model_directory
-from labkit.models.gguf.gguf_converter import place
+from labkit.models.gguf.gguf_converter import converted_path
 from labkit.models.model_directory import ModelDir
 
 
-def find(packaged: PackagedFile, *, name: str) -> ModelDir:
+def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
     """Return the directory that the package's file is converted to, once, in the cache.
 
     The package is found, not imported. Its file is checked when it is converted; afterwards
@@ -24,10 +24,10 @@ def find(packaged: PackagedFile, *, name: str) -> ModelDir:
         The package is not installed, or its file is another one; one line says so.
     """
     asked = f"model={name}"
-    folder = place(digest=packaged.sha256, name=name)
+    folder = converted_path(digest=packaged.sha256, name=name)
     if folder.is_dir():
         return model_directory.inspect(folder, name=name, asked=asked)
-    path = _installed(packaged, asked)
+    path = _installed_file(packaged, asked)
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     require(
@@ -37,7 +37,7 @@ def find(packaged: PackagedFile, *, name: str) -> ModelDir:
     return model_directory.from_gguf(path, name=name, digest=packaged.sha256, asked=asked)
 
 
-def _installed(packaged: PackagedFile, asked: str) -> Path:
+def _installed_file(packaged: PackagedFile, asked: str) -> Path:
     spec = importlib.util.find_spec(packaged.module)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / packaged.file

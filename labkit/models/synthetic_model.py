@@ -11,9 +11,9 @@ from typing import Any
 
 from labkit.config import ModelShape, to_plain
 from labkit.machine import cache_dir
-from labkit.models.tokenizer_corpus import packaged_texts
+from labkit.models.tokenizer_corpus import corpus_texts
 
-RECIPE = 1  # part of the cache key: raise it when what is built changes
+RECIPE_VERSION = 1  # part of the cache key: raise it when what is built changes
 LIBRARIES = ("numpy", "safetensors", "tokenizers")
 
 
@@ -24,7 +24,7 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
     tokenizer_config.json. The same shape, seed, packaged text and library versions give
     the same bytes.
     """
-    recipe = Recipe(shape=shape, seed=seed, texts=packaged_texts())
+    recipe = ModelRecipe(shape=shape, seed=seed, texts=corpus_texts())
     path = cache_dir.root() / "models" / f"{name}-{recipe.key}"
     if not path.is_dir():
         with cache_dir.building_directory(path) as folder:
@@ -33,7 +33,7 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ModelRecipe:
     """All that a built model depends on."""
 
     shape: ModelShape
@@ -44,7 +44,7 @@ class Recipe:
     def key(self) -> str:
         """Name the content: 16 hex digits over everything that went in."""
         inputs = {
-            "recipe": RECIPE,
+            "recipe": RECIPE_VERSION,
             "shape": to_plain(self.shape),
             "seed": self.seed,
             "texts": self.texts,
@@ -64,7 +64,9 @@ class Recipe:
         _write_json(folder / "config.json", model_config(self.shape))
         path = folder / "model.safetensors"
         save_file(
-            synthetic_weights.tensors(self.shape, seed=self.seed), path, metadata={"format": "mlx"}
+            synthetic_weights.make_weights(self.shape, seed=self.seed),
+            path,
+            metadata={"format": "mlx"},
         )
         path.chmod(0o644)  # the library leaves it readable by its owner alone
 

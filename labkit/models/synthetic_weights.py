@@ -19,7 +19,7 @@ QK_GAIN = 2.0  # of q_norm and k_norm each: attention logits with a deviation of
 LOGIT_SCALE = 3.0  # standard deviation of the logits
 
 
-def tensors(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """Return the named weights of a qwen3 model, float32, ``[out, in]`` matrices."""
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
@@ -43,7 +43,7 @@ def tensors(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32
         vectors[f"{layer}.self_attn.k_norm"] = (shape.head_dim, QK_GAIN)
     matrices["lm_head"] = (shape.vocab_size, hidden, LOGIT_SCALE * hidden**-0.5)
     weights = {
-        f"{name}.weight": _normal(name, (rows, columns), deviation, seed)
+        f"{name}.weight": _draw_matrix(name, (rows, columns), deviation, seed)
         for name, (rows, columns, deviation) in matrices.items()
     }
     for name, (size, value) in vectors.items():
@@ -51,7 +51,7 @@ def tensors(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32
     return weights
 
 
-def _normal(
+def _draw_matrix(
     name: str, size: tuple[int, int], deviation: float, seed: int
 ) -> npt.NDArray[np.float32]:
     """Draw a matrix from a stream of its own, so that no tensor depends on the others."""

@@ -97,4 +97,4 @@ def load(model_dir: Path) -> Tokenizer:
         read = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    return Tokenizer(read, chat_template.find(model_dir))
+    return Tokenizer(read, chat_template.load_template(model_dir))

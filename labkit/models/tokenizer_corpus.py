@@ -10,11 +10,11 @@ from typing import Any
 
 from labkit.config import ConfigError
 
-FOLDER = "workload/texts"
-QUESTIONS = "workload/questions.json"
+TEXTS_FOLDER = "workload/texts"
+QUESTIONS_FILE = "workload/questions.json"
 
 
-def packaged_texts(package: Traversable | None = None) -> tuple[str, ...]:
+def corpus_texts(package: Traversable | None = None) -> tuple[str, ...]:
     """Return every packaged text, then every question, in a fixed order.
 
     Parameters
@@ -28,12 +28,12 @@ def packaged_texts(package: Traversable | None = None) -> tuple[str, ...]:
         The installation lacks them.
     """
     package = files("labkit") if package is None else package
-    folder = package.joinpath(FOLDER)
+    folder = package.joinpath(TEXTS_FOLDER)
     names = sorted(item.name for item in folder.iterdir()) if folder.is_dir() else []
     texts = [folder.joinpath(n).read_text("utf-8") for n in names if n.endswith(".md")]
-    questions = package.joinpath(QUESTIONS)
+    questions = package.joinpath(QUESTIONS_FILE)
     if not texts or not questions.is_file():
-        missing = f"{FOLDER}/*.md" if not texts else QUESTIONS
+        missing = f"{TEXTS_FOLDER}/*.md" if not texts else QUESTIONS_FILE
         raise ConfigError(f"labkit is not installed whole: {missing} is missing in {package}")
     return (*texts, *_strings(json.loads(questions.read_text("utf-8"))))
 

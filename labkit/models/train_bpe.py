@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BOS, EOS = "<|bos|>", "<|eos|>"
-SPACE = "Ġ"  # how byte-level BPE writes the space in a token's name
+SPACE_MARKER = "Ġ"  # how byte-level BPE writes the space in a token's name
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
@@ -63,4 +63,4 @@ def _invented_words(seed: int) -> Iterator[str]:
         lengths = generator.integers(3, 10, size=1024)
         letters = LETTERS[generator.integers(0, len(LETTERS), size=(1024, 9))]
         for length, row in zip(lengths, letters, strict=True):
-            yield SPACE + "".join(row[:length])
+            yield SPACE_MARKER + "".join(row[:length])

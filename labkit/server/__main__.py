@@ -111,7 +111,7 @@ def settle(engine: Engine) -> None:
 
         thread_pool.install()
     if engine.memory_limit is not None:
-        process_memory_limit.apply(engine.memory_limit)
+        process_memory_limit.apply_memory_limit(engine.memory_limit)
     openblas_for_mlx.activate(
         engine.blas.value, worker_environment.blas_threads(engine.name, engine.threads)
     )

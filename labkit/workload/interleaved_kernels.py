@@ -158,7 +158,7 @@ class KernelTurns:
         parent, names = os.getpid(), self._names()[::-1]
 
         def backwards() -> None:
-            parent_death.start(parent, None)
+            parent_death.watch_parent(parent, None)
             self._warm_up(names)
 
         other = multiprocessing.get_context("fork").Process(target=backwards)

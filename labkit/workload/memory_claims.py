@@ -59,19 +59,19 @@ def claim(experiment: Experiment) -> Claim:
             f"workload.kind=headroom: engine={engine.name} with model={experiment.model.name} has "
             "no KV memory that could be planned; choose another engine or model"
         )
-    total = memory_profile.find(engine.budget.machine).total
+    total = memory_profile.find_profile(engine.budget.machine).total
     if engine.kv.layout is KVLayout.paged:
         taken = sum(part.bytes for part in planned.parts)
         tokens = (planned.blocks - 1) * engine.kv.block_size
         return Claim(total, planned.ceiling, taken, tokens)
     lengths = sorted((p + o for p, o in source_of(experiment).lengths(experiment)), reverse=True)
     tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])
-    model = model_footprint.of_model(
+    model = model_footprint.from_model(
         experiment.model, compute_dtype.asked(engine), compute_dtype.matrices(engine)
     )
     assert model is not None, "a plan was made of it"
     beside = sum(part.bytes for part in planned.parts[:-1])  # the last is the KV memory
-    return Claim(total, 0, beside + tokens * budget.cached_bytes(engine, model), tokens)
+    return Claim(total, 0, beside + tokens * budget.kv_bytes_per_token(engine, model), tokens)
 
 
 def metrics(found: Claim) -> tuple[Metric, ...]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from labkit.machine.operating_system import system
+from labkit.machine.operating_system import operating_system
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine
@@ -104,7 +104,7 @@ class Timeline:
 
 def process_memory() -> dict[str, float]:
     """Read what this process has in memory and in swap, and what MLX holds, if it is used."""
-    found: dict[str, float] = {**system().process_memory()}
+    found: dict[str, float] = {**operating_system().process_memory()}
     mx = sys.modules.get("mlx.core")
     if mx is not None:
         found["mlx_active_bytes"] = mx.get_active_memory()

@@ -115,14 +115,14 @@ class RequestKind:
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
         model = _facts(experiment)
-        flops = 2 * model.multiplied * (prompt + output)
+        flops = 2 * model.matmul_weights * (prompt + output)
         steps = output / together
         times = 2 if experiment.workload.cache_state is CacheState.warm else 1
         busy = flops / FLOPS + steps * STEP_SECONDS
         seconds = START_SECONDS + (times - 1) * busy + max(busy, _last_arrival(experiment, lengths))
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
-        kv = slots * budget.cached_bytes(experiment.engine, model)
+        kv = slots * budget.kv_bytes_per_token(experiment.engine, model)
         seen = capacity_warnings.sentences(experiment, in_flight[:together])
         ranks = experiment.engine.parallel.size  # each of which reads the whole model first
         return Estimate(seconds, ranks * (PROCESS_BYTES + model.weight_bytes) + kv, seen)
@@ -185,7 +185,7 @@ def _check_server(experiment: Experiment) -> None:
     from labkit.engine import openai
 
     server, prompts = experiment.engine.server, experiment.workload.prompts
-    openai.require_client()
+    openai.check_http_extra()
     require(
         server.api is Api.completions or prompts.source in CONVERSATIONS,
         f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids and no "
@@ -193,11 +193,11 @@ def _check_server(experiment: Experiment) -> None:
     )
 
 
-def _facts(experiment: Experiment) -> model_footprint.ModelFacts:
+def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
     """Return the model's sizes; nothing is built."""
     loading = compute_dtype.asked(experiment.engine), compute_dtype.matrices(experiment.engine)
-    found = model_footprint.of_model(experiment.model, *loading)
-    return found or model_footprint.of_weights(resolve(experiment.model).path, *loading)
+    found = model_footprint.from_model(experiment.model, *loading)
+    return found or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 
 
 KIND = RequestKind()

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import CacheState, Workload
-from labkit.models.token_spelling import text_digest
+from labkit.models.detokenizer import text_digest
 from labkit.records import CaseRecord
 from labkit.workload import arrivals
 from labkit.workload.attainable_prefix_hits import sharing_notes
@@ -115,7 +115,9 @@ class ServingSession:
         if isinstance(self._engine, Remote):
             requests = self._requests(self._prompts)
             number = len(requests)
-            self._engine.foresee(requests, min(self._workload.concurrency or number, number))
+            self._engine.prepare_requests(
+                requests, min(self._workload.concurrency or number, number)
+            )
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:

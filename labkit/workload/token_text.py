@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from labkit.models.token_spelling import Spelling, text_digest
+from labkit.models.detokenizer import Detokenizer, text_digest
 
 MOST = 4096  # distinct ids per run; the ids beyond are shown as numbers
 LONGEST = 40  # characters of a piece
@@ -21,7 +21,7 @@ class Pieces:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        self._spelling = Spelling(model_dir)
+        self._spelling = Detokenizer(model_dir)
 
     def digest(self, tokens: Sequence[int]) -> str:
         """Name the text of an output, by which it is compared where only a text is known."""

@@ -93,7 +93,7 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
     cpu, features, lanes = OTHERS[name]
 
     def run(**variables):
-        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache_dir.numba_folder())} | variables
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir())} | variables
         done = subprocess.run(
             [sys.executable, HERE / "digests.py", *kernels],
             env=environment, capture_output=True, text=True, timeout=200,

@@ -32,7 +32,7 @@ def run(code, threads):
     environment = {
         **os.environ,
         "NUMBA_NUM_THREADS": str(threads),
-        "NUMBA_CACHE_DIR": str(cache_dir.numba_folder()),
+        "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir()),
         "PYTHONPATH": os.pathsep.join(map(str, (CHECKOUT, HERE))),
     }
     done = subprocess.run(

@@ -15,7 +15,7 @@ from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
 from labkit.engine.kv_layout.paged import KVCacheManager
 from labkit.engine.llm_engine import PagedEngine
 from labkit.engine.model_runner import start_by
-from labkit.engine.parallel.schedule_check import Alone
+from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftAndVerify, Speculation
@@ -139,7 +139,7 @@ def make_engine(
             start_by(how, model, counters),
             speculation,
             counters,
-            Alone(),
+            NoScheduleCheck(),
         ),
         counters=counters,
         vocab_size=VOCAB,

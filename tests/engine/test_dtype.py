@@ -297,14 +297,14 @@ def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
 
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
     full, half, own = (
-        model_footprint.of_directory(path, kind) for kind in ("float32", "float16", None)
+        model_footprint.from_directory(path, kind) for kind in ("float32", "float16", None)
     )
     assert full.weight_bytes == 2 * half.weight_bytes == 2 * own.weight_bytes
     assert full.activation_bytes(8, 1) == 2 * half.activation_bytes(8, 1)
     assert own.float_bytes == half.float_bytes == 2
     numbers = sum(np.prod(v.shape) for v in _parameters(model_dir("qwen3")))
     assert full.weight_bytes == 4 * numbers
-    quantised = model_footprint.of_directory(model_dir("quantised"), "float16")
+    quantised = model_footprint.from_directory(model_dir("quantised"), "float16")
     held = sum(v.nbytes for v in _parameters(model_dir("quantised"), "float16"))
     assert quantised.weight_bytes == held
 
@@ -314,16 +314,16 @@ def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, mo
     from labkit.engine.budget import model_footprint
 
     half = in_type(tmp_path / "half", model_dir("quantised"), "bfloat16")
-    plain = model_footprint.of_directory(model_dir("qwen3"))
+    plain = model_footprint.from_directory(model_dir("qwen3"))
     for path in (
         model_dir("quantised"),
         half,
         in_type(tmp_path / "q", model_dir("qwen3"), HALF[0]),
     ):
-        found = model_footprint.of_directory(path, "float32", matrices)
+        found = model_footprint.from_directory(path, "float32", matrices)
         held = sum(value.nbytes for value in _parameters(path, "float32", matrices))
         assert found.weight_bytes == held
-        assert found.multiplied == plain.multiplied
+        assert found.matmul_weights == plain.matmul_weights
         assert found.float_bytes == 4
 
 
@@ -338,5 +338,7 @@ def test_a_plan_counts_weights_in_the_type_asked_for():
     from labkit.engine.budget import model_footprint
 
     shape = config.ModelShape()
-    full, half = (model_footprint.of_shape(shape, "tiny", kind) for kind in ("float32", "bfloat16"))
+    full, half = (
+        model_footprint.from_shape(shape, "tiny", kind) for kind in ("float32", "bfloat16")
+    )
     assert full.weight_bytes == 2 * half.weight_bytes

@@ -86,8 +86,8 @@ def test_no_choice_changes_a_token(dtype, changes, engaged, model_dir):
 
 
 def test_a_budget_of_bytes_holds_twice_the_blocks():
-    model = model_footprint.of_shape(config.ModelShape(), "m")
-    machine = memory_profile.simulated("sim_m3_ultra_512gb")
+    model = model_footprint.from_shape(config.ModelShape(), "m")
+    machine = memory_profile.simulated_mac("sim_m3_ultra_512gb")
     fixed = config.Budget(policy=config.BudgetPolicy.fixed, bytes=1 << 30)
     pools = {
         dtype: plan(

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.budget.kv_demand import blocks_for, rounded, slots_for
+from labkit.engine.budget.kv_demand import blocks_for, round_up_to_step, slots_for
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import contiguous, padded
 from labkit.engine.kv_layout.kv_cache_manager import LayerShape, LayoutKind, UsedTokens
@@ -31,7 +31,7 @@ CONTIGUOUS = kind_of("contiguous", contiguous.create)
 
 @pytest.mark.parametrize(("tokens", "memory"), [(1, 256), (256, 256), (257, 512)])
 def test_memory_comes_in_steps(tokens, memory):
-    assert rounded(tokens) == memory
+    assert round_up_to_step(tokens) == memory
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_a_compilation_inside_a_measurement_is_said(make_cell, launcher, monkeyp
 
 
 def test_every_record_says_what_was_changed(make_cell, launcher, monkeypatch):
-    monkeypatch.setattr(code_revision, "changes", lambda: "0123456789abcdef")
+    monkeypatch.setattr(code_revision, "uncommitted_changes", lambda: "0123456789abcdef")
     cell = make_cell()
     run_cell(cell, launcher)
     found = {r.environment["git_changes"] for r in read_runs(cell.dir)}
@@ -166,8 +166,8 @@ def test_a_cell_goes_on_elsewhere_only_where_the_host_is_a_blocking_factor(
 ):
     """As after a requeue to another node; the lost block is run again there, whole."""
     run_cell(make_cell(blocks=1), launcher)
-    here = fingerprint.host()
-    monkeypatch.setattr(fingerprint, "host", lambda: "elsewhere")
+    here = fingerprint.host_hash()
+    monkeypatch.setattr(fingerprint, "host_hash", lambda: "elsewhere")
     assert run_cell(make_cell(blocks=1), launcher).ran == 0
     with pytest.raises(StudyError, match=f"host {here}, and this is host elsewhere") as refused:
         run_cell(make_cell(blocks=2), launcher)

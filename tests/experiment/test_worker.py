@@ -133,8 +133,8 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
     def end():
         raise Ended
 
-    monkeypatch.setattr(parent_death, "alive", lambda parent: False)
-    monkeypatch.setattr(parent_death, "end", end)
+    monkeypatch.setattr(parent_death, "parent_is_alive", lambda parent: False)
+    monkeypatch.setattr(parent_death, "kill_process_group", end)
     record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
     with pytest.raises(Ended):
         worker._publish(tmp_path / "b00-p00-base.json", record, parent=1)
@@ -164,4 +164,4 @@ def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeyp
     assert "MLX_MAX_OPS_PER_BUFFER" in removed
     assert int(environ["NUMBA_NUM_THREADS"]) >= 3
     monkeypatch.setattr("os.environ", environ)
-    assert fingerprint.environ()["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}
+    assert fingerprint.environment_digest()["mlx"] == {"MLX_BFS_MAX_WIDTH": "7"}

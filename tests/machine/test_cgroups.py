@@ -47,21 +47,21 @@ def test_each_controller_of_v1_has_a_hierarchy_of_its_own(tmp_path):
 )
 def test_cgroup_limit(tmp_path, name, text, limit):
     (tmp_path / name).write_text(text)
-    assert cgroups.limit_of(tmp_path) == limit
+    assert cgroups.folder_memory_limit(tmp_path) == limit
 
 
 def test_no_cgroup_no_limit(tmp_path):
-    assert cgroups.limit_of(tmp_path) is None
+    assert cgroups.folder_memory_limit(tmp_path) is None
 
 
 def test_the_room_is_the_limit_less_what_is_used_but_files_can_be_dropped(tmp_path):
     stat = "anon 700\ninactive_file 40\nactive_file 9\n"
     write(tmp_path, memory__max="1000\n", memory__current="800\n", memory__stat=stat)
-    assert cgroups.room_of(tmp_path) == 240
+    assert cgroups.folder_memory_headroom(tmp_path) == 240
     write(tmp_path, memory__current="1200\n")
-    assert cgroups.room_of(tmp_path) == 0
+    assert cgroups.folder_memory_headroom(tmp_path) == 0
     write(tmp_path, memory__max="max\n")
-    assert cgroups.room_of(tmp_path) is None
+    assert cgroups.folder_memory_headroom(tmp_path) is None
 
 
 def test_cgroup_v1_is_read_too(tmp_path):
@@ -71,7 +71,7 @@ def test_cgroup_v1_is_read_too(tmp_path):
         memory__usage_in_bytes="300",
         memory__stat="cache 5\ntotal_inactive_file 50\n",
     )
-    assert cgroups.room_of(tmp_path) == 750
+    assert cgroups.folder_memory_headroom(tmp_path) == 750
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_limit_above_the_own_cgroup_counts(controller, files, tmp_path, monkey
     folders = {controller: [own, above]}
     monkeypatch.setattr(cgroups, "folders", lambda controller="": folders.get(controller, []))
     assert cgroups.memory_limit() == 5_000_000
-    assert cgroups.memory_room() == 1_000_000
+    assert cgroups.memory_headroom() == 1_000_000
     machine = memory_profile.this_machine()
     assert (machine.total, machine.available) == (5_000_000, 1_000_000)
 

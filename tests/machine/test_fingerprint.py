@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.machine import code_revision, fingerprint, linux
-from labkit.machine.machine_observer import Observer
+from labkit.machine.machine_observer import MachineObserver
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -54,13 +54,13 @@ def test_no_process_is_started(monkeypatch):
 
 
 def test_the_environment_s_digest_sees_every_variable(monkeypatch):
-    before = fingerprint.environ()
+    before = fingerprint.environment_digest()
     monkeypatch.setenv("LABKIT_TEST_X", "1")
-    after = fingerprint.environ()
+    after = fingerprint.environment_digest()
     assert after["bytes"] > before["bytes"]
     assert after["sha256"] != before["sha256"]
     monkeypatch.setenv("MLX_METAL_FAST_SYNCH", "1")
-    assert fingerprint.environ()["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
+    assert fingerprint.environment_digest()["mlx"]["MLX_METAL_FAST_SYNCH"] == "1"
 
 
 def test_the_commit_is_git_s():
@@ -76,7 +76,7 @@ def test_the_commit_is_git_s():
 
 @linux_only
 def test_what_the_system_does_not_tell_is_left_out(monkeypatch):
-    monkeypatch.setattr(linux, "_text", lambda path: "garbage")
+    monkeypatch.setattr(linux, "_read_text", lambda path: "garbage")
     found = linux.state()
     assert "swap" not in found
     assert "loadavg" not in found
@@ -84,7 +84,7 @@ def test_what_the_system_does_not_tell_is_left_out(monkeypatch):
 
 @linux_only
 def test_the_observer_sees_foreign_load_and_its_own_cost():
-    observer = Observer()
+    observer = MachineObserver()
     spin = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     idle = subprocess.Popen(["sleep", "60"])
     try:

@@ -49,7 +49,7 @@ def test_a_conversation_without_a_clock():
         ),
         ("{{ raise_exception('only two roles') }}", r"refuses the conversation \(only two roles\)"),
         ("{{ nothing.at.all }}", "undefined"),
-        ("{# " + "x" * chat_template.LONGEST_TEMPLATE + " #}", "characters; allowed are"),
+        ("{# " + "x" * chat_template.MAX_TEMPLATE_CHARACTERS + " #}", "characters; allowed are"),
     ],
 )
 def test_a_template_that_misbehaves_is_one_line(source, message):
@@ -63,19 +63,19 @@ def test_multiplying_numbers_is_allowed():
 
 
 def test_where_a_directory_keeps_it(tmp_path):
-    assert chat_template.find(tmp_path) is None
+    assert chat_template.load_template(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"eos_token": "</s>"}))
-    assert chat_template.find(tmp_path) is None
+    assert chat_template.load_template(tmp_path) is None
     tokens = {"eos_token": {"content": "</s>"}}
     config.write_text(json.dumps(tokens | {"chat_template": "{{eos_token}}"}))
-    assert chat_template.find(tmp_path).render(HELLO) == "</s>"
+    assert chat_template.load_template(tmp_path).render(HELLO) == "</s>"
     several = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     config.write_text(json.dumps({"chat_template": several}))
-    assert chat_template.find(tmp_path).render(HELLO) == "d"
+    assert chat_template.load_template(tmp_path).render(HELLO) == "d"
     (tmp_path / "chat_template.jinja").write_text("own")
-    assert chat_template.find(tmp_path).render(HELLO) == "own"
+    assert chat_template.load_template(tmp_path).render(HELLO) == "own"
     for text, message in (("{", "not JSON"), ("[]", "not a JSON object")):
         config.write_text(text)
         with pytest.raises(ConfigError, match=message):
-            chat_template.find(tmp_path)
+            chat_template.load_template(tmp_path)

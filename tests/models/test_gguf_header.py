@@ -4,7 +4,7 @@ import gguf_files
 import numpy as np
 import pytest
 
-from labkit.models.gguf import BadFile, gguf_architectures, gguf_header, gguf_tokenizer
+from labkit.models.gguf import GGUFError, gguf_architectures, gguf_header, gguf_tokenizer
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_what_is_written_is_read(tmp_path):
         "two": (gguf_files.F32, (3,), data[:3].tobytes()),
     }
     path = gguf_files.write(tmp_path / "a.gguf", keys, tensors, alignment=64)
-    file = gguf_header.read(path)
+    file = gguf_header.read_header(path)
     assert {k: v for k, v in file.metadata.items() if k != "a.numbers"} == {
         k: v for k, v in keys.items() if k != "a.numbers"
     }
@@ -41,16 +41,16 @@ def test_what_is_written_is_read(tmp_path):
 
 def test_a_file_cut_anywhere_is_refused(path):
     whole = path.read_bytes()
-    gguf_header.read(path)
+    gguf_header.read_header(path)
     for end in [0, *range(1, 60), *range(60, len(whole), 997), len(whole) - 1]:
         path.write_bytes(whole[:end])
-        with pytest.raises(BadFile) as error:
-            gguf_header.read(path)
+        with pytest.raises(GGUFError) as error:
+            gguf_header.read_header(path)
         assert "\n" not in str(error.value)
 
 
 def test_damage_is_a_bad_file_or_harmless(path):
-    """A changed byte may make another honest file, and nothing but a ``BadFile`` is raised."""
+    """A changed byte may make another honest file, and nothing but a ``GGUFError`` is raised."""
     whole = bytearray(path.read_bytes())
     rng = np.random.default_rng(0)
     refused = 0
@@ -59,12 +59,12 @@ def test_damage_is_a_bad_file_or_harmless(path):
         damaged[int(rng.integers(0, 12_000))] = int(rng.integers(0, 256))
         path.write_bytes(damaged)
         try:
-            file = gguf_header.read(path)
-            gguf_architectures.of(file)
-            gguf_tokenizer.tokenizer(file)
-            gguf_tokenizer.config(file, 1)
+            file = gguf_header.read_header(path)
+            gguf_architectures.read_architecture(file)
+            gguf_tokenizer.build_tokenizer(file)
+            gguf_tokenizer.tokenizer_config(file, 1)
             gguf_tokenizer.generation_config(file)
-        except BadFile as error:
+        except GGUFError as error:
             refused += 1
             assert "\n" not in str(error)
     assert refused > 40
@@ -120,8 +120,8 @@ def tensor(name, shape, kind, offset):
 def test_a_lie_is_one_line(tmp_path, data, message):
     path = tmp_path / "lie.gguf"
     path.write_bytes(data)
-    with pytest.raises(BadFile, match=message) as error:
-        gguf_header.read(path)
+    with pytest.raises(GGUFError, match=message) as error:
+        gguf_header.read_header(path)
     assert "\n" not in str(error.value)
 
 
@@ -146,14 +146,14 @@ def test_a_lie_is_one_line(tmp_path, data, message):
     ],
 )
 def test_a_model_that_mlx_lm_has_not_is_one_line(tmp_path, changes, message):
-    file = gguf_header.read(gguf_files.model(tmp_path / "m.gguf", **changes))
-    with pytest.raises(BadFile, match=message) as error:
-        gguf_architectures.of(file)
+    file = gguf_header.read_header(gguf_files.model(tmp_path / "m.gguf", **changes))
+    with pytest.raises(GGUFError, match=message) as error:
+        gguf_architectures.read_architecture(file)
     assert "\n" not in str(error.value)
 
 
 def test_a_tensor_that_changes_the_rotations_is_refused(tmp_path):
     made = gguf_files.tensors() | {"rope_freqs.weight": gguf_files.ones(8)}
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(), made)
-    with pytest.raises(BadFile, match=r"rope_freqs\.weight: mlx_lm's llama has nothing"):
-        gguf_architectures.of(gguf_header.read(path))
+    with pytest.raises(GGUFError, match=r"rope_freqs\.weight: mlx_lm's llama has nothing"):
+        gguf_architectures.read_architecture(gguf_header.read_header(path))

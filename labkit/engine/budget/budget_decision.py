@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from labkit import config
-from labkit.engine.budget.model_footprint import ModelFacts
-from labkit.machine.memory_profile import Machine
+from labkit.engine.budget.model_footprint import ModelFootprint
+from labkit.machine.memory_profile import MemoryProfile
 
 Setting = tuple[str, int | float | str]
-LEAST = 2  # the null block and one that a token can lie in
+MIN_EXPLICIT_BLOCKS = 2  # the null block and one that a token can lie in
 # vllm-metal starts no engine with fewer blocks; the null block is one of them.
-LEAST_BLOCKS = 16
-UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
+MIN_AUTO_BLOCKS = 16
+BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """What takes memory, and how much (bytes)."""
 
     name: str
@@ -25,11 +25,11 @@ class Part:
 
     def __str__(self) -> str:
         """Write it as in ``weights 24.5 MiB``."""
-        return f"{self.name} {size(self.bytes)}"
+        return f"{self.name} {format_bytes(self.bytes)}"
 
 
 @dataclass(frozen=True)
-class Asked:
+class PolicyInputs:
     """The question put to a policy: a budget, for a model, on a machine.
 
     ``activations``: bytes of the largest step, estimated or measured.
@@ -37,8 +37,8 @@ class Asked:
 
     budget: config.Budget
     block_size: int
-    model: ModelFacts
-    machine: Machine
+    model: ModelFootprint
+    machine: MemoryProfile
     activations: int
 
     @property
@@ -57,10 +57,10 @@ class Asked:
         """The policy's word."""
         return self.budget.policy.value
 
-    def used(self, *, step: bool = True) -> tuple[Part, ...]:
+    def used(self, *, step: bool = True) -> tuple[MemoryPart, ...]:
         """Return what a pool comes beside: the weights, and the largest step's activations."""
-        weights = Part("weights", self.model.weight_bytes)
-        return (weights, Part("activations", self.activations)) if step else (weights,)
+        weights = MemoryPart("weights", self.model.weight_bytes)
+        return (weights, MemoryPart("activations", self.activations)) if step else (weights,)
 
     def used_bytes(self, *, step: bool = True) -> int:
         """Return the bytes of ``used``."""
@@ -70,13 +70,13 @@ class Asked:
         """Return how many blocks ``ceiling`` bytes leave room for."""
         return (ceiling - self.used_bytes(step=step)) // self.block_bytes
 
-    def pool(self, num_blocks: int) -> Part:
+    def pool(self, num_blocks: int) -> MemoryPart:
         """So many KV blocks, as a part."""
-        return Part(f"{num_blocks} KV blocks", num_blocks * self.block_bytes)
+        return MemoryPart(f"{num_blocks} KV blocks", num_blocks * self.block_bytes)
 
 
 @dataclass(frozen=True)
-class Decision:
+class BudgetDecision:
     """A pool that fits: its blocks, the null block included, and where all memory goes.
 
     ``ceiling``: the bytes that the policy lets weights, activations and pool take together.
@@ -87,7 +87,7 @@ class Decision:
     ceiling: int
     blocks: int
     block_bytes: int
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
 
     @property
     def pool_bytes(self) -> int:
@@ -97,19 +97,19 @@ class Decision:
     def __str__(self) -> str:
         """Say it in one line."""
         return (
-            f"engine.budget.policy={self.policy}: of {size(self.ceiling)} on {self.machine}: "
-            f"{'; '.join(map(str, self.parts))}"
+            f"engine.budget.policy={self.policy}: of {format_bytes(self.ceiling)} on "
+            f"{self.machine}: {'; '.join(map(str, self.parts))}"
         )
 
 
 @dataclass(frozen=True)
-class Refusal:
+class BudgetRefusal:
     """Why there is no pool, in one line whose last part is what to set."""
 
     option: str  # what was set, as ``engine.budget.fraction=0.9``
     asked: str  # what that asks for
     free: str  # what there is, in words
-    parts: tuple[Part, ...]  # what takes memory
+    parts: tuple[MemoryPart, ...]  # what takes memory
     settings: tuple[Setting, ...] = ()  # what would fit; empty where nothing would
     direction: str = ""  # ``or more``, ``or less`` or nothing
     otherwise: str = ""  # what to do where no setting fits
@@ -123,33 +123,35 @@ class Refusal:
         """Say it in one line."""
         advice = self.otherwise
         if self.settings:
-            options = " ".join(f"{key}={_write(value)}" for key, value in self.settings)
+            options = " ".join(f"{key}={_format_setting(value)}" for key, value in self.settings)
             advice = f"set {options} {self.direction}".rstrip()
         return "; ".join([f"{self.option}: {self.asked}", self.free, *map(str, self.parts), advice])
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class MemoryCeiling:
     """What a policy lets weights, activations and pool take together (bytes)."""
 
     bytes: int
-    refuse: Callable[[int], Refusal]  # says why so many blocks are none, and what to set
+    refuse: Callable[[int], BudgetRefusal]  # says why so many blocks are none, and what to set
     blocks: int | None = None  # the pool asked for; None: as many blocks as fit
     free: int | None = None  # what may be claimed now; None: the policy does not look
     step: bool = True  # whether it counts the activations
 
 
-def decide(asked: Asked, ceiling: Ceiling | Refusal) -> Decision | Refusal:
+def apply_ceiling(
+    asked: PolicyInputs, ceiling: MemoryCeiling | BudgetRefusal
+) -> BudgetDecision | BudgetRefusal:
     """Size the pool under a ceiling, or say why not."""
-    if isinstance(ceiling, Refusal):
+    if isinstance(ceiling, BudgetRefusal):
         return ceiling
     fits = asked.blocks_in(ceiling.bytes, step=ceiling.step)
-    least = LEAST_BLOCKS if ceiling.blocks is None else LEAST
+    least = MIN_AUTO_BLOCKS if ceiling.blocks is None else MIN_EXPLICIT_BLOCKS
     blocks = fits if ceiling.blocks is None else ceiling.blocks
     claimed = ceiling.free is None or ceiling.bytes <= ceiling.free
     if not (claimed and least <= blocks <= fits):
         return ceiling.refuse(blocks)
-    return Decision(
+    return BudgetDecision(
         policy=asked.policy,
         machine=asked.machine.name,
         ceiling=ceiling.bytes,
@@ -159,10 +161,10 @@ def decide(asked: Asked, ceiling: Ceiling | Refusal) -> Decision | Refusal:
     )
 
 
-def refuse(
-    asked: Asked,
+def make_refusal(
+    asked: PolicyInputs,
     says: str,
-    pool: Part | None,
+    pool: MemoryPart | None,
     *,
     settings: Sequence[Setting] = (),
     direction: str = "",
@@ -170,36 +172,37 @@ def refuse(
     option: str = "",
     free: str = "",
     step: bool = True,
-) -> Refusal:
+) -> BudgetRefusal:
     """Build a refusal; ``missing``: bytes, to be said where no setting fits.
 
     ``option`` is the policy unless said, ``free`` what the machine has now, ``step`` whether the
     activations are among the parts; no ``pool``: the weights alone are too much.
     """
     machine = asked.machine
-    larger = "choose another engine.budget.machine" if machine.simulated else "free memory"
-    return Refusal(
+    larger = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
+    return BudgetRefusal(
         option=option or f"engine.budget.policy={asked.policy}",
         asked=says,
-        free=f"free are {free or size(machine.available)} on {machine.name}",
+        free=f"free are {free or format_bytes(machine.available)} on {machine.name}",
         parts=(*asked.used(step=step), *([] if pool is None else [pool])),
         settings=tuple(settings),
         direction=direction,
         otherwise=""
         if settings
-        else f"no setting fits, {size(missing)} are missing: {larger} or take a smaller model",
+        else f"no setting fits, {format_bytes(missing)} are missing: {larger} or take a smaller "
+        "model",
     )
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write bytes in the largest unit that they reach."""
-    for unit, scale, decimals in UNITS:
+    for unit, scale, decimals in BYTE_UNITS:
         if abs(count) >= scale:
             return f"{count / scale:.{decimals}f} {unit}"
     return f"{count} bytes"
 
 
-def _write(value: int | float | str) -> str:
+def _format_setting(value: int | float | str) -> str:
     """Write a number without an exponent."""
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0")

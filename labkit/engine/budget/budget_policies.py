@@ -11,28 +11,28 @@ from collections.abc import Callable
 
 from labkit.config import BudgetPolicy
 from labkit.engine.budget.budget_decision import (
-    LEAST,
-    LEAST_BLOCKS,
-    Asked,
-    Ceiling,
-    Part,
-    Refusal,
+    MIN_AUTO_BLOCKS,
+    MIN_EXPLICIT_BLOCKS,
+    BudgetRefusal,
+    MemoryCeiling,
+    MemoryPart,
+    PolicyInputs,
     Setting,
-    refuse,
-    size,
+    format_bytes,
+    make_refusal,
 )
-from labkit.machine.memory_profile import Machine
+from labkit.machine.memory_profile import MemoryProfile
 
 GIB = 1 << 30
-SMALL_MACHINE = 36 * GIB
-LEAST_HEADROOM = 512 << 20
+SMALL_MACHINE_BYTES = 36 * GIB
+MIN_HEADROOM_BYTES = 512 << 20
 # RAM up to (GiB): reserve (GiB).
-TIERS = ((16, 4), (64, 6), (128, 8))
-LARGEST = 12
-DECIMALS = range(2, 10)
+RESERVE_TIERS_GIB = ((16, 4), (64, 6), (128, 8))
+MAX_RESERVE_GIB = 12
+FRACTION_DECIMALS = range(2, 10)
 
 
-def fixed(asked: Asked) -> Ceiling:
+def fixed(asked: PolicyInputs) -> MemoryCeiling:
     """``kv = engine.budget.blocks``, else ``engine.budget.bytes`` in whole blocks.
 
     The number is the user's: it is refused only where weights, activations and pool
@@ -42,27 +42,27 @@ def fixed(asked: Asked) -> Ceiling:
     given, total = asked.budget.blocks, asked.machine.total
     blocks = asked.budget.bytes // asked.block_bytes if given is None else given
 
-    def no(_blocks: int) -> Refusal:
-        small, fits = blocks < LEAST, asked.blocks_in(total)
-        least = Part("two KV blocks", LEAST * asked.block_bytes)
+    def no(_blocks: int) -> BudgetRefusal:
+        small, fits = blocks < MIN_EXPLICIT_BLOCKS, asked.blocks_in(total)
+        least = MemoryPart("two KV blocks", MIN_EXPLICIT_BLOCKS * asked.block_bytes)
         pool = least if small else asked.pool(blocks)
         key, scale = ("blocks", 1) if given is not None else ("bytes", asked.block_bytes)
-        right = scale * (LEAST if small else fits)
-        return refuse(
+        right = scale * (MIN_EXPLICIT_BLOCKS if small else fits)
+        return make_refusal(
             asked,
-            "two KV blocks are the least" if small else f"asks for {size(pool.bytes)}",
+            "two KV blocks are the least" if small else f"asks for {format_bytes(pool.bytes)}",
             pool,
             option=f"engine.budget.{key}={getattr(asked.budget, key)}",
-            free=f"{size(asked.machine.available)} of {size(total)}",
-            settings=[(f"engine.budget.{key}", right)] if fits >= LEAST else [],
+            free=f"{format_bytes(asked.machine.available)} of {format_bytes(total)}",
+            settings=[(f"engine.budget.{key}", right)] if fits >= MIN_EXPLICIT_BLOCKS else [],
             direction="or more" if small else "or less",
             missing=asked.used_bytes() + least.bytes - total,
         )
 
-    return Ceiling(total, no, blocks=blocks)
+    return MemoryCeiling(total, no, blocks=blocks)
 
 
-def fraction(asked: Asked) -> Ceiling:
+def fraction(asked: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram * fraction - weights - profile_peak``.
 
     Refused where ``system_ram * fraction`` is more than is free now, so that a desktop
@@ -71,10 +71,10 @@ def fraction(asked: Asked) -> Ceiling:
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Proposal, path 2 (``VLLM_METAL_MEMORY_FRACTION``).
     """
-    return _share(asked, asked.machine.total, "RAM", free=asked.machine.available)
+    return _fraction_of(asked, asked.machine.total, "RAM", free=asked.machine.available)
 
 
-def vllm(asked: Asked) -> Ceiling:
+def vllm(asked: PolicyInputs) -> MemoryCeiling:
     """``kv = device_memory * utilization - weights - profile_peak``.
 
     Device memory is the GPU's own on CUDA; here it is what the device may hold, Metal's
@@ -87,10 +87,10 @@ def vllm(asked: Asked) -> Ceiling:
     """
     machine = asked.machine
     free = min(machine.available, machine.hint)
-    return _share(asked, machine.hint, _hint_of(machine), free=free)
+    return _fraction_of(asked, machine.hint, _working_set_name(machine), free=free)
 
 
-def mistralrs(asked: Asked) -> Ceiling | Refusal:
+def mistralrs(asked: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     """``kv = min(memory_hint, ram_cap) * utilization - used``.
 
     ``ram_cap`` is 2/3 of RAM up to 36 GiB and 3/4 above. Weights come first, in what is
@@ -103,17 +103,20 @@ def mistralrs(asked: Asked) -> Ceiling | Refusal:
     Related Work, mistral.rs.
     """
     hint, total = asked.machine.hint, asked.machine.total
-    headroom = max(hint // 50, LEAST_HEADROOM)
+    headroom = max(hint // 50, MIN_HEADROOM_BYTES)
     missing = asked.used_bytes(step=False) - (hint - headroom)
     if missing > 0:
-        says = f"the weights must fit in {size(hint)} less a headroom of {size(headroom)}"
-        return refuse(asked, says, None, missing=missing, step=False)
-    ram_cap = total * 2 // 3 if total <= SMALL_MACHINE else total * 3 // 4
+        says = (
+            f"the weights must fit in {format_bytes(hint)} less a headroom of "
+            f"{format_bytes(headroom)}"
+        )
+        return make_refusal(asked, says, None, missing=missing, step=False)
+    ram_cap = total * 2 // 3 if total <= SMALL_MACHINE_BYTES else total * 3 // 4
     of = "of working set and RAM cap, the smaller"
-    return _share(asked, min(hint, ram_cap), of, free=None, step=False)
+    return _fraction_of(asked, min(hint, ram_cap), of, free=None, step=False)
 
 
-def llamacpp(asked: Asked) -> Ceiling:
+def llamacpp(asked: PolicyInputs) -> MemoryCeiling:
     """``kv = layers * 2 * kv_heads * head_dim * n_ctx * bytes``, all of it at start.
 
     ``n_ctx`` is ``engine.budget.blocks`` (the null block aside) times the block size; by
@@ -130,25 +133,26 @@ def llamacpp(asked: Asked) -> Ceiling:
         option = f"engine.budget.policy=llamacpp (n_ctx={context}, the model's own)"
         blocks = 0 if context is None else -(-context // asked.block_size) + 1
 
-    def no(_blocks: int) -> Refusal:
+    def no(_blocks: int) -> BudgetRefusal:
         fits = asked.blocks_in(hint)
-        need = asked.used_bytes() + asked.pool(max(blocks, LEAST)).bytes
-        return refuse(
+        need = asked.used_bytes() + asked.pool(max(blocks, MIN_EXPLICIT_BLOCKS)).bytes
+        return make_refusal(
             asked,
-            f"policy llamacpp asks for {size(need)} of {size(hint)} {_hint_of(asked.machine)}"
+            f"policy llamacpp asks for {format_bytes(need)} of {format_bytes(hint)} "
+            f"{_working_set_name(asked.machine)}"
             if blocks
             else "config.json does not say which context the model was trained for",
             asked.pool(blocks),
             option=option,
-            settings=[("engine.budget.blocks", fits)] if fits >= LEAST else [],
+            settings=[("engine.budget.blocks", fits)] if fits >= MIN_EXPLICIT_BLOCKS else [],
             direction="or less",
             missing=need - hint,
         )
 
-    return Ceiling(hint, no, blocks=blocks)
+    return MemoryCeiling(hint, no, blocks=blocks)
 
 
-def tiered_reserve(asked: Asked) -> Ceiling:
+def tiered_reserve(asked: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram - reserve - weights - profile_peak``.
 
     The reserve for macOS and other programs is 4 GiB up to 16 GiB of RAM, 6 up to 64,
@@ -158,21 +162,27 @@ def tiered_reserve(asked: Asked) -> Ceiling:
     (14 February 2026).
     """
     total = asked.machine.total
-    reserve = next((held for most, held in TIERS if total <= most * GIB), LARGEST) * GIB
+    reserve = (
+        next((held for most, held in RESERVE_TIERS_GIB if total <= most * GIB), MAX_RESERVE_GIB)
+        * GIB
+    )
     ceiling = max(0, total - reserve)
 
-    def no(_blocks: int) -> Refusal:
-        least = asked.pool(LEAST_BLOCKS)
+    def no(_blocks: int) -> BudgetRefusal:
+        least = asked.pool(MIN_AUTO_BLOCKS)
         missing = asked.used_bytes() + least.bytes - total
-        instead = ("engine.budget.policy", "fixed"), ("engine.budget.blocks", LEAST_BLOCKS)
-        says = f"it leaves {size(ceiling)} of {size(total)} RAM after a reserve of {size(reserve)}"
+        instead = ("engine.budget.policy", "fixed"), ("engine.budget.blocks", MIN_AUTO_BLOCKS)
+        says = (
+            f"it leaves {format_bytes(ceiling)} of {format_bytes(total)} RAM after a reserve of "
+            f"{format_bytes(reserve)}"
+        )
         settings: tuple[Setting, ...] = instead if missing <= 0 else ()
-        return refuse(asked, says, least, settings=settings, missing=missing)
+        return make_refusal(asked, says, least, settings=settings, missing=missing)
 
-    return Ceiling(ceiling, no)
+    return MemoryCeiling(ceiling, no)
 
 
-POLICIES: dict[BudgetPolicy, Callable[[Asked], Ceiling | Refusal]] = {
+POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefusal]] = {
     BudgetPolicy.fixed: fixed,
     BudgetPolicy.fraction: fraction,
     BudgetPolicy.vllm: vllm,
@@ -181,40 +191,42 @@ POLICIES: dict[BudgetPolicy, Callable[[Asked], Ceiling | Refusal]] = {
     BudgetPolicy.tiered_reserve: tiered_reserve,
 }
 # Whose formula subtracts the activations, so that measuring them is worth it.
-PROFILING = frozenset(POLICIES) - {BudgetPolicy.fixed, BudgetPolicy.mistralrs}
+PROFILING_POLICIES = frozenset(POLICIES) - {BudgetPolicy.fixed, BudgetPolicy.mistralrs}
 
 
-def _share(asked: Asked, base: int, of: str, *, free: int | None, step: bool = True) -> Ceiling:
+def _fraction_of(
+    asked: PolicyInputs, base: int, of: str, *, free: int | None, step: bool = True
+) -> MemoryCeiling:
     """``engine.budget.fraction`` of ``base`` bytes; at least 16 blocks must be left of it."""
     claim = int(base * asked.fraction)
 
-    def no(blocks: int) -> Refusal:
-        small, least = blocks < LEAST_BLOCKS, asked.pool(LEAST_BLOCKS)
+    def no(blocks: int) -> BudgetRefusal:
+        small, least = blocks < MIN_AUTO_BLOCKS, asked.pool(MIN_AUTO_BLOCKS)
         need = asked.used_bytes(step=step) + least.bytes
         most = base if free is None else min(base, free - asked.machine.slack)
         # A byte more than needed, as the claim is rounded down to whole bytes.
-        fits = _fraction(need + 1, most, base, smallest=small)
-        return refuse(
+        fits = _shortest_fraction(need + 1, most, base, smallest=small)
+        return make_refusal(
             asked,
-            f"policy {asked.policy} asks for {size(claim)} of {size(base)} {of}",
-            Part(f"{least.name} at least", least.bytes) if small else asked.pool(blocks),
+            f"policy {asked.policy} asks for {format_bytes(claim)} of {format_bytes(base)} {of}",
+            MemoryPart(f"{least.name} at least", least.bytes) if small else asked.pool(blocks),
             option=f"engine.budget.fraction={asked.fraction:g}",
-            free="" if free is None else size(free),
+            free="" if free is None else format_bytes(free),
             settings=[] if fits is None else [("engine.budget.fraction", fits)],
             direction="or more" if small else "or less",
             missing=max(1, need - most),
             step=step,
         )
 
-    return Ceiling(claim, no, free=free, step=step)
+    return MemoryCeiling(claim, no, free=free, step=step)
 
 
-def _fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:
+def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:
     """Return the shortest decimal just above ``low`` of ``base``, or just below ``high``.
 
     None: none of up to nine decimals lies between the two.
     """
-    for decimals in DECIMALS:
+    for decimals in FRACTION_DECIMALS:
         steps = 10**decimals
         toward = math.ceil(low / base * steps) if smallest else math.floor(high / base * steps)
         value: float = toward / steps
@@ -223,5 +235,5 @@ def _fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None
     return None
 
 
-def _hint_of(machine: Machine) -> str:
+def _working_set_name(machine: MemoryProfile) -> str:
     return "Metal's working set" if machine.metal else "RAM"

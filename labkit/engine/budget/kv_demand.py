@@ -6,20 +6,22 @@ from collections.abc import Sequence
 
 from labkit import config
 
-STEP = 256  # tokens: without blocks, memory comes in steps of it, as in mlx_lm's caches
+CACHE_STEP_TOKENS = (
+    256  # tokens: without blocks, memory comes in steps of it, as in mlx_lm's caches
+)
 
 
-def rounded(tokens: int) -> int:
+def round_up_to_step(tokens: int) -> int:
     """Round up to whole steps."""
-    return -(-tokens // STEP) * STEP
+    return -(-tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
 
 
 def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
     """Return the tokens of memory that requests of these lengths take together."""
     if kv.layout is config.KVLayout.padded:
-        return len(lengths) * rounded(max(lengths, default=0))
+        return len(lengths) * round_up_to_step(max(lengths, default=0))
     if kv.layout is config.KVLayout.contiguous:
-        return sum(rounded(max(n, kv.set_aside or 0)) for n in lengths)
+        return sum(round_up_to_step(max(n, kv.set_aside or 0)) for n in lengths)
     return sum(-(-n // kv.block_size) * kv.block_size for n in lengths)
 
 

@@ -14,35 +14,35 @@ from typing import Any
 from labkit import config
 from labkit.engine.compute_dtype import Matrices
 
-DEFAULT_GROUP = 64  # mlx's, of quantised numbers that share a scale
-FLOAT = 4  # bytes of a number in float32, in which sizes are counted first
+DEFAULT_GROUP_SIZE = 64  # mlx's, of quantised numbers that share a scale
+FLOAT32_BYTES = 4  # bytes of a number in float32, in which sizes are counted first
 # Bytes of what a safetensors header calls a number; any other takes one.
-FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-INTEGERS = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
-HEAD = "lm_head"  # a matrix that turns the last hidden state into logits
+FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+INTEGER_BYTES = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
+LM_HEAD = "lm_head"  # a matrix that turns the last hidden state into logits
 # The types that weights can be cast to; None keeps each as it is stored.
-Kind = str | None
+CastDtype = str | None
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelFootprint:
     """A model's sizes."""
 
     name: str  # what messages call it
     weight_bytes: int  # as loaded
     kv_bytes_per_token: int  # keys and values of one token in all layers, float32
-    live_floats: int  # that one token keeps alive at a forward's widest point
+    peak_live_floats: int  # that one token keeps alive at a forward's widest point
     vocab_size: int  # logits in a row
     max_context: int | None  # tokens it was trained for; None: config.json does not say
-    float_bytes: int = FLOAT  # of a number that it computes with
+    float_bytes: int = FLOAT32_BYTES  # of a number that it computes with
     weights: int = 0  # numbers that its tensors stand for
-    looked_up: int = 0  # numbers of an embedding that is no output's too: never multiplied by
+    lookup_weights: int = 0  # numbers of an embedding that is no output's too: never multiplied by
 
     @property
-    def multiplied(self) -> int:
+    def matmul_weights(self) -> int:
         """Weights that every token is multiplied by; twice as many operations."""
-        return self.weights - self.looked_up
+        return self.weights - self.lookup_weights
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
         """Estimate the peak of a forward over ``tokens`` tokens and ``rows`` rows of logits.
@@ -50,12 +50,12 @@ class ModelFacts:
         The layers' arrays are gone when the logits are computed, so the larger of the two
         counts. Measured on two qwen3 shapes and four steps: within 6 %.
         """
-        return self.float_bytes * max(tokens * self.live_floats, rows * self.vocab_size)
+        return self.float_bytes * max(tokens * self.peak_live_floats, rows * self.vocab_size)
 
 
-def of_model(
-    model: config.Model, kind: Kind = "float32", matrices: Matrices = Matrices.cast
-) -> ModelFacts | None:
+def from_model(
+    model: config.Model, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+) -> ModelFootprint | None:
     """Read the facts of a configured model; nothing is built or loaded.
 
     ``kind`` and ``matrices``: what becomes of its weights
@@ -68,13 +68,13 @@ def of_model(
         ``model.path`` is not a model directory.
     """
     if model.shape is not None:
-        return of_shape(model.shape, model.name, kind)
+        return from_shape(model.shape, model.name, kind)
     from labkit.models import resolve
 
-    return of_directory(resolve(model).path, kind, matrices)
+    return from_directory(resolve(model).path, kind, matrices)
 
 
-def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> ModelFacts:
+def from_shape(shape: config.ModelShape, name: str, kind: CastDtype = "float32") -> ModelFootprint:
     """Count what a model built from ``shape`` (a qwen3 with a head of its own) holds.
 
     It is built in float32.
@@ -85,22 +85,24 @@ def of_shape(shape: config.ModelShape, name: str, kind: Kind = "float32") -> Mod
     layer = attention + 3 * shape.hidden_size * shape.intermediate_size + 2 * shape.hidden_size
     vocabulary = shape.vocab_size * shape.hidden_size
     weights = 2 * vocabulary + shape.hidden_size + shape.num_layers * layer
-    return ModelFacts(
+    return ModelFootprint(
         name=name,
         weight_bytes=size * weights,
-        kv_bytes_per_token=FLOAT * shape.num_layers * 2 * keys,
-        live_floats=_live_floats(shape.hidden_size, queries, keys, shape.intermediate_size),
+        kv_bytes_per_token=FLOAT32_BYTES * shape.num_layers * 2 * keys,
+        peak_live_floats=_peak_live_floats(
+            shape.hidden_size, queries, keys, shape.intermediate_size
+        ),
         vocab_size=shape.vocab_size,
         max_context=40960,
         float_bytes=size,
         weights=weights,
-        looked_up=vocabulary,
+        lookup_weights=vocabulary,
     )
 
 
-def of_directory(
-    path: Path, kind: Kind = "float32", matrices: Matrices = Matrices.cast
-) -> ModelFacts | None:
+def from_directory(
+    path: Path, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+) -> ModelFootprint | None:
     """Read config.json and the headers of the weights in ``path``.
 
     Returns None where they do not tell enough; loading says what is wrong, if anything.
@@ -108,12 +110,14 @@ def of_directory(
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
         settings = {**outer, **(outer.get("text_config") or {})}
-        return _facts(settings, path, _Loading(kind, matrices))
+        return _from_config(settings, path, _WeightLoading(kind, matrices))
     except (OSError, LookupError, TypeError, ValueError, AttributeError, struct.error):
         return None
 
 
-def _facts(settings: dict[str, Any], path: Path, loading: _Loading) -> ModelFacts | None:
+def _from_config(
+    settings: dict[str, Any], path: Path, loading: _WeightLoading
+) -> ModelFootprint | None:
     if "kv_lora_rank" in settings:  # caches latents, not keys and values of heads
         return None
     hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
@@ -123,23 +127,23 @@ def _facts(settings: dict[str, Any], path: Path, loading: _Loading) -> ModelFact
     context = settings.get("max_position_embeddings")
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
-    held = _held(path, loading, settings.get("quantization") or {}, tied)
-    return ModelFacts(
+    held = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
+    return ModelFootprint(
         name=path.name,
         weight_bytes=held.bytes,
-        kv_bytes_per_token=FLOAT * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
-        live_floats=_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
+        kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
+        peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=context if isinstance(context, int) else None,
         float_bytes=held.float_bytes,
         weights=held.numbers,
-        looked_up=vocabulary * hidden if held.own_head else 0,
+        lookup_weights=vocabulary * hidden if held.own_head else 0,
     )
 
 
-def of_weights(
-    path: Path, kind: Kind = "float32", matrices: Matrices = Matrices.cast
-) -> ModelFacts:
+def from_weights(
+    path: Path, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+) -> ModelFootprint:
     """Count the weights in ``path`` where config.json tells no more.
 
     Raises
@@ -148,14 +152,14 @@ def of_weights(
         They are no safetensors.
     """
     try:
-        held = _held(path, _Loading(kind, matrices), {})
+        held = _loaded_weights(path, _WeightLoading(kind, matrices), {})
     except (LookupError, TypeError, ValueError, struct.error):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
-    return ModelFacts(path.name, held.bytes, 0, 0, 0, None, held.float_bytes, held.numbers)
+    return ModelFootprint(path.name, held.bytes, 0, 0, 0, None, held.float_bytes, held.numbers)
 
 
-def forms(
-    model: config.Model, kind: Kind = "float32", matrices: Matrices = Matrices.cast
+def weight_formats(
+    model: config.Model, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
 ) -> frozenset[str]:
     """Name what the weights of a configured model will be held in, as counters have it.
 
@@ -166,24 +170,26 @@ def forms(
     ConfigError
         ``model.path`` is not a model directory.
     """
-    loading = _Loading(kind, matrices)
+    loading = _WeightLoading(kind, matrices)
     if model.shape is not None:
-        return frozenset({loading.form(_Tensor("F32", 1, 1, quantised=False, of_matrix=True))})
+        return frozenset(
+            {loading.form(_TensorHeader("F32", 1, 1, quantised=False, of_matrix=True))}
+        )
     from labkit.models import resolve
 
     try:
-        found = _tensors(_headers(resolve(model).path), {})
+        found = _tensor_headers(_tensor_shapes(resolve(model).path), {})
         return frozenset(loading.form(tensor) for _, tensor in found)
     except (LookupError, TypeError, ValueError, struct.error):
         return frozenset()
 
 
-def with_cache(model: ModelFacts, kv_bytes_per_token: int) -> ModelFacts:
+def with_kv_bytes(model: ModelFootprint, kv_bytes_per_token: int) -> ModelFootprint:
     """Return ``model`` with the KV bytes that its loaded layers really cache."""
     return replace(model, kv_bytes_per_token=kv_bytes_per_token)
 
 
-def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
+def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
     """Count the widest point of a layer: of attention and MLP the wider.
 
     Four arrays as wide as the residual; beside them queries before and after RoPE, keys,
@@ -193,33 +199,33 @@ def _live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Loading:
+class _WeightLoading:
     """What loading does to weights."""
 
-    kind: Kind
+    kind: CastDtype
     matrices: Matrices
 
-    def bytes(self, tensor: _Tensor) -> int:
+    def bytes(self, tensor: _TensorHeader) -> int:
         """Return the bytes of a tensor, as loaded."""
         if self.matrices is Matrices.widened and tensor.quantised:
-            return FLOAT * tensor.numbers
+            return FLOAT32_BYTES * tensor.numbers
         return tensor.size * _number_bytes(tensor.word, self._kind_of(tensor))
 
-    def form(self, tensor: _Tensor) -> str:
+    def form(self, tensor: _TensorHeader) -> str:
         """Name what a tensor is held in, as loaded; as counters have it."""
         if self.matrices is Matrices.widened and tensor.quantised:
             return "float32"
-        if tensor.word not in FLOATS:
+        if tensor.word not in FLOAT_BYTES:
             return "quantised" if tensor.quantised else tensor.word
-        return self._kind_of(tensor) or NAMES[tensor.word]
+        return self._kind_of(tensor) or FLOAT_NAMES[tensor.word]
 
-    def _kind_of(self, tensor: _Tensor) -> Kind:
+    def _kind_of(self, tensor: _TensorHeader) -> CastDtype:
         """Return the type that a tensor's numbers are cast to; None: they stay."""
         return None if self.matrices is Matrices.kept and tensor.of_matrix else self.kind
 
 
 @dataclass(frozen=True)
-class _Tensor:
+class _TensorHeader:
     """What a safetensors header says of a tensor, and what it stands for.
 
     ``numbers``: weights, which the scales and biases of quantised ones are not.
@@ -233,7 +239,7 @@ class _Tensor:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _LoadedWeights:
     """Weights as loaded: their bytes, and those of one of their floating point numbers."""
 
     bytes: int
@@ -242,7 +248,9 @@ class _Held:
     own_head: bool
 
 
-def _held(path: Path, loading: _Loading, quantization: dict[str, Any], tied: bool = False) -> _Held:
+def _loaded_weights(
+    path: Path, loading: _WeightLoading, quantization: dict[str, Any], tied: bool = False
+) -> _LoadedWeights:
     """Count the weights in ``path``.
 
     Where the embedding is ``tied`` to the output, mlx_lm drops an output matrix that is stored
@@ -250,29 +258,29 @@ def _held(path: Path, loading: _Loading, quantization: dict[str, Any], tied: boo
     """
     found = {
         name: tensor
-        for name, tensor in _tensors(_headers(path), quantization)
-        if not (tied and _is_head(name))
+        for name, tensor in _tensor_headers(_tensor_shapes(path), quantization)
+        if not (tied and _is_lm_head(name))
     }
     floats = Counter[str]()
     for tensor in found.values():
-        floats[tensor.word] += tensor.size if tensor.word in FLOATS else 0
+        floats[tensor.word] += tensor.size if tensor.word in FLOAT_BYTES else 0
     largest = max(floats, key=lambda word: floats[word], default="F32")
-    computed = largest if largest in FLOATS else "F32"
-    return _Held(
+    computed = largest if largest in FLOAT_BYTES else "F32"
+    return _LoadedWeights(
         bytes=sum(map(loading.bytes, found.values())),
         float_bytes=_number_bytes(computed, loading.kind),
         numbers=sum(tensor.numbers for tensor in found.values()),
-        own_head=any(map(_is_head, found)),
+        own_head=any(map(_is_lm_head, found)),
     )
 
 
-def _is_head(name: str) -> bool:
-    return name.rpartition(".")[0].endswith(HEAD)
+def _is_lm_head(name: str) -> bool:
+    return name.rpartition(".")[0].endswith(LM_HEAD)
 
 
-def _tensors(
+def _tensor_headers(
     shapes: dict[str, tuple[str, tuple[int, ...]]], quantization: dict[str, Any]
-) -> Iterator[tuple[str, _Tensor]]:
+) -> Iterator[tuple[str, _TensorHeader]]:
     for name, (word, shape) in shapes.items():
         layer, _, part = name.rpartition(".")
         quantised = f"{layer}.scales" in shapes and part in ("weight", "scales", "biases")
@@ -280,26 +288,32 @@ def _tensors(
         if quantised:
             own = quantization.get(layer)
             group = (own if isinstance(own, dict) else quantization).get(
-                "group_size", DEFAULT_GROUP
+                "group_size", DEFAULT_GROUP_SIZE
             )
             numbers = prod(shapes[f"{layer}.scales"][1]) * int(group) if part == "weight" else 0
         matrix = quantised or (part == "weight" and len(shape) == 2)
-        yield name, _Tensor(word, size, numbers, quantised, matrix)
+        yield name, _TensorHeader(word, size, numbers, quantised, matrix)
 
 
-def _number_bytes(word: str, kind: Kind) -> int:
+def _number_bytes(word: str, kind: CastDtype) -> int:
     """Return the bytes of a number of a safetensors type, as loaded."""
-    if word not in FLOATS:
-        return INTEGERS.get(word, 1)
-    return FLOATS[word] if kind is None else FLOAT if kind == "float32" else FLOAT // 2
+    if word not in FLOAT_BYTES:
+        return INTEGER_BYTES.get(word, 1)
+    return (
+        FLOAT_BYTES[word]
+        if kind is None
+        else FLOAT32_BYTES
+        if kind == "float32"
+        else FLOAT32_BYTES // 2
+    )
 
 
-def _headers(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Map name to type and shape of every tensor in ``path``."""
-    return dict(entry for file in path.glob("model*.safetensors") for entry in _shapes(file))
+    return dict(entry for file in path.glob("model*.safetensors") for entry in _file_shapes(file))
 
 
-def _shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
+def _file_shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
     """Yield name, type and shape of what a safetensors file holds, by its header."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from labkit import config
 from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint, plan
-from labkit.engine.budget.budget_decision import Decision, Refusal
-from labkit.engine.budget.budget_policies import PROFILING
+from labkit.engine.budget.budget_decision import BudgetDecision, BudgetRefusal
+from labkit.engine.budget.budget_policies import PROFILING_POLICIES
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import Batch, InputBuilder
 from labkit.engine.request import Request, RequestState
@@ -21,14 +21,14 @@ from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache_manager import KVCache, LayerShape, LayoutKind
     from labkit.engine.packed_forward import PackedForward
-    from labkit.machine.memory_profile import Machine
+    from labkit.machine.memory_profile import MemoryProfile
 
 # A profiling forward of more operations than this takes seconds: estimate instead.
-MOST_FLOPS = 200e9
-STEP = 1 << 20  # bytes: rounded up to it, so that equal arms get equal pools
+MAX_PROFILING_FLOPS = 200e9
+ROUNDING_BYTES = 1 << 20  # bytes: rounded up to it, so that equal arms get equal pools
 
 
-def refuse_early(options: config.Engine, model_dir: Path, machine: Machine) -> None:
+def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
     """Refuse before the weights are loaded, where config.json tells enough to know.
 
     Raises
@@ -36,21 +36,21 @@ def refuse_early(options: config.Engine, model_dir: Path, machine: Machine) -> N
     EngineError
         The budget is refused: one line that ends in what to set.
     """
-    model = model_footprint.of_directory(
+    model = model_footprint.from_directory(
         model_dir, compute_dtype.asked(options), compute_dtype.matrices(options)
     )
     answer = None if model is None else plan(options, model, machine)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, BudgetRefusal):
         raise EngineError(str(answer))
 
 
 def size_pool(
     options: config.Engine,
     model_dir: Path,
-    machine: Machine,
+    machine: MemoryProfile,
     shapes: tuple[LayerShape, ...],
     measure: Callable[[], int],
-) -> Decision:
+) -> BudgetDecision:
     """Size the KV pool of a loaded model.
 
     ``machine`` is its memory before the model was loaded; ``shapes`` what each layer caches per
@@ -65,18 +65,22 @@ def size_pool(
     # A rank's shapes are its own heads; the budget counts the pools of all.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
     weights = model_dir, compute_dtype.asked(options), compute_dtype.matrices(options)
-    model = model_footprint.of_directory(*weights)
+    model = model_footprint.from_directory(*weights)
     known = model is not None
-    model = model_footprint.with_cache(model or model_footprint.of_weights(*weights), per_token)
-    flops = 2 * model.multiplied * options.scheduler.most_step_tokens
-    profile = not known or (options.budget.policy in PROFILING and flops <= MOST_FLOPS)
+    model = model_footprint.with_kv_bytes(
+        model or model_footprint.from_weights(*weights), per_token
+    )
+    flops = 2 * model.matmul_weights * options.scheduler.most_step_tokens
+    profile = not known or (
+        options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS
+    )
     answer = plan(options, model, machine, activations=measure() if profile else None)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, BudgetRefusal):
         raise EngineError(str(answer))
     return answer
 
 
-def activation_bytes(
+def measure_activation_bytes(
     forward: PackedForward,
     kind: LayoutKind,
     shapes: tuple[LayerShape, ...],
@@ -99,7 +103,7 @@ def activation_bytes(
     finally:
         tracemalloc.stop()
     peak += max(0, _mlx_peak() - mlx_before)
-    return -(-peak // STEP) * STEP
+    return -(-peak // ROUNDING_BYTES) * ROUNDING_BYTES
 
 
 def prompt_lengths(scheduler: config.Scheduler) -> list[int]:

@@ -15,7 +15,7 @@ import mlx.core as mx
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
-from labkit.engine.budget.kv_demand import rounded
+from labkit.engine.budget.kv_demand import round_up_to_step
 from labkit.engine.kv_layout.dense_kv import OwnPieces, Rectangle, Span
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVLayout, LayerShape, Step
 
@@ -66,7 +66,7 @@ class ContiguousCache(OwnPieces):
         return 0
 
     def _rounded(self, num_tokens: int) -> int:
-        return rounded(max(num_tokens, self._least))
+        return round_up_to_step(max(num_tokens, self._least))
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Tell whether as much was promised: no promise is made larger."""
@@ -112,7 +112,7 @@ class ContiguousMemory:
             start, stop = starts[s], starts[s + 1]
             done = context - (stop - start)
             if context > row.capacity:
-                row.move(1, rounded(context), [Span(0, 0, 0, 0, done)] if done else [])
+                row.move(1, round_up_to_step(context), [Span(0, 0, 0, 0, done)] if done else [])
             spans.append((row, start, stop, context))
         return batch, Step(self.attention, ContiguousStep(spans), {"layout.contiguous": 1})
 

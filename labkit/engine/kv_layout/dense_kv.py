@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.budget.kv_demand import rounded
+from labkit.engine.budget.kv_demand import round_up_to_step
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, LayerShape
 
 
@@ -143,7 +143,7 @@ class OwnPieces(KVCache):
     @property
     def capacity_tokens(self) -> int:
         """Tokens that one request can hold at most, alone."""
-        return self._capacity // rounded(1) * rounded(1)
+        return self._capacity // round_up_to_step(1) * round_up_to_step(1)
 
     def refusal(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
@@ -154,7 +154,7 @@ class OwnPieces(KVCache):
 
     def _rounded(self, num_tokens: int) -> int:
         """Return the tokens of memory that so many take."""
-        return rounded(num_tokens)
+        return round_up_to_step(num_tokens)
 
     def _number(self, request_id: str) -> int:
         """Name a new request's piece by a number, which is its table and never changes."""

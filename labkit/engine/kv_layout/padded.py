@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from labkit.engine.attention.sdpa import SdpaAttention
-from labkit.engine.budget.kv_demand import rounded
+from labkit.engine.budget.kv_demand import round_up_to_step
 from labkit.engine.kv_layout.dense_kv import OwnPieces, Rectangle, Span
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVLayout, LayerShape, Step
 from labkit.engine.kv_layout.padded_batch import pad_batch
@@ -79,7 +79,7 @@ class PaddedCache(OwnPieces):
         row = Row(request_id, self._next, state.num_tokens, max(0, num_tokens - state.num_tokens))
         rows = [*self.rows, row]
         longest = max(r.prompt for r in rows) + max(r.output for r in rows)
-        if len(rows) * rounded(longest) > (1 - spare) * self._capacity:
+        if len(rows) * round_up_to_step(longest) > (1 - spare) * self._capacity:
             return None
         row.number = self._number(request_id)
         self.rows.append(row)
@@ -127,7 +127,7 @@ class PaddedCache(OwnPieces):
             for index, ((place, pad), row) in enumerate(zip(old, self.rows, strict=True))
             if place is not None and row.length
         ]
-        self.rectangle.move(len(self.rows), rounded(columns), spans)
+        self.rectangle.move(len(self.rows), round_up_to_step(columns), spans)
 
     def staying(self) -> list[str]:
         """Return the requests that ended but whose rows stay until their batch ends."""

@@ -21,16 +21,20 @@ from labkit.engine.engine_protocol import (
     KVBytes,
     TokenEvent,
 )
-from labkit.engine.mlx_lm.batch_generator_counters import Work
-from labkit.engine.mlx_lm.mlx_lm_loader import Loaded
-from labkit.engine.mlx_lm.mlx_lm_sampling import check_known, sampler_of, stop_ids
+from labkit.engine.mlx_lm.batch_generator_counters import BatchGeneratorCounters
+from labkit.engine.mlx_lm.mlx_lm_loader import MlxLmModel
+from labkit.engine.mlx_lm.mlx_lm_sampling import (
+    check_supported,
+    make_request_sampler,
+    stop_token_ids,
+)
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 
-MLX_LM_PREFILL_BATCH = 8  # its own default
-MLX_LM_PREFILL_STEP = 2048  # its own default, in tokens of one prompt
-LEAST = np.float32(-np.inf)
-ZERO = (
+DEFAULT_PREFILL_BATCH_SIZE = 8  # its own default
+DEFAULT_PREFILL_STEP_SIZE = 2048  # its own default, in tokens of one prompt
+NEGATIVE_INFINITY = np.float32(-np.inf)
+COUNTER_NAMES = (
     "engine.mlx_lm",
     "steps.total",
     "step_ms",
@@ -61,22 +65,24 @@ class MlxLmEngine:
     name = "mlx_lm"
     notes: Mapping[str, str]
 
-    def __init__(self, loaded: Loaded, max_num_seqs: int, prefill_step_size: int | None) -> None:
+    def __init__(
+        self, loaded: MlxLmModel, max_num_seqs: int, prefill_step_size: int | None
+    ) -> None:
         self.notes = {"dtype": loaded.dtype}
         self._loaded = loaded
         self._max_num_seqs = max_num_seqs
         self._generator: Any = BatchGenerator(
             loaded.model,
             completion_batch_size=max_num_seqs,
-            prefill_batch_size=min(max_num_seqs, MLX_LM_PREFILL_BATCH),
-            prefill_step_size=prefill_step_size or MLX_LM_PREFILL_STEP,
+            prefill_batch_size=min(max_num_seqs, DEFAULT_PREFILL_BATCH_SIZE),
+            prefill_step_size=prefill_step_size or DEFAULT_PREFILL_STEP_SIZE,
         )
         self._waiting: deque[Request] = deque()
         self._live: dict[int, Request] = {}  # by the generator's uid
         self._refused: list[TokenEvent] = []
         self._stops: dict[frozenset[int], Any] = {}
         self._counters = Counters()
-        self._work = Work(self._counters, loaded.slot_bytes)
+        self._work = BatchGeneratorCounters(self._counters, loaded.kv_bytes_by_window)
         self._peak_kv_bytes = 0
 
     def submit(self, request: Request) -> None:
@@ -107,7 +113,7 @@ class MlxLmEngine:
             raise EngineError("the prompt is empty")
         if min(prompt) < 0 or max(prompt) >= top:
             raise EngineError(f"token ids must be 0 to {top - 1}")
-        check_known(request.params)
+        check_supported(request.params)
 
     def _is_live(self, request_id: str) -> bool:
         owners = (*self._waiting, *self._live.values())
@@ -165,14 +171,14 @@ class MlxLmEngine:
             (uid,) = generator.insert(
                 [list(request.prompt_token_ids)],
                 [request.params.max_tokens],
-                samplers=[sampler_of(request)],
+                samplers=[make_request_sampler(request)],
                 stop_sequences=[self._stop(request)],
             )
             self._live[uid] = request
             self._work.begin(uid)
 
     def _stop(self, request: Request) -> Any:
-        ids = stop_ids(request.params, self._loaded.eos_token_ids)
+        ids = stop_token_ids(request.params, self._loaded.eos_token_ids)
         if ids not in self._stops:
             self._stops[ids] = StopSequences([[token] for token in sorted(ids)])
         return self._stops[ids]
@@ -181,7 +187,7 @@ class MlxLmEngine:
         request = self._live[response.uid]
         margin = None
         if request.params.greedy:
-            margin = lead(response.logprobs, response.token)
+            margin = logit_margin(response.logprobs, response.token)
             if np.isnan(margin):
                 raise InvalidLogitsError(f"logits are not numbers for request {request.request_id}")
         if response.finish_reason is not None:
@@ -199,15 +205,16 @@ class MlxLmEngine:
 
         ``device_ms`` is the time inside ``BatchGenerator.next``, ``host_ms`` the rest of
         the steps. ``peak_kv_bytes``: the most that the generator's caches hold where a
-        step ends, padding and spare room included. The tokens are those of ``Work``.
+        step ends, padding and spare room included. ``BatchGeneratorCounters`` counts
+        the tokens.
         ``blas.*`` says which BLAS MLX multiplies with, ``dtype.*`` in which type, ``weights.*``
         what the weights are held in.
         """
-        values = dict.fromkeys(ZERO, 0.0) | self._counters.as_dict()
+        values = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],
             "peak_kv_bytes": self._peak_kv_bytes,
-            f"blas.{openblas_for_mlx.active()}": 1,
+            f"blas.{openblas_for_mlx.active_blas()}": 1,
             f"dtype.{self._loaded.dtype}": 1,
             **compute_dtype.weight_counters(self._loaded.weights),
         }
@@ -247,9 +254,9 @@ class MlxLmEngine:
         return self._generator
 
 
-def lead(logprobs: mx.array, token: int) -> float:
+def logit_margin(logprobs: mx.array, token: int) -> float:
     """Return a token's lead over the best other one; ``logprobs`` [vocabulary], evaluated."""
     row = np.asarray(logprobs.astype(mx.float32))
-    below = np.maximum.reduce(row[:token], initial=LEAST)
-    above = np.maximum.reduce(row[token + 1 :], initial=LEAST)
+    below = np.maximum.reduce(row[:token], initial=NEGATIVE_INFINITY)
+    above = np.maximum.reduce(row[token + 1 :], initial=NEGATIVE_INFINITY)
     return float(row[token] - np.maximum(below, above))

@@ -8,7 +8,7 @@ from typing import Any
 from labkit.engine.engine_protocol import Counters
 
 
-class Work:
+class BatchGeneratorCounters:
     """Tokens computed for something and for nothing, per call of ``BatchGenerator.next``.
 
     ``tokens.prefill``: prompt tokens. ``tokens.padded``: positions computed in prefill
@@ -56,7 +56,7 @@ class Work:
             else:
                 chunks.append(done - cached[response.uid])
             cached[response.uid] = done
-        prefill, padded = sum(chunks) + last, surplus(chunks)
+        prefill, padded = sum(chunks) + last, num_padding(chunks)
         ended = sum(response.finish_reason is not None for response in tokens)
         self._counters.add_all(
             {
@@ -66,11 +66,11 @@ class Work:
                 "tokens.discarded": ended,
                 "tokens.computed": prefill + padded + len(tokens),
                 "tokens.sampled": len(tokens),
-                "kv.padded_slots": surplus(slots),
+                "kv.padded_slots": num_padding(slots),
             }
         )
 
 
-def surplus(lengths: Sequence[int]) -> int:
+def num_padding(lengths: Sequence[int]) -> int:
     """Return what padding every length to the longest adds."""
     return max(lengths) * len(lengths) - sum(lengths) if lengths else 0

@@ -15,10 +15,10 @@ from labkit.engine.model_loader import end_of_text
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class MlxLmModel:
     """A plain mlx_lm model; prompts hold ids below ``vocab_size``.
 
-    ``slot_bytes``: KV bytes of one token over all layers, by the layers' sliding window.
+    ``kv_bytes_by_window``: KV bytes of one token over all layers, by the layers' sliding window.
     ``dtype``: the type of the keys that it caches, in MLX's words. ``weights``: bytes by what
     they are held in, as counters have it.
     """
@@ -26,7 +26,7 @@ class Loaded:
     model: Any
     vocab_size: int
     eos_token_ids: frozenset[int]
-    slot_bytes: Mapping[int | None, int]
+    kv_bytes_by_window: Mapping[int | None, int]
     dtype: str
     weights: Mapping[str, int]
 
@@ -35,7 +35,7 @@ def load(
     model_dir: Path,
     kind: str | None = "float32",
     matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast,
-) -> Loaded:
+) -> MlxLmModel:
     """Load a model and cast it; ``kind`` and ``matrices`` as in ``model_loader.load``.
 
     Raises
@@ -56,10 +56,10 @@ def load(
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
     ends = end_of_text(settings, model_dir)
     held = compute_dtype.held(model)
-    return Loaded(model, vocab_size, ends, slot_bytes(caches), key_type(caches), held)
+    return MlxLmModel(model, vocab_size, ends, kv_bytes_by_window(caches), key_dtype(caches), held)
 
 
-def slot_bytes(caches: Sequence[Any]) -> dict[int | None, int]:
+def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
     """Sum a token's bytes over the layers' filled caches, by sliding window."""
     total: dict[int | None, int] = {}
     for cache in caches:
@@ -70,7 +70,7 @@ def slot_bytes(caches: Sequence[Any]) -> dict[int | None, int]:
     return total
 
 
-def key_type(caches: Sequence[Any]) -> str:
+def key_dtype(caches: Sequence[Any]) -> str:
     """Return the type of the first layer's keys; of a cache without keys, of its state."""
     cache = caches[0]
     while hasattr(cache, "caches"):

@@ -17,9 +17,9 @@ Sampler = Callable[[mx.array], mx.array]
 
 # Shared by all greedy requests: mlx_lm samples a batch in one call where its rows have the
 # same sampler object, and row by row otherwise.
-GREEDY: Sampler = make_sampler(temp=0.0)
-DEFAULT = SamplingParams()
-KNOWN = (
+GREEDY_SAMPLER: Sampler = make_sampler(temp=0.0)
+DEFAULT_PARAMS = SamplingParams()
+SUPPORTED_PARAMS = (
     "temperature",
     "top_k",
     "top_p",
@@ -53,20 +53,20 @@ class SeededSampler:
         return mx.random.categorical(logprobs * (1 / params.temperature), key=key)
 
 
-def sampler_of(request: Request) -> Sampler:
+def make_request_sampler(request: Request) -> Sampler:
     """Return the sampler of one request."""
     if request.params.greedy:
-        return GREEDY
+        return GREEDY_SAMPLER
     return SeededSampler(request.params, request_seed(RequestState(request)))
 
 
-def stop_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
     """Return the token ids that end a request."""
     own = frozenset(params.stop_token_ids)
     return own if params.ignore_eos else own | eos_token_ids
 
 
-def check_known(params: SamplingParams) -> None:
+def check_supported(params: SamplingParams) -> None:
     """Refuse what this engine would otherwise silently leave out.
 
     Raises
@@ -76,5 +76,9 @@ def check_known(params: SamplingParams) -> None:
     """
     for item in dataclasses.fields(params):
         value: Any = getattr(params, item.name)
-        if item.init and item.name not in KNOWN and value != getattr(DEFAULT, item.name):
+        if (
+            item.init
+            and item.name not in SUPPORTED_PARAMS
+            and value != getattr(DEFAULT_PARAMS, item.name)
+        ):
             raise EngineError(f"{item.name}={value}: engine=mlx_lm does not have it")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine
 
 
-def require_client() -> None:
+def check_http_extra() -> None:
     """Raise ``ConfigError`` where the library that speaks HTTP is not installed."""
     missing = [name for name in ("httptools", "uvloop") if find_spec(name) is None]
     config.require(
@@ -38,7 +38,7 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
         "install it, name it in engine.server.command or engine.server.python, or set "
         "engine.server.url",
     )
-    server_process.command_of(options, model_dir, port=0)
+    server_process.build_command(options, model_dir, port=0)
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
@@ -49,23 +49,23 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     EngineError
         The server cannot be started, or it generates nothing; one line with its reason.
     """
-    require_client()
+    check_http_extra()
     from labkit.engine.openai import server_process
     from labkit.engine.openai.http_client import HttpClient
     from labkit.engine.openai.remote_engine import RemoteEngine
-    from labkit.engine.openai.request_payload import PATHS, Asking
+    from labkit.engine.openai.request_payload import ENDPOINT_PATHS, PayloadBuilder
+    from labkit.models.detokenizer import Detokenizer
     from labkit.models.model_directory import inspect
-    from labkit.models.token_spelling import Spelling
 
     asked = options.server
-    server = server_process.start(options, model_dir)
+    server = server_process.start_server(options, model_dir)
     client = None
     try:
         client = HttpClient(server.url, asked.silence_s)
-        model = server.wait_until_it_generates(client, PATHS[asked.api], model_dir)
+        model = server.wait_until_ready(client, ENDPOINT_PATHS[asked.api], model_dir)
         found = inspect(model_dir, name=model_dir.name, asked="engine=openai")
-        spelling = Spelling(model_dir)
-        asking = Asking(asked, model, spelling, found.eos_token_ids)
+        spelling = Detokenizer(model_dir)
+        asking = PayloadBuilder(asked, model, spelling, found.eos_token_ids)
     except BaseException:
         if client is not None:
             client.close()

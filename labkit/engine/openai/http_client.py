@@ -23,16 +23,16 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from labkit.engine.openai.http_exchange import Block, Exchange, why
+from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes, why
 
 T = TypeVar("T")
-LOOK_S = 0.05  # between two looks at the loop's own lag, and for streams that fell silent
-CLOSE_S = 5.0
-SILENT = "it said nothing for {:g} s (engine.server.silence_s)"
+CHECK_PERIOD_S = 0.05  # between two looks at the loop's own lag, and for streams that fell silent
+CLOSE_TIMEOUT_S = 5.0
+SILENCE_ERROR = "it said nothing for {:g} s (engine.server.silence_s)"
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class CompletedResponse:
     """An answer that has ended, at ``at`` on ``time.perf_counter``.
 
     ``blocks`` are what was read of its stream, in order; ``error``: why it failed, if it did.
@@ -40,7 +40,7 @@ class Arrival:
 
     key: str
     at: float
-    blocks: Sequence[Block]
+    blocks: Sequence[ReceivedBytes]
     error: str | None = None
 
 
@@ -56,9 +56,9 @@ class HttpClient:
     """
 
     def __init__(self, url: str, silence_s: float) -> None:
-        self.lags: list[float] = []  # seconds by which the loop woke late
-        self.lateness: list[float] = []  # seconds from ``send`` until the loop began with it
-        self.connecting: list[float] = []  # seconds until the server took a connection
+        self.loop_lags_s: list[float] = []  # seconds by which the loop woke late
+        self.send_delays_s: list[float] = []  # seconds from ``send`` until the loop began with it
+        self.connect_times_s: list[float] = []  # seconds until the server took a connection
         self._loop = uvloop.new_event_loop()
         parts = urlsplit(url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -68,9 +68,9 @@ class HttpClient:
         )
         self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
         self._silence_s = silence_s
-        self._arrived: queue.SimpleQueue[Arrival] = queue.SimpleQueue()
-        self._pending: list[Arrival] = []
-        self._exchanges: dict[str, Exchange] = {}
+        self._arrived: queue.SimpleQueue[CompletedResponse] = queue.SimpleQueue()
+        self._pending: list[CompletedResponse] = []
+        self._exchanges: dict[str, HttpExchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
@@ -84,13 +84,13 @@ class HttpClient:
 
     async def _watch(self) -> None:
         while True:
-            due = time.perf_counter() + LOOK_S
-            await asyncio.sleep(LOOK_S)
+            due = time.perf_counter() + CHECK_PERIOD_S
+            await asyncio.sleep(CHECK_PERIOD_S)
             now = time.perf_counter()
-            self.lags.append(max(0.0, now - due))
+            self.loop_lags_s.append(max(0.0, now - due))
             for exchange in [*self._exchanges.values()]:
-                if now - exchange.heard > self._silence_s:
-                    exchange.end(SILENT.format(self._silence_s))
+                if now - exchange.last_activity > self._silence_s:
+                    exchange.end(SILENCE_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
         """Send a request, whose body is JSON; what comes of it arrives under ``key``."""
@@ -98,27 +98,27 @@ class HttpClient:
         self._loop.call_soon_threadsafe(self._begin, key, path, body, asked)
 
     def _begin(self, key: str, path: str, body: bytes, asked: float) -> None:
-        self.lateness.append(time.perf_counter() - asked)
+        self.send_delays_s.append(time.perf_counter() - asked)
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}\r\nAccept: */*\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             "Connection: close\r\n\r\n"
         )
         request, on_end = head.encode() + body, partial(self._end, key)
-        self._exchanges[key] = exchange = Exchange(request, self.connecting.append, on_end)
+        self._exchanges[key] = exchange = HttpExchange(request, self.connect_times_s.append, on_end)
         task = self._loop.create_task(self._connect(exchange))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self, exchange: Exchange) -> None:
+    async def _connect(self, exchange: HttpExchange) -> None:
         try:
             await self._connect_to(lambda: exchange)
         except OSError as error:
             exchange.end(why(error))
 
-    def _end(self, key: str, exchange: Exchange, error: str | None) -> None:
+    def _end(self, key: str, exchange: HttpExchange, error: str | None) -> None:
         del self._exchanges[key]
-        self._arrived.put(Arrival(key, time.perf_counter(), exchange.blocks, error))
+        self._arrived.put(CompletedResponse(key, time.perf_counter(), exchange.blocks, error))
 
     def wait(self, seconds: float) -> None:
         """Wait until an answer has ended, at most so long."""
@@ -129,7 +129,7 @@ class HttpClient:
         except queue.Empty:
             return
 
-    def arrived(self) -> Sequence[Arrival]:
+    def completed_responses(self) -> Sequence[CompletedResponse]:
         """Return the answers that have ended since the last call, in order."""
         found, self._pending = self._pending, []
         while not self._arrived.empty():
@@ -142,7 +142,7 @@ class HttpClient:
         async def end() -> None:
             exchange = self._exchanges.pop(key, None)
             if exchange is not None:
-                exchange.abandon()
+                exchange.abort()
 
         self._run(end())
 
@@ -154,9 +154,9 @@ class HttpClient:
 
         return self._run(look())
 
-    def forget_times(self) -> None:
+    def reset_timings(self) -> None:
         """Start measuring lag, lateness and connections anew."""
-        for times in (self.lags, self.lateness, self.connecting):
+        for times in (self.loop_lags_s, self.send_delays_s, self.connect_times_s):
             times.clear()
 
     def close(self) -> None:
@@ -165,12 +165,12 @@ class HttpClient:
             return
         self._run(self._shut())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
         self._loop.close()
 
     async def _shut(self) -> None:
         for exchange in self._exchanges.values():
-            exchange.abandon()
+            exchange.abort()
         self._exchanges.clear()
         self._watching.cancel()
         for task in self._tasks:

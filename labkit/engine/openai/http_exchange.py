@@ -11,20 +11,20 @@ import httptools
 
 from labkit.engine.openai.sse_decoder import error_text
 
-UNFRAMED = "the connection ended before the answer did"
+TRUNCATED_ERROR = "the connection ended before the answer did"
 
 
-class Block(NamedTuple):
+class ReceivedBytes(NamedTuple):
     """What was read of an answer at once: ``at`` is on ``time.perf_counter``."""
 
     at: float
     data: bytes
 
 
-class Exchange(asyncio.Protocol):
+class HttpExchange(asyncio.Protocol):
     """Sends a request when it is connected, and keeps what comes until the answer has ended.
 
-    ``blocks`` are what came; ``heard`` is when anything last did, or when it began.
+    ``blocks`` are what came; ``last_activity`` is when anything last did, or when it began.
 
     Parameters
     ----------
@@ -40,10 +40,10 @@ class Exchange(asyncio.Protocol):
         self,
         request: bytes,
         on_connected: Callable[[float], None],
-        on_end: Callable[[Exchange, str | None], None],
+        on_end: Callable[[HttpExchange, str | None], None],
     ) -> None:
-        self.blocks: list[Block] = []
-        self.heard = time.perf_counter()
+        self.blocks: list[ReceivedBytes] = []
+        self.last_activity = time.perf_counter()
         self._request, self._on_connected, self._on_end = request, on_connected, on_end
         self._parser = httptools.HttpResponseParser(self)
         self._transport: Any = None
@@ -57,13 +57,13 @@ class Exchange(asyncio.Protocol):
             return
         self._transport = transport
         now = time.perf_counter()
-        self._on_connected(now - self.heard)
-        self.heard = now
+        self._on_connected(now - self.last_activity)
+        self.last_activity = now
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         """Keep the part of the body that was read now; several of its chunks are one block."""
-        self.heard = time.perf_counter()
+        self.last_activity = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -71,7 +71,7 @@ class Exchange(asyncio.Protocol):
                 self.end(f"no HTTP answer: {error}")
                 return
         if self._parts:
-            self.blocks.append(Block(self.heard, b"".join(self._parts)))
+            self.blocks.append(ReceivedBytes(self.last_activity, b"".join(self._parts)))
             self._parts.clear()
         if self._complete:
             self.end(self._refusal())
@@ -82,15 +82,15 @@ class Exchange(asyncio.Protocol):
             self.end(why(error))
         else:
             whole = self._head_read and not self._framed
-            self.end(self._refusal() if whole else UNFRAMED)
+            self.end(self._refusal() if whole else TRUNCATED_ERROR)
 
     def end(self, reason: str | None) -> None:
         """Close the connection and say how the answer ended; harmless to call again."""
         if not self._ended:
-            self.abandon()
+            self.abort()
             self._on_end(self, reason)
 
-    def abandon(self) -> None:
+    def abort(self) -> None:
         """Close the connection and say nothing any more."""
         self._ended = True
         if self._transport is not None:

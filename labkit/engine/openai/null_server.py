@@ -16,17 +16,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-FIRST_MS, BETWEEN_MS, TOKENS = 20.0, 10.0, 16
-TEXT = " a"  # of every token
-HEAD = (
+FIRST_TOKEN_MS, TOKEN_INTERVAL_MS, DEFAULT_MAX_TOKENS = 20.0, 10.0, 16
+TOKEN_TEXT = " a"  # of every token
+RESPONSE_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     b"transfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n"
 )
-MODELS = b'{"object": "list", "data": [{"id": "null", "object": "model"}]}'
+MODEL_LIST = b'{"object": "list", "data": [{"id": "null", "object": "model"}]}'
 
 
 @dataclass
-class Answer:
+class NullStream:
     """A stream on its way: how many tokens it has had, of how many."""
 
     writer: asyncio.StreamWriter
@@ -53,7 +53,7 @@ class Answer:
             self.done.set()
 
     def _chunk(self, now: float, finish: str | None) -> str:
-        said = {"delta": {"content": TEXT}} if self.chat else {"text": TEXT}
+        said = {"delta": {"content": TOKEN_TEXT}} if self.chat else {"text": TOKEN_TEXT}
         choice = {"index": 0, "finish_reason": finish, **said}
         return json.dumps({"choices": [choice], "null": {"got": self.got, "sent": now}})
 
@@ -63,7 +63,7 @@ class NullServer:
 
     def __init__(self, first_ms: float, between_ms: float) -> None:
         self._first_s, self._between_s = first_ms / 1e3, between_ms / 1e3
-        self._answers: list[Answer] = []
+        self._answers: list[NullStream] = []
 
     async def tick(self) -> None:
         """Write a token of every stream that is due, at fixed times."""
@@ -94,14 +94,16 @@ class NullServer:
 
     async def _respond(self, path: bytes, body: bytes, writer: asyncio.StreamWriter) -> None:
         if not body:
-            head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(MODELS)}\r\n\r\n"
-            writer.write(head.encode() + MODELS)
+            head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(MODEL_LIST)}\r\n\r\n"
+            writer.write(head.encode() + MODEL_LIST)
             return
         got, asked = time.perf_counter(), json.loads(body)
-        writer.write(HEAD)
-        most = int(asked.get("max_completion_tokens") or asked.get("max_tokens") or TOKENS)
+        writer.write(RESPONSE_HEAD)
+        most = int(
+            asked.get("max_completion_tokens") or asked.get("max_tokens") or DEFAULT_MAX_TOKENS
+        )
         prompt = asked.get("prompt", "")
-        answer = Answer(
+        answer = NullStream(
             writer, got, most, len(prompt), path.endswith(b"/chat/completions"), got + self._first_s
         )
         self._answers.append(answer)
@@ -120,8 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m labkit.engine.openai.null_server")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--first-ms", type=float, default=FIRST_MS)
-    parser.add_argument("--between-ms", type=float, default=BETWEEN_MS)
+    parser.add_argument("--first-ms", type=float, default=FIRST_TOKEN_MS)
+    parser.add_argument("--between-ms", type=float, default=TOKEN_INTERVAL_MS)
     options = parser.parse_args(argv)
     asyncio.run(run(options.port, options.first_ms, options.between_ms))
 

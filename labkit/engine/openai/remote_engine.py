@@ -9,17 +9,17 @@ from typing import Any
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, TokenEvent
 from labkit.engine.openai import client_overhead
-from labkit.engine.openai.client_overhead import spread_ms
-from labkit.engine.openai.http_client import Arrival, HttpClient
-from labkit.engine.openai.request_payload import Asking
+from labkit.engine.openai.client_overhead import percentiles_ms
+from labkit.engine.openai.http_client import CompletedResponse, HttpClient
+from labkit.engine.openai.request_payload import PayloadBuilder
 from labkit.engine.openai.server_process import ServerProcess
 from labkit.engine.openai.sse_decoder import StreamError
-from labkit.engine.openai.streamed_response import Answer, failed
+from labkit.engine.openai.streamed_response import StreamedResponse, error_event
 from labkit.engine.request import Request
-from labkit.models.token_spelling import Spelling
+from labkit.models.detokenizer import Detokenizer
 
-SHOWN = 8
-ZERO = (
+MAX_RECORDED_DISAGREEMENTS = 8
+COUNTER_NAMES = (
     "engine.openai",
     "requests.submitted",
     "requests.finished",
@@ -55,16 +55,16 @@ class RemoteEngine:
         self,
         server: ServerProcess,
         client: HttpClient,
-        asking: Asking,
-        spelling: Spelling,
+        asking: PayloadBuilder,
+        spelling: Detokenizer,
         options: config.Opponent,
     ) -> None:
         self._server, self._client = server, client
         self._asking, self._spelling, self._options = asking, spelling, options
-        self._live: dict[str, Answer] = {}
+        self._live: dict[str, StreamedResponse] = {}
         self._serial: dict[str, str] = {}  # key of the client -> request id
         self._keys: dict[str, str] = {}
-        self._answered: list[Answer] = []
+        self._answered: list[StreamedResponse] = []
         self._refused: list[TokenEvent] = []
         self._counters = Counters()
         self._floor: Mapping[str, Any] | None = None
@@ -91,7 +91,7 @@ class RemoteEngine:
         self._counters.add("requests.submitted")
         self._sent += 1
         key = f"{self._sent} {request_id}"  # an id may come again, after an abort too
-        self._live[request_id] = Answer(request)
+        self._live[request_id] = StreamedResponse(request)
         self._serial[key], self._keys[request_id] = request_id, key
         self._counters.add("prompts.respelled", not written.same)
         self._client.send(key, self._asking.path, written.body)
@@ -121,7 +121,7 @@ class RemoteEngine:
         """Return the events of the answers that have ended since; nothing where none has."""
         cpu = time.thread_time()
         events, self._refused = self._refused, []
-        for arrival in self._client.arrived():
+        for arrival in self._client.completed_responses():
             request_id = self._serial.get(arrival.key)
             if request_id is not None:  # else it was aborted
                 events += self._take(request_id, arrival)
@@ -130,7 +130,7 @@ class RemoteEngine:
         self._cpu_s += time.thread_time() - cpu
         return events
 
-    def _take(self, request_id: str, arrival: Arrival) -> list[TokenEvent]:
+    def _take(self, request_id: str, arrival: CompletedResponse) -> list[TokenEvent]:
         answer = self._live[request_id]
         events: list[TokenEvent] = []
         last: TokenEvent | None = None
@@ -138,11 +138,11 @@ class RemoteEngine:
             for block in arrival.blocks:
                 events += answer.take(block.data, block.at, self._counters)
         except StreamError as error:
-            last = failed(answer.request, arrival.at, str(error))
+            last = error_event(answer.request, arrival.at, str(error))
         if last is None and arrival.error is not None:
-            last = failed(answer.request, arrival.at, arrival.error)
+            last = error_event(answer.request, arrival.at, arrival.error)
         if last is None:
-            last = answer.conclude(arrival.at, self._spelling, self._counters)
+            last = answer.finish_event(arrival.at, self._spelling, self._counters)
         self._forget(request_id)
         self._answered.append(answer)
         self._counters.add("requests.failed" if last.error else "requests.finished")
@@ -154,7 +154,7 @@ class RemoteEngine:
         ``tokens.usage``: by the server, ``tokens.tokenizer``: of the text as the model's tokenizer
         counts it, ``tokens.stream``: ids in the stream, else its events that carried text.
         """
-        counts = dict.fromkeys(ZERO, 0.0) | self._counters.as_dict()
+        counts = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         told = [one.usage for one in self._answered if one.usage is not None]
         if told:
             counts["tokens.usage"] = sum(usage.completion for usage in told)
@@ -162,7 +162,7 @@ class RemoteEngine:
         cached = [usage.cached for usage in told if usage.cached is not None]
         if cached:
             counts["tokens.cached"] = sum(cached)
-        counts["tokens.stream"] = sum(map(_streamed, self._answered))
+        counts["tokens.stream"] = sum(map(_num_streamed_tokens, self._answered))
         counts["tokens.tokenizer"] = sum(self._spelling.count(a.text) for a in self._answered)
         counts["tokens.prompt"] = sum(len(a.request.prompt_token_ids) for a in self._answered)
         return counts
@@ -173,7 +173,7 @@ class RemoteEngine:
         return {"server": self._server_notes(), "client": self._client_notes()}
 
     def _server_notes(self) -> dict[str, Any]:
-        known, ids = self._options.known, [answer.tells_ids for answer in self._answered]
+        known, ids = self._options.known, [answer.has_token_ids for answer in self._answered]
         by_ids = bool(ids) and all(ids)
         usage = all(answer.usage is not None for answer in self._answered)
         return {
@@ -195,26 +195,26 @@ class RemoteEngine:
             counts = {
                 "usage": answer.usage.completion if answer.usage else None,
                 "tokenizer": self._spelling.count(answer.text),
-                "stream": _streamed(answer),
+                "stream": _num_streamed_tokens(answer),
             }
             if len({count for count in counts.values() if count is not None}) > 1:
                 found.append({"id": answer.request.request_id, **counts})
-        return found[:SHOWN]
+        return found[:MAX_RECORDED_DISAGREEMENTS]
 
     def _client_notes(self) -> dict[str, Any]:
         chunks = self._counters.as_dict().get("stream.chunks", 0.0)
         cpu = self._cpu_s + self._client.cpu_seconds() - self._loop_cpu_s
         return {
-            "lag_ms": spread_ms(self._client.lags),
-            "late_ms": spread_ms(self._client.lateness),
+            "lag_ms": percentiles_ms(self._client.loop_lags_s),
+            "late_ms": percentiles_ms(self._client.send_delays_s),
             "cpu_s": round(cpu, 6),
-            "connect_ms": spread_ms(self._client.connecting),
+            "connect_ms": percentiles_ms(self._client.connect_times_s),
             "chunk_us": round(1e6 * cpu / chunks, 2) if chunks else None,
             "most_late_ms": self._options.most_late_ms,
             "floor": self._floor,
         }
 
-    def foresee(self, requests: Sequence[Request], streams: int) -> None:
+    def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
         """Write the requests beforehand, and measure the client by a null server."""
         self._asking.write(requests)
         self._floor = client_overhead.measure(streams, self._options.silence_s)
@@ -227,7 +227,7 @@ class RemoteEngine:
         """Start counting anew."""
         self._counters.reset()
         self._answered.clear()
-        self._client.forget_times()
+        self._client.reset_timings()
         self._cpu_s, self._loop_cpu_s = 0.0, self._client.cpu_seconds()
 
     def clear_cache(self) -> None:
@@ -239,5 +239,5 @@ class RemoteEngine:
         self._server.stop()
 
 
-def _streamed(answer: Answer) -> int:
-    return len(answer.ids) if answer.tells_ids else answer.said
+def _num_streamed_tokens(answer: StreamedResponse) -> int:
+    return len(answer.ids) if answer.has_token_ids else answer.said

@@ -11,15 +11,15 @@ from typing import Any
 from labkit.config import Api, Ending, Opponent
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, SamplingParams
-from labkit.models.token_spelling import Spelling
+from labkit.models.detokenizer import Detokenizer
 
-NEVER = -100.0  # what is added to the logit of a token that must not come
-DEFAULT = SamplingParams()
-KNOWN = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos", "seed")
+SUPPRESSING_LOGIT_BIAS = -100.0  # what is added to the logit of a token that must not come
+DEFAULT_PARAMS = SamplingParams()
+SUPPORTED_PARAMS = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class RequestPayload:
     """A request's body as JSON, and whether its prompt is the same token ids to the server."""
 
     request: Request
@@ -27,10 +27,10 @@ class Written:
     same: bool
 
 
-PATHS = {Api.completions: "/v1/completions", Api.chat: "/v1/chat/completions"}
+ENDPOINT_PATHS = {Api.completions: "/v1/completions", Api.chat: "/v1/chat/completions"}
 
 
-class Asking:
+class PayloadBuilder:
     """Writes requests for one server.
 
     Parameters
@@ -46,19 +46,19 @@ class Asking:
     """
 
     def __init__(
-        self, server: Opponent, model: str, spelling: Spelling, eos_token_ids: Sequence[int]
+        self, server: Opponent, model: str, spelling: Detokenizer, eos_token_ids: Sequence[int]
     ) -> None:
         self.chat = server.api is Api.chat
-        self.path = PATHS[server.api]
+        self.path = ENDPOINT_PATHS[server.api]
         self._known, self._model, self._spelling = server.known, model, spelling
         self._eos_token_ids = tuple(eos_token_ids)
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, RequestPayload] = {}
 
     def write(self, requests: Sequence[Request]) -> None:
         """Write the bodies of requests that will be sent, so that it takes no time then."""
         self._written = {one.request_id: self._write(one) for one in requests}
 
-    def written(self, request: Request) -> Written:
+    def written(self, request: Request) -> RequestPayload:
         """Return a request that streams, with usage, as it is sent.
 
         Raises
@@ -69,9 +69,9 @@ class Asking:
         known = self._written.get(request.request_id)
         return known if known and known.request == request else self._write(request)
 
-    def _write(self, request: Request) -> Written:
+    def _write(self, request: Request) -> RequestPayload:
         params = request.params
-        _check_known(params)
+        _check_supported(params)
         prompt, same = self._prompt(request)
         body: dict[str, Any] = {
             "model": self._model,
@@ -90,7 +90,7 @@ class Asking:
         if self._known.token_ids:
             body["return_token_ids"] = True
         body |= self._full_length() if params.ignore_eos else {}
-        return Written(request, json.dumps(body).encode(), same)
+        return RequestPayload(request, json.dumps(body).encode(), same)
 
     def _prompt(self, request: Request) -> tuple[dict[str, Any], bool]:
         """Return a prompt, and whether the server reads the same token ids, as far as is known."""
@@ -107,12 +107,18 @@ class Asking:
         if self._known.ending is Ending.ignore_eos:
             return {"ignore_eos": True}
         if self._known.ending is Ending.logit_bias:
-            return {"logit_bias": {str(token): NEVER for token in self._eos_token_ids}}
+            return {
+                "logit_bias": {str(token): SUPPRESSING_LOGIT_BIAS for token in self._eos_token_ids}
+            }
         return {}
 
 
-def _check_known(params: SamplingParams) -> None:
+def _check_supported(params: SamplingParams) -> None:
     for item in dataclasses.fields(params):
         value: Any = getattr(params, item.name)
-        if item.init and item.name not in KNOWN and value != getattr(DEFAULT, item.name):
+        if (
+            item.init
+            and item.name not in SUPPORTED_PARAMS
+            and value != getattr(DEFAULT_PARAMS, item.name)
+        ):
             raise EngineError(f"{item.name}={value}: engine=openai does not ask servers for it")

@@ -17,15 +17,17 @@ from urllib.parse import urlsplit
 import labkit
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.openai.http_client import Arrival, HttpClient
-from labkit.engine.openai.sse_decoder import DONE, Events, StreamError, read
+from labkit.engine.openai.http_client import CompletedResponse, HttpClient
+from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamError, parse_chunk
 from labkit.machine import openblas_for_mlx, worker_environment
-from labkit.machine.server_supervisor import KeeperError, Kept
+from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
-PAUSE_S = 0.05  # between two tries to reach a server that starts
-TRY_S = 10.0  # a try that is not answered within this is given up, and another made
-FAMILY_S = 10.0  # for which its processes are known: who descends from whom takes 5 ms to find out
-PROMPT = "Once upon a time"
+POLL_S = 0.05  # between two tries to reach a server that starts
+PROBE_TIMEOUT_S = 10.0  # a try that is not answered within this is given up, and another made
+PROCESS_TREE_TTL_S = (
+    10.0  # for which its processes are known: who descends from whom takes 5 ms to find out
+)
+PROBE_PROMPT = "Once upon a time"
 
 
 class ServerProcess:
@@ -34,7 +36,7 @@ class ServerProcess:
     ``words``: its command as it is written in the config.
     """
 
-    def __init__(self, server: config.Opponent, url: str, kept: Kept | None) -> None:
+    def __init__(self, server: config.Opponent, url: str, kept: SupervisedServer | None) -> None:
         self.url, self.words = url, server.words if kept is not None else ""
         self._server, self._kept = server, kept
         self._family: list[Any] = []  # its processes, as they were looked up
@@ -58,12 +60,12 @@ class ServerProcess:
         if named:
             return named
         try:
-            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=TRY_S) as answer:
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=PROBE_TIMEOUT_S) as answer:
                 return str(json.load(answer)["data"][0]["id"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return str(model_dir)
 
-    def wait_until_it_generates(self, client: HttpClient, path: str, model_dir: Path) -> str:
+    def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
         """Return what requests call the model, once the server has generated a token of it.
 
         An open port, a list of models or a healthy answer prove nothing: all of them have been
@@ -74,25 +76,29 @@ class ServerProcess:
         EngineError
             It has ended, or has not generated one in time; with what it said last.
         """
-        start, tries, said = time.monotonic(), 0, "it took no connection"
+        start_server, tries, said = time.monotonic(), 0, "it took no connection"
         limit = self._server.start_timeout_s
         chat = path.endswith("/chat/completions")
-        asked = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
+        asked = (
+            {"messages": [{"role": "user", "content": PROBE_PROMPT}]}
+            if chat
+            else {"prompt": PROBE_PROMPT}
+        )
         usage = {"stream_options": {"include_usage": True}}
         body = {"max_tokens": 1, "temperature": 0.0, "stream": True, **usage, **asked}
-        while time.monotonic() - start < limit:
+        while time.monotonic() - start_server < limit:
             self.check_running()
             tries += 1
-            left = limit - (time.monotonic() - start)
+            left = limit - (time.monotonic() - start_server)
             model = self._model_name(model_dir)
             named = {"model": model, **body}
             # At least a second: the last try says what is wrong, and one cut short does not know.
-            seconds = min(TRY_S, max(1.0, left))
+            seconds = min(PROBE_TIMEOUT_S, max(1.0, left))
             answer = self._try(client, f"ready {tries}", path, named, seconds)
             if answer is None:
                 return model
             said = answer
-            time.sleep(PAUSE_S)
+            time.sleep(POLL_S)
         raise EngineError(
             f"{self._called}: no token within {limit:g} s (engine.server.start_timeout_s); the "
             f"last of {tries} tries: {said}"
@@ -105,10 +111,10 @@ class ServerProcess:
         client.send(key, path, json.dumps(body).encode())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            client.wait(min(PAUSE_S, seconds))
-            for arrival in client.arrived():
+            client.wait(min(POLL_S, seconds))
+            for arrival in client.completed_responses():
                 if arrival.key == key:  # else it is of a try that was given up
-                    return _lack(arrival)
+                    return _probe_error(arrival)
             self.check_running()
         client.cancel(key)
         return f"no answer within {seconds:.0f} s"
@@ -120,7 +126,7 @@ class ServerProcess:
         if self._kept is None:
             return {}
         if time.monotonic() >= self._family_until:
-            self._family, self._family_until = [], time.monotonic() + FAMILY_S
+            self._family, self._family_until = [], time.monotonic() + PROCESS_TREE_TTL_S
             with contextlib.suppress(psutil.Error):
                 server = psutil.Process(self._kept.pid)
                 self._family = [server, *server.children(recursive=True)]
@@ -136,13 +142,13 @@ class ServerProcess:
             self._kept.stop()
 
 
-def _lack(arrival: Arrival) -> str | None:
+def _probe_error(arrival: CompletedResponse) -> str | None:
     """Say what an answer lacks of being one with a token; None: nothing."""
     if arrival.error is not None:
         return arrival.error
-    events = Events()
+    events = SSEDecoder()
     try:
-        said = [read(data) for block in arrival.blocks for data in events.feed(block.data)]
+        said = [parse_chunk(data) for block in arrival.blocks for data in events.feed(block.data)]
     except StreamError as error:
         return str(error)
     generated = any(
@@ -152,7 +158,7 @@ def _lack(arrival: Arrival) -> str | None:
     return None if generated else "a stream without a token"
 
 
-def start(options: config.Engine, model_dir: Path) -> ServerProcess:
+def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     """Start the server that ``options`` describe, or name the one that runs already.
 
     Raises
@@ -165,10 +171,10 @@ def start(options: config.Engine, model_dir: Path) -> ServerProcess:
         _require_listener(server.url)
         return ServerProcess(server, server.url.rstrip("/").removesuffix("/v1"), None)
     port = free_port()
-    command = command_of(options, model_dir, port)
+    command = build_command(options, model_dir, port)
     try:
-        kept = Kept([*_environment(options), *command])
-    except KeeperError as error:
+        kept = SupervisedServer([*_blas_environment(options), *command])
+    except SupervisorError as error:
         raise EngineError(f"engine.server.preset={server.preset}: {error}") from None
     return ServerProcess(server, f"http://127.0.0.1:{port}", kept)
 
@@ -178,14 +184,14 @@ def _require_listener(url: str) -> None:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((parts.hostname or "", port), TRY_S).close()
+        socket.create_connection((parts.hostname or "", port), PROBE_TIMEOUT_S).close()
     except OSError as error:
         raise EngineError(
             f"engine.server.url={url}: nobody listens there ({error.strerror or error})"
         ) from None
 
 
-def command_of(options: config.Engine, model_dir: Path, port: int) -> list[str]:
+def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
     """Return a server's command, word by word, with everything filled in."""
     server, words = options.server, shlex.split(options.server.words)
     known = {
@@ -196,20 +202,24 @@ def command_of(options: config.Engine, model_dir: Path, port: int) -> list[str]:
         "labkit": str(Path(labkit.__file__).resolve().parent),
     }
     if any("{gguf}" in word for word in words):
-        from labkit.models.gguf.gguf_writer import written
+        from labkit.models.gguf.gguf_writer import export_gguf
 
-        known["gguf"] = str(written(model_dir))
+        known["gguf"] = str(export_gguf(model_dir))
     return [word.format(**known) for word in words]
 
 
-def _environment(options: config.Engine) -> list[str]:
+def _blas_environment(options: config.Engine) -> list[str]:
     """Return what sets the variables by which MLX multiplies as the arm says (Linux)."""
     server = options.server
     multiplies = server.known.multiplies_by_blas and server.command is None
     if sys.platform != "linux" or not multiplies or options.blas is not config.Blas.openblas:
         return []
     count = options.threads or worker_environment.core_count()
-    return ["env", f"LD_PRELOAD={openblas_for_mlx.prepare()}", f"OPENBLAS_NUM_THREADS={count}"]
+    return [
+        "env",
+        f"LD_PRELOAD={openblas_for_mlx.build_library()}",
+        f"OPENBLAS_NUM_THREADS={count}",
+    ]
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LONGEST = 300  # characters of what a server says of an error
+MAX_ERROR_CHARACTERS = 300  # characters of what a server says of an error
 
 
 class StreamError(Exception):
@@ -19,7 +19,7 @@ class StreamError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """A server's own count of a request; ``cached``: prompt tokens that it found computed."""
 
     prompt: int
@@ -28,7 +28,7 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StreamChunk:
     """What one event says.
 
     ``text``: content, reasoning, and the arguments of tool calls. ``token_ids``: those sampled,
@@ -38,7 +38,7 @@ class Said:
     text: str = ""
     token_ids: tuple[int, ...] | None = None
     finish: str | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     tool_call: bool = False
     refusal: str = ""
     null: Mapping[str, float] | None = None
@@ -50,10 +50,10 @@ class Said:
         return not content and self.finish is None and self.usage is None
 
 
-DONE = Said()  # the event that ends a stream; told from others by identity
+DONE = StreamChunk()  # the event that ends a stream; told from others by identity
 
 
-class Events:
+class SSEDecoder:
     """Cuts the blocks of a stream into its events' data."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Events:
                 self._data = []
 
 
-def read(data: bytes) -> Said:
+def parse_chunk(data: bytes) -> StreamChunk:
     """Read one event of a stream of completions or of chat.
 
     Raises
@@ -86,22 +86,24 @@ def read(data: bytes) -> Said:
         event = json.loads(data)
         if "error" in event and not event.get("choices"):
             raise StreamError(error_text(event))
-        return _said(event)
+        return _chunk_from_json(event)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise StreamError(f"a chunk that is none: {_cut(data.decode(errors='replace'))}") from error
+        raise StreamError(
+            f"a chunk that is none: {_shorten(data.decode(errors='replace'))}"
+        ) from error
 
 
-def _said(event: Mapping[str, Any]) -> Said:
-    usage, null = _usage(event.get("usage")), event.get("null")
+def _chunk_from_json(event: Mapping[str, Any]) -> StreamChunk:
+    usage, null = _usage_from_json(event.get("usage")), event.get("null")
     if not event["choices"]:
-        return Said(usage=usage)
+        return StreamChunk(usage=usage)
     choice = event["choices"][0]
     delta = choice.get("delta") or {}
     calls = delta.get("tool_calls") or []
     thought = delta.get("reasoning_content") or delta.get("reasoning")
-    texts = [choice.get("text"), thought, delta.get("content"), *map(_arguments, calls)]
+    texts = [choice.get("text"), thought, delta.get("content"), *map(_tool_call_text, calls)]
     ids = choice.get("token_ids")
-    return Said(
+    return StreamChunk(
         text="".join(text for text in texts if text),
         token_ids=None if ids is None else tuple(map(int, ids)),
         finish=choice.get("finish_reason"),
@@ -112,17 +114,17 @@ def _said(event: Mapping[str, Any]) -> Said:
     )
 
 
-def _arguments(call: Mapping[str, Any]) -> str:
+def _tool_call_text(call: Mapping[str, Any]) -> str:
     function = call.get("function") or {}
     return (function.get("name") or "") + (function.get("arguments") or "")
 
 
-def _usage(said: Mapping[str, Any] | None) -> Usage | None:
+def _usage_from_json(said: Mapping[str, Any] | None) -> TokenUsage | None:
     if not said:
         return None
     cached = (said.get("prompt_tokens_details") or {}).get("cached_tokens")
     prompt, completion = said.get("prompt_tokens") or 0, said.get("completion_tokens") or 0
-    return Usage(int(prompt), int(completion), None if cached is None else int(cached))
+    return TokenUsage(int(prompt), int(completion), None if cached is None else int(cached))
 
 
 def error_text(answer: Any) -> str:
@@ -131,12 +133,12 @@ def error_text(answer: Any) -> str:
         try:
             answer = json.loads(answer)
         except ValueError:
-            return _cut(answer.decode(errors="replace")) or "no reason given"
+            return _shorten(answer.decode(errors="replace")) or "no reason given"
     error = answer.get("error", answer) if isinstance(answer, Mapping) else answer
     message = error.get("message", error) if isinstance(error, Mapping) else error
-    return _cut(message if isinstance(message, str) else json.dumps(message))
+    return _shorten(message if isinstance(message, str) else json.dumps(message))
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
+    return line if len(line) <= MAX_ERROR_CHARACTERS else f"{line[:MAX_ERROR_CHARACTERS]}..."

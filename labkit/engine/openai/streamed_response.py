@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, FinishReason, StreamEvent
-from labkit.engine.openai.sse_decoder import DONE, Events, Said, Usage, read
+from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamChunk, TokenUsage, parse_chunk
 from labkit.engine.request import Request
-from labkit.models.token_spelling import Spelling
+from labkit.models.detokenizer import Detokenizer
 
-FINISHES = ("stop", "length", "tool_calls", "content_filter")
+COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedResponse:
     """What has come for one request.
 
     ``chunks``: reads that brought content; ``said``: events that did.
@@ -24,15 +24,17 @@ class Answer:
     request: Request
     text: str = ""
     ids: list[int] = field(default_factory=list)
-    tells_ids: bool = False
+    has_token_ids: bool = False
     chunks: int = 0
     said: int = 0
     finish: str | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     ended: bool = False  # by [DONE]
     refusal: str = ""
-    nulls: list[tuple[float, float, float]] = field(default_factory=list)  # got, sent, received
-    _events: Events = field(default_factory=Events)
+    null_timings: list[tuple[float, float, float]] = field(
+        default_factory=list
+    )  # got, sent, received
+    _events: SSEDecoder = field(default_factory=SSEDecoder)
 
     def take(self, block: bytes, at: float, counters: Counters) -> Iterator[StreamEvent]:
         """Read what came at once, at ``at``; yield its tokens, or its text where it names none.
@@ -44,9 +46,9 @@ class Answer:
         StreamError
             It is no answer.
         """
-        content: list[Said] = []
+        content: list[StreamChunk] = []
         for data in self._events.feed(block):
-            said = read(data)
+            said = parse_chunk(data)
             if said is DONE:
                 self.ended = True
                 continue
@@ -62,19 +64,19 @@ class Answer:
         for said in content:
             if said.token_ids:
                 yield from (self._event(at, token=token) for token in said.token_ids)
-            elif not self.tells_ids:
+            elif not self.has_token_ids:
                 yield self._event(at, text=said.text)
 
-    def _note(self, said: Said, at: float, counters: Counters) -> None:
+    def _note(self, said: StreamChunk, at: float, counters: Counters) -> None:
         self.text += said.text
         self.finish = said.finish or self.finish
         self.usage = said.usage or self.usage
         self.refusal += said.refusal
         if said.token_ids is not None:
-            self.tells_ids = True
+            self.has_token_ids = True
             self.ids += said.token_ids
         if said.null is not None:
-            self.nulls.append((said.null["got"], said.null["sent"], at))
+            self.null_timings.append((said.null["got"], said.null["sent"], at))
         if said.empty:
             counters.add("stream.empty")
         if said.tool_call:
@@ -87,14 +89,14 @@ class Answer:
             self.request.request_id, what.pop("token", NO_TOKEN), None, received=at, **what
         )
 
-    def conclude(self, at: float, spelling: Spelling, counters: Counters) -> StreamEvent:
+    def finish_event(self, at: float, spelling: Detokenizer, counters: Counters) -> StreamEvent:
         """Return the last event of a stream that has ended: served, or failed and why."""
-        word = self.finish if self.finish in FINISHES else "other"
+        word = self.finish if self.finish in COUNTED_FINISH_REASONS else "other"
         if self.finish is not None:
             counters.add(f"finish.{word}")
         why = self._failure()
         if why is not None:
-            return failed(self.request, at, why)
+            return error_event(self.request, at, why)
         count = self.tokens(spelling)
         full = count == self.request.params.max_tokens
         finish: FinishReason = "length" if full or self.finish == "length" else "stop"
@@ -104,12 +106,12 @@ class Answer:
             finish,
             received=at,
             counted=count,
-            whole=None if self.tells_ids else spelling.plain(self.text),
+            whole=None if self.has_token_ids else spelling.plain(self.text),
         )
 
-    def tokens(self, spelling: Spelling) -> int:
+    def tokens(self, spelling: Detokenizer) -> int:
         """Return how many tokens it has: by its ids, else by the server, else by the tokenizer."""
-        if self.tells_ids:
+        if self.has_token_ids:
             return len(self.ids)
         return self.usage.completion if self.usage else spelling.count(self.text)
 
@@ -124,7 +126,9 @@ class Answer:
             return f"finish reason {self.finish}"
         if not self.chunks:
             return f"no token came (finish reason {self.finish})"
-        count = len(self.ids) if self.tells_ids else self.usage.completion if self.usage else None
+        count = (
+            len(self.ids) if self.has_token_ids else self.usage.completion if self.usage else None
+        )
         if count is None:
             return None
         if count > params.max_tokens:
@@ -135,7 +139,7 @@ class Answer:
         return None
 
 
-def failed(request: Request, at: float, why: str) -> StreamEvent:
+def error_event(request: Request, at: float, why: str) -> StreamEvent:
     """Return the event of a request that was not served."""
     said = f"request {request.request_id}: {why}"
     return StreamEvent(request.request_id, NO_TOKEN, "error", error=said, received=at)

@@ -33,7 +33,7 @@ class Ring:
     group: Any
 
 
-def join(rank: int, size: int) -> Ring:
+def join_ring(rank: int, size: int) -> Ring:
     """Join the ring that the environment names, as its ``rank``; waits until all ranks have.
 
     Raises
@@ -63,7 +63,7 @@ def all_sum(x: NDArray[np.float32], group: Any) -> NDArray[np.float32]:
 
 
 @contextmanager
-def addresses(size: int) -> Iterator[Path]:
+def reserved_hostfile(size: int) -> Iterator[Path]:
     """Yield a hostfile of ``size`` free addresses, which are nobody else's until the end.
 
     They are bound here without listening, so that the system gives them to no other process;

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from labkit.engine.parallel.mlx_ring import Ring
 
 # What is divided by the number of ranks, as config.json calls it.
-DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+SHARDED_DIMENSIONS = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 # Layers whose results the ranks add up.
-SUMMED = ("ShardedToAllLinear", "QuantizedShardedToAllLinear")
+ALL_REDUCED_LAYERS = ("ShardedToAllLinear", "QuantizedShardedToAllLinear")
 
 
 def check(experiment: config.Experiment) -> None:
@@ -33,11 +33,11 @@ def check(experiment: config.Experiment) -> None:
         return  # a shape was checked with the rest of the config
     from labkit.models import resolve
 
-    reason = refusal(resolve(experiment.model).path, size)
+    reason = sharding_error(resolve(experiment.model).path, size)
     config.require(reason is None, str(reason))
 
 
-def refusal(model_dir: Path, size: int) -> str | None:
+def sharding_error(model_dir: Path, size: int) -> str | None:
     """Say in one line why a model cannot be divided among ``size`` ranks.
 
     None: it can, or its config.json does not tell, and loading will.
@@ -48,7 +48,7 @@ def refusal(model_dir: Path, size: int) -> str | None:
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     where = f"engine.parallel.size={size}: {model_dir.name}"
-    for name in DIVIDED:
+    for name in SHARDED_DIMENSIONS:
         whole = settings.get(name)
         if isinstance(whole, int) and whole % size:
             return f"{where}: {name}={whole} is not a multiple of it; set another size or model"
@@ -62,7 +62,7 @@ def refusal(model_dir: Path, size: int) -> str | None:
     return None
 
 
-def divide(loaded: LoadedModel, ring: Ring) -> LoadedModel:
+def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
     """Leave of a model this rank's share, in place, by mlx_lm's own ``shard``.
 
     Raises
@@ -82,9 +82,12 @@ def divide(loaded: LoadedModel, ring: Ring) -> LoadedModel:
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise EngineError(f"{where}: it cannot be divided: {reason}") from None
-    return replace(loaded, sums=sum(map(_adds_up, model.modules())))
+    return replace(loaded, sums=sum(map(_is_all_reduced, model.modules())))
 
 
-def _adds_up(layer: Any) -> bool:
+def _is_all_reduced(layer: Any) -> bool:
     """Tell whether the ranks add up a layer's results; experts have their ranks as a group."""
-    return type(layer).__name__ in SUMMED or getattr(layer, "sharding_group", None) is not None
+    return (
+        type(layer).__name__ in ALL_REDUCED_LAYERS
+        or getattr(layer, "sharding_group", None) is not None
+    )

@@ -10,7 +10,7 @@ from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, KVByt
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RankSetup:
     """To a rank, first of all: which it is, and the engine to build with so many threads."""
 
     rank: int
@@ -20,7 +20,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RankCall:
     """To a rank: what to do next; ``close`` ends it."""
 
     name: str
@@ -28,19 +28,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Proceed:
+class BarrierRelease:
     """To a rank: all ranks have come as far as this one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class BarrierArrival:
     """From a rank: it waits for the others. ``at``: where, the same in all of them."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class EngineSnapshot:
     """An engine between two calls: the requests that run, and its KV memory."""
 
     running: frozenset[str]
@@ -48,37 +48,37 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RankReply:
     """From a rank: what a call returned, and the engine after it."""
 
     value: Any
-    look: Look
+    look: EngineSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """From a rank, its last: an exception's message, and as which of ``ERRORS`` it is raised."""
+class RankFailure:
+    """A rank's last message: an exception, and the one of ``FORWARDED_ERRORS`` to raise for it."""
 
     kind: str
     message: str
 
     @classmethod
-    def by(cls, error: Exception) -> Failed:
+    def by(cls, error: Exception) -> RankFailure:
         """Return what is told of an exception."""
         text = " ".join(str(error).split())
-        kind = next((base.__name__ for base in type(error).__mro__ if base in ERRORS), "")
+        kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:
             text = f"{type(error).__name__}: {text}"
         return cls(kind or "RuntimeError", text)
 
     def error(self, rank: int) -> Exception:
         """Return the exception to raise, which names the rank."""
-        kind = next(error for error in ERRORS if error.__name__ == self.kind)
+        kind = next(error for error in FORWARDED_ERRORS if error.__name__ == self.kind)
         return kind(f"rank {rank}: {self.message}")
 
 
 # What engines raise that somebody tells apart.
-ERRORS: tuple[type[Exception], ...] = (
+FORWARDED_ERRORS: tuple[type[Exception], ...] = (
     EngineError,
     InvalidLogitsError,
     StaleLaunchError,

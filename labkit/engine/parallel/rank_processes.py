@@ -19,13 +19,20 @@ from typing import Any
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.parallel import mlx_ring
-from labkit.engine.parallel.rank_messages import Answer, Call, Failed, Proceed, Setup, Waiting
+from labkit.engine.parallel.rank_messages import (
+    BarrierArrival,
+    BarrierRelease,
+    RankCall,
+    RankFailure,
+    RankReply,
+    RankSetup,
+)
 from labkit.machine import worker_environment
 
-COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
+RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
 # Ranks do the same work at the same time. One that is so far behind another does nothing.
-STRAGGLER_S = 120.0
-GRACE_S = 1.0  # for a rank that was asked to end
+STRAGGLER_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 1.0  # for a rank that was asked to end
 
 
 class RankError(RuntimeError):
@@ -33,7 +40,7 @@ class RankError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankProcess:
     """One rank as its engine's process sees it."""
 
     number: int
@@ -48,7 +55,7 @@ class Rank:
         return f"rank {self.number} (process {self.child.pid}) has ended: {how}"
 
 
-class Ranks:
+class RankProcesses:
     """Processes that are told the same, and answer when all have done it.
 
     They are in the process group of the process that starts them, and end with it however it
@@ -73,15 +80,15 @@ class Ranks:
         size: int,
         environment: Mapping[str, str],
         budget: int,
-        command: Sequence[str] = COMMAND,
-        straggler_s: float = STRAGGLER_S,
+        command: Sequence[str] = RANK_COMMAND,
+        straggler_s: float = STRAGGLER_TIMEOUT_S,
     ) -> None:
         self.threads = max(1, budget // size)
         self._straggler_s = straggler_s
-        self._ranks: list[Rank] = []
+        self._ranks: list[RankProcess] = []
         self._open = contextlib.ExitStack()
         try:
-            hostfile = self._open.enter_context(mlx_ring.addresses(size))
+            hostfile = self._open.enter_context(mlx_ring.reserved_hostfile(size))
             lifeline, hold = os.pipe()
             self._open.callback(os.close, hold)
             clean, _ = worker_environment.worker_environment(
@@ -91,7 +98,7 @@ class Ranks:
             try:
                 for number in range(size):
                     mine = {**clean, "MLX_RANK": str(number)}
-                    self._ranks.append(_start(number, command, mine, lifeline))
+                    self._ranks.append(_start_rank(number, command, mine, lifeline))
             finally:
                 os.close(lifeline)
         except BaseException:
@@ -103,12 +110,14 @@ class Ranks:
         """The process ids, by rank."""
         return [rank.child.pid for rank in self._ranks]
 
-    def set_up(self, options: config.Engine, model_dir: Path) -> list[Answer]:
+    def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
         """Have every rank build its engine; see ``ask``."""
         path = str(model_dir.absolute())
-        return self._ask([Setup(n, options, path, self.threads) for n in range(len(self._ranks))])
+        return self._ask(
+            [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]
+        )
 
-    def ask(self, name: str, *arguments: Any) -> list[Answer]:
+    def ask(self, name: str, *arguments: Any) -> list[RankReply]:
         """Call a method of every rank's engine; return the answers, by rank.
 
         Raises
@@ -122,17 +131,17 @@ class Ranks:
         """
         if not self._ranks:
             raise EngineError("the ranks have ended; make the engine anew")
-        return self._ask([Call(name, arguments)] * len(self._ranks))
+        return self._ask([RankCall(name, arguments)] * len(self._ranks))
 
-    def _ask(self, messages: Sequence[Setup | Call]) -> list[Answer]:
+    def _ask(self, messages: Sequence[RankSetup | RankCall]) -> list[RankReply]:
         try:
             self._tell(messages)
             while True:
                 replies = self._replies()
-                if all(isinstance(reply, Answer) for reply in replies):
+                if all(isinstance(reply, RankReply) for reply in replies):
                     return replies
-                _require_alike(replies)
-                self._tell([Proceed()] * len(self._ranks))
+                _check_same_barrier(replies)
+                self._tell([BarrierRelease()] * len(self._ranks))
         except BaseException:
             self.end()
             raise
@@ -163,19 +172,19 @@ class Ranks:
                 deadline = time.monotonic() + self._straggler_s
         return [found[rank.number] for rank in self._ranks]
 
-    def _reply(self, rank: Rank) -> Any:
+    def _reply(self, rank: RankProcess) -> Any:
         try:
             reply = rank.pipe.recv()
         except (EOFError, OSError):
             raise RankError(self._ended()) from None
-        if isinstance(reply, Failed):
+        if isinstance(reply, RankFailure):
             killed = [r.ending for r in self._ranks if (r.child.poll() or 0) < 0]
             raise RankError("; ".join(killed)) if killed else reply.error(rank.number)
         return reply
 
     def _ended(self) -> str:
         """Name the ranks that have ended; a pipe may close a moment before its process ends."""
-        until = time.monotonic() + GRACE_S
+        until = time.monotonic() + STOP_TIMEOUT_S
         while not (gone := [r for r in self._ranks if r.child.poll() is not None]):
             if time.monotonic() > until:
                 return "a rank has closed its pipe"
@@ -185,8 +194,8 @@ class Ranks:
     def close(self) -> None:
         """Ask the ranks to end, and end those that do not."""
         with contextlib.suppress(RankError):
-            self._tell([Call("close")] * len(self._ranks))
-        until = time.monotonic() + GRACE_S
+            self._tell([RankCall("close")] * len(self._ranks))
+        until = time.monotonic() + STOP_TIMEOUT_S
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.child.wait(max(0.0, until - time.monotonic()))
@@ -203,9 +212,9 @@ class Ranks:
         self._open.close()
 
 
-def _start(
+def _start_rank(
     number: int, command: Sequence[str], environment: Mapping[str, str], lifeline: int
-) -> Rank:
+) -> RankProcess:
     ours, theirs = socket.socketpair()
     with theirs:
         facts = ["--pipe", theirs.fileno(), "--parent", os.getpid(), "--lifeline", lifeline]
@@ -217,12 +226,14 @@ def _start(
             env=dict(environment),
             pass_fds=(theirs.fileno(), lifeline),
         )
-    return Rank(number, child, Connection(ours.detach()))
+    return RankProcess(number, child, Connection(ours.detach()))
 
 
-def _require_alike(replies: Sequence[Any]) -> None:
+def _check_same_barrier(replies: Sequence[Any]) -> None:
     """Check that all ranks wait at the same place."""
-    places = [reply.at if isinstance(reply, Waiting) else "nothing to compute" for reply in replies]
+    places = [
+        reply.at if isinstance(reply, BarrierArrival) else "nothing to compute" for reply in replies
+    ]
     if len(set(places)) > 1:
         said = "; ".join(f"rank {rank}: {at[:16]}" for rank, at in enumerate(places))
         raise RankError(f"the ranks do not compute the same step ({said})")

@@ -19,22 +19,30 @@ from typing import Any
 
 from labkit.engine.engine_protocol import EngineError, KVBytes
 from labkit.engine.llm_engine import PagedEngine
-from labkit.engine.parallel.rank_messages import Answer, Call, Failed, Look, Proceed, Setup, Waiting
-from labkit.engine.parallel.schedule_check import Agreement
+from labkit.engine.parallel.rank_messages import (
+    BarrierArrival,
+    BarrierRelease,
+    EngineSnapshot,
+    RankCall,
+    RankFailure,
+    RankReply,
+    RankSetup,
+)
+from labkit.engine.parallel.schedule_check import ScheduleCheck
 from labkit.machine import parent_death
 
 
-class Told(Exception):
+class RankShutdown(Exception):
     """The engine's process has closed the pipe, or asked for the end."""
 
 
-class Rank:
+class RankWorker:
     """One rank: its pipe, and the engine on its share of the model."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe
         self._live: set[str] = set()
-        self._agreement: Agreement | None = None
+        self._agreement: ScheduleCheck | None = None
 
     def run(self) -> int:
         """Build the engine and serve; the exit status."""
@@ -44,27 +52,27 @@ class Rank:
             while True:
                 call = self._receive()
                 self._answer(engine, self._do(engine, call))
-        except (Told, BrokenPipeError, ConnectionResetError):
+        except (RankShutdown, BrokenPipeError, ConnectionResetError):
             return 0
         except Exception as error:
             if not isinstance(error, EngineError):
                 traceback.print_exc()
-            self._pipe.send(Failed.by(error))
+            self._pipe.send(RankFailure.by(error))
             return 1
 
     def _receive(self) -> Any:
         try:
             return self._pipe.recv()
         except EOFError:
-            raise Told from None
+            raise RankShutdown from None
 
     def _wait(self, at: str) -> None:
         """Say where this rank waits, and return when the others have come there too."""
-        self._pipe.send(Waiting(at))
-        if not isinstance(self._receive(), Proceed):
-            raise Told
+        self._pipe.send(BarrierArrival(at))
+        if not isinstance(self._receive(), BarrierRelease):
+            raise RankShutdown
 
-    def _build(self, setup: Setup) -> PagedEngine:
+    def _build(self, setup: RankSetup) -> PagedEngine:
         """Settle what a process has one of, join the ring, build the engine."""
         from labkit.cpu import thread_pool
         from labkit.machine import openblas_for_mlx
@@ -79,8 +87,8 @@ class Rank:
         from labkit.engine.parallel import mlx_ring
 
         self._wait("ready for the ring")
-        joined = mlx_ring.join(setup.rank, setup.options.parallel.size)
-        self._agreement = Agreement(joined.size, self._wait)
+        joined = mlx_ring.join_ring(setup.rank, setup.options.parallel.size)
+        self._agreement = ScheduleCheck(joined.size, self._wait)
         return create_rank(setup.options, Path(setup.model_dir), joined, self._agreement)
 
     def _use(self, threads: int) -> None:
@@ -88,9 +96,9 @@ class Rank:
 
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
-    def _do(self, engine: PagedEngine, call: Call) -> Any:
+    def _do(self, engine: PagedEngine, call: RankCall) -> Any:
         if call.name == "close":
-            raise Told
+            raise RankShutdown
         if call.name == "schedule_digest":
             assert self._agreement is not None
             return self._agreement.digest
@@ -106,7 +114,7 @@ class Rank:
     def _answer(self, engine: PagedEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
         kv: KVBytes = engine.kv_bytes()
-        self._pipe.send(Answer(value, Look(running, kv)))
+        self._pipe.send(RankReply(value, EngineSnapshot(running, kv)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    parent_death.start(options.parent, options.lifeline, lasting=options.lasting)
-    return Rank(Connection(options.pipe)).run()
+    parent_death.watch_parent(options.parent, options.lifeline, lasting=options.lasting)
+    return RankWorker(Connection(options.pipe)).run()
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ from labkit.engine.engine_protocol import Counters
 from labkit.engine.scheduler_output import SchedulerOutput
 
 
-class Alone:
+class NoScheduleCheck:
     """One process: there is nobody to agree with."""
 
     ranks = 1
 
-    def agree(self, scheduled: SchedulerOutput, counters: Counters) -> None:
+    def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
         """Let a step begin."""
 
 
-class Agreement(Alone):
+class ScheduleCheck(NoScheduleCheck):
     """One rank's digests. ``exchange`` sends one and returns when all ranks have the same.
 
     Counted are ``ranks.agreed``, steps that were agreed on.
@@ -34,15 +34,15 @@ class Agreement(Alone):
         self.digest = ""
         self._exchange = exchange
 
-    def agree(self, scheduled: SchedulerOutput, counters: Counters) -> None:
+    def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
         """Wait for the other ranks; does not return where they do not compute this step."""
-        self.digest = after(self.digest, scheduled)
+        self.digest = chain_digest(self.digest, scheduled)
         self._exchange(self.digest)
         if scheduled:
             counters.add("ranks.agreed")
 
 
-def after(digest: str, scheduled: SchedulerOutput) -> str:
+def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
     """Return the digest (32 hex digits) of a step and of those before it, whose is ``digest``.
 
     Of every chunk: whose tokens, which, how often it was preempted, and the last token known,

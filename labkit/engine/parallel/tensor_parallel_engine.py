@@ -9,9 +9,14 @@ from typing import Any
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError, KVBytes, TokenEvent
-from labkit.engine.parallel.model_sharding import refusal
-from labkit.engine.parallel.rank_messages import Answer
-from labkit.engine.parallel.rank_processes import COMMAND, STRAGGLER_S, RankError, Ranks
+from labkit.engine.parallel.model_sharding import sharding_error
+from labkit.engine.parallel.rank_messages import RankReply
+from labkit.engine.parallel.rank_processes import (
+    RANK_COMMAND,
+    STRAGGLER_TIMEOUT_S,
+    RankError,
+    RankProcesses,
+)
 from labkit.engine.request import Request
 from labkit.machine.worker_environment import core_count
 
@@ -19,12 +24,12 @@ from labkit.machine.worker_environment import core_count
 def create(
     options: config.Engine,
     model_dir: Path,
-    command: Sequence[str] = COMMAND,
-    straggler_s: float = STRAGGLER_S,
-) -> RankedEngine:
+    command: Sequence[str] = RANK_COMMAND,
+    straggler_s: float = STRAGGLER_TIMEOUT_S,
+) -> TensorParallelEngine:
     """Start ``engine.parallel.size`` ranks and have each build its engine.
 
-    ``command``, ``straggler_s``: see ``Ranks``.
+    ``command``, ``straggler_s``: see ``RankProcesses``.
 
     Raises
     ------
@@ -34,22 +39,22 @@ def create(
         A rank has ended.
     """
     size = options.parallel.size
-    reason = refusal(model_dir, size)
+    reason = sharding_error(model_dir, size)
     if reason is not None:
         raise EngineError(reason)
     budget = options.threads or core_count()
-    ranks = Ranks(size, options.mlx.environment(), budget, command, straggler_s)
-    return RankedEngine(options.name, ranks, ranks.set_up(options, model_dir))
+    ranks = RankProcesses(size, options.mlx.environment(), budget, command, straggler_s)
+    return TensorParallelEngine(options.name, ranks, ranks.set_up(options, model_dir))
 
 
-class RankedEngine:
+class TensorParallelEngine:
     """``InferenceEngine`` over ranks, each of which has the whole engine and does every call.
 
     What rank 0 answers is what is returned; where the others answer another token, the step
     fails. An exception ends the ranks, and with them the engine.
     """
 
-    def __init__(self, name: str, ranks: Ranks, built: Sequence[Answer]) -> None:
+    def __init__(self, name: str, ranks: RankProcesses, built: Sequence[RankReply]) -> None:
         self.name = name
         self._ranks = ranks
         self._look = built[0].look
@@ -100,7 +105,7 @@ class RankedEngine:
         events, *others = self._ask("step")
         self._step_ms += (time.perf_counter() - start) * 1e3
         self._live -= {event.request_id for event in events if event.finish_reason}
-        if any(_results(other) != _results(events) for other in others):
+        if any(_sampled_tokens(other) != _sampled_tokens(events) for other in others):
             self._end()
             raise RankError("the ranks sampled different tokens from the same step")
         return events
@@ -121,7 +126,7 @@ class RankedEngine:
         """
         first, *others = self._ask("counters")
         values = dict(first)
-        for name in filter(_of_all_ranks, first):
+        for name in filter(_is_summed_over_ranks, first):
             values[name] += sum(other.get(name, 0.0) for other in others)
         waited = values["step_ms"] - values["host_ms"]
         values |= {"step_ms": self._step_ms, "host_ms": self._step_ms - waited}
@@ -150,10 +155,10 @@ class RankedEngine:
         self._ranks.end()
 
 
-def _results(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | None]]:
+def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | None]]:
     return [(event.request_id, event.token, event.finish_reason) for event in events]
 
 
-def _of_all_ranks(counter: str) -> bool:
+def _is_summed_over_ranks(counter: str) -> bool:
     """Tell whether each rank counts its own share: bytes of weights and of KV memory."""
     return "bytes" in counter or counter.startswith("weights.")

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from labkit.models.gguf.gguf_header import BadFile, File
+from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ArchitectureTraits:
     """What an architecture of llama's kind does differently; it is called alike on both sides.
 
     ``interleaved``: the file's query and key rows are ordered for rotations of neighbours,
@@ -29,23 +29,23 @@ class Family:
     free_head_dim: bool = True
 
 
-FAMILIES = {
-    "llama": Family(interleaved=True),
-    "qwen2": Family(biases=True, free_head_dim=False),
-    "qwen3": Family(head_norms=True),
+ARCHITECTURE_TRAITS = {
+    "llama": ArchitectureTraits(interleaved=True),
+    "qwen2": ArchitectureTraits(biases=True, free_head_dim=False),
+    "qwen3": ArchitectureTraits(head_norms=True),
 }
 # What would change the computation, and the value at which it does not.
-NEUTRAL: dict[str, Any] = {
+REQUIRED_DEFAULTS: dict[str, Any] = {
     "expert_count": 0,
     "rope.scaling.type": "none",
     "rope.scale_linear": 1.0,
     "attention.sliding_window": 0,
 }
-MOST_LAYERS = 1024
+MAX_LAYERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetParameter:
     """Where a tensor goes: its parameter's path, without ``.weight``, and its shape.
 
     ``heads``: its rows are so many heads that are ordered for rotations of neighbours.
@@ -57,7 +57,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class GGUFArchitecture:
     """A model's dimensions, as its file states them."""
 
     name: str
@@ -74,50 +74,50 @@ class Architecture:
     tied: bool
 
     @property
-    def family(self) -> Family:
+    def family(self) -> ArchitectureTraits:
         """What its kind does differently."""
-        return FAMILIES[self.name]
+        return ARCHITECTURE_TRAITS[self.name]
 
-    def targets(self) -> dict[str, Target]:
+    def targets(self) -> dict[str, TargetParameter]:
         """Map the name of every tensor that the file must have to its place."""
         targets = {
-            "token_embd.weight": Target("model.embed_tokens", (self.vocab, self.hidden)),
-            "output_norm.weight": Target("model.norm", (self.hidden,)),
+            "token_embd.weight": TargetParameter("model.embed_tokens", (self.vocab, self.hidden)),
+            "output_norm.weight": TargetParameter("model.norm", (self.hidden,)),
         }
         if not self.tied:
-            targets["output.weight"] = Target("lm_head", (self.vocab, self.hidden))
+            targets["output.weight"] = TargetParameter("lm_head", (self.vocab, self.hidden))
         for layer in range(self.layers):
             for name, target in self._layer().items():
                 path = f"model.layers.{layer}.{target.path}"
-                targets[f"blk.{layer}.{name}"] = Target(path, target.shape, target.heads)
+                targets[f"blk.{layer}.{name}"] = TargetParameter(path, target.shape, target.heads)
         return targets
 
-    def _layer(self) -> dict[str, Target]:
+    def _layer(self) -> dict[str, TargetParameter]:
         hidden, inner = (self.hidden,), (self.inner,)
         queries, keys = (self.heads * self.head_dim,), (self.kv_heads * self.head_dim,)
         rotated = self.family.interleaved
         targets = {
-            "attn_norm.weight": Target("input_layernorm", hidden),
-            "attn_q.weight": Target(
+            "attn_norm.weight": TargetParameter("input_layernorm", hidden),
+            "attn_q.weight": TargetParameter(
                 "self_attn.q_proj", queries + hidden, self.heads if rotated else None
             ),
-            "attn_k.weight": Target(
+            "attn_k.weight": TargetParameter(
                 "self_attn.k_proj", keys + hidden, self.kv_heads if rotated else None
             ),
-            "attn_v.weight": Target("self_attn.v_proj", keys + hidden),
-            "attn_output.weight": Target("self_attn.o_proj", hidden + queries),
-            "ffn_norm.weight": Target("post_attention_layernorm", hidden),
-            "ffn_gate.weight": Target("mlp.gate_proj", inner + hidden),
-            "ffn_up.weight": Target("mlp.up_proj", inner + hidden),
-            "ffn_down.weight": Target("mlp.down_proj", hidden + inner),
+            "attn_v.weight": TargetParameter("self_attn.v_proj", keys + hidden),
+            "attn_output.weight": TargetParameter("self_attn.o_proj", hidden + queries),
+            "ffn_norm.weight": TargetParameter("post_attention_layernorm", hidden),
+            "ffn_gate.weight": TargetParameter("mlp.gate_proj", inner + hidden),
+            "ffn_up.weight": TargetParameter("mlp.up_proj", inner + hidden),
+            "ffn_down.weight": TargetParameter("mlp.down_proj", hidden + inner),
         }
         if self.family.biases:
-            targets["attn_q.bias"] = Target("self_attn.q_proj", queries)
-            targets["attn_k.bias"] = Target("self_attn.k_proj", keys)
-            targets["attn_v.bias"] = Target("self_attn.v_proj", keys)
+            targets["attn_q.bias"] = TargetParameter("self_attn.q_proj", queries)
+            targets["attn_k.bias"] = TargetParameter("self_attn.k_proj", keys)
+            targets["attn_v.bias"] = TargetParameter("self_attn.v_proj", keys)
         if self.family.head_norms:
-            targets["attn_q_norm.weight"] = Target("self_attn.q_norm", (self.head_dim,))
-            targets["attn_k_norm.weight"] = Target("self_attn.k_norm", (self.head_dim,))
+            targets["attn_q_norm.weight"] = TargetParameter("self_attn.q_norm", (self.head_dim,))
+            targets["attn_k_norm.weight"] = TargetParameter("self_attn.k_norm", (self.head_dim,))
         return targets
 
     def config(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class Architecture:
         }
 
 
-def of(file: File) -> Architecture:
+def read_architecture(file: GGUFFile) -> GGUFArchitecture:
     """Read the architecture of a file and check that its tensors are exactly those.
 
     Raises
@@ -148,14 +148,14 @@ def of(file: File) -> Architecture:
         mlx_lm computes it otherwise, or the tensors do not fit the metadata.
     """
     name = file.text("general.architecture")
-    if name not in FAMILIES:
-        raise BadFile(f"architecture {name!r}; read are {', '.join(FAMILIES)}")
-    _check_neutral(file, name)
+    if name not in ARCHITECTURE_TRAITS:
+        raise GGUFError(f"architecture {name!r}; read are {', '.join(ARCHITECTURE_TRAITS)}")
+    _check_required_defaults(file, name)
     heads = file.count(f"{name}.attention.head_count")
     hidden = file.count(f"{name}.embedding_length")
     default_dim = hidden // max(heads, 1)
     head_dim = file.count(f"{name}.attention.key_length", default_dim)
-    architecture = Architecture(
+    architecture = GGUFArchitecture(
         name=name,
         hidden=hidden,
         layers=file.count(f"{name}.block_count"),
@@ -174,39 +174,39 @@ def of(file: File) -> Architecture:
     return architecture
 
 
-def _check_neutral(file: File, name: str) -> None:
-    for key, neutral in NEUTRAL.items():
+def _check_required_defaults(file: GGUFFile, name: str) -> None:
+    for key, neutral in REQUIRED_DEFAULTS.items():
         value = file.metadata.get(f"{name}.{key}", neutral)
         if isinstance(value, np.ndarray) or value != neutral:
-            raise BadFile(f"{name}.{key} is {value}; files that change it are not read")
+            raise GGUFError(f"{name}.{key} is {value}; files that change it are not read")
     if file.count("split.count", 1) > 1:
-        raise BadFile("a part of a split model; merge it (llama-gguf-split --merge)")
+        raise GGUFError("a part of a split model; merge it (llama-gguf-split --merge)")
 
 
-def _check_dimensions(file: File, a: Architecture, default_dim: int) -> None:
+def _check_dimensions(file: GGUFFile, a: GGUFArchitecture, default_dim: int) -> None:
     numbers = (a.hidden, a.layers, a.inner, a.heads, a.kv_heads, a.head_dim, a.vocab, a.context)
-    if 0 in numbers or a.layers > MOST_LAYERS or a.heads % a.kv_heads or a.head_dim % 2:
-        raise BadFile(
+    if 0 in numbers or a.layers > MAX_LAYERS or a.heads % a.kv_heads or a.head_dim % 2:
+        raise GGUFError(
             f"its dimensions make no model (hidden {a.hidden}, {a.layers} layers, {a.heads} and "
             f"{a.kv_heads} heads of {a.head_dim}, {a.vocab} tokens)"
         )
     if not (0 < a.epsilon < inf and 0 < a.theta < inf):
-        raise BadFile(f"a norm's epsilon is {a.epsilon}, the base of rotations {a.theta}")
+        raise GGUFError(f"a norm's epsilon is {a.epsilon}, the base of rotations {a.theta}")
     for key in (f"{a.name}.attention.value_length", f"{a.name}.rope.dimension_count"):
         if file.count(key, a.head_dim) != a.head_dim:
-            raise BadFile(f"{key} is {file.count(key)}, a head {a.head_dim}; they must be equal")
+            raise GGUFError(f"{key} is {file.count(key)}, a head {a.head_dim}; they must be equal")
     if not a.family.free_head_dim and a.head_dim != default_dim:
-        raise BadFile(f"heads of {a.head_dim}; mlx_lm's {a.name} has {default_dim}")
+        raise GGUFError(f"heads of {a.head_dim}; mlx_lm's {a.name} has {default_dim}")
 
 
-def _check_tensors(file: File, architecture: Architecture) -> None:
+def _check_tensors(file: GGUFFile, architecture: GGUFArchitecture) -> None:
     targets = architecture.targets()
     for name, target in targets.items():
         tensor = file.tensors.get(name)
         if tensor is None:
-            raise BadFile(f"tensor {name} is not there")
+            raise GGUFError(f"tensor {name} is not there")
         if tensor.shape != target.shape:
-            raise BadFile(f"tensor {name} has the shape {tensor.shape}, not {target.shape}")
+            raise GGUFError(f"tensor {name} has the shape {tensor.shape}, not {target.shape}")
     for name in file.tensors:
         if name not in targets:
-            raise BadFile(f"tensor {name}: mlx_lm's {architecture.name} has nothing of the kind")
+            raise GGUFError(f"tensor {name}: mlx_lm's {architecture.name} has nothing of the kind")

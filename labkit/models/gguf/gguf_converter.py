@@ -14,11 +14,11 @@ import numpy.typing as npt
 from labkit.machine import cache_dir
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
 
-RECIPE = 1  # part of the cache key: raise it when what is written changes
-SHARD = 1 << 29  # bytes of weights in a file, about; all that is in memory at once
+RECIPE_VERSION = 1  # part of the cache key: raise it when what is written changes
+SHARD_BYTES = 1 << 29  # bytes of weights in a file, about; all that is in memory at once
 
 
-def converted(path: Path, *, digest: str, name: str) -> Path:
+def convert(path: Path, *, digest: str, name: str) -> Path:
     """Return the directory of a GGUF file, written now if the cache does not have it.
 
     It holds config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
@@ -40,24 +40,26 @@ def converted(path: Path, *, digest: str, name: str) -> Path:
     CacheError
         The cache folder cannot be written.
     """
-    folder = place(digest=digest, name=name)
+    folder = converted_path(digest=digest, name=name)
     if not folder.is_dir():
-        file = gguf_header.read(path)
-        model = gguf_architectures.of(file)
+        file = gguf_header.read_header(path)
+        model = gguf_architectures.read_architecture(file)
         with cache_dir.building_directory(folder) as unfinished:
-            write(file, model, unfinished)
+            write_model(file, model, unfinished)
     return folder
 
 
-def place(*, digest: str, name: str) -> Path:
+def converted_path(*, digest: str, name: str) -> Path:
     """Return where the directory of the file of that digest is, or will be."""
-    key = hashlib.sha256(f"{RECIPE}\0{digest}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(f"{RECIPE_VERSION}\0{digest}".encode()).hexdigest()[:16]
     return cache_dir.root() / "models" / f"{name[:80]}-{key}"
 
 
-def write(file: gguf_header.File, model: gguf_architectures.Architecture, folder: Path) -> None:
+def write_model(
+    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
+) -> None:
     """Write the files of a model into ``folder``."""
-    gguf_tokenizer.tokenizer(file).save(str(folder / "tokenizer.json"))
+    gguf_tokenizer.build_tokenizer(file).save(str(folder / "tokenizer.json"))
     generation = gguf_tokenizer.generation_config(file)
     config = {
         **model.config(),
@@ -67,22 +69,26 @@ def write(file: gguf_header.File, model: gguf_architectures.Architecture, folder
     }
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
-    _write_json(folder / "tokenizer_config.json", gguf_tokenizer.config(file, model.context))
+    _write_json(
+        folder / "tokenizer_config.json", gguf_tokenizer.tokenizer_config(file, model.context)
+    )
     _write_weights(file, model, folder)
 
 
-def _quantization(file: gguf_header.File, model: gguf_architectures.Architecture) -> dict[str, Any]:
+def _quantization(
+    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
+) -> dict[str, Any]:
     """Say how many bits every quantised layer has: the smallest number, and the exceptions."""
     bits = {
-        target.path: gguf_quants.BITS[file.tensors[name].type.name]
+        target.path: gguf_quants.QUANTIZED_BITS[file.tensors[name].type.name]
         for name, target in model.targets().items()
-        if file.tensors[name].type.name in gguf_quants.BITS
+        if file.tensors[name].type.name in gguf_quants.QUANTIZED_BITS
     }
     if not bits:
         return {}
-    usual = {"group_size": gguf_quants.GROUP, "bits": min(bits.values())}
+    usual = {"group_size": gguf_quants.GROUP_SIZE, "bits": min(bits.values())}
     others = {
-        path: {"group_size": gguf_quants.GROUP, "bits": own}
+        path: {"group_size": gguf_quants.GROUP_SIZE, "bits": own}
         for path, own in bits.items()
         if own != usual["bits"]
     }
@@ -90,11 +96,11 @@ def _quantization(file: gguf_header.File, model: gguf_architectures.Architecture
 
 
 def _write_weights(
-    file: gguf_header.File, model: gguf_architectures.Architecture, folder: Path
+    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture, folder: Path
 ) -> None:
     from safetensors.numpy import save_file
 
-    shard: gguf_quants.Arrays = {}
+    shard: gguf_quants.NamedArrays = {}
     number, size = 0, 0
 
     def flush() -> None:
@@ -106,7 +112,7 @@ def _write_weights(
     for name, array in _parameters(file, model):
         shard[name] = array
         size += array.nbytes
-        if size >= SHARD:
+        if size >= SHARD_BYTES:
             flush()
             number, size = number + 1, 0
     if shard:
@@ -114,21 +120,21 @@ def _write_weights(
 
 
 def _parameters(
-    file: gguf_header.File, model: gguf_architectures.Architecture
+    file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     for name, target in model.targets().items():
         tensor = file.tensors[name]
-        if tensor.type.name in gguf_quants.BITS and len(tensor.shape) != 2:
-            raise gguf_header.BadFile(f"tensor {name} is quantised, but not a matrix")
-        arrays = gguf_quants.arrays(tensor.type.name, file.blocks(tensor))
+        if tensor.type.name in gguf_quants.QUANTIZED_BITS and len(tensor.shape) != 2:
+            raise gguf_header.GGUFError(f"tensor {name} is quantised, but not a matrix")
+        arrays = gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))
         if name.endswith(".bias"):
             arrays = {"bias": arrays["weight"]}
         for part, array in arrays.items():
-            ordered = array if target.heads is None else _halves(array, target.heads)
+            ordered = array if target.heads is None else _deinterleave_heads(array, target.heads)
             yield f"{target.path}.{part}", np.ascontiguousarray(ordered)
 
 
-def _halves(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
+def _deinterleave_heads(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
     """Reorder rows [heads * head_dim, ...] that rotate as neighbours to rotate as halves."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)

@@ -18,18 +18,18 @@ import numpy.typing as npt
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-ALIGNMENT = 32  # of tensor data, in bytes, where general.alignment says nothing else
+DEFAULT_ALIGNMENT = 32  # of tensor data, in bytes, where general.alignment says nothing else
 
 # A file may claim anything: beyond these it is refused before memory is spent on it.
-MOST_KEYS = 1 << 16
-MOST_TENSORS = 1 << 16
-MOST_STRINGS = 1 << 22  # in one array; the largest vocabularies have half a million merges
-MOST_METADATA = 1 << 28  # bytes
-LONGEST_STRING = 1 << 20  # bytes
-MOST_DIMENSIONS = 4
+MAX_METADATA_KEYS = 1 << 16
+MAX_TENSORS = 1 << 16
+MAX_ARRAY_STRINGS = 1 << 22  # in one array; the largest vocabularies have half a million merges
+MAX_METADATA_BYTES = 1 << 28  # bytes
+MAX_STRING_BYTES = 1 << 20  # bytes
+MAX_DIMENSIONS = 4
 
-STRING, ARRAY = 8, 9
-NUMBERS = {
+STRING_TYPE, ARRAY_TYPE = 8, 9
+NUMBER_DTYPES = {
     0: "<u1",
     1: "<i1",
     2: "<u2",
@@ -44,7 +44,7 @@ NUMBERS = {
 }
 
 
-class BadFile(ValueError):
+class GGUFError(ValueError):
     """A GGUF file that cannot be used; one line says why."""
 
 
@@ -57,7 +57,7 @@ class TensorType:
     size: int
 
 
-TYPES = {
+TENSOR_TYPES = {
     0: TensorType("F32", 1, 4),
     1: TensorType("F16", 1, 2),
     2: TensorType("Q4_0", 32, 18),
@@ -69,7 +69,7 @@ TYPES = {
     30: TensorType("BF16", 1, 2),
 }
 
-OTHER_TYPES = {
+UNSUPPORTED_TYPES = {
     6: "Q5_0",
     7: "Q5_1",
     9: "Q8_1",
@@ -81,7 +81,7 @@ OTHER_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GGUFTensor:
     """A tensor of the file: ``shape`` as NumPy has it, the last dimension contiguous.
 
     ``offset``: bytes from the beginning of the file.
@@ -99,7 +99,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class File:
+class GGUFFile:
     """A GGUF file whose claims about itself hold.
 
     ``metadata`` values are ``int``, ``float``, ``bool``, ``str``, lists of ``str`` and NumPy
@@ -108,9 +108,9 @@ class File:
 
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, GGUFTensor]
 
-    def blocks(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
+    def blocks(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
         """Map a tensor's bytes: ``[*shape[:-1], blocks, bytes of a block]``, read-only."""
         *rows, columns = tensor.shape
         shape = (*rows, columns // tensor.type.values, tensor.type.size)
@@ -120,36 +120,36 @@ class File:
         """Return a number of the metadata; without ``default`` it must be there."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise BadFile(f"{key} is {_what(value)}, not a number")
+            raise GGUFError(f"{key} is {_describe(value)}, not a number")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
         """Return a whole number of at least 0 of the metadata."""
         value = self.number(key, default)
         if not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise BadFile(f"{key} is {value}, not a number of things")
+            raise GGUFError(f"{key} is {value}, not a number of things")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string of the metadata; without ``default`` it must be there."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
-            raise BadFile(f"{key} is {_what(value)}, not a text")
+            raise GGUFError(f"{key} is {_describe(value)}, not a text")
         return value
 
     def texts(self, key: str) -> list[str]:
         """Return a list of strings of the metadata, which must be there."""
         value = self.metadata.get(key)
         if not isinstance(value, list):
-            raise BadFile(f"{key} is {_what(value)}, not a list of texts")
+            raise GGUFError(f"{key} is {_describe(value)}, not a list of texts")
         return value
 
 
-def _what(value: Any) -> str:
+def _describe(value: Any) -> str:
     return "not there" if value is None else f"of type {type(value).__name__}"
 
 
-def read(path: Path) -> File:
+def read_header(path: Path) -> GGUFFile:
     """Read the header of a file and check that all it claims to hold is inside the file.
 
     Raises
@@ -160,69 +160,71 @@ def read(path: Path) -> File:
     try:
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
-                raise BadFile("is a file, but not a GGUF file")
+                raise GGUFError("is a file, but not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _read(path, data)
+                return _parse_header(path, data)
     except OSError as error:
-        raise BadFile(f"cannot be read ({error.strerror or error})") from None
+        raise GGUFError(f"cannot be read ({error.strerror or error})") from None
 
 
-def _read(path: Path, data: mmap.mmap) -> File:
-    reader = _Reader(data)
+def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
+    reader = _HeaderReader(data)
     version = reader.unsigned(4)
     if version not in VERSIONS:
-        raise BadFile(f"GGUF version {version}; read are {', '.join(map(str, VERSIONS))}")
+        raise GGUFError(f"GGUF version {version}; read are {', '.join(map(str, VERSIONS))}")
     num_tensors, num_keys = reader.unsigned(8), reader.unsigned(8)
-    _limit(num_tensors, MOST_TENSORS, "tensors")
-    _limit(num_keys, MOST_KEYS, "metadata keys")
+    _check_limit(num_tensors, MAX_TENSORS, "tensors")
+    _check_limit(num_keys, MAX_METADATA_KEYS, "metadata keys")
     metadata: dict[str, Any] = {}
     for _ in range(num_keys):
         key = reader.string()
         if key in metadata:
-            raise BadFile(f"metadata key {key!r} occurs twice")
+            raise GGUFError(f"metadata key {key!r} occurs twice")
         metadata[key] = reader.value(reader.unsigned(4), key)
     claims = [reader.tensor() for _ in range(num_tensors)]
-    alignment = metadata.get("general.alignment", ALIGNMENT)
+    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-        raise BadFile(f"general.alignment is {alignment}")
+        raise GGUFError(f"general.alignment is {alignment}")
     start = -(-reader.at // alignment) * alignment
-    return File(path, metadata, _placed(claims, start, len(data)))
+    return GGUFFile(path, metadata, _check_placement(claims, start, len(data)))
 
 
-def _placed(claims: list[Tensor], start: int, end: int) -> dict[str, Tensor]:
+def _check_placement(claims: list[GGUFTensor], start: int, end: int) -> dict[str, GGUFTensor]:
     """Count the tensors' offsets from the file's beginning; they may not overlap or leave it."""
-    placed: dict[str, Tensor] = {}
+    placed: dict[str, GGUFTensor] = {}
     free = start
     for claim in sorted(claims, key=lambda claim: claim.offset):
-        tensor = Tensor(claim.name, claim.type, claim.shape, start + claim.offset)
+        tensor = GGUFTensor(claim.name, claim.type, claim.shape, start + claim.offset)
         if tensor.name in placed:
-            raise BadFile(f"tensor {tensor.name} occurs twice")
+            raise GGUFError(f"tensor {tensor.name} occurs twice")
         if tensor.offset < free:
-            raise BadFile(f"tensor {tensor.name} overlaps another")
+            raise GGUFError(f"tensor {tensor.name} overlaps another")
         free = tensor.offset + tensor.size
         if free > end:
-            raise BadFile(f"cut short: tensor {tensor.name} ends at byte {free}, the file at {end}")
+            raise GGUFError(
+                f"cut short: tensor {tensor.name} ends at byte {free}, the file at {end}"
+            )
         placed[tensor.name] = tensor
     return placed
 
 
-def _limit(number: int, most: int, what: str) -> None:
+def _check_limit(number: int, most: int, what: str) -> None:
     if number > most:
-        raise BadFile(f"damaged: it claims {number} {what}; allowed are {most}")
+        raise GGUFError(f"damaged: it claims {number} {what}; allowed are {most}")
 
 
-class _Reader:
+class _HeaderReader:
     """Reads values one after another; ``at`` is the next byte."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.at = len(MAGIC)
         self._data = data
-        self._end = min(len(data), MOST_METADATA)
+        self._end = min(len(data), MAX_METADATA_BYTES)
 
     def take(self, size: int) -> int:
         """Move over so many bytes, which must be there; return where they begin."""
         if size > self._end - self.at:
-            raise BadFile(f"cut short or damaged: {size} bytes are missing at byte {self.at}")
+            raise GGUFError(f"cut short or damaged: {size} bytes are missing at byte {self.at}")
         start, self.at = self.at, self.at + size
         return start
 
@@ -232,44 +234,46 @@ class _Reader:
 
     def string(self) -> str:
         size = self.unsigned(8)
-        _limit(size, LONGEST_STRING, "bytes in a text")
+        _check_limit(size, MAX_STRING_BYTES, "bytes in a text")
         start = self.take(size)
         try:
             return self._data[start : self.at].decode("utf-8")
         except UnicodeDecodeError:
-            raise BadFile(f"damaged: the text at byte {start} is not UTF-8") from None
+            raise GGUFError(f"damaged: the text at byte {start} is not UTF-8") from None
 
     def value(self, kind: int, key: str) -> Any:
-        if kind == STRING:
+        if kind == STRING_TYPE:
             return self.string()
-        if kind == ARRAY:
+        if kind == ARRAY_TYPE:
             return self._array(self.unsigned(4), self.unsigned(8), key)
         return self._numbers(kind, 1, key)[0].item()
 
     def _array(self, kind: int, number: int, key: str) -> Any:
-        if kind != STRING:
+        if kind != STRING_TYPE:
             return self._numbers(kind, number, key)
-        _limit(number, MOST_STRINGS, f"texts in {key}")
+        _check_limit(number, MAX_ARRAY_STRINGS, f"texts in {key}")
         return [self.string() for _ in range(number)]
 
     def _numbers(self, kind: int, number: int, key: str) -> npt.NDArray[Any]:
-        if kind not in NUMBERS:
-            raise BadFile(f"damaged: {key} has a value of type {kind}")
-        dtype = np.dtype(NUMBERS[kind])
+        if kind not in NUMBER_DTYPES:
+            raise GGUFError(f"damaged: {key} has a value of type {kind}")
+        dtype = np.dtype(NUMBER_DTYPES[kind])
         start = self.take(number * dtype.itemsize)
         return np.frombuffer(self._data[start : self.at], dtype)
 
-    def tensor(self) -> Tensor:
+    def tensor(self) -> GGUFTensor:
         """Read one tensor's claim; its offset counts from the beginning of the data."""
         name = self.string()
         dimensions = self.unsigned(4)
-        _limit(dimensions, MOST_DIMENSIONS, f"dimensions of tensor {name!r}")
+        _check_limit(dimensions, MAX_DIMENSIONS, f"dimensions of tensor {name!r}")
         shape = tuple(self.unsigned(8) for _ in range(dimensions))[::-1]
         kind, offset = self.unsigned(4), self.unsigned(8)
-        if kind not in TYPES:
-            found = OTHER_TYPES.get(kind, f"number {kind}")
-            read = ", ".join(known.name for known in TYPES.values())
-            raise BadFile(f"tensor {name} is of type {found}; read are {read}")
-        if not shape or 0 in shape or shape[-1] % TYPES[kind].values:
-            raise BadFile(f"tensor {name}: {TYPES[kind].name} cannot have the shape {shape}")
-        return Tensor(name, TYPES[kind], shape, offset)
+        if kind not in TENSOR_TYPES:
+            found = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
+            supported = ", ".join(known.name for known in TENSOR_TYPES.values())
+            raise GGUFError(f"tensor {name} is of type {found}; supported are {supported}")
+        if not shape or 0 in shape or shape[-1] % TENSOR_TYPES[kind].values:
+            raise GGUFError(
+                f"tensor {name}: {TENSOR_TYPES[kind].name} cannot have the shape {shape}"
+            )
+        return GGUFTensor(name, TENSOR_TYPES[kind], shape, offset)

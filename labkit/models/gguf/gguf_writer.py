@@ -14,9 +14,9 @@ from typing import Any
 from labkit.config import ConfigError, require
 from labkit.machine import cache_dir
 
-RECIPE = 1  # part of the file's name: raise it when what is written changes
+RECIPE_VERSION = 1  # part of the file's name: raise it when what is written changes
 ARCHITECTURE = "qwen3"
-NAMES = {
+GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
@@ -32,10 +32,10 @@ NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-NORMAL, CONTROL = 1, 3  # kinds of tokens
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # kinds of tokens
 
 
-def written(model_dir: Path) -> Path:
+def export_gguf(model_dir: Path) -> Path:
     """Return the GGUF file of a model directory, written into the cache the first time.
 
     Raises
@@ -55,21 +55,21 @@ def written(model_dir: Path) -> Path:
     )
     require(find_spec("gguf") is not None, f"{asked}: gguf is not installed (pip install gguf)")
     digest = inspect(model_dir, name=model_dir.name, asked=asked).digest
-    path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE}.gguf"
+    path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
     if not path.is_file():
         with cache_dir.building_file(path) as temporary:
-            _write(model_dir, config, temporary)
+            _write_file(model_dir, config, temporary)
     return path
 
 
-def _write(model_dir: Path, config: dict[str, Any], path: Path) -> None:
+def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
     import gguf
     import numpy as np
     from safetensors import safe_open
 
     writer = gguf.GGUFWriter(path, ARCHITECTURE)
-    _describe(writer, config)
-    _tokenizer(writer, model_dir, config)
+    _add_metadata(writer, config)
+    _add_tokenizer(writer, model_dir, config)
     for file in sorted(model_dir.glob("model*.safetensors")):
         with safe_open(file, "np") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (it is no dictionary)
@@ -87,12 +87,12 @@ def gguf_name(name: str) -> str:
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
         block = f"blk.{layer}."
-    if stem not in NAMES:
+    if stem not in GGUF_NAMES:
         raise ConfigError(f"engine.server.command: {{gguf}}: no name for the tensor {name}")
-    return f"{block}{NAMES[stem]}.{leaf}"
+    return f"{block}{GGUF_NAMES[stem]}.{leaf}"
 
 
-def _describe(writer: Any, config: dict[str, Any]) -> None:
+def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_name("labkit")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -108,7 +108,7 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
     writer.add_file_type(0)  # all in float32
 
 
-def _tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
+def _add_tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
     read = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))
     special = {token["id"]: token["content"] for token in read["added_tokens"]}
     by_id = {number: word for word, number in read["model"]["vocab"].items()} | special
@@ -117,7 +117,9 @@ def _tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
-    writer.add_token_types([CONTROL if i in special else NORMAL for i in range(len(words))])
+    writer.add_token_types(
+        [CONTROL_TOKEN if i in special else NORMAL_TOKEN for i in range(len(words))]
+    )
     writer.add_token_merges(merges)
     for add, key in ((writer.add_bos_token_id, "bos"), (writer.add_eos_token_id, "eos")):
         if isinstance(config.get(f"{key}_token_id"), int):

@@ -1,4 +1,4 @@
-"""Makes ``budget_questions`` importable: tests are no packages here."""
+"""Makes ``budget_cases`` importable: tests are no packages here."""
 
 import sys
 from pathlib import Path

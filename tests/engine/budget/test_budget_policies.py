@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import pytest
-from budget_questions import GIB, MIB, MODEL, STEP, ask, mac
+from budget_cases import GIB, MIB, MODEL, STEP, ask, mac
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from labkit import config
-from labkit.engine.budget import Decision, Refusal
+from labkit.engine.budget import BudgetDecision, BudgetRefusal
 from labkit.engine.budget.budget_policies import POLICIES
 from labkit.machine import memory_profile
 
@@ -55,7 +55,7 @@ def test_what_the_user_names_is_what_there_is(machine):
 @pytest.mark.parametrize("machine", config.MACHINES)
 def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
     """The article: the RAM cap and the utilization stack."""
-    ram = memory_profile.simulated(machine).total
+    ram = memory_profile.simulated_mac(machine).total
     share = ask(machine, policy="mistralrs").ceiling / ram
     assert share == pytest.approx(0.6 if ram <= 36 * GIB else 0.675, abs=1e-6)
     assert 0.60 - 1e-6 <= share <= 0.68
@@ -64,18 +64,18 @@ def test_mistralrs_leaves_60_to_68_percent_of_ram_before_weights(machine):
 def test_a_hint_is_between_66_and_75_percent_of_ram_by_default():
     """The article: "Apple typically reports a memory hint in the 66-75% range"."""
     for name in config.MACHINES:
-        machine = memory_profile.simulated(name)
+        machine = memory_profile.simulated_mac(name)
         if name != "sim_m5_max_128gb":  # logged with 107.52 GiB under a newer macOS
             assert 0.66 < machine.hint / machine.total <= 0.75
 
 
 def test_llamacpp_does_not_see_what_others_hold_and_vllm_does():
     crowded = mac(32 * GIB, available=4 * GIB)
-    assert isinstance(ask(crowded, policy="llamacpp"), Decision)
-    assert isinstance(ask(crowded, policy="mistralrs"), Decision)
+    assert isinstance(ask(crowded, policy="llamacpp"), BudgetDecision)
+    assert isinstance(ask(crowded, policy="mistralrs"), BudgetDecision)
     for policy in ("vllm", "fraction"):
         refusal = ask(crowded, policy=policy)
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, BudgetRefusal)
         assert "free are 4.00 GiB" in str(refusal)
 
 
@@ -128,7 +128,7 @@ def machines(draw):
 def test_a_pool_is_never_negative_and_never_above_the_limit(machine, policy, fraction):
     options = {"fraction": fraction} if policy in SHARED else {}
     answer = ask(machine, policy=policy, **options)
-    if isinstance(answer, Refusal):
+    if isinstance(answer, BudgetRefusal):
         assert "\n" not in str(answer)
         return
     assert answer.blocks >= 2
@@ -144,18 +144,18 @@ def test_a_pool_is_never_negative_and_never_above_the_limit(machine, policy, fra
 @given(BYTES, st.sampled_from(SHARED), FRACTIONS, FRACTIONS)
 def test_a_larger_fraction_never_gives_a_smaller_pool(total, policy, a, b):
     less, more = (ask(mac(total), policy=policy, fraction=f) for f in sorted((a, b)))
-    assume(isinstance(less, Decision))
+    assume(isinstance(less, BudgetDecision))
     if policy == "mistralrs":
         assert more.blocks >= less.blocks
     else:
-        assert isinstance(more, Refusal) or more.blocks >= less.blocks
+        assert isinstance(more, BudgetRefusal) or more.blocks >= less.blocks
 
 
 @given(BYTES, BYTES, st.sampled_from((*SHARED, "llamacpp", "fixed")))
 def test_a_larger_machine_never_gives_a_smaller_pool(a, b, policy):
     small, large = (ask(mac(total), policy=policy) for total in sorted((a, b)))
-    assume(isinstance(small, Decision))
-    assert isinstance(large, Decision) and large.blocks >= small.blocks
+    assume(isinstance(small, BudgetDecision))
+    assert isinstance(large, BudgetDecision) and large.blocks >= small.blocks
 
 
 def test_the_tiers_are_monotone_over_the_sizes_that_macs_have():

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from budget_questions import GIB, MIB, MODEL, ask, mac
+from budget_cases import GIB, MIB, MODEL, ask, mac
 from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit import config
 from labkit.engine import budget
-from labkit.engine.budget import Decision, Refusal
+from labkit.engine.budget import BudgetDecision, BudgetRefusal
 
 SIM8, SIM16, SIM32 = "sim_m1_8gb", "sim_m1_pro_16gb", "sim_m1_pro_32gb"
 SIM64, SIM512 = "sim_m1_max_64gb", "sim_m3_ultra_512gb"
@@ -52,14 +52,14 @@ def settings(line):
 @pytest.mark.parametrize(("bad", "machine"), BAD)
 def test_a_refusal_names_a_setting_that_works(bad, machine):
     refusal = ask(machine, **bad)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, BudgetRefusal)
     line = str(refusal)
     assert "\n" not in line
     assert line.startswith("engine.budget.")
     assert "; free are " in line and "; weights 1.00 GiB; " in line and "KV blocks" in line
     better, _ = settings(line)
     answer = ask(machine, **{**bad, **better})
-    assert isinstance(answer, Decision), answer
+    assert isinstance(answer, BudgetDecision), answer
 
 
 @pytest.mark.parametrize(("bad", "machine"), BAD)
@@ -77,7 +77,7 @@ def test_the_setting_is_exact(bad, machine):
             return
     else:
         value += step * (1 if name == "blocks" else MIB)
-    assert isinstance(ask(machine, **{**bad, **better, name: value}), Refusal)
+    assert isinstance(ask(machine, **{**bad, **better, name: value}), BudgetRefusal)
 
 
 @given(
@@ -95,9 +95,9 @@ def test_any_advice_works_when_followed(total, free, policy, fraction, blocks):
     elif policy in ("fixed", "llamacpp"):
         bad["blocks"] = blocks
     answer = ask(machine, **bad)
-    if isinstance(answer, Refusal) and answer.settings:
+    if isinstance(answer, BudgetRefusal) and answer.settings:
         better, _ = settings(str(answer))
-        assert isinstance(ask(machine, **{**bad, **better}), Decision)
+        assert isinstance(ask(machine, **{**bad, **better}), BudgetDecision)
 
 
 def test_the_smallest_share_is_not_a_block_too_small():
@@ -188,5 +188,5 @@ def test_options_that_make_no_sense_are_refused(options, message):
 
 def test_a_refusal_must_help():
     with pytest.raises(ValueError, match="names a setting"):
-        Refusal("a", "b", "c", ())
+        BudgetRefusal("a", "b", "c", ())
     assert MODEL.max_context == 40960

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from budget_questions import GIB, MIB
+from budget_cases import GIB, MIB
 
 from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
@@ -37,10 +37,13 @@ def tiny_dir():
 
 
 def test_the_facts_of_a_shape_are_those_of_the_directory_built_from_it(tiny_dir):
-    planned, found = model_footprint.of_shape(TINY, "tiny"), model_footprint.of_directory(tiny_dir)
+    planned, found = (
+        model_footprint.from_shape(TINY, "tiny"),
+        model_footprint.from_directory(tiny_dir),
+    )
     assert found == dataclasses.replace(planned, name=tiny_dir.name)
-    assert model_footprint.of_model(config.Model(shape=TINY)) == planned
-    assert model_footprint.of_model(config.Model(path=str(tiny_dir))) == found
+    assert model_footprint.from_model(config.Model(shape=TINY)) == planned
+    assert model_footprint.from_model(config.Model(path=str(tiny_dir))) == found
 
 
 def loaded_bytes(path):
@@ -57,10 +60,10 @@ def loaded_bytes(path):
 @pytest.mark.parametrize(("name", "tied"), [("qwen3", True), ("llama", False)])
 def test_weights_are_counted_as_the_built_model_holds_them(name, tied, model_dir):
     held, embedding = loaded_bytes(model_dir(name))
-    found = model_footprint.of_directory(model_dir(name))
+    found = model_footprint.from_directory(model_dir(name))
     assert found.weight_bytes == held
-    assert found.looked_up == (0 if tied else embedding // 4)
-    assert found.multiplied == held // 4 - found.looked_up
+    assert found.lookup_weights == (0 if tied else embedding // 4)
+    assert found.matmul_weights == held // 4 - found.lookup_weights
 
 
 def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp_path):
@@ -71,9 +74,9 @@ def test_an_output_matrix_that_a_tied_model_stores_is_not_counted(model_dir, tmp
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights)
     (tmp_path / "config.json").write_text((model_dir("qwen3") / "config.json").read_text())
-    found = model_footprint.of_directory(tmp_path)
+    found = model_footprint.from_directory(tmp_path)
     assert found.weight_bytes == loaded_bytes(tmp_path)[0] == loaded_bytes(model_dir("qwen3"))[0]
-    assert found.looked_up == 0
+    assert found.lookup_weights == 0
 
 
 def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
@@ -87,7 +90,7 @@ def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
     experiment = config.Experiment(
         model=config.Model(shape=TINY), ablation=config.Ablation(arms={"base": {}})
     )
-    kv = -(-340 // 16) * 16 * model_footprint.of_shape(TINY, "tiny").kv_bytes_per_token
+    kv = -(-340 // 16) * 16 * model_footprint.from_shape(TINY, "tiny").kv_bytes_per_token
     estimate = RequestKind(OneRequest()).estimate(experiment)
     assert estimate.bytes == PROCESS_BYTES + loaded_bytes(tiny_dir)[0] + kv
 
@@ -95,7 +98,7 @@ def test_what_a_plan_says_a_run_holds_is_what_it_holds(tiny_dir):
 def test_weights_that_are_none_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"short")
     with pytest.raises(config.ConfigError, match=r"cannot be read$"):
-        model_footprint.of_weights(tmp_path)
+        model_footprint.from_weights(tmp_path)
 
 
 def test_half_precision_weights_are_counted_as_loaded(tmp_path):
@@ -107,7 +110,7 @@ def test_half_precision_weights_are_counted_as_loaded(tmp_path):
     text = json.dumps(header).encode()
     data = len(text).to_bytes(8, "little") + text + bytes(58)
     (tmp_path / "model.safetensors").write_bytes(data)
-    assert model_footprint.of_weights(tmp_path).weight_bytes == 4 * (15 + 7)
+    assert model_footprint.from_weights(tmp_path).weight_bytes == 4 * (15 + 7)
 
 
 def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
@@ -116,15 +119,15 @@ def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
     del settings["intermediate_size"]
     for told in (settings, latent):
         (tmp_path / "config.json").write_text(json.dumps(told))
-        assert model_footprint.of_directory(tmp_path) is None
+        assert model_footprint.from_directory(tmp_path) is None
     for text in ("{", "[]", '"words"', "{}"):
         (tmp_path / "config.json").write_text(text)
-        assert model_footprint.of_directory(tmp_path) is None
+        assert model_footprint.from_directory(tmp_path) is None
     (tmp_path / "config.json").write_text((tiny_dir / "config.json").read_text())
-    assert model_footprint.of_directory(tmp_path).weight_bytes == 0
+    assert model_footprint.from_directory(tmp_path).weight_bytes == 0
     (tmp_path / "model.safetensors").write_bytes(b"short")
-    assert model_footprint.of_directory(tmp_path) is None
-    assert model_footprint.of_directory(tmp_path / "none") is None
+    assert model_footprint.from_directory(tmp_path) is None
+    assert model_footprint.from_directory(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("rows", [1, 16, 256])
@@ -138,8 +141,8 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.choose(config.Engine())
-    measured = pool_sizing.activation_bytes(forward, kind, shapes, scheduler)
-    estimated = model_footprint.of_shape(TINY, "tiny").activation_bytes(512, rows)
+    measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler)
+    estimated = model_footprint.from_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
     assert estimated - MIB // 4 < measured < 1.1 * estimated + MIB
 
@@ -167,7 +170,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
         return 100 * MIB
 
     shapes = (LayerShape(4, 64, 64),) * 4
-    machine = memory_profile.simulated("sim_m1_8gb")
+    machine = memory_profile.simulated_mac("sim_m1_8gb")
     chosen = options(policy=config.BudgetPolicy(policy))
     if policy == "fraction":
         chosen.budget.fraction = 0.5
@@ -179,7 +182,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
 def test_a_large_step_is_estimated(tiny_dir):
     chosen = options(policy=config.BudgetPolicy.fraction, fraction=0.5)
     chosen.scheduler.max_num_batched_tokens = 1 << 20
-    machine = memory_profile.simulated("sim_m3_ultra_512gb")
+    machine = memory_profile.simulated_mac("sim_m3_ultra_512gb")
 
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")
@@ -252,7 +255,7 @@ def test_kv_bytes_predicted_allocated_and_measured_agree():
     In a process of its own: here, memory that other tests gave back would be used again.
     """
     blocks, block_size = 1024, 16
-    predicted = model_footprint.of_shape(TINY, "tiny").kv_bytes_per_token * block_size * blocks
+    predicted = model_footprint.from_shape(TINY, "tiny").kv_bytes_per_token * block_size * blocks
     numbers = (TINY.num_layers, TINY.num_kv_heads, TINY.head_dim, blocks, block_size)
     done = subprocess.run(
         [sys.executable, "-c", FILL, *map(str, numbers)], capture_output=True, text=True, check=True

@@ -7,7 +7,7 @@ from mlx_lm_bench import prompts, requests, serve
 
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
-from labkit.engine.mlx_lm.mlx_lm_sampling import sampler_of
+from labkit.engine.mlx_lm.mlx_lm_sampling import make_request_sampler
 
 
 def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(shared):
@@ -38,7 +38,7 @@ def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(shared):
 
 def test_greedy_requests_share_one_sampler_so_that_mlx_lm_samples_them_in_one_call():
     first, second, drawn = (
-        sampler_of(Request(name, (1,), SamplingParams(temperature=t)))
+        make_request_sampler(Request(name, (1,), SamplingParams(temperature=t)))
         for name, t in (("a", 0), ("b", 0), ("c", 1))
     )
     assert first is second is not drawn
@@ -47,7 +47,7 @@ def test_greedy_requests_share_one_sampler_so_that_mlx_lm_samples_them_in_one_ca
 def test_every_token_is_a_new_draw():
     import mlx.core as mx
 
-    draw = sampler_of(Request("a", (1,), SamplingParams(temperature=1, seed=3)))
+    draw = make_request_sampler(Request("a", (1,), SamplingParams(temperature=1, seed=3)))
     assert len({draw(mx.zeros((1, 300))).item() for _ in range(10)}) > 5
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from labkit.engine.openai.http_client import HttpClient
-from labkit.engine.openai.http_exchange import Exchange
+from labkit.engine.openai.http_exchange import HttpExchange
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
@@ -29,7 +29,9 @@ class Wire:
 @pytest.fixture
 def exchange():
     """A connected exchange; ``ended`` are the reasons for which it ended."""
-    made = Exchange(b"asked", lambda seconds: None, lambda one, reason: one.ended.append(reason))
+    made = HttpExchange(
+        b"asked", lambda seconds: None, lambda one, reason: one.ended.append(reason)
+    )
     made.ended = []
     made.wire = Wire()
     made.connection_made(made.wire)
@@ -96,14 +98,14 @@ def test_another_status_is_the_servers_error_in_its_words(exchange):
 
 def test_one_that_is_given_up_says_nothing_more(exchange):
     exchange.data_received(CHUNKED)
-    exchange.abandon()
+    exchange.abort()
     exchange.connection_lost(None)
     assert exchange.ended == [] and exchange.wire.aborted
 
 
 def test_one_that_is_given_up_before_it_is_connected_sends_nothing():
-    exchange, wire = Exchange(b"asked", lambda s: None, lambda one, reason: None), Wire()
-    exchange.abandon()
+    exchange, wire = HttpExchange(b"asked", lambda s: None, lambda one, reason: None), Wire()
+    exchange.abort()
     exchange.connection_made(wire)
     assert wire.aborted and wire.written == b""
 
@@ -132,7 +134,7 @@ def test_a_client_asks_at_the_address_that_it_was_given():
     assert request.startswith(b"POST /behind/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d" % port)
     assert b"\r\nConnection: close\r\n" in request and request.endswith(b"\r\n\r\n{}")
     assert (first.error, [block.data for block in first.blocks]) == (None, [b"hi"])
-    assert "refused" in second.error.lower() and len(client.connecting) == 1
+    assert "refused" in second.error.lower() and len(client.connect_times_s) == 1
 
 
 def arrival(client, key):
@@ -140,7 +142,7 @@ def arrival(client, key):
     end = time.monotonic() + 5
     while time.monotonic() < end:
         client.wait(0.05)
-        for found in client.arrived():
+        for found in client.completed_responses():
             assert found.key == key
             return found
     raise AssertionError("nothing arrived")

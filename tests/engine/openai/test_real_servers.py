@@ -7,7 +7,7 @@ import pytest
 
 from labkit import config
 from labkit.engine import create, openai
-from labkit.models.token_spelling import Spelling
+from labkit.models.detokenizer import Detokenizer
 
 TEXTS = ("The river runs", "A clock on the wall of the kitchen", "One")
 NEEDS = {"mlx_lm": "mlx_lm", "labkit": "uvloop", "xllamacpp": "xllamacpp"}
@@ -61,7 +61,7 @@ def test_a_server_says_what_the_engine_inside_says(preset, tiny_dir, prompts, in
     if notes["identity"] == "token ids":
         assert {entry.request_id: entry.tokens for entry in entries} == inside
     else:
-        spelling = Spelling(tiny_dir)
+        spelling = Detokenizer(tiny_dir)
         assert {e.request_id: e.text for e in entries} == {
             name: spelling.text(tokens) for name, tokens in inside.items()
         }

@@ -14,7 +14,7 @@ from labkit import config
 from labkit.engine import openai
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai import server_process
-from labkit.machine.server_supervisor import KeeperError, Kept
+from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
 ROOT = Path(__file__).resolve().parents[3]
 STUB = Path(__file__).with_name("stub_server.py")
@@ -50,7 +50,7 @@ def pids_in(text):
 
 
 def test_a_healthy_page_over_a_dead_engine_does_not_pass(tiny_dir, monkeypatch):
-    monkeypatch.setattr(server_process, "TRY_S", 0.2)
+    monkeypatch.setattr(server_process, "PROBE_TIMEOUT_S", 0.2)
     with pytest.raises(EngineError) as caught:
         openai.create(options("dead", start_timeout_s=2.0), tiny_dir)
     said = str(caught.value)
@@ -157,15 +157,15 @@ def test_kill_9_leaves_no_server(killed):
 
 
 def test_a_command_that_cannot_be_run_is_one_line():
-    with pytest.raises(KeeperError, match=r"^/no/such: No such file or directory$"):
-        Kept(["/no/such"])
+    with pytest.raises(SupervisorError, match=r"^/no/such: No such file or directory$"):
+        SupervisedServer(["/no/such"])
 
 
 def test_a_command_is_filled_in_word_by_word(tmp_path):
     folder = tmp_path / "a model"
     server = config.Opponent(preset="labkit", args="engine.kv.block_size=8")
     asked = config.Engine(name="openai", server=server, threads=3)
-    words = server_process.command_of(asked, folder, 81)
+    words = server_process.build_command(asked, folder, 81)
     assert words[:3] == [sys.executable, "-m", "labkit.serve"]
     assert f'model.path="{folder}"' in words and "server.port=81" in words
     assert words[-1] == "engine.kv.block_size=8" and "engine.threads=3" in words

@@ -25,7 +25,7 @@ from labkit.engine import parallel
 from labkit.engine.budget.pool_sizing import size_pool
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.kv_layout.kv_cache_manager import LayerShape
-from labkit.engine.parallel.schedule_check import Agreement, after
+from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine import memory_profile
@@ -120,7 +120,7 @@ def test_arms_with_ranks_have_processes_of_their_own():
 
 
 def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
-    machine = memory_profile.find("sim_m1_pro_16gb")
+    machine = memory_profile.find_profile("sim_m1_pro_16gb")
     whole = (LayerShape(2, 64, 64),) * 3
     half = (LayerShape(1, 64, 64),) * 3
     blocks = [
@@ -142,24 +142,24 @@ def scheduled(tokens=(1, 2, 3), start=0, count=3, name="a"):
 
 
 def test_a_digest_tells_every_step_from_every_other():
-    same = [after("", scheduled()) for _ in range(2)]
+    same = [chain_digest("", scheduled()) for _ in range(2)]
     assert same[0] == same[1]
     others = [
-        after("before", scheduled()),
-        after("", scheduled(name="b")),
-        after("", scheduled(tokens=(1, 2, 4))),  # another token sampled in the step before
-        after("", scheduled(count=2)),
-        after("", scheduled(start=1, count=2)),
-        after("", SchedulerOutput(())),
+        chain_digest("before", scheduled()),
+        chain_digest("", scheduled(name="b")),
+        chain_digest("", scheduled(tokens=(1, 2, 4))),  # another token sampled in the step before
+        chain_digest("", scheduled(count=2)),
+        chain_digest("", scheduled(start=1, count=2)),
+        chain_digest("", SchedulerOutput(())),
     ]
     assert len({same[0], *others}) == 1 + len(others)
 
 
 def test_steps_are_counted_once_they_are_agreed_on():
     sent, counters = [], Counters()
-    agreement = Agreement(2, sent.append)
+    agreement = ScheduleCheck(2, sent.append)
     for step in (scheduled(), scheduled(), SchedulerOutput(())):
-        agreement.agree(step, counters)
+        agreement.check_step(step, counters)
     assert counters.as_dict() == {"ranks.agreed": 2}
     assert len(set(sent)) == 3 and agreement.digest == sent[-1]
 
@@ -167,5 +167,5 @@ def test_steps_are_counted_once_they_are_agreed_on():
         raise EngineError("another step")
 
     with pytest.raises(EngineError):
-        Agreement(2, broken).agree(scheduled(), counters)
+        ScheduleCheck(2, broken).check_step(scheduled(), counters)
     assert counters.as_dict() == {"ranks.agreed": 2}

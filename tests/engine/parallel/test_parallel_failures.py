@@ -18,7 +18,7 @@ FAILING = (sys.executable, str(Path(__file__).with_name("failing_rank.py")))
 ROOT = Path(__file__).parents[3]
 
 
-def make(path, command=rank_processes.COMMAND, straggler_s=60.0):
+def make(path, command=rank_processes.RANK_COMMAND, straggler_s=60.0):
     scheduler = Scheduler(max_num_seqs=3, max_num_batched_tokens=16)
     engine = Engine(parallel=Parallel(2), budget=Budget(blocks=64), scheduler=scheduler)
     made = tensor_parallel_engine.create(engine, path, command, straggler_s)

@@ -33,7 +33,12 @@ def take(mib: int, how: str) -> tuple[int, list[str], str, int]:
         text=True,
     )
     out, errors = child.communicate(timeout=60)
-    return child.returncode, out.split("\n")[:-1], errors, process_memory_limit.release(child.pid)
+    return (
+        child.returncode,
+        out.split("\n")[:-1],
+        errors,
+        process_memory_limit.release_memory_limit(child.pid),
+    )
 
 
 def test_what_fits_is_given_and_what_does_not_ends_the_process():
@@ -56,8 +61,8 @@ def test_the_address_space_is_limited_where_there_is_no_cgroup():
 def test_nothing_is_left_behind():
     child = subprocess.Popen([sys.executable, "-c", TAKE, "1", "best"], stdout=subprocess.PIPE)
     child.communicate(timeout=60)
-    process_memory_limit.release(child.pid)
-    for version in process_memory_limit.VERSIONS:
-        folder = process_memory_limit._folder(version, child.pid)
+    process_memory_limit.release_memory_limit(child.pid)
+    for version in process_memory_limit.CGROUP_VERSIONS:
+        folder = process_memory_limit._limited_cgroup(version, child.pid)
         assert folder is None or not folder.exists()
-    assert process_memory_limit.release(child.pid) == 0
+    assert process_memory_limit.release_memory_limit(child.pid) == 0

@@ -107,21 +107,21 @@ def edit(path, pattern, replacement):
 def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(package, tmp_path):
     """numba itself looks at the file of the cached function only."""
     environ = {"LABKIT_CACHE": str(tmp_path / "cache")}
-    names = [cache_dir.numba_folder(environ)]
-    compiled = [package.parent / name for name in numba_sources.read(package)]
+    names = [cache_dir.numba_cache_dir(environ)]
+    compiled = [package.parent / name for name in numba_sources.read_sources(package)]
     assert names[0].parent == tmp_path / "cache" / "numba"
-    assert cache_dir.numba_folder(environ) == names[0]
+    assert cache_dir.numba_cache_dir(environ) == names[0]
     for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "KEYS = ", "AHEAD = "):
         homes = [path for path in compiled if f"\n{constant}" in path.read_text()]
         assert homes, constant
         for home in homes:
             edit(home, f"^{constant}.*", r"\g<0>  # another")
-            names.append(cache_dir.numba_folder(environ))
+            names.append(cache_dir.numba_cache_dir(environ))
     assert len(set(names)) == len(names)
 
 
 def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
-    before = cache_dir.numba_folder()
+    before = cache_dir.numba_cache_dir()
     for name in (
         "app.py",
         "analysis/statistics/permutation_test.py",
@@ -129,11 +129,11 @@ def test_numba_keeps_its_code_when_what_no_kernel_imports_changes(package):
         "config/engine.py",
     ):
         edit(package / name, r"\Z", "# another\n")
-    assert cache_dir.numba_folder() == before
+    assert cache_dir.numba_cache_dir() == before
 
 
 def test_every_module_with_a_compiled_function_is_among_the_sources():
-    found = numba_sources.read(PACKAGE)
+    found = numba_sources.read_sources(PACKAGE)
     written = re.compile(
         rb"@(numba\.)?(inner|inlined|kernel|thread_pool\.kernel|njit|intrinsic|cfunc)\b"
     )
@@ -158,4 +158,4 @@ def test_imports_are_read_as_the_parser_reads_them():
                 parsed |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         ends = (".py", "/__init__.py")
         expected = {m.replace(".", "/") + end for m in parsed for end in ends} & set(files)
-        assert numba_sources.imported(path.read_bytes(), files) == expected, name
+        assert numba_sources.imported_files(path.read_bytes(), files) == expected, name

@@ -12,8 +12,8 @@ from labkit import config
 from labkit.engine import preflight_checks
 from labkit.engine.engine_protocol import EngineError
 from labkit.machine import wired_advice
-from labkit.machine.macos import Wired
-from labkit.machine.memory_profile import simulated
+from labkit.machine.macos import WiredSettings
+from labkit.machine.memory_profile import simulated_mac
 
 DEMANDS = config.WiredCollector
 
@@ -23,7 +23,7 @@ def budget(**options):
 
 
 def test_a_machine_as_demanded_is_accepted():
-    assert wired_advice.mismatch(simulated("sim_m1_pro_32gb"), enabled=True) is None
+    assert wired_advice.collector_mismatch(simulated_mac("sim_m1_pro_32gb"), enabled=True) is None
     preflight_checks.require_wired(budget())
     preflight_checks.require_wired(budget(wired_collector=DEMANDS.enabled))
 
@@ -38,9 +38,11 @@ def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
 
 
 def test_a_collector_that_is_off_is_turned_on_by_another_command():
-    off = dataclasses.replace(simulated("sim_m1_8gb"), wired=Wired(0, False, True))
-    assert wired_advice.mismatch(off, enabled=False) is None
-    assert "sudo sysctl iogpu.disable_wired_collector=0" in wired_advice.mismatch(off, enabled=True)
+    off = dataclasses.replace(simulated_mac("sim_m1_8gb"), wired=WiredSettings(0, False, True))
+    assert wired_advice.collector_mismatch(off, enabled=False) is None
+    assert "sudo sysctl iogpu.disable_wired_collector=0" in wired_advice.collector_mismatch(
+        off, enabled=True
+    )
 
 
 def test_a_machine_without_a_collector_says_where_to_see_the_advice():

@@ -31,7 +31,7 @@ def test_a_worker_starts_clean_and_what_was_removed_is_named(tmp_path):
         "LABKIT_CACHE": str(tmp_path),
         "OPENBLAS_NUM_THREADS": "1",
         "NUMBA_NUM_THREADS": "4",
-        "NUMBA_CACHE_DIR": str(cache_dir.numba_folder({"LABKIT_CACHE": str(tmp_path)})),
+        "NUMBA_CACHE_DIR": str(cache_dir.numba_cache_dir({"LABKIT_CACHE": str(tmp_path)})),
         "PYTHONPYCACHEPREFIX": str(tmp_path / "pycache"),
         "PYTHONHASHSEED": "0",
         "HF_HUB_OFFLINE": "1",

@@ -144,7 +144,7 @@ def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch)
     (repository / "refs" / "main").write_text("abc")
     (repository / "snapshots").mkdir()
     model.rename(repository / "snapshots" / "abc")
-    found = model_directory.find("someone/some-model")
+    found = model_directory.find_model("someone/some-model")
     assert found.name == "someone/some-model"
     assert found.path == repository / "snapshots" / "abc"
 

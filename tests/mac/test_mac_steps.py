@@ -21,10 +21,10 @@ from labkit.mac.mac_steps import (
     NOT_RUN,
     ON_METAL,
     PASSED,
-    Outcome,
-    Step,
+    MacStep,
+    StepOutcome,
     all_steps,
-    run_all,
+    run_steps,
 )
 from labkit.machine import macos
 from labkit.workload import device_check
@@ -35,12 +35,12 @@ TINY = ("workload=kernel_emulated", "engine.attention.device=cpu")
 
 
 def python(name, code):
-    return Step(name, f"runs {name}", ("-c", code))
+    return MacStep(name, f"runs {name}", ("-c", code))
 
 
 def run(tmp_path, steps, **options):
     shown = []
-    return run_all(steps, tmp_path, shown.append, **options), shown
+    return run_steps(steps, tmp_path, shown.append, **options), shown
 
 
 # ------------------------------------------------------------------ the steps
@@ -73,7 +73,7 @@ def test_output_is_shown_while_the_step_runs(tmp_path):
         if "early" in text:
             mark.touch()
 
-    (outcome,) = run_all([python("slow", waits)], tmp_path, show, limit_s=60)
+    (outcome,) = run_steps([python("slow", waits)], tmp_path, show, limit_s=60)
     assert outcome.word == PASSED
 
 
@@ -163,7 +163,7 @@ def test_answers_of_every_arm_are_compared_with_the_reference(tmp_path, capsys):
     table = tmp_path / "answers.md"
     assert kernel_verification.main([str(table), "ablation=seq_map,block_size", *TINY, "-m"]) == 0
     lines = table.read_text().splitlines()
-    assert lines[:2] == kernel_verification.HEADING.splitlines()
+    assert lines[:2] == kernel_verification.TABLE_HEADER.splitlines()
     assert len(lines) == 2 + (2 + 3) * 3, "arms times cases"
     assert all("| right |" in line for line in lines[2:])
     assert capsys.readouterr().out.splitlines()[-1] == "all right"
@@ -245,7 +245,7 @@ def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
         assert memory_bytes > GIB
         study = ["ablation=seq_map", "design=quick", "design.blocks=1", f"out={folder / 'study'}"]
         return (
-            Step("study", "asks something", ("-m", "labkit", *study, *TINY, "-m")),
+            MacStep("study", "asks something", ("-m", "labkit", *study, *TINY, "-m")),
             python("broken", "import sys; print('why'); sys.exit(1)"),
         )
 
@@ -272,7 +272,7 @@ def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
 
 
 def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
-    private = report_bundle.Private(
+    private = report_bundle.Redactor(
         paths=(("/Users/jo/lab", "."), ("/Users/jo", "~"), ("/private/T", "TMP")),
         names=(("jo", "USER"), ("Jos-Mac", "HOST")),
     )
@@ -287,14 +287,14 @@ def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
 def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
     monkeypatch.setenv("HOME", str(inside / "someone"))
     monkeypatch.setenv("LOGNAME", "someone")
-    hide = report_bundle.Private.of_this_computer().hide
+    hide = report_bundle.Redactor.of_this_computer().hide
     assert hide(f"{inside}/outputs and {inside}/someone/x", names=False) == "./outputs and ~/x"
     assert hide("someone else", names=True) == "USER else"
 
 
 def test_interrupted_is_exit_130_and_the_file_is_written(inside, monkeypatch):
-    outcome = Outcome(python("one", ""), INTERRUPTED)
-    monkeypatch.setattr(door, "run_all", lambda steps, folder, show: [outcome])
+    outcome = StepOutcome(python("one", ""), INTERRUPTED)
+    monkeypatch.setattr(door, "run_steps", lambda steps, folder, show: [outcome])
 
     def steps(folder, memory_bytes):
         (folder / "one.log").write_text("so far")

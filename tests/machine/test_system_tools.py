@@ -20,7 +20,7 @@ from labkit.machine import (
     macos_tools,
     nvidia,
 )
-from labkit.machine.machine_observer import Observer
+from labkit.machine.machine_observer import MachineObserver
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -43,9 +43,9 @@ def checkout(tmp_path):
 
 
 def test_a_clean_checkout_is_clean_whatever_lies_beside_the_code(checkout):
-    assert code_revision.changes(checkout) == "clean"
+    assert code_revision.uncommitted_changes(checkout) == "clean"
     (checkout / "outputs" / "x.json").write_text("two\n")
-    assert code_revision.changes(checkout) == "clean"
+    assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
 @pytest.mark.parametrize("gitdir", ["{}/.git/worktrees/tree", "../.git/worktrees/tree"])
@@ -64,26 +64,26 @@ def test_a_change_to_the_code_has_a_hash_of_its_own(checkout, name):
     path = checkout / name
     before = path.read_text() if path.exists() else None
     path.write_text("two\n")
-    two = code_revision.changes(checkout)
+    two = code_revision.uncommitted_changes(checkout)
     path.write_text("three\n")
-    three = code_revision.changes(checkout)
+    three = code_revision.uncommitted_changes(checkout)
     assert len({two, three, "clean"}) == 3
     assert len(two) == len(three) == 16
     path.write_text("two\n")
-    assert code_revision.changes(checkout) == two
+    assert code_revision.uncommitted_changes(checkout) == two
     path.unlink() if before is None else path.write_text(before)
-    assert code_revision.changes(checkout) == "clean"
+    assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
 def test_another_repository_s_variables_change_nothing(checkout, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path_factory.mktemp("other")))
-    assert code_revision.changes(checkout) == "clean"
+    assert code_revision.uncommitted_changes(checkout) == "clean"
 
 
 def test_no_checkout_and_no_git_are_not_known(checkout, tmp_path_factory, monkeypatch):
-    assert code_revision.changes(tmp_path_factory.mktemp("plain")) is None
+    assert code_revision.uncommitted_changes(tmp_path_factory.mktemp("plain")) is None
     monkeypatch.setenv("PATH", "")
-    assert code_revision.changes(checkout) is None
+    assert code_revision.uncommitted_changes(checkout) is None
 
 
 # The tools' answers as their manual pages and public logs show them.
@@ -119,7 +119,7 @@ ANSWERS = {
 
 
 def test_macos_tools_are_read(monkeypatch):
-    monkeypatch.setattr(macos_tools, "output", lambda *command: ANSWERS[command])
+    monkeypatch.setattr(macos_tools, "command_output", lambda *command: ANSWERS[command])
     found = macos_tools.surroundings()
     assert found["power"] == {
         "source": "AC Power",
@@ -151,12 +151,12 @@ def test_a_tool_that_is_not_there_leaves_its_field_out(monkeypatch):
 
 
 def test_a_tool_that_fails_or_hangs_leaves_its_field_out(monkeypatch):
-    monkeypatch.setattr(best_effort, "TIMEOUT_S", 60.0)
+    monkeypatch.setattr(best_effort, "TOOL_TIMEOUT_S", 60.0)
     with pytest.raises(OSError, match="status 3"):
-        best_effort.output(sys.executable, "-c", "raise SystemExit(3)")
-    monkeypatch.setattr(best_effort, "TIMEOUT_S", 0.05)
+        best_effort.command_output(sys.executable, "-c", "raise SystemExit(3)")
+    monkeypatch.setattr(best_effort, "TOOL_TIMEOUT_S", 0.05)
     with pytest.raises(OSError, match="timed out"):
-        best_effort.output(sys.executable, "-c", "import time; time.sleep(60)")
+        best_effort.command_output(sys.executable, "-c", "import time; time.sleep(60)")
 
 
 def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch):
@@ -165,7 +165,7 @@ def test_neither_the_observer_nor_a_worker_starts_a_process_on_macos(monkeypatch
 
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
-    observer = Observer()
+    observer = MachineObserver()
     observer.sample(1)
     assert observer.report()["samples"]["load"][0] >= 0
     assert "loadavg" in fingerprint.state()
@@ -254,7 +254,7 @@ def test_nvidia_smi_is_read_and_left_alone_without_a_driver(tmp_path, monkeypatc
     assert nvidia.state(tmp_path / "none") is None
     line = "1980, 2619, 700.00, 71.30, 31, 0x0000000000000001, Enabled, [N/A]\n"
     answers = iter([line, "123\n456\n"])
-    monkeypatch.setattr(nvidia, "output", lambda *command: next(answers))
+    monkeypatch.setattr(nvidia, "command_output", lambda *command: next(answers))
     driver = tmp_path / "version"
     driver.touch()
     assert nvidia.state(driver) == [

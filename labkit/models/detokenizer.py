@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
 
 
-class Spelling:
+class Detokenizer:
     """Spells with a model's own tokenizer, which is loaded on first use."""
 
     def __init__(self, model_dir: Path) -> None:

@@ -1,12 +1,12 @@
 import pytest
 
 from labkit.config import ConfigError
-from labkit.models.tokenizer_corpus import packaged_texts
+from labkit.models.tokenizer_corpus import corpus_texts
 
 
 def test_the_packaged_texts_are_there_and_stay_in_order():
-    texts = packaged_texts()
-    assert texts == packaged_texts()
+    texts = corpus_texts()
+    assert texts == corpus_texts()
     assert sum(map(len, texts)) > 40_000
 
 
@@ -25,7 +25,7 @@ def test_texts_by_name_then_every_string_of_the_questions(tmp_path):
         {"b.md": "second", "a.md": "first", "c.txt": "not a text"},
         '[{"question": "why?", "text": null}, {"more": ["how?", 3]}]',
     )
-    assert packaged_texts(package) == ("first", "second", "why?", "how?")
+    assert corpus_texts(package) == ("first", "second", "why?", "how?")
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_texts_by_name_then_every_string_of_the_questions(tmp_path):
 )
 def test_an_incomplete_installation_is_an_error(tmp_path, texts, questions, missing):
     with pytest.raises(ConfigError, match=missing):
-        packaged_texts(make(tmp_path, texts, questions))
+        corpus_texts(make(tmp_path, texts, questions))
 
 
 def test_no_folder_at_all_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="is missing"):
-        packaged_texts(tmp_path)
+        corpus_texts(tmp_path)

@@ -48,7 +48,7 @@ def test_mlx_multiplies_many_times_faster_and_right():
     assert fast_blas["name"] == "openblas"
     assert fast_blas["version"].startswith("OpenBLAS ")
     assert fast_blas["threads"] == 1
-    assert openblas_for_mlx.prepare().stem.endswith(f"-{fast_blas['path_digest']}")
+    assert openblas_for_mlx.build_library().stem.endswith(f"-{fast_blas['path_digest']}")
     # 30 to 60 on an idle machine with AVX-512; without the preload it is 1
     assert slow / fast > 5
     assert max(slow_error, fast_error) < 1e-3
@@ -84,7 +84,7 @@ def test_the_other_openblas_copies_keep_their_own_insides(tmp_path):
     logs = list(tmp_path.iterdir())
     if not logs:
         pytest.skip("this C library has no LD_DEBUG")
-    ours = f" to {openblas_for_mlx.prepare()}"
+    ours = f" to {openblas_for_mlx.build_library()}"
     lines = "".join(log.read_text() for log in logs).splitlines()
     taken = [line for line in lines if ours in line]
     assert [line for line in taken if "libmlx" in line and "`cblas_" in line]
@@ -231,9 +231,9 @@ def test_an_unwritable_cache_is_said(monkeypatch, tmp_path):
 @linux
 def test_the_recipe_is_part_of_the_name(monkeypatch, tmp_path):
     monkeypatch.setenv("LABKIT_CACHE", str(tmp_path))
-    first = openblas_for_mlx.prepare()
-    monkeypatch.setattr(openblas_for_mlx, "RECIPE", "another")
-    assert openblas_for_mlx.prepare() != first
+    first = openblas_for_mlx.build_library()
+    monkeypatch.setattr(openblas_for_mlx, "RECIPE_VERSION", "another")
+    assert openblas_for_mlx.build_library() != first
 
 
 @pytest.mark.skipif(sys.platform != "darwin", reason="macOS only")

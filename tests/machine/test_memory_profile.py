@@ -7,8 +7,8 @@ import pytest
 
 from labkit import config
 from labkit.machine import macos, memory_profile, wired_advice
-from labkit.machine.macos import Wired
-from labkit.machine.memory_profile import GIB, MIB, Machine
+from labkit.machine.macos import WiredSettings
+from labkit.machine.memory_profile import GIB, MIB, MemoryProfile
 
 # --------------------------------------------------------------------------- macOS
 
@@ -19,14 +19,16 @@ def test_sysctls_are_read_by_their_names():
         "iogpu.disable_wired_collector": 1,
         "iogpu.dynamic_lwm": 0,
     }
-    assert macos.wired(kernel.get) == Wired(26624, collector=False, dynamic_lwm=False)
+    assert macos.wired_settings(kernel.get) == WiredSettings(
+        26624, collector=False, dynamic_lwm=False
+    )
 
 
 def test_what_the_kernel_does_not_tell_stays_unknown():
     def nothing(_name):
         return None
 
-    assert macos.wired(nothing) == Wired(None, None, None)
+    assert macos.wired_settings(nothing) == WiredSettings(None, None, None)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="tests that other systems have no Metal")
@@ -42,14 +44,14 @@ def test_no_metal_no_hint():
 def test_a_real_mac_tells_its_working_set():
     machine = memory_profile.this_machine()
     assert machine.metal and machine.total // 2 < machine.hint <= machine.total
-    assert macos.sysctl("hw.memsize") == memory_profile.system().memory()[0]
+    assert macos.sysctl("hw.memsize") == memory_profile.operating_system().memory()[0]
 
 
 # --------------------------------------------------------------------------- machines
 
 
 def test_the_schema_lists_the_machines_there_are():
-    assert tuple(memory_profile.SIMULATED) == config.MACHINES
+    assert tuple(memory_profile.SIMULATED_MACS) == config.MACHINES
 
 
 @pytest.mark.parametrize(
@@ -66,16 +68,16 @@ def test_the_schema_lists_the_machines_there_are():
     ],
 )
 def test_simulated_machines(name, ram_gib, hint_mib, free_gib):
-    machine = memory_profile.find(name)
+    machine = memory_profile.find_profile(name)
     assert machine.total == ram_gib * GIB and machine.available == free_gib * GIB
     assert machine.hint // MIB == hint_mib
-    assert machine.simulated and machine.metal and machine.slack == 0
+    assert machine.is_simulated and machine.metal and machine.slack == 0
 
 
 def test_this_machine():
-    machine = memory_profile.find(None)
-    assert not machine.simulated
-    assert 0 < machine.available <= machine.total <= memory_profile.system().memory()[0]
+    machine = memory_profile.find_profile(None)
+    assert not machine.is_simulated
+    assert 0 < machine.available <= machine.total <= memory_profile.operating_system().memory()[0]
     assert machine.slack > 0
 
 
@@ -85,14 +87,14 @@ def test_this_machine():
 def test_numbers_that_no_machine_has_are_refused(numbers):
     given = {"total": 10, "available": 5, "hint": 7, **numbers}
     with pytest.raises(ValueError, match="are no machine"):
-        Machine("x", metal=True, **given)
+        MemoryProfile("x", metal=True, **given)
 
 
 # --------------------------------------------------------------------------- advice
 
 
 def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
-    machine = memory_profile.simulated("sim_m1_pro_32gb")
+    machine = memory_profile.simulated_mac("sim_m1_pro_32gb")
     limit, collector = wired_advice.advise(machine, 26 * GIB)
     assert limit.command == "sudo sysctl iogpu.wired_limit_mb=26624"
     assert "21.3 GiB" in limit.finding and "6.0 GiB" in limit.risk
@@ -101,12 +103,14 @@ def test_a_budget_above_the_working_set_gets_the_command_that_lifts_it():
 
 
 def test_no_advice_where_nothing_is_in_the_way():
-    machine = memory_profile.simulated("sim_m1_pro_32gb")
+    machine = memory_profile.simulated_mac("sim_m1_pro_32gb")
     (only,) = wired_advice.advise(machine, 20 * GIB)
     assert "collector" in only.command
-    off = Machine(**{**vars(machine), "wired": Wired(0, collector=False, dynamic_lwm=False)})
+    off = MemoryProfile(
+        **{**vars(machine), "wired": WiredSettings(0, collector=False, dynamic_lwm=False)}
+    )
     assert wired_advice.advise(off, 20 * GIB) == ()
-    none = Machine(**{**vars(machine), "wired": None})
+    none = MemoryProfile(**{**vars(machine), "wired": None})
     assert wired_advice.advise(none, 31 * GIB) == ()
 
 

@@ -36,7 +36,7 @@ def test_weights_are_bit_for_bit_what_mlx_reads(tmp_path, no_cache, kind):
     tensors = gguf_files.tensors(kind=getattr(gguf_files, kind), name="qwen3")
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata("qwen3"), tensors)
     ours, theirs = weights(local(path).path), mx.load(str(path))
-    targets = gguf_architectures.of(gguf_header.read(path)).targets()
+    targets = gguf_architectures.read_architecture(gguf_header.read_header(path)).targets()
     compared = 0
     for name, target in targets.items():
         for part in ("weight", "scales", "biases"):
@@ -59,9 +59,9 @@ def blocks_of_256(path, kind, size, halves):
         scales = rng.uniform(1e-3, 1e-2, (6, 1)).astype("<f2")
         blocks[:, start : start + 2] = scales.view("u1")
     gguf_files.write(path, {"a": 1}, {"t": (kind, (3, 512), blocks.tobytes())})
-    file = gguf_header.read(path)
+    file = gguf_header.read_header(path)
     tensor = file.tensors["t"]
-    return blocks, gguf_quants.arrays(tensor.type.name, file.blocks(tensor))["weight"]
+    return blocks, gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))["weight"]
 
 
 @pytest.mark.parametrize(("kind", "size", "halves"), [(10, 84, 80), (14, 210, 208)])
@@ -165,7 +165,7 @@ def test_every_layer_says_how_many_bits_it_has(tmp_path, no_cache):
 def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     first = local(path)
-    monkeypatch.setattr(gguf_converter.gguf_header, "read", None)
+    monkeypatch.setattr(gguf_converter.gguf_header, "read_header", None)
     assert local(path) == first
     monkeypatch.undo()
     monkeypatch.setenv("LABKIT_CACHE", str(no_cache))
@@ -178,11 +178,11 @@ def test_a_file_is_converted_once_and_named_by_its_content(tmp_path, no_cache, m
 def test_many_weights_come_in_several_files(tmp_path, no_cache, monkeypatch):
     path = gguf_files.model(tmp_path / "m.gguf")
     whole = weights(local(path).path)
-    monkeypatch.setattr(gguf_converter, "SHARD", 20_000)
+    monkeypatch.setattr(gguf_converter, "SHARD_BYTES", 20_000)
     folder = tmp_path / "parts"
     folder.mkdir()
-    file = gguf_header.read(path)
-    gguf_converter.write(file, gguf_architectures.of(file), folder)
+    file = gguf_header.read_header(path)
+    gguf_converter.write_model(file, gguf_architectures.read_architecture(file), folder)
     files = sorted(folder.glob("model*.safetensors"))
     assert len(files) > 2
     parts = {name: array for part in files for name, array in load_file(part).items()}

@@ -7,7 +7,7 @@ import pytest
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.openai.sse_decoder import DONE, Events, StreamError, error_text, read
+from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamError, error_text, parse_chunk
 
 PROMPT = (300, 301, 302)
 
@@ -167,7 +167,7 @@ def test_events_are_cut_wherever_the_blocks_are():
         b': keep\n\ndata: {"a": 1}\r\n\r\ndata: one\ndata: two\n\nid: 4\ndata:[DONE]\n\ndata: x'
     )
     for size in (1, 3, 7, len(stream)):
-        events = Events()
+        events = SSEDecoder()
         blocks = [stream[i : i + size] for i in range(0, len(stream), size)]
         found = [data for block in blocks for data in events.feed(block)]
         assert found == [b'{"a": 1}', b"one\ntwo", b"[DONE]"]
@@ -175,16 +175,16 @@ def test_events_are_cut_wherever_the_blocks_are():
 
 def test_chunks_are_read_as_data_that_may_be_wrong():
     def said(event):
-        return read(json.dumps(event).encode())
+        return parse_chunk(json.dumps(event).encode())
 
-    assert read(b"[DONE]") is DONE
+    assert parse_chunk(b"[DONE]") is DONE
     assert said({"choices": [{"delta": {"role": "assistant"}}]}).empty
     assert said({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
     usage = said({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
     assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
     for wrong in (b"7", b"[]", b'{"choices": 3}', b'{"choices": [{"delta": 3}]}', b"\xff"):
         with pytest.raises(StreamError):
-            read(wrong)
+            parse_chunk(wrong)
     with pytest.raises(StreamError, match=r"^no room$"):
         said({"error": {"message": "no\nroom"}})
     assert error_text(b"<html>" + b"x" * 999).endswith("...")

@@ -111,7 +111,9 @@ def test_weights_in_half_precision_become_float32(model_dir, tmp_path):
 
 def test_broken_logits_are_an_error(shared, monkeypatch):
     engine = shared()
-    monkeypatch.setattr("labkit.engine.mlx_lm.batch_generator.lead", lambda *_: float("nan"))
+    monkeypatch.setattr(
+        "labkit.engine.mlx_lm.batch_generator.logit_margin", lambda *_: float("nan")
+    )
     engine.submit(requests()[0])
     with pytest.raises(InvalidLogitsError, match="request 0"):
         while engine.has_work():

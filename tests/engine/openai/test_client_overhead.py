@@ -5,12 +5,15 @@ import math
 import pytest
 
 from labkit.engine.openai import client_overhead
-from labkit.engine.openai.null_server import TOKENS
+from labkit.engine.openai.null_server import DEFAULT_MAX_TOKENS
 
 
 def test_the_floor_is_what_the_client_adds():
     found = client_overhead.measure(streams=3, silence_s=10.0)
-    assert found["streams"] == 3 and found["chunks"] == 3 * TOKENS * client_overhead.ROUNDS
+    assert (
+        found["streams"] == 3
+        and found["chunks"] == 3 * DEFAULT_MAX_TOKENS * client_overhead.MEASURED_ROUNDS
+    )
     for name in ("ttft_ms", "chunk_ms", "itl_ms"):
         times = found[name]
         assert 0 <= times["p50"] <= times["p99"] <= times["max"] < math.inf
@@ -21,8 +24,8 @@ def test_a_slow_client_is_seen(monkeypatch):
     """Each block is stamped 30 ms late: the floor must say so, and not the null server."""
     from labkit.engine.openai import http_exchange
 
-    stamp = http_exchange.Block
-    monkeypatch.setattr(http_exchange, "Block", lambda at, data: stamp(at + 0.03, data))
+    stamp = http_exchange.ReceivedBytes
+    monkeypatch.setattr(http_exchange, "ReceivedBytes", lambda at, data: stamp(at + 0.03, data))
     found = client_overhead.measure(streams=2, silence_s=10.0)
     assert found["chunk_ms"]["p50"] >= 30 and found["ttft_ms"]["p50"] >= 30
 
@@ -30,14 +33,14 @@ def test_a_slow_client_is_seen(monkeypatch):
 def test_a_foreseen_engine_notes_its_floor(opponent, ask):
     engine, _ = opponent()
     assert engine.notes["client"]["floor"] is None
-    engine.foresee(ask((300,), (301,)), 2)
+    engine.prepare_requests(ask((300,), (301,)), 2)
     client = engine.notes["client"]
     assert client["floor"]["streams"] == 2 and client["most_late_ms"] == 50
 
 
 def test_nothing_is_spread_where_there_is_nothing():
-    assert client_overhead.spread_ms([]) is None
-    assert client_overhead.spread_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
+    assert client_overhead.percentiles_ms([]) is None
+    assert client_overhead.percentiles_ms([0.001]) == pytest.approx({"p50": 1, "p99": 1, "max": 1})
 
 
 def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
@@ -51,6 +54,6 @@ def test_every_request_has_a_connection_of_its_own(tiny_dir, drive, ask):
         engine.reset_counters()
         entries = drive(engine, ask((300,), (301,), (302,)), together=1).entries
         assert [entry.outcome for entry in entries] == ["served"] * 3
-        assert len(engine._client.connecting) == 3
+        assert len(engine._client.connect_times_s) == 3
     finally:
         engine.close()

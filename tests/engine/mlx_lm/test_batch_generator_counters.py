@@ -6,7 +6,7 @@ import pytest
 from mlx_lm_bench import LENGTHS, requests, serve
 
 from labkit.engine.engine_protocol import KVBytes, Observable
-from labkit.engine.mlx_lm.batch_generator_counters import surplus
+from labkit.engine.mlx_lm.batch_generator_counters import num_padding
 
 
 def test_the_counters_say_what_was_computed(shared):
@@ -57,8 +57,8 @@ def test_one_request_alone_has_no_padding(shared):
 
 
 def test_surplus_is_what_padding_to_the_longest_adds():
-    assert surplus([5, 1, 3]) == 6
-    assert surplus([]) == surplus([7]) == 0
+    assert num_padding([5, 1, 3]) == 6
+    assert num_padding([]) == num_padding([7]) == 0
 
 
 def test_peak_kv_bytes_is_what_the_caches_hold_at_most(shared):

@@ -2,17 +2,17 @@
 
 from labkit import config
 from labkit.engine import budget
-from labkit.engine.budget import ModelFacts
-from labkit.machine.memory_profile import Machine
+from labkit.engine.budget import ModelFootprint
+from labkit.machine.memory_profile import MemoryProfile
 
 MIB, GIB = 1 << 20, 1 << 30
 
 # 1 GiB of weights; 64 KiB of KV per token, so that a block of 16 tokens is 1 MiB.
-MODEL = ModelFacts(
+MODEL = ModelFootprint(
     name="round",
     weight_bytes=GIB,
     kv_bytes_per_token=64 << 10,
-    live_floats=1024,
+    peak_live_floats=1024,
     vocab_size=32768,
     max_context=40960,
 )
@@ -36,4 +36,4 @@ def mac(total, *, hint=None, available=None):
     """A Mac of ``total`` bytes at the default limits, all of it free unless said."""
     share = total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
     free = total if available is None else available
-    return Machine("a test's", total, free, share if hint is None else hint, metal=True)
+    return MemoryProfile("a test's", total, free, share if hint is None else hint, metal=True)

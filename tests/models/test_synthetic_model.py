@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from labkit.config import Model, ModelShape
 from labkit.models import resolve, synthetic_model, synthetic_weights
-from labkit.models.tokenizer_corpus import packaged_texts
+from labkit.models.tokenizer_corpus import corpus_texts
 
 TINY = Model(name="tiny", shape=ModelShape())
 LITTLE = ModelShape(
@@ -57,7 +57,7 @@ def test_built_twice_the_bytes_are_the_same(tmp_path):
 
 def test_a_second_use_builds_nothing(no_cache, monkeypatch):
     first = resolve(Model(name="little", shape=LITTLE))
-    monkeypatch.setattr(synthetic_model.Recipe, "write", None)
+    monkeypatch.setattr(synthetic_model.ModelRecipe, "write", None)
     assert resolve(Model(name="little", shape=LITTLE)) == first
 
 
@@ -72,31 +72,31 @@ def test_the_facts_of_a_built_model(no_cache):
 
 
 def test_the_key_names_everything_that_goes_in(monkeypatch):
-    base = synthetic_model.Recipe(shape=LITTLE, seed=0, texts=("a",))
+    base = synthetic_model.ModelRecipe(shape=LITTLE, seed=0, texts=("a",))
     others = [
-        synthetic_model.Recipe(shape=LITTLE, seed=1, texts=("a",)),
-        synthetic_model.Recipe(shape=LITTLE, seed=0, texts=("a", "b")),
-        synthetic_model.Recipe(shape=ModelShape(), seed=0, texts=("a",)),
+        synthetic_model.ModelRecipe(shape=LITTLE, seed=1, texts=("a",)),
+        synthetic_model.ModelRecipe(shape=LITTLE, seed=0, texts=("a", "b")),
+        synthetic_model.ModelRecipe(shape=ModelShape(), seed=0, texts=("a",)),
     ]
     keys = {base.key, *(other.key for other in others)}
     monkeypatch.setattr(synthetic_model, "version", lambda _: "0")
     keys.add(base.key)
-    monkeypatch.setattr(synthetic_model, "RECIPE", "other")
+    monkeypatch.setattr(synthetic_model, "RECIPE_VERSION", "other")
     keys.add(base.key)
     assert len(keys) == 6
 
 
 def test_a_seed_changes_every_matrix_and_a_tensor_does_not_depend_on_the_others():
     first, second = (
-        synthetic_weights.tensors(LITTLE, seed=0),
-        synthetic_weights.tensors(LITTLE, seed=1),
+        synthetic_weights.make_weights(LITTLE, seed=0),
+        synthetic_weights.make_weights(LITTLE, seed=1),
     )
     for name, tensor in first.items():
         assert (tensor.ndim == 1) == np.array_equal(tensor, second[name])
     matrices = [t for t in first.values() if t.ndim == 2]
     assert len({t.ravel()[:8].tobytes() for t in matrices}) == len(matrices)
     deeper = ModelShape(**(vars(LITTLE) | {"num_layers": 3}))
-    more = synthetic_weights.tensors(deeper, seed=0)
+    more = synthetic_weights.make_weights(deeper, seed=0)
     assert all(np.array_equal(tensor, more[name]) for name, tensor in first.items())
 
 
@@ -104,7 +104,7 @@ def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(synthetic_weights, "tensors", interrupted)
+    monkeypatch.setattr(synthetic_weights, "make_weights", interrupted)
     with pytest.raises(KeyboardInterrupt):
         resolve(Model(name="little", shape=LITTLE))
     assert list((no_cache / "models").iterdir()) == []
@@ -168,7 +168,7 @@ def test_the_packaged_text_survives_the_tokenizer_of_tiny():
     from labkit.models import tokenizer
 
     loaded = tokenizer.load(resolve(TINY).path)
-    for text in packaged_texts():
+    for text in corpus_texts():
         assert loaded.decode(loaded.encode(text)) == text
     names = {loaded.decode([i]) for i in range(256, loaded.vocab_size)}
     assert len(names) > 3800  # a few merges are halves of the same multi-byte characters

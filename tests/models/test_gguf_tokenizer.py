@@ -3,12 +3,12 @@ import pytest
 
 from labkit.config import Model
 from labkit.models import resolve, tokenizer
-from labkit.models.gguf import BadFile, gguf_header, gguf_tokenizer
+from labkit.models.gguf import GGUFError, gguf_header, gguf_tokenizer
 
 
 def built(tmp_path, **changes):
     path = gguf_files.model(tmp_path / "m.gguf", **changes)
-    return gguf_tokenizer.tokenizer(gguf_header.read(path))
+    return gguf_tokenizer.build_tokenizer(gguf_header.read_header(path))
 
 
 def ids(tokenizer, text):
@@ -49,7 +49,7 @@ def test_a_text_begins_with_the_token_that_the_file_names(tmp_path, no_cache):
 
 def test_what_ends_a_text(tmp_path):
     path = gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eot_token_id=0)
-    found = gguf_tokenizer.generation_config(gguf_header.read(path))
+    found = gguf_tokenizer.generation_config(gguf_header.read_header(path))
     assert found == {"bos_token_id": 1, "eos_token_id": [0, 2]}
 
 
@@ -66,14 +66,14 @@ def test_what_ends_a_text(tmp_path):
     ],
 )
 def test_a_vocabulary_that_is_not_whole_is_one_line(tmp_path, changes, message):
-    with pytest.raises(BadFile, match=message) as error:
+    with pytest.raises(GGUFError, match=message) as error:
         built(tmp_path, **changes)
     assert "\n" not in str(error.value)
 
 
 def test_a_special_token_that_there_is_not(tmp_path):
-    file = gguf_header.read(
+    file = gguf_header.read_header(
         gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999)
     )
-    with pytest.raises(BadFile, match=r"eos_token_id is 9999; there are"):
-        gguf_tokenizer.config(file, 512)
+    with pytest.raises(GGUFError, match=r"eos_token_id is 9999; there are"):
+        gguf_tokenizer.tokenizer_config(file, 512)
