@@ -48,7 +48,7 @@ class Planted:
 def plant() -> None:
     """Plant the delay into the operations that are timed."""
     from labkit.engine.attention.cpu_backend import CpuBackend
-    from labkit.engine.llm_engine import PagedEngine
+    from labkit.engine.llm_engine import LLMEngine
 
     planted, turn = Planted(), Process._turn
 
@@ -62,7 +62,7 @@ def plant() -> None:
 
     Process._turn = known  # type: ignore[method-assign]
     kernels = read_arm(Path(sys.argv[1])).config["workload"]["kind"] == "kernel"
-    owner, name = (CpuBackend, "forward") if kernels else (PagedEngine, "step")
+    owner, name = (CpuBackend, "forward") if kernels else (LLMEngine, "step")
     setattr(owner, name, planted.slow(getattr(owner, name)))
 
 

@@ -35,7 +35,7 @@ from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.input_builder import InputBuilder
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
@@ -59,7 +59,7 @@ class Host:
     def __init__(self, num_blocks: int, rows: int, prefixes: str = "none") -> None:
         self.pool = BlockPool(num_blocks)
         found = prefix_cache.create(prefixes, self.pool, BLOCK)
-        cache = KVCacheManager(self.pool, BLOCK, found)
+        cache = PagedKVCacheManager(self.pool, BLOCK, found)
         self.step_tokens = max(rows, 8192)
         options = config.Scheduler(
             max_num_seqs=rows,

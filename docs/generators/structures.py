@@ -18,7 +18,7 @@ from typing import Any
 from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.radix import Node, RadixPrefixCache
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
@@ -55,7 +55,7 @@ class Walk:
     ) -> None:
         self.pool = BlockPool(blocks)
         self.prefixes = prefix_cache.create(prefixes, self.pool, block_size)
-        self.cache = KVCacheManager(self.pool, block_size, self.prefixes)
+        self.cache = PagedKVCacheManager(self.pool, block_size, self.prefixes)
         optimistic = {"reservation": config.Reservation.optimistic, "watermark": 0.0}
         asked = config.Scheduler(**{**optimistic, **options})
         self.scheduler = Scheduler(asked, self.cache, frozenset())
@@ -286,7 +286,7 @@ def _event(walk: Walk, text: str) -> Iterator[str]:
         blocks = ", ".join(map(str, node.blocks))
         yield f"    {'    ' * depth[id(node)]}[{spelled}]  blocks {blocks}; {locks}"
     pool = walk.pool
-    yield f"    {pool.num_free} blocks free, {pool.num_idle} kept for nobody"
+    yield f"    {pool.num_free} blocks free, {pool.num_evictable} kept for nobody"
     yield ""
 
 

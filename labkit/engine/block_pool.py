@@ -29,7 +29,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
         self._owners = [0] * num_blocks
         self._kept = bytearray(num_blocks)
-        self.num_idle = 0
+        self.num_evictable = 0
         self.allocated = self.freed = self.peak_used = 0
 
     @property
@@ -40,14 +40,14 @@ class BlockPool:
     @property
     def num_used(self) -> int:
         """Blocks held now."""
-        return self.capacity - len(self._free) - self.num_idle
+        return self.capacity - len(self._free) - self.num_evictable
 
     @property
-    def num_kept(self) -> int:
+    def num_cached(self) -> int:
         """Blocks whose contents are kept, held or idle."""
         return self._kept.count(1)
 
-    def idle_among(self, blocks: Iterable[int]) -> int:
+    def count_evictable(self, blocks: Iterable[int]) -> int:
         """Return how many of ``blocks`` are idle."""
         return sum(self._kept[block] and not self._owners[block] for block in blocks)
 
@@ -68,7 +68,7 @@ class BlockPool:
         self._note_peak()
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: Iterable[int]) -> None:
         """Add an owner to blocks that are held or idle.
 
         Raises
@@ -80,7 +80,7 @@ class BlockPool:
             if not self._owners[block]:
                 if not self._kept[block]:
                     raise ValueError(f"block {block} is shared but free")
-                self.num_idle -= 1
+                self.num_evictable -= 1
             self._owners[block] += 1
         self._note_peak()
 
@@ -101,11 +101,11 @@ class BlockPool:
             if self._owners[block]:
                 continue
             if self._kept[block]:
-                self.num_idle += 1
+                self.num_evictable += 1
             else:
                 self._return(block)
 
-    def keep(self, blocks: Iterable[int]) -> None:
+    def cache(self, blocks: Iterable[int]) -> None:
         """Keep the contents of held blocks: without owners they become idle, not free.
 
         Raises
@@ -118,7 +118,7 @@ class BlockPool:
                 raise ValueError(f"block {block} cannot be kept")
             self._kept[block] = 1
 
-    def drop(self, blocks: Iterable[int]) -> None:
+    def evict(self, blocks: Iterable[int]) -> None:
         """Keep the contents no longer: idle blocks become free, the last first.
 
         Raises
@@ -131,7 +131,7 @@ class BlockPool:
                 raise ValueError(f"block {block} is dropped but not kept")
             self._kept[block] = 0
             if not self._owners[block]:
-                self.num_idle -= 1
+                self.num_evictable -= 1
                 self._return(block)
 
     def _return(self, block: int) -> None:
@@ -165,5 +165,5 @@ class BlockPool:
             raise AssertionError("the pool's record of owners disagrees with the owners")
         if remembered != {block for block, kept in enumerate(self._kept) if kept}:
             raise AssertionError("the pool's record of kept blocks disagrees with the cache")
-        if self.num_idle != self.idle_among(remembered):
+        if self.num_evictable != self.count_evictable(remembered):
             raise AssertionError("the pool's count of idle blocks is wrong")

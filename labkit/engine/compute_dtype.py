@@ -23,22 +23,22 @@ from labkit.machine.macos import has_metal
 # What MLX's attention is part of: the model runs on MLX's default device then.
 MLX_BACKENDS = ("gather", "sdpa")
 # What weights are held in, in less than float32, as counters have it.
-NARROW = ("quantised", "float16", "bfloat16")
+NARROW_DTYPES = ("quantised", "float16", "bfloat16")
 
 
-class Matrices(Enum):
+class MatrixStorage(Enum):
     """What loading does to the matrices of linear layers and embeddings.
 
     kept: nothing. cast: what is in floating point is cast like all else; quantised ones stay.
     widened: all become float32.
     """
 
-    kept = "kept"
+    as_stored = "as_stored"
     cast = "cast"
-    widened = "widened"
+    dequantized = "dequantized"
 
 
-def asked(options: config.Engine) -> str | None:
+def cast_target(options: config.Engine) -> str | None:
     """Return the type that weights are cast to, in MLX's words; None: each keeps its own."""
     if options.weights is config.Weights.float32:
         return "float32"
@@ -47,12 +47,16 @@ def asked(options: config.Engine) -> str | None:
     return None if _on_metal(options) else "float32"
 
 
-def matrices(options: config.Engine) -> Matrices:
+def matrix_storage(options: config.Engine) -> MatrixStorage:
     """Return what becomes of the matrices: they are kept where labkit's own kernels multiply."""
     if options.weights is config.Weights.float32:
-        return Matrices.widened
+        return MatrixStorage.dequantized
     on_numpy = options.name != "mlx_lm" and options.attention.device is config.Device.cpu
-    return Matrices.kept if on_numpy and asked(options) == "float32" else Matrices.cast
+    return (
+        MatrixStorage.as_stored
+        if on_numpy and cast_target(options) == "float32"
+        else MatrixStorage.cast
+    )
 
 
 def _on_metal(options: config.Engine) -> bool:
@@ -61,25 +65,27 @@ def _on_metal(options: config.Engine) -> bool:
     return has_metal() and (on_mlx or attention.device is config.Device.metal)
 
 
-def width(options: config.Engine, stored: int) -> int:
+def compute_itemsize(options: config.Engine, stored: int) -> int:
     """Return the bytes of a number that is computed with, where a model's take ``stored``."""
-    kind = asked(options)
+    kind = cast_target(options)
     return stored if kind is None else ITEM_BYTES[kind]
 
 
-def cached(options: config.Engine, computed: str) -> str:
+def kv_dtype(options: config.Engine, computed: str) -> str:
     """Return the type of the KV memory of a model that computes in ``computed``."""
     less = options.kv.dtype is not config.Precision.float32
     return str(options.kv.dtype.value) if less else computed
 
 
-def cache_width(options: config.Engine, stored: int) -> int:
+def kv_itemsize(options: config.Engine, stored: int) -> int:
     """Return the bytes of a cached number, where a number of the model takes ``stored``."""
     less = options.kv.dtype is not config.Precision.float32
-    return ITEM_BYTES[options.kv.dtype.value] if less else width(options, stored)
+    return ITEM_BYTES[options.kv.dtype.value] if less else compute_itemsize(options, stored)
 
 
-def cast(model: Any, kind: str | None, matrices: Matrices = Matrices.cast) -> None:
+def cast_parameters(
+    model: Any, kind: str | None, matrices: MatrixStorage = MatrixStorage.cast
+) -> None:
     """Cast a loaded model's floating point parameters, and evaluate them all.
 
     What mlx_lm itself keeps in float32 when it converts a model (``cast_predicate``) is left
@@ -91,11 +97,11 @@ def cast(model: Any, kind: str | None, matrices: Matrices = Matrices.cast) -> No
 
     from labkit.engine import dequantized_layers
 
-    if matrices is Matrices.widened:
-        dequantized_layers.widen(model)
+    if matrices is MatrixStorage.dequantized:
+        dequantized_layers.dequantize_matrices(model)
     kept = (
-        dequantized_layers.parameters_of_matrices(model)
-        if matrices is Matrices.kept
+        dequantized_layers.matrix_parameter_names(model)
+        if matrices is MatrixStorage.as_stored
         else frozenset()
     )
     if kind is not None:
@@ -110,13 +116,13 @@ def cast(model: Any, kind: str | None, matrices: Matrices = Matrices.cast) -> No
     mx.eval(model.parameters())
 
 
-def held(model: Any) -> dict[str, int]:
+def weight_bytes_by_dtype(model: Any) -> dict[str, int]:
     """Return the bytes of an MLX model's weights by what they are held in."""
     from mlx.utils import tree_flatten
 
     total: dict[str, int] = {}
     for _, value in tree_flatten(model.parameters()):
-        kind = word(value.dtype)
+        kind = dtype_name(value.dtype)
         name = "quantised" if kind == "uint32" else kind
         total[name] = total.get(name, 0) + value.nbytes
     return total
@@ -124,10 +130,10 @@ def held(model: Any) -> dict[str, int]:
 
 def weight_counters(held: Mapping[str, int]) -> dict[str, float]:
     """Return the counters of weights, from their bytes by what they are held in."""
-    narrow = sum(held.get(form, 0) for form in NARROW)
+    narrow = sum(held.get(form, 0) for form in NARROW_DTYPES)
     return {**{f"weights.{form}": size for form, size in held.items()}, "weights.narrow": narrow}
 
 
-def word(array_type: Any) -> str:
+def dtype_name(array_type: Any) -> str:
     """Return the name of an MLX type, as ``engine.dtype`` has it."""
     return str(array_type).rpartition(".")[2]

@@ -19,7 +19,7 @@ MATRICES = (nn.Linear, nn.Embedding, *QUANTISED)
 OF_MATRICES = ("weight", "scales", "biases")
 
 
-def parameters_of_matrices(model: Any) -> frozenset[str]:
+def matrix_parameter_names(model: Any) -> frozenset[str]:
     """Name the parameters that are matrices, or their scales and biases."""
     return frozenset(
         f"{path}.{name}"
@@ -44,7 +44,7 @@ def _widened(layer: Any, rows: Any) -> mx.array:
     )
 
 
-def widen(model: Any) -> None:
+def dequantize_matrices(model: Any) -> None:
     """Replace every quantised matrix by what its integers stand for."""
     _replace(model, lambda layer: _plain(layer) if isinstance(layer, QUANTISED) else layer)
 
@@ -67,7 +67,7 @@ def lazily(x: mx.array, weight: mx.array) -> mx.array:
     return x @ weight.T
 
 
-def by_numpy(x: mx.array, weight: mx.array) -> mx.array:
+def numpy_product(x: mx.array, weight: mx.array) -> mx.array:
     """Return the product as NumPy's own BLAS computes it, at once.
 
     The BLAS that MLX was built with may take twenty times as long.
@@ -76,7 +76,7 @@ def by_numpy(x: mx.array, weight: mx.array) -> mx.array:
 
 
 @contextmanager
-def widened_in_use(model: Any, multiply: Multiply = lazily) -> Iterator[None]:
+def dequantized_on_use(model: Any, multiply: Multiply = lazily) -> Iterator[None]:
     """Have a model compute in float32 while its matrices stay as they lie."""
     before = model.leaf_modules()
     _replace(model, lambda layer: _InUse(layer, multiply) if type(layer) in MATRICES else layer)

@@ -55,7 +55,7 @@ class DeviceLogits:
         return np.array(self._logits, dtype)
 
 
-class ChosenLogits:
+class GreedyLogits:
     """NumPy's logits whose greedy choice was made where they were computed.
 
     ``rows``: float32 [rows, vocabulary]; of each row ``best``, its best token, and ``leads``, by
@@ -85,6 +85,6 @@ class ChosenLogits:
         return np.array(self._rows, dtype)
 
 
-Logits = Rows | DeviceLogits | ChosenLogits
+Logits = Rows | DeviceLogits | GreedyLogits
 # Waits for a step that was launched, and returns its logits.
-Wait = Callable[[], Logits]
+WaitLogits = Callable[[], Logits]

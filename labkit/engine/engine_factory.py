@@ -22,12 +22,12 @@ from labkit.engine.budget.pool_sizing import (
 )
 from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine
 from labkit.engine.input_builder import InputBuilder, Padding
-from labkit.engine.kv_layout import KVLayout
-from labkit.engine.llm_engine import PagedEngine
-from labkit.engine.model_runner import ModelRunner, start_by
+from labkit.engine.kv_layout import KVCache
+from labkit.engine.llm_engine import LLMEngine
+from labkit.engine.model_runner import ModelRunner, create_launcher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.shared_models import Ready, SharedModels
+from labkit.engine.shared_models import PreparedModel, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
 from labkit.engine.step_loop import StepLoop
 from labkit.machine import memory_profile
@@ -68,7 +68,7 @@ def create(
     EngineError
         The model or the budget cannot be served, in one line with the reason.
     """
-    preflight_checks.settle(options)
+    preflight_checks.check_preconditions(options)
     if config.is_class_path(options.name):
         return _own(options, Path(model_dir))
     if options.name == "mlx_lm":
@@ -88,7 +88,7 @@ def create(
 
 def create_rank(
     options: config.Engine, model_dir: Path, ring: Ring, peers: NoScheduleCheck
-) -> PagedEngine:
+) -> LLMEngine:
     """Build one rank's engine, of its share of the model; ``peers`` are the other ranks.
 
     Raises
@@ -96,13 +96,13 @@ def create_rank(
     EngineError
         As ``create``.
     """
-    preflight_checks.settle(options)
+    preflight_checks.check_preconditions(options)
     return _create_paged(options, model_dir, SharedModels(ring), peers)
 
 
 def _create_paged(
     options: config.Engine, model_dir: Path, models: SharedModels, peers: NoScheduleCheck
-) -> PagedEngine:
+) -> LLMEngine:
     """Load, test, size the pool, put the parts together."""
     if options.attention.resolver == "identity":
         raise EngineError(
@@ -112,12 +112,12 @@ def _create_paged(
     kv_layout.choose(options)  # refused now, if at all
     machine = memory_profile.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
-    ready = models.ready(
+    ready = models.prepare(
         model_dir,
         options.kv.block_size,
         options.attention.device,
-        kind=compute_dtype.asked(options),
-        matrices=compute_dtype.matrices(options),
+        kind=compute_dtype.cast_target(options),
+        matrices=compute_dtype.matrix_storage(options),
         # Few shapes, so that each may keep a graph.
         compiled=options.decode_shape is not config.DecodeShape.exact,
     )
@@ -127,7 +127,7 @@ def _create_paged(
     kv_dtype = options.kv.dtype.value
     difference = load_self_test.verify(ready.loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
-        load_self_test.require_invariance(options, choice.forward, kind, expected)
+        load_self_test.require_batch_invariance(options, choice.forward, kind, expected)
 
     draft = load_draft(options, model_dir, kind, expected, models)
     shapes = expected.shapes + (draft.shapes if draft else ())
@@ -144,13 +144,13 @@ def _create_paged(
 
 def _assemble(
     options: config.Engine,
-    ready: Ready,
-    layout: KVLayout,
+    ready: PreparedModel,
+    layout: KVCache,
     draft: LoadedDraft | None,
     pool: BudgetDecision,
     difference: float,
     peers: NoScheduleCheck,
-) -> PagedEngine:
+) -> LLMEngine:
     choice, expected, counters = ready.choice, ready.expected, Counters()
     vocab_size = expected.logits[0].shape[-1]
     run_model = ModelRunner(choice.forward, layout.memory, counters)
@@ -159,14 +159,14 @@ def _assemble(
     loop = StepLoop(
         options.pipeline,
         scheduler,
-        InputBuilder(layout.cache, speculation.cut_of(options)),
-        Padding(options.decode_shape, speculation.rows_of(options), counters),
-        start_by(options.pipeline, run_model, counters),
+        InputBuilder(layout.cache, speculation.segment_layout(options)),
+        Padding(options.decode_shape, speculation.max_decode_rows(options), counters),
+        create_launcher(options.pipeline, run_model, counters),
         speculation.create(options, layout.cache, run_draft, counters, vocab_size),
         counters,
         peers,
     )
-    return PagedEngine(
+    return LLMEngine(
         scheduler=scheduler,
         cache=layout.cache,
         loop=loop,
@@ -176,7 +176,7 @@ def _assemble(
             "model_type": ready.loaded.model_type,
             "forward": choice.forward.name,
             "forward_reason": choice.reason,
-            "not_replayed": choice.forward.unreplayed,
+            "not_replayed": choice.forward.replay_refusal,
             "dtype": expected.dtype,
             "compiled_blocks": blocks.number if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,
@@ -196,7 +196,7 @@ def _assemble(
 
 def _own(options: config.Engine, model_dir: Path) -> InferenceEngine:
     try:
-        own: InferenceEngine = plugins.make(
+        own: InferenceEngine = plugins.create_plugin(
             "engine.name", options.name, _METHODS, options, model_dir
         )
     except ValueError as error:

@@ -81,7 +81,7 @@ class Counters:
         """Add ``amount`` to ``name``."""
         self._values[name] += amount
 
-    def at_least(self, name: str, amount: float) -> None:
+    def record_peak(self, name: str, amount: float) -> None:
         """Raise ``name`` to ``amount`` if it is below: for peaks."""
         self._values[name] = max(self._values[name], amount)
 
@@ -91,11 +91,11 @@ class Counters:
         for name, amount in amounts.items():
             values[name] += amount
 
-    def owe(self, amounts: Callable[[], Mapping[str, float]]) -> None:
+    def defer(self, amounts: Callable[[], Mapping[str, float]]) -> None:
         """Ask for amounts, once, when the counters are next looked at."""
         self._owed.append(amounts)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Add what is owed."""
         owed, self._owed = self._owed, []
         for amounts in owed:
@@ -103,20 +103,20 @@ class Counters:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.settle()
+        self.flush()
         self._values.clear()
 
     def as_dict(self) -> dict[str, float]:
         """Return a copy."""
-        self.settle()
+        self.flush()
         return dict(self._values)
 
 
 @dataclass(frozen=True, slots=True)
 class KVBytes:
-    """KV memory at one moment: bytes ``held`` for requests, and ``used`` by computed tokens."""
+    """KV memory at one moment, in bytes: ``reserved`` for requests, ``used`` by computed tokens."""
 
-    held: int
+    reserved: int
     used: int
 
 
@@ -132,23 +132,23 @@ class Observable(Protocol):
 
 
 @runtime_checkable
-class Bounded(Protocol):
+class LengthLimited(Protocol):
     """What an engine offers whose memory for a request has a known end."""
 
-    def longest(self) -> int:
+    def max_request_tokens(self) -> int:
         """Return how many tokens, prompt and output together, a request may have at most."""
 
 
 @runtime_checkable
-class KeepsRows(Protocol):
+class StaticBatching(Protocol):
     """What an engine with static batches may offer besides."""
 
-    def staying(self) -> Collection[str]:
+    def lingering_requests(self) -> Collection[str]:
         """Return the requests that have ended but whose rows every step still computes."""
 
 
 @runtime_checkable
-class WorksAhead(Protocol):
+class PipelinedEngine(Protocol):
     """What an engine offers that computes between two steps."""
 
     def drain(self) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from labkit.config import DecodeShape
 from labkit.engine.attention.attention_metadata import freeze
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
@@ -121,7 +121,7 @@ class InputBuilder:
     depends on nothing but how many requests decode is made once.
     """
 
-    def __init__(self, cache: KVCache, cut: Cut = window) -> None:
+    def __init__(self, cache: KVCacheManager, cut: Cut = window) -> None:
         self._cache = cache
         self._cut = cut
         self._stacked_for: list[BlockTable] = []

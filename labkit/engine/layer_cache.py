@@ -1,7 +1,7 @@
 """How an unedited mlx_lm model reaches the KV memory: one duck-typed cache per layer.
 
 The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
-a position per token.  ``update_and_fetch`` returns a ``Handle`` with the new keys and
+a position per token.  ``update_and_fetch`` returns a ``KVHandle`` with the new keys and
 values, and the model hands it on to ``scaled_dot_product_attention``: labkit's own in the
 modules that its models are made of (``model_loader``), which asks a handle to attend.
 """
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.engine.compute_dtype import word
+from labkit.engine.compute_dtype import dtype_name
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import KVShape
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Attention
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class ForwardContext:
     """What the layers of one forward share.
 
     ``owner``: the attention that keeps what a layer is bound to; ``attention``: the same, or
@@ -41,12 +41,12 @@ class LayerCache:
     def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
         self.window = window
-        self.step: Running | None = None
+        self.step: ForwardContext | None = None
         self._owner: Callable[[], Attention | None] = lambda: None
         self._bound: tuple[Any, ...] = ()
-        self._handle: Handle | None = None
+        self._handle: KVHandle | None = None
 
-    def current(self) -> Running:
+    def current(self) -> ForwardContext:
         """Return the step that is running."""
         if self.step is None:
             raise EngineError("the model read its cache outside a step")
@@ -65,12 +65,12 @@ class LayerCache:
             raise EngineError(f"it masks a window of {window_size} that its cache does not have")
         return None
 
-    def update_and_fetch(self, keys: Any, values: Any) -> tuple[Handle, Handle]:
+    def update_and_fetch(self, keys: Any, values: Any) -> tuple[KVHandle, KVHandle]:
         """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
-        self._handle = Handle(self, keys, values)
+        self._handle = KVHandle(self, keys, values)
         return self._handle, self._handle
 
-    def keys_and_values(self) -> tuple[Handle, Handle]:
+    def keys_and_values(self) -> tuple[KVHandle, KVHandle]:
         """Return what this layer's ``update_and_fetch`` gave, to a layer that shares its keys."""
         if self._handle is None:
             raise EngineError("a layer shares the keys of one that has none yet")
@@ -87,7 +87,7 @@ class LayerCache:
             self._owner, self._bound = weakref.ref(step.owner), (scale, heads, sinks)
 
 
-class Handle:
+class KVHandle:
     """New keys and values on their way to the KV memory; written by the first attention."""
 
     __slots__ = ("cache", "dtype", "keys", "values")
@@ -120,7 +120,7 @@ class ShapeRecorder:
     offset = 0
 
     def __init__(self) -> None:
-        self.shape: LayerShape | None = None
+        self.shape: KVShape | None = None
         self.dtype = ""
         self._cached: tuple[Any, Any] = (None, None)
 
@@ -130,8 +130,8 @@ class ShapeRecorder:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         """Note the shapes and return the arrays as they are."""
-        self.shape = LayerShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
-        self.dtype = word(keys.dtype)
+        self.shape = KVShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
+        self.dtype = dtype_name(keys.dtype)
         self._cached = keys, values
         return self._cached
 

@@ -117,7 +117,7 @@ class LLM:
         EngineError
             As ``generate``, at once.
         """
-        prompts = as_list(prompts)
+        prompts = as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -153,7 +153,7 @@ class LLM:
                     unfinished.remove(output.request_id)
                 yield output
         finally:
-            with held_back():
+            with defer_sigint():
                 for request_id in unfinished & self._live.keys():
                     self._end(request_id)
 
@@ -162,7 +162,7 @@ class LLM:
         if not self._engine.has_work():
             lost = ", ".join(sorted(wanted, key=int))
             raise EngineError(f"requests {lost} are lost: a step failed, or the LLM was closed")
-        with held_back():
+        with defer_sigint():
             for event in self._engine.step():
                 live = self._live.get(event.request_id)
                 if live is None:
@@ -188,7 +188,7 @@ class LLM:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def defer_sigint() -> Iterator[None]:
     """Let a step finish before ctrl-C is raised, so that nothing is left half done.
 
     Only in the main thread, where Python raises it; elsewhere there is nothing to hold.
@@ -207,7 +207,7 @@ def held_back() -> Iterator[None]:
             signal.raise_signal(signal.SIGINT)
 
 
-def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts: a text or a list of ids alone is one prompt."""
     if isinstance(prompts, str):
         return [prompts]

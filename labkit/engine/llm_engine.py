@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, EngineError, KVBytes, TokenEvent
-from labkit.engine.kv_layout.kv_cache_manager import KVCache
+from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.step_loop import StepLoop
@@ -26,7 +26,7 @@ COUNTED = (
 )
 
 
-class PagedEngine:
+class LLMEngine:
     """Requests in, token events out: what ``InferenceEngine`` asks, around a ``StepLoop``.
 
     Ids that a prompt may hold are below ``vocab_size``. ``notes`` is what was decided at load,
@@ -39,7 +39,7 @@ class PagedEngine:
         self,
         *,
         scheduler: Scheduler,
-        cache: KVCache,
+        cache: KVCacheManager,
         loop: StepLoop,
         counters: Counters,
         vocab_size: int,
@@ -138,22 +138,22 @@ class PagedEngine:
         """
         held = self._cache.held_bytes
         computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
-        return KVBytes(held=held, used=min(held, computed))
+        return KVBytes(reserved=held, used=min(held, computed))
 
-    def longest(self) -> int:
+    def max_request_tokens(self) -> int:
         """Return how many tokens fit the memory alone; the last one sampled is never computed."""
         return self._cache.capacity_tokens + 1
 
-    def staying(self) -> Collection[str]:
+    def lingering_requests(self) -> Collection[str]:
         """Return the requests that have ended but whose rows every step still computes."""
-        return self._cache.staying()
+        return self._cache.lingering_requests()
 
     def counters(self) -> dict[str, float]:
         """Return the counters of design section 5: steps, tokens, blocks, prefixes, requests, time.
 
         ``host_ms`` is the time of all steps in which the host did not wait for the model's
         forward, ``device_ms`` that of the forwards; the layout's own are in
-        ``KVCache.counters``.
+        ``KVCacheManager.counters``.
         """
         values = dict.fromkeys(COUNTED, 0.0)
         values |= self._counters.as_dict() | self._scheduler.counts.as_dict()

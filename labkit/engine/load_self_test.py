@@ -16,10 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import config
-from labkit.engine.compute_dtype import Matrices
+from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import Batch, InputBuilder
-from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVLayout, LayerShape, LayoutKind
+from labkit.engine.kv_layout.kv_cache_manager import (
+    KVCache,
+    KVCacheFactory,
+    KVCacheManager,
+    KVShape,
+)
 from labkit.engine.layer_cache import ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, plain_caches
 from labkit.engine.packed_forward import PackedForward
@@ -32,30 +37,30 @@ TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedLogits:
     """What the plain model gives: the shapes it caches, and logits per sequence and token.
 
     ``dtype``: the type of the keys that it caches, in MLX's words. ``steps`` says how many
     tokens of each sequence labkit's forward computes together.
     """
 
-    shapes: tuple[LayerShape, ...]
+    shapes: tuple[KVShape, ...]
     dtype: str
     sequences: tuple[NDArray[np.int32], ...]
     logits: tuple[NDArray[np.float32], ...]
     steps: tuple[tuple[int, int], ...]
 
     @property
-    def longest(self) -> int:
+    def max_sequence_tokens(self) -> int:
         """Tokens of the longest sequence."""
         return max(map(len, self.sequences))
 
-    def layout(self, kind: LayoutKind) -> KVLayout:
+    def layout(self, kind: KVCacheFactory) -> KVCache:
         """Make a layout just large enough for the sequences."""
-        return kind.holding(self.shapes, len(self.sequences), self.longest)
+        return kind.create_for(self.shapes, len(self.sequences), self.max_sequence_tokens)
 
 
-def expect(loaded: LoadedModel, block_size: int) -> Expected:
+def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     """Ask the plain model, before anything in it is replaced.
 
     What it keeps in less than float32 is widened for it, layer by layer.
@@ -74,20 +79,20 @@ def expect(loaded: LoadedModel, block_size: int) -> Expected:
         raise EngineError(f"model_type={loaded.model_type}: plain mlx_lm fails: {reason}") from None
 
 
-def _expect(loaded: LoadedModel, block_size: int) -> Expected:
-    from labkit.engine.dequantized_layers import by_numpy, widened_in_use
+def _expect(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
+    from labkit.engine.dequantized_layers import dequantized_on_use, numpy_product
 
-    model, kept = loaded.model, loaded.matrices is Matrices.kept
-    with widened_in_use(model) if kept else nullcontext():
-        shapes, dtype = cached(loaded)
+    model, kept = loaded.model, loaded.matrices is MatrixStorage.as_stored
+    with dequantized_on_use(model) if kept else nullcontext():
+        shapes, dtype = kv_shapes(loaded)
         one = _lazy_logits(model, np.zeros((1, 1), np.int32), plain_caches(model))
     rng, vocab = np.random.default_rng(0), one.shape[-1]
     steps = step_lengths(block_size)
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
-    with widened_in_use(model, by_numpy) if kept else nullcontext():
+    with dequantized_on_use(model, numpy_product) if kept else nullcontext():
         logits = _all_logits(model, sequences)
-    return Expected(shapes, dtype, sequences, logits, steps)
+    return ExpectedLogits(shapes, dtype, sequences, logits, steps)
 
 
 def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
@@ -98,7 +103,7 @@ def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
     return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1), (1, 1))
 
 
-def cached(loaded: LoadedModel) -> tuple[tuple[LayerShape, ...], str]:
+def kv_shapes(loaded: LoadedModel) -> tuple[tuple[KVShape, ...], str]:
     """Return what each layer caches per token, and in which type, seen by running one token.
 
     Raises
@@ -139,13 +144,13 @@ def _all_logits(
 def verify(
     loaded: LoadedModel,
     forward: PackedForward,
-    layout: KVLayout,
-    expected: Expected,
+    layout: KVCache,
+    expected: ExpectedLogits,
     kv_dtype: str = "float32",
 ) -> float:
     """Compare; return the largest difference as a fraction of the range of the logits.
 
-    ``layout`` has room for one request of ``expected.longest`` tokens per sequence, in
+    ``layout`` has room for one request of ``expected.max_sequence_tokens`` tokens per sequence, in
     ``kv_dtype``.
 
     Raises
@@ -172,7 +177,7 @@ def verify(
 
 
 def compute(
-    forward: PackedForward, layout: KVLayout, expected: Expected, *, some_rows: bool = False
+    forward: PackedForward, layout: KVCache, expected: ExpectedLogits, *, some_rows: bool = False
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
     """Yield every step's logits, a row per token, with those expected.
 
@@ -185,8 +190,8 @@ def compute(
         yield np.asarray(forward(computed, step, Counters())), reference
 
 
-def require_invariance(
-    options: config.Engine, forward: PackedForward, kind: LayoutKind, expected: Expected
+def require_batch_invariance(
+    options: config.Engine, forward: PackedForward, kind: KVCacheFactory, expected: ExpectedLogits
 ) -> None:
     """Check ``engine.batch_invariant``: the same bits, whatever the batch.
 
@@ -219,7 +224,9 @@ def require_invariance(
             )
 
 
-def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
+def _steps(
+    expected: ExpectedLogits, cache: KVCacheManager
+) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
     """Yield the batches of the test with the logits that each must give."""
     states = [
         RequestState(Request(f"self-test {i}", tuple(ids.tolist())))
@@ -249,7 +256,7 @@ def _steps(expected: Expected, cache: KVCache) -> Iterator[tuple[Batch, NDArray[
             chunk.state.num_computed_tokens += chunk.num_tokens
 
 
-def _shuffle(cache: KVCache, requests: int) -> None:
+def _shuffle(cache: KVCacheManager, requests: int) -> None:
     """Make free memory lie out of order, as it does in use."""
     decoys = [RequestState(Request(f"decoy {i}", (0,))) for i in range(2 * requests)]
     for decoy in decoys:

@@ -13,7 +13,7 @@ from typing import Any
 
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.layer_cache import Handle
+from labkit.engine.layer_cache import KVHandle
 from labkit.engine.module_rebinding import PACKAGE, ModuleLoader, import_plain
 
 # config.json's ``model_type`` where mlx_lm's module has another name.
@@ -47,13 +47,13 @@ class LoadedModel:
     model_type: str
     windows: tuple[int | None, ...]
     eos_token_ids: frozenset[int]
-    matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast
+    matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
     sums: int = 0
 
 
 @functools.cache
 def _modules() -> ModuleLoader:
-    """Return mlx_lm's model modules with an attention that lets a ``Handle`` attend.
+    """Return mlx_lm's model modules with an attention that lets a ``KVHandle`` attend.
 
     It keeps no state, and anything but a handle goes to mlx_lm's own function, so a model runs
     with mlx_lm's caches too, and any number of engines share the modules. They are never
@@ -71,7 +71,7 @@ def _modules() -> ModuleLoader:
         mask: Any,
         sinks: Any = None,
     ) -> Any:
-        if isinstance(keys, Handle):
+        if isinstance(keys, KVHandle):
             return keys.attend(queries, scale, mask, sinks)
         return original(queries, keys, values, cache, scale, mask, sinks=sinks)
 
@@ -82,7 +82,7 @@ def load(
     model_dir: Path,
     layers: int | None = None,
     kind: str | None = "float32",
-    matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast,
+    matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> LoadedModel:
     """Build the model of a directory: config.json and model*.safetensors.
 
@@ -101,9 +101,11 @@ def load(
     model_type = str(settings["model_type"])
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
-    compute_dtype.cast(model, kind, matrices)
+    compute_dtype.cast_parameters(model, kind, matrices)
     windows = _windows(model, model_type)
-    return LoadedModel(model, model_type, windows, end_of_text(settings, model_dir), matrices)
+    return LoadedModel(
+        model, model_type, windows, read_eos_token_ids(settings, model_dir), matrices
+    )
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def plain_caches(model: Any) -> Sequence[Any]:
     return caches
 
 
-def end_of_text(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
+def read_eos_token_ids(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
     """Return the end-of-text ids; generation_config.json wins over config.json."""
     generation = model_dir / "generation_config.json"
     sources = [settings, settings.get("text_config") or {}]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import config
-from labkit.engine.device_logits import Logits, Wait
+from labkit.engine.device_logits import Logits, WaitLogits
 from labkit.engine.engine_protocol import Counters, EngineError
 from labkit.engine.input_builder import Batch
 
@@ -38,7 +38,7 @@ class ModelRunner:
         """Return logits [len(batch.logit_rows), vocabulary], float32."""
         return self.launch(batch, ahead=False)()
 
-    def launch(self, batch: Batch, *, ahead: bool = True) -> Wait:
+    def launch(self, batch: Batch, *, ahead: bool = True) -> WaitLogits:
         """Start a step, or run it; what is returned waits for its logits."""
         computed, step = self.memory.plan(batch)
         wait = self._forward.launch(computed, step, self._counters, ahead=ahead)
@@ -49,13 +49,13 @@ class ModelRunner:
         return wait
 
 
-class Runner:
+class StepLauncher:
     """Starts steps, one at a time; as it is, a step runs when somebody waits for it."""
 
     def __init__(self, run_model: RunModel) -> None:
         self.run_model = run_model
 
-    def launch(self, batch: Batch) -> Wait:
+    def launch(self, batch: Batch) -> WaitLogits:
         """Start a step; what is returned waits for its logits."""
         return partial(self.run_model, batch)
 
@@ -64,7 +64,7 @@ class Runner:
         self.run_model = _closed
 
 
-class AheadRunner(Runner):
+class AsyncStepLauncher(StepLauncher):
     """Steps that run while the host does something else.
 
     Counted is ``pipeline.wait_ms``: how long the host could do nothing but wait.
@@ -74,7 +74,7 @@ class AheadRunner(Runner):
         super().__init__(run_model)
         self._counters = counters
 
-    def _waited(self, wait: Wait) -> Logits:
+    def _waited(self, wait: WaitLogits) -> Logits:
         start = time.perf_counter()
         try:
             return wait()
@@ -82,14 +82,14 @@ class AheadRunner(Runner):
             self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
 
 
-class WorkerRunner(AheadRunner):
+class ThreadStepLauncher(AsyncStepLauncher):
     """Runs the steps in a thread of their own, in the order of ``launch``, and nothing else."""
 
     def __init__(self, run_model: RunModel, counters: Counters) -> None:
         super().__init__(run_model, counters)
         self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_same_threads())
 
-    def launch(self, batch: Batch) -> Wait:
+    def launch(self, batch: Batch) -> WaitLogits:
         """Hand a step to the worker."""
         return partial(self._waited, self._worker.submit(self.run_model, batch).result)
 
@@ -99,22 +99,26 @@ class WorkerRunner(AheadRunner):
         super().close()
 
 
-class LazyRunner(AheadRunner):
+class LazyStepLauncher(AsyncStepLauncher):
     """Builds a step's graph at once, and MLX computes it meanwhile: there is no worker."""
 
     run_model: ModelRunner
 
-    def launch(self, batch: Batch) -> Wait:
+    def launch(self, batch: Batch) -> WaitLogits:
         """Dispatch a step's graph."""
         return partial(self._waited, self.run_model.launch(batch))
 
 
-def start_by(pipeline: config.Pipeline, run_model: RunModel, counters: Counters) -> Runner:
+def create_launcher(
+    pipeline: config.Pipeline, run_model: RunModel, counters: Counters
+) -> StepLauncher:
     """Return how a pipeline starts steps."""
     if pipeline is config.Pipeline.sync:
-        return Runner(run_model)
+        return StepLauncher(run_model)
     lazy = isinstance(run_model, ModelRunner) and run_model.lazy
-    return LazyRunner(run_model, counters) if lazy else WorkerRunner(run_model, counters)
+    return (
+        LazyStepLauncher(run_model, counters) if lazy else ThreadStepLauncher(run_model, counters)
+    )
 
 
 def _closed(_batch: Batch) -> Logits:

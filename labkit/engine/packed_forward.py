@@ -12,20 +12,20 @@ import numpy as np
 from labkit.config import Device
 from labkit.engine import compute_dtype
 from labkit.engine.compiled_blocks import CompiledBlocks
-from labkit.engine.device_logits import DeviceLogits, Logits, Wait
+from labkit.engine.device_logits import DeviceLogits, Logits, WaitLogits
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
 from labkit.engine.input_builder import Batch
-from labkit.engine.layer_cache import LayerCache, Running
+from labkit.engine.layer_cache import ForwardContext, LayerCache
 from labkit.engine.model_loader import LoadedModel
 
 if TYPE_CHECKING:
     from labkit.engine.attention.paged_backend import Arrays, Attention
-    from labkit.engine.kv_layout.kv_cache_manager import Step
+    from labkit.engine.kv_layout.kv_cache_manager import StepAttention
     from labkit.engine.numpy_port.graph_runner import GraphRunner
     from labkit.engine.numpy_port.model_conversion import Conversion
 
 
-class SelectRows:
+class LogitRowSelector:
     """A model's last norm, applied only to the rows whose logits are wanted.
 
     Stands in the model where the norm stood; ``rows`` is set before each forward (None:
@@ -41,13 +41,13 @@ class SelectRows:
         return self.norm(hidden if self.rows is None else hidden[self.rows])
 
 
-def select_rows(model: Any) -> SelectRows | None:
+def select_rows(model: Any) -> LogitRowSelector | None:
     """Wrap the model's last norm; None if it is not where mlx_lm's models have it."""
     for owner in (model, getattr(model, "language_model", None)):
         inner = getattr(owner, "model", None)
         norm = getattr(inner, "norm", None)
         if inner is not None and norm is not None:
-            selector = SelectRows(norm)
+            selector = LogitRowSelector(norm)
             inner.norm = selector
             return selector
     return None
@@ -80,7 +80,7 @@ class PackedForward:
         self._graph_runner: GraphRunner | None = None
         self._sums = loaded.sums
 
-    def __call__(self, batch: Batch, step: Step, counters: Counters) -> Logits:
+    def __call__(self, batch: Batch, step: StepAttention, counters: Counters) -> Logits:
         """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
 
         Raises
@@ -90,7 +90,9 @@ class PackedForward:
         """
         return self.launch(batch, step, counters, ahead=False)()
 
-    def launch(self, batch: Batch, step: Step, counters: Counters, *, ahead: bool) -> Wait:
+    def launch(
+        self, batch: Batch, step: StepAttention, counters: Counters, *, ahead: bool
+    ) -> WaitLogits:
         """Start a step, or run it; ``ahead``: without waiting for the end of what is lazy.
 
         Counted is ``device_ms``: from here to the end of the wait.
@@ -105,7 +107,9 @@ class PackedForward:
             self.blocks.on = not batch.prefill_tokens
         logits = self._replayed(batch, step, counters)
         if logits is None:
-            running = Running(step.attention, attention, step.plan, self._array(batch.positions))
+            running = ForwardContext(
+                step.attention, attention, step.plan, self._array(batch.positions)
+            )
             logits = self._logits(batch, running)
         else:
             counters.add("forward.replayed")
@@ -124,18 +128,18 @@ class PackedForward:
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):
                 rows.greedy()
-            believe(attention, step.plan, counters)
+            check_launches(attention, step.plan, counters)
             counters.add("device_ms", (time.perf_counter() - start) * 1e3)
             return rows
 
         return wait
 
     @property
-    def unreplayed(self) -> str | None:
+    def replay_refusal(self) -> str | None:
         """Why none of its steps is replayed, as far as one asked."""
         return None if self._graph_runner is None else self._graph_runner.reason
 
-    def _replayed(self, batch: Batch, step: Step, counters: Counters) -> Any:
+    def _replayed(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
         """Return the logits of a step that is replayed from a tape; None: it is not."""
         if self._graph_runner is None:
             if self.name != "numpy":
@@ -150,7 +154,7 @@ class PackedForward:
             return logits
         return logits[batch.logit_rows]
 
-    def _logits(self, batch: Batch, running: Running) -> Any:
+    def _logits(self, batch: Batch, running: ForwardContext) -> Any:
         """Return the logits [rows, vocabulary], not evaluated where they are MLX's."""
         for cache in self._caches:
             cache.step = running
@@ -189,7 +193,7 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
         mx.eval(arrays)
 
 
-def believe(attention: Attention, plan: Any, counters: Counters) -> None:
+def check_launches(attention: Attention, plan: Any, counters: Counters) -> None:
     """Count what the layers launched; StaleLaunchError if an output may be another's."""
     for report in attention.report(plan):
         if report.stale:
@@ -225,11 +229,11 @@ def choose_forward(
     found = _on_numpy(loaded, device)
     if found.ok:
         return ForwardChoice(PackedForward(loaded, "numpy", first_layer), None, found.weights)
-    if loaded.matrices is compute_dtype.Matrices.kept:
-        compute_dtype.cast(loaded.model, "float32")
+    if loaded.matrices is compute_dtype.MatrixStorage.as_stored:
+        compute_dtype.cast_parameters(loaded.model, "float32")
     blocks = CompiledBlocks(loaded.model) if compiled else None
     forward = PackedForward(loaded, "mlx", first_layer, blocks)
-    return ForwardChoice(forward, found.reason, compute_dtype.held(loaded.model))
+    return ForwardChoice(forward, found.reason, compute_dtype.weight_bytes_by_dtype(loaded.model))
 
 
 def _on_numpy(loaded: LoadedModel, device: Device) -> Conversion:
@@ -239,4 +243,4 @@ def _on_numpy(loaded: LoadedModel, device: Device) -> Conversion:
     if device is not Device.cpu:
         where = f"engine.attention.device={device.value}"
         return Conversion(f"{where}: the model runs where its attention does")
-    return convert(loaded.model, stored=loaded.matrices is compute_dtype.Matrices.kept)
+    return convert(loaded.model, stored=loaded.matrices is compute_dtype.MatrixStorage.as_stored)

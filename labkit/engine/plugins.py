@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 
-def make(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
+def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
     """Import a class, make an instance and check that it can play its part.
 
     Parameters

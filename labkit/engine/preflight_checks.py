@@ -9,7 +9,7 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.machine import memory_profile, wired_advice
 
 
-def settle(options: config.Engine) -> None:
+def check_preconditions(options: config.Engine) -> None:
     """Check the wired collector and MLX's variables, and bound its cache, as the arm says.
 
     Raises
@@ -17,15 +17,15 @@ def settle(options: config.Engine) -> None:
     EngineError
         The machine is not as demanded: one line with the command that would make it so.
     """
-    require_wired(options.budget)
-    require_variables(options.mlx)
+    require_wired_collector(options.budget)
+    require_mlx_variables(options.mlx)
     if options.mlx_cache_limit is not None:
         import mlx.core as mx
 
         mx.set_cache_limit(options.mlx_cache_limit)
 
 
-def require_variables(mlx: config.Mlx) -> None:
+def require_mlx_variables(mlx: config.Mlx) -> None:
     """Raise ``EngineError`` unless MLX's variables are as demanded."""
     for name, value in mlx.environment().items():
         found = os.environ.get(name)
@@ -36,7 +36,7 @@ def require_variables(mlx: config.Mlx) -> None:
             )
 
 
-def require_wired(budget: config.Budget) -> None:
+def require_wired_collector(budget: config.Budget) -> None:
     """Raise ``EngineError`` unless the wired collector is as demanded."""
     demanded = budget.wired_collector
     if demanded is config.WiredCollector.any:

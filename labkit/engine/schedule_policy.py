@@ -39,7 +39,7 @@ def in_turns(last: Phase | None) -> Phases:
 
 # In a mixed step the second phase takes what the first leaves of the token budget; a split step
 # belongs to the first that has anything to compute, so that decodes keep their shape.
-TURNS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] = {
+PHASE_ORDERS: dict[tuple[Order, Composition], Callable[[Phase | None], Phases]] = {
     (Order.decode_first, Composition.mixed): decodes_first,
     (Order.decode_first, Composition.split): in_turns,
     (Order.prefill_first, Composition.mixed): prefills_first,
@@ -152,7 +152,7 @@ def by_priority(state: RequestState) -> tuple[int, int]:
     return state.request.priority, state.serial
 
 
-QUEUES: dict[Queue, Callable[[RequestState], tuple[int, int]]] = {
+QUEUE_KEYS: dict[Queue, Callable[[RequestState], tuple[int, int]]] = {
     Queue.fcfs: by_arrival,
     Queue.priority: by_priority,
 }

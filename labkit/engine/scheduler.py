@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from labkit import config
 from labkit.engine import schedule_policy
 from labkit.engine.engine_protocol import Counters, EngineError, FinishReason, TokenEvent
-from labkit.engine.kv_layout.kv_cache_manager import KVCache
+from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import Request, RequestState, RequestStatus
 from labkit.engine.sampler import Sampled
-from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepPlan
+from labkit.engine.scheduler_output import Phase, ScheduledChunk, SchedulerOutput, StepBuilder
 from labkit.engine.waiting_queue import WaitingQueue
 
 
@@ -32,16 +32,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, options: config.Scheduler, cache: KVCache, eos_token_ids: frozenset[int]
+        self, options: config.Scheduler, cache: KVCacheManager, eos_token_ids: frozenset[int]
     ) -> None:
         self._options = options
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._place = schedule_policy.QUEUES[options.queue]
+        self._place = schedule_policy.QUEUE_KEYS[options.queue]
         self._waiting = WaitingQueue(self._place)
         self._running: dict[str, RequestState] = {}  # in the order of admission
-        self._phases = schedule_policy.TURNS[options.order, options.composition]
+        self._phases = schedule_policy.PHASE_ORDERS[options.order, options.composition]
         self._split = options.composition is config.Composition.split
         self._last: Phase | None = None
         self._open = schedule_policy.ADMISSIONS[options.admission]
@@ -81,7 +81,7 @@ class Scheduler:
         state = RequestState(request, self._serial)
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is live already")
-        reason = self._cache.refusal(state.max_cached_tokens)
+        reason = self._cache.refusal_reason(state.max_cached_tokens)
         if reason is not None:
             raise EngineError(
                 f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
@@ -132,7 +132,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """Choose this step's chunks: who goes first takes what it needs of the token budget."""
-        step = StepPlan(self._options.max_num_batched_tokens, self._running.values())
+        step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
         for phase in self._phases(self._last):
             if phase is Phase.decode:
                 for state in step.work[phase]:
@@ -149,7 +149,7 @@ class Scheduler:
             chunk.state.num_unknown_tokens += chunk.samples
         return output
 
-    def _prefill(self, step: StepPlan) -> None:
+    def _prefill(self, step: StepBuilder) -> None:
         """Schedule prompts, of those that run and then of those that wait."""
         options, left, chunks = self._options, step.budget, step.chunks[Phase.prefill]
         cap = self._chunk_cap(options.chunk, len(step.work[Phase.decode]))
@@ -169,7 +169,7 @@ class Scheduler:
 
     def _take(
         self,
-        step: StepPlan,
+        step: StepBuilder,
         chunks: list[ScheduledChunk],
         state: RequestState,
         cap: int | None = None,
@@ -212,14 +212,14 @@ class Scheduler:
         state.num_computed_tokens, state.num_held_tokens = cached, tokens
         state.status = RequestStatus.running
         self._running[state.request_id] = state
-        self.counts.at_least("requests.most_running", len(self._running))
+        self.counts.record_peak("requests.most_running", len(self._running))
         self.counts.add(f"admission.{self._options.admission.value}")
         self.counts.add(f"reservation.{self._options.reservation.value}")
         if self._waiting.overtaken_by(state):
             self.counts.add(f"queue.{self._options.queue.value}")
         return state
 
-    def _count(self, step: StepPlan) -> None:
+    def _count(self, step: StepBuilder) -> None:
         if all(step.work):  # both phases had something to compute: who goes first counts
             self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
@@ -244,7 +244,7 @@ class Scheduler:
             if chunk.start < state.num_once_computed:
                 again = min(state.num_computed_tokens, state.num_once_computed) - chunk.start
                 self.counts.add("tokens.recomputed", again)
-            self._cache.publish(state)
+            self._cache.cache_blocks(state)
             if not chunk.samples:
                 continue
             state.num_unknown_tokens -= 1

@@ -87,7 +87,7 @@ class SchedulerOutput(NamedTuple):
         return bool(self.chunks)
 
 
-class StepPlan:
+class StepBuilder:
     """A step while it is being filled: what the running requests could compute, and what fits.
 
     ``budget``: tokens that are left. ``work``: the requests with something to compute, in the

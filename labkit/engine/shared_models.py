@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Device
 from labkit.engine import load_self_test
-from labkit.engine.compute_dtype import Matrices
-from labkit.engine.load_self_test import Expected
+from labkit.engine.compute_dtype import MatrixStorage
+from labkit.engine.load_self_test import ExpectedLogits
 from labkit.engine.model_loader import LoadedModel, load
 from labkit.engine.packed_forward import ForwardChoice, choose_forward
 from labkit.machine import memory_profile
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedModel:
     """A model whose forward is chosen, and what the self-test expects of it."""
 
     loaded: LoadedModel
     choice: ForwardChoice
-    expected: Expected
+    expected: ExpectedLogits
 
 
 class SharedModels:
@@ -41,22 +41,22 @@ class SharedModels:
 
     def __init__(self, ring: Ring | None = None) -> None:
         self._ring = ring
-        self._chosen: dict[tuple[Any, ...], Ready] = {}
-        self._expected: dict[tuple[Any, ...], Expected] = {}
-        self._mlx_lm: dict[tuple[Path, str | None, Matrices], MlxLmModel] = {}
+        self._chosen: dict[tuple[Any, ...], PreparedModel] = {}
+        self._expected: dict[tuple[Any, ...], ExpectedLogits] = {}
+        self._mlx_lm: dict[tuple[Path, str | None, MatrixStorage], MlxLmModel] = {}
 
-    def ready(
+    def prepare(
         self,
         model_dir: Path,
         block_size: int,
         device: Device,
         *,
         kind: str | None = "float32",
-        matrices: Matrices = Matrices.cast,
+        matrices: MatrixStorage = MatrixStorage.cast,
         layers: int | None = None,
         first_layer: int = 0,
         compiled: bool = False,
-    ) -> Ready:
+    ) -> PreparedModel:
         """Load a model, or return the one that is loaded.
 
         Parameters
@@ -76,26 +76,26 @@ class SharedModels:
         needed = ready is None or asked not in self._expected
         fresh = load(*weights) if needed else None
         if fresh is not None and asked not in self._expected:
-            self._expected[asked] = load_self_test.expect(fresh, block_size)
+            self._expected[asked] = load_self_test.compute_expected(fresh, block_size)
         expected = self._expected[asked]
         if ready is not None:
-            return Ready(ready.loaded, ready.choice, expected)
+            return PreparedModel(ready.loaded, ready.choice, expected)
         assert fresh is not None
         if self._ring is not None:
             from labkit.engine.parallel.model_sharding import shard
 
             fresh = shard(fresh, self._ring)
-            expected = replace(expected, shapes=load_self_test.cached(fresh)[0])
+            expected = replace(expected, shapes=load_self_test.kv_shapes(fresh)[0])
             self._expected[asked] = expected
         choice = choose_forward(fresh, device, first_layer, compiled=compiled)
         memory_profile.trim_heap()  # widened weights, and MLX's, of which the forward has copies
-        ready = Ready(fresh, choice, expected)
+        ready = PreparedModel(fresh, choice, expected)
         if choice.forward.blocks is None:
             self._chosen[key] = ready
         return ready
 
-    def mlx_lm(
-        self, model_dir: Path, kind: str | None, matrices: Matrices = Matrices.cast
+    def load_mlx_lm(
+        self, model_dir: Path, kind: str | None, matrices: MatrixStorage = MatrixStorage.cast
     ) -> MlxLmModel:
         """Load a model as mlx_lm does and cast it, or return the one that is loaded."""
         from labkit.engine.mlx_lm.mlx_lm_loader import load as load_plain

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from labkit import config
-from labkit.engine.device_logits import Wait
+from labkit.engine.device_logits import WaitLogits
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import Batch, InputBuilder, Padding
-from labkit.engine.model_runner import Runner
+from labkit.engine.model_runner import StepLauncher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
@@ -32,12 +32,12 @@ from labkit.engine.speculation.draft_verification import Speculation
 Results = dict[str, Sequence[Sampled]]
 
 
-class Flight(NamedTuple):
+class PendingStep(NamedTuple):
     """A step that was launched; ``logits`` waits for its end."""
 
     scheduled: SchedulerOutput
     batch: Batch
-    logits: Wait
+    logits: WaitLogits
 
 
 class StepLoop:
@@ -55,7 +55,7 @@ class StepLoop:
         scheduler: Scheduler,
         builder: InputBuilder,
         padding: Padding,
-        runner: Runner,
+        runner: StepLauncher,
         speculation: Speculation,
         counters: Counters,
         peers: NoScheduleCheck,
@@ -69,7 +69,7 @@ class StepLoop:
         self._sampler = Sampler()
         self._speculation = speculation
         self._counters = counters
-        self._in_flight: Flight | None = None
+        self._in_flight: PendingStep | None = None
         self._every = {
             "steps.total": 1,
             f"pipeline.{pipeline.value}": 1,
@@ -111,8 +111,8 @@ class StepLoop:
     def _build(self, scheduled: SchedulerOutput) -> Batch:
         return self._padding.pad(self._builder.build(scheduled))
 
-    def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> Flight:
-        step = Flight(scheduled, batch, self._runner.launch(batch))
+    def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> PendingStep:
+        step = PendingStep(scheduled, batch, self._runner.launch(batch))
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
         shape = "decode" if not batch.prefill_tokens else "mixed" if decodes else "prefill"
@@ -129,7 +129,7 @@ class StepLoop:
         )
         return step
 
-    def _sample(self, step: Flight) -> Results:
+    def _sample(self, step: PendingStep) -> Results:
         """Wait for a step; return the tokens of every request that samples."""
         drawn = self._sampler(step.logits(), step.batch.sampling)
         return self._speculation.accept(step.scheduled, drawn)

@@ -72,13 +72,17 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             "choose one of requests",
         )
         held = model_footprint.weight_formats(
-            model, compute_dtype.asked(experiment.engine), compute_dtype.matrices(experiment.engine)
+            model,
+            compute_dtype.cast_target(experiment.engine),
+            compute_dtype.matrix_storage(experiment.engine),
         )
         for name in claimed:
             form = name.removeprefix(WEIGHTS)
             require(
                 not held
-                or not held.isdisjoint(compute_dtype.NARROW if form == "narrow" else (form,)),
+                or not held.isdisjoint(
+                    compute_dtype.NARROW_DTYPES if form == "narrow" else (form,)
+                ),
                 f"{where}: {name} would stay 0, for all weights of model={model.name} are held in "
                 f"{' and '.join(sorted(held))} here; choose another model (model=smollm2 is "
                 "quantised, model=local model.path=PATH is any)",

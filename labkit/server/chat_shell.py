@@ -11,7 +11,7 @@ from typing import TextIO
 
 from labkit.config import ConfigError
 from labkit.engine.engine_protocol import InferenceEngine
-from labkit.engine.llm import held_back
+from labkit.engine.llm import defer_sigint
 from labkit.engine.output_processor import OutputProcessor
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import Tokenizer
@@ -115,12 +115,12 @@ class Shell:
         self._engine.submit(request)
         try:
             while self._engine.has_work():
-                with held_back():
+                with defer_sigint():
                     events = self._engine.step()
                 for event in events:
                     yield processor.advance(event)[0], event.error
         finally:
-            with held_back():
+            with defer_sigint():
                 self._engine.abort(request.request_id)
 
     def _pace(self, start: float, first: float | None, count: int) -> str:

@@ -131,7 +131,7 @@ class EngineThread:
                 if request_id in told or (watched and watched.is_running(request_id))
             ]
             self._queued.difference_update(admitted)
-        kv_bytes = watched.kv_bytes().held if watched else None
+        kv_bytes = watched.kv_bytes().reserved if watched else None
         counters = engine.counters()
         self._on_step(Step(began, self._clock(), events, admitted, counters, kv_bytes))
 

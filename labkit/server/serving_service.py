@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from labkit import config
-from labkit.engine.engine_protocol import NO_TOKEN, Bounded, InferenceEngine
+from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Request, SamplingParams
 from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ class Service:
         self.call_format = call_format(tokenizer)
         asked = options.max_prompt_tokens + options.max_output_tokens
         bounds = [asked if model.context is None else model.context]
-        bounds += [engine.longest()] if isinstance(engine, Bounded) else []
+        bounds += [engine.max_request_tokens()] if isinstance(engine, LengthLimited) else []
         self.context = min(bounds)
         self.created = int(time.time())
         self._engine = engine

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import cast
 
 from labkit.config import ConfigError, Experiment, is_class_path
-from labkit.engine.plugins import make
+from labkit.engine.plugins import create_plugin
 from labkit.workload.interleaving import Kind, Setting, Turns, by_itself
 from labkit.workload.measurement import Estimate, Measurement
 
@@ -35,7 +35,7 @@ def kind_of(experiment: Experiment) -> Kind:
     name = experiment.workload.kind
     if is_class_path(name):
         try:
-            return cast(Kind, make("workload.kind", name, METHODS))
+            return cast(Kind, create_plugin("workload.kind", name, METHODS))
         except ValueError as error:
             raise ConfigError(str(error)) from None
     return cast(Kind, import_module(f"{__name__}.{_MODULES[name]}").KIND)

@@ -67,7 +67,7 @@ def claim(experiment: Experiment) -> Claim:
     lengths = sorted((p + o for p, o in source_of(experiment).lengths(experiment)), reverse=True)
     tokens = slots_for(engine.kv, lengths[: experiment.workload.concurrency])
     model = model_footprint.from_model(
-        experiment.model, compute_dtype.asked(engine), compute_dtype.matrices(engine)
+        experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
     )
     assert model is not None, "a plan was made of it"
     beside = sum(part.bytes for part in planned.parts[:-1])  # the last is the KV memory

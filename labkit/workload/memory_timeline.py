@@ -35,10 +35,10 @@ class Timeline:
     """
 
     def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:
-        from labkit.engine.engine_protocol import KeepsRows, Observable
+        from labkit.engine.engine_protocol import Observable, StaticBatching
 
         self._engine = engine if isinstance(engine, Observable) else None
-        self._keeper = engine if isinstance(engine, KeepsRows) else None
+        self._keeper = engine if isinstance(engine, StaticBatching) else None
         self._entries: dict[str, Served] = {}
         self._read = process_memory if read is None else read
         self._waiting: list[Served] = []
@@ -57,7 +57,7 @@ class Timeline:
     def stepped(self, start: float, end: float) -> None:
         """Note a step that was begun and ended at these times of the driver's clock."""
         if self._keeper is not None:
-            for request_id in self._keeper.staying():
+            for request_id in self._keeper.lingering_requests():
                 self._entries[request_id].stayed_steps += 1
         if not self._waiting and end < self._due:
             return
@@ -84,7 +84,7 @@ class Timeline:
         sample = {"t_s": round(now - self._start, 3)}
         if self._engine is not None:
             kv = self._engine.kv_bytes()
-            sample |= {"kv_used_bytes": kv.used, "kv_reserved_bytes": kv.held}
+            sample |= {"kv_used_bytes": kv.used, "kv_reserved_bytes": kv.reserved}
         sample |= self._read()
         self._samples.append(sample)
         if len(self._samples) >= MOST_SAMPLES:

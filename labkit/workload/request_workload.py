@@ -195,7 +195,10 @@ def _check_server(experiment: Experiment) -> None:
 
 def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
     """Return the model's sizes; nothing is built."""
-    loading = compute_dtype.asked(experiment.engine), compute_dtype.matrices(experiment.engine)
+    loading = (
+        compute_dtype.cast_target(experiment.engine),
+        compute_dtype.matrix_storage(experiment.engine),
+    )
     found = model_footprint.from_model(experiment.model, *loading)
     return found or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 

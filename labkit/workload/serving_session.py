@@ -137,9 +137,9 @@ class ServingSession:
 
     def drain(self) -> None:
         """Wait until the engine computes nothing any more."""
-        from labkit.engine.engine_protocol import WorksAhead
+        from labkit.engine.engine_protocol import PipelinedEngine
 
-        if isinstance(self._engine, WorksAhead):
+        if isinstance(self._engine, PipelinedEngine):
             self._engine.drain()
 
     def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:

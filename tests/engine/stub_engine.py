@@ -12,13 +12,13 @@ from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
-from labkit.engine.kv_layout.paged import KVCacheManager
-from labkit.engine.llm_engine import PagedEngine
-from labkit.engine.model_runner import start_by
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
+from labkit.engine.llm_engine import LLMEngine
+from labkit.engine.model_runner import create_launcher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
-from labkit.engine.speculation.draft_verification import DraftAndVerify, Speculation
+from labkit.engine.speculation.draft_verification import DraftVerifier, Speculation
 from labkit.engine.speculation.ngram import Ngram
 from labkit.engine.step_loop import StepLoop
 
@@ -98,7 +98,7 @@ def make_cache(num_blocks, block_size, prefixes="none"):
     """A pool with a prefix cache."""
     pool = BlockPool(num_blocks)
     found = prefix_cache.create(prefixes, pool, block_size)
-    return KVCacheManager(pool, block_size, found, block_bytes=100)
+    return PagedKVCacheManager(pool, block_size, found, block_bytes=100)
 
 
 def make_engine(
@@ -124,11 +124,11 @@ def make_engine(
     if proposer is not None:
         proposer = Ngram(1, 3) if proposer == "ngram" else proposer
         budget = scheduling.max_num_batched_tokens
-        speculation = DraftAndVerify(proposer, num_drafts, budget, cache, block_size, counters)
+        speculation = DraftVerifier(proposer, num_drafts, budget, cache, block_size, counters)
     rows = scheduling.max_num_seqs * (1 + num_drafts * (proposer is not None))
     scheduler = Scheduler(scheduling, cache, frozenset({EOS}))
     how = config.Pipeline(pipeline)
-    engine = PagedEngine(
+    engine = LLMEngine(
         scheduler=scheduler,
         cache=cache,
         loop=StepLoop(
@@ -136,7 +136,7 @@ def make_engine(
             scheduler,
             InputBuilder(cache, CUTS[cut]),
             Padding(config.DecodeShape(shape), rows, counters),
-            start_by(how, model, counters),
+            create_launcher(how, model, counters),
             speculation,
             counters,
             NoScheduleCheck(),

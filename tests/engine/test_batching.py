@@ -4,7 +4,7 @@ import pytest
 
 from labkit import config
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
@@ -19,7 +19,7 @@ class Bench:
 
     def __init__(self, **options):
         options = {"max_num_seqs": 4, "max_num_batched_tokens": 8} | options
-        cache = KVCacheManager(BlockPool(50), 4)
+        cache = PagedKVCacheManager(BlockPool(50), 4)
         self.scheduler = Scheduler(config.Scheduler(**options), cache, frozenset())
 
     def add(self, name, prompt, outputs):

@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, RequestState
 
 
@@ -57,14 +57,14 @@ def test_check_finds_a_lost_and_a_shared_block():
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 1), (7, 1), (8, 1), (9, 2), (16, 2), (17, 3)])
 def test_blocks_for_tokens(tokens, blocks):
-    cache = KVCacheManager(BlockPool(4), 8)
+    cache = PagedKVCacheManager(BlockPool(4), 8)
     assert cache.blocks_for(tokens) == blocks
     assert cache.reserve(state("a"), tokens) == 0
     assert len(cache.table("a")) == blocks
 
 
 def test_release_is_idempotent_and_reserve_is_all_or_nothing():
-    cache = KVCacheManager(BlockPool(4), 8)
+    cache = PagedKVCacheManager(BlockPool(4), 8)
     assert cache.reserve(state("a"), 16) == 0
     assert cache.reserve(state("b"), 16) is None
     cache.check({"a"})
@@ -77,42 +77,42 @@ def test_release_is_idempotent_and_reserve_is_all_or_nothing():
 def test_a_shared_block_is_free_when_its_last_owner_lets_go():
     pool = BlockPool(4)
     blocks = pool.allocate(2)
-    pool.share(blocks[:1])
+    pool.touch(blocks[:1])
     pool.free(blocks)
     assert (pool.num_used, pool.num_free) == (1, 2)
     pool.check([blocks[:1]])
     pool.free(blocks[:1])
     assert pool.num_free == 3
     with pytest.raises(ValueError, match="shared but free"):
-        pool.share(blocks)
+        pool.touch(blocks)
 
 
 def test_a_kept_block_is_idle_without_owners_until_it_is_dropped():
     pool = BlockPool(4)
     blocks = pool.allocate(3)
-    pool.keep(blocks[:2])
+    pool.cache(blocks[:2])
     pool.free(blocks)
-    assert (pool.num_used, pool.num_idle, pool.num_free) == (0, 2, 1)
-    assert pool.idle_among(blocks) == 2
+    assert (pool.num_used, pool.num_evictable, pool.num_free) == (0, 2, 1)
+    assert pool.count_evictable(blocks) == 2
     pool.check([], blocks[:2])
-    pool.share(blocks[:1])
-    assert (pool.num_used, pool.num_idle) == (1, 1)
-    pool.drop(blocks[:2])  # one is held on, one is free at once
-    assert (pool.num_used, pool.num_idle, pool.num_free) == (1, 0, 2)
+    pool.touch(blocks[:1])
+    assert (pool.num_used, pool.num_evictable) == (1, 1)
+    pool.evict(blocks[:2])  # one is held on, one is free at once
+    assert (pool.num_used, pool.num_evictable, pool.num_free) == (1, 0, 2)
     pool.check([blocks[:1]])
     with pytest.raises(ValueError, match="not kept"):
-        pool.drop(blocks[:1])
+        pool.evict(blocks[:1])
     with pytest.raises(ValueError, match="cannot be kept"):
-        pool.keep(blocks[2:])
+        pool.cache(blocks[2:])
 
 
 def test_check_finds_a_wrong_count_of_owners_and_a_forgotten_block():
     pool = BlockPool(4)
     blocks = pool.allocate(3)
-    pool.share(blocks[:1])
+    pool.touch(blocks[:1])
     with pytest.raises(AssertionError, match="record of owners"):
         pool.check([blocks])
-    pool.keep(blocks[:1])
+    pool.cache(blocks[:1])
     pool.free(blocks)
     with pytest.raises(AssertionError, match="record of kept"):
         pool.check([blocks[:1]])

@@ -64,7 +64,7 @@ def in_type(path, source, kind):
 def types_of(model):
     from mlx.utils import tree_flatten
 
-    return {compute_dtype.word(value.dtype) for _, value in tree_flatten(model.parameters())}
+    return {compute_dtype.dtype_name(value.dtype) for _, value in tree_flatten(model.parameters())}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_type_follows_from_the_option_and_from_where_the_model_runs(
 ):
     for here, kind in ((False, on_a_cpu), (True, on_a_mac)):
         monkeypatch.setattr(compute_dtype, "has_metal", lambda here=here: here)
-        assert compute_dtype.asked(engine) == kind
+        assert compute_dtype.cast_target(engine) == kind
 
 
 @pytest.mark.parametrize("backend", ["fused", "reference"])
@@ -100,11 +100,13 @@ def test_half_precision_is_refused_where_numpy_computes(kind, backend):
 def test_half_precision_is_not_refused_elsewhere():
     for device in (Device.metal, Device.emulated):
         assert (
-            compute_dtype.asked(options("float16", attention=Attention(device=device))) == "float16"
+            compute_dtype.cast_target(options("float16", attention=Attention(device=device)))
+            == "float16"
         )
     padded = {"kv": config.KV(layout=KVLayout.contiguous), "attention": Attention(backend="sdpa")}
     assert (
-        compute_dtype.asked(Engine(name="contiguous", dtype=DType.bfloat16, **padded)) == "bfloat16"
+        compute_dtype.cast_target(Engine(name="contiguous", dtype=DType.bfloat16, **padded))
+        == "bfloat16"
     )
 
 
@@ -123,9 +125,9 @@ def test_quantised_weights_stay_quantised(model_dir):
 def test_what_mlx_lm_keeps_in_float32_is_kept(model_dir):
     loaded = load(model_dir("qwen3")).model
     loaded.cast_predicate = lambda path: "norm" not in path
-    compute_dtype.cast(loaded, "float16")
+    compute_dtype.cast_parameters(loaded, "float16")
     assert types_of(loaded) == {"float16", "float32"}
-    compute_dtype.cast(loaded, "float32")
+    compute_dtype.cast_parameters(loaded, "float32")
     assert types_of(loaded) == {"float32"}
 
 
@@ -207,13 +209,13 @@ def test_a_wrong_attention_is_refused_where_matrices_are_kept(model_dir, monkeyp
     """The plain model's products are NumPy's there: MLX's own BLAS may be far slower."""
     from labkit.engine import dequantized_layers
 
-    called, by_numpy = [], dequantized_layers.by_numpy
+    called, numpy_product = [], dequantized_layers.numpy_product
 
     def counted(x, weight):
         called.append(weight.shape)
-        return by_numpy(x, weight)
+        return numpy_product(x, weight)
 
-    monkeypatch.setattr(dequantized_layers, "by_numpy", counted)
+    monkeypatch.setattr(dequantized_layers, "numpy_product", counted)
     with pytest.raises(EngineError, match="refused by the self-test: its logits differ"):
         create(Engine(budget=Budget(blocks=32)), model_dir("quantised"))
     assert len(called) == 3 * 7 + 1  # every product of the three layers, and the output
@@ -275,10 +277,10 @@ def test_arms_in_different_types_share_no_weights(model_dir):
     models = SharedModels()
     path = model_dir("qwen3")
     kinds = ("float32", *HALF, "float32")
-    ready = [models.ready(path, 16, Device.cpu, kind=kind) for kind in kinds]
+    ready = [models.prepare(path, 16, Device.cpu, kind=kind) for kind in kinds]
     assert [one.expected.dtype for one in ready] == list(kinds)
     assert ready[0].loaded is ready[3].loaded
-    plain = [models.mlx_lm(path, kind) for kind in kinds]
+    plain = [models.load_mlx_lm(path, kind) for kind in kinds]
     assert [one.dtype for one in plain] == list(kinds)
     assert plain[0] is plain[3]
 
@@ -309,7 +311,7 @@ def test_the_budget_counts_weights_in_the_type_asked_for(model_dir, tmp_path):
     assert quantised.weight_bytes == held
 
 
-@pytest.mark.parametrize("matrices", compute_dtype.Matrices)
+@pytest.mark.parametrize("matrices", compute_dtype.MatrixStorage)
 def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, model_dir, tmp_path):
     from labkit.engine.budget import model_footprint
 
@@ -327,7 +329,7 @@ def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, mo
         assert found.float_bytes == 4
 
 
-def _parameters(path, kind="float32", matrices=compute_dtype.Matrices.cast):
+def _parameters(path, kind="float32", matrices=compute_dtype.MatrixStorage.cast):
     from mlx.utils import tree_flatten
 
     model = load(path, kind=kind, matrices=matrices).model

@@ -108,7 +108,7 @@ def test_a_look_between_steps_tells_kv_bytes_and_who_was_admitted():
     assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
     engine.step()
     assert (engine.is_running("a"), engine.is_running("b")) == (True, False)
-    assert engine.kv_bytes() == KVBytes(held=200, used=4 * 25)
+    assert engine.kv_bytes() == KVBytes(reserved=200, used=4 * 25)
     run(engine, [])
     assert not engine.is_running("a") and engine.kv_bytes() == KVBytes(0, 0)
 

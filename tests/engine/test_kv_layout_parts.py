@@ -9,16 +9,16 @@ from labkit import config
 from labkit.engine.budget.kv_demand import blocks_for, round_up_to_step, slots_for
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import contiguous, padded
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape, LayoutKind, UsedTokens
+from labkit.engine.kv_layout.kv_cache_manager import ComputedTokenCount, KVCacheFactory, KVShape
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
-SHAPES = (LayerShape(2, 4, 6), LayerShape(1, 2, 2))
+SHAPES = (KVShape(2, 4, 6), KVShape(1, 2, 2))
 TOKEN_BYTES = 4 * (2 * 10 + 4)
 
 
 def kind_of(layout, create, **options):
-    return LayoutKind(
+    return KVCacheFactory(
         config.KV(layout=config.KVLayout(layout)),
         lambda shapes, blocks: create(shapes, 16 * blocks, "float32", **options),
     )
@@ -44,8 +44,8 @@ def test_what_a_request_needs_alone(layout, tokens, blocks):
     assert blocks_for(kv, [tokens]) == blocks
     if layout != "paged":
         kind = PADDED if layout == "padded" else CONTIGUOUS
-        assert kind.create(SHAPES, blocks).cache.refusal(tokens) is None
-        assert kind.create(SHAPES, blocks - 1).cache.refusal(tokens) is not None
+        assert kind.create(SHAPES, blocks).cache.refusal_reason(tokens) is None
+        assert kind.create(SHAPES, blocks - 1).cache.refusal_reason(tokens) is not None
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_is_set_aside_is_held_from_the_beginning():
     assert (
         not kind_of("contiguous", contiguous.create, set_aside=600)
         .create(SHAPES, 2 * 768 // 16)
-        .cache.refusal(768)
+        .cache.refusal_reason(768)
     )
 
 
@@ -105,12 +105,12 @@ def test_who_leaves_is_asked_what_it_held_and_filled(kind, held):
 
 
 def test_used_tokens_remember_their_peak():
-    used = UsedTokens()
-    used.note("a", 5)
-    used.note("b", 3)
-    used.note("a", 6)
-    used.forget("b")
-    used.forget("b")
+    used = ComputedTokenCount()
+    used.update("a", 5)
+    used.update("b", 3)
+    used.update("a", 6)
+    used.remove("b")
+    used.remove("b")
     assert used.peak == 9
     used.reset()
     assert used.peak == 6
@@ -159,7 +159,7 @@ class Harness:
             attention.write(layer, k, v)
         for chunk in chunks:
             chunk.state.num_computed_tokens += chunk.num_tokens
-            self.layout.cache.publish(chunk.state)
+            self.layout.cache.cache_blocks(chunk.state)
         self.check()
         return computed, attention
 
@@ -197,9 +197,9 @@ def test_the_case_study_is_reported_to_waste_61_percent():
 
 
 def test_a_token_that_requests_share_is_not_used_twice():
-    used = UsedTokens()
-    used.note("a", 24, held=32)
-    used.note("b", 24, held=32)
+    used = ComputedTokenCount()
+    used.update("a", 24, held=32)
+    used.update("b", 24, held=32)
     assert used.peak == 32
 
 

@@ -83,7 +83,7 @@ def test_greedy_tokens_equal_plain_mlx_lm(name, preset, model_dir, plain_greedy)
     assert counters["kernel.gather" if preset == "gather" else "kernel.sdpa"] > 0
     assert (counters["tokens.padded"] > 0) == (layout == "padded")
     assert 0 < counters["kv_used_bytes"] <= counters["peak_kv_bytes"]
-    assert engine.kv_bytes().held == 0
+    assert engine.kv_bytes().reserved == 0
     assert engine.notes["self_test_difference"] < 1e-5
 
 
@@ -124,7 +124,7 @@ def test_a_static_batch_computes_the_rows_of_finished_requests(model_dir, plain_
         steps += 1
         for event in engine.step():
             first.setdefault(event.request_id, steps)
-        stayed += engine.staying()
+        stayed += engine.lingering_requests()
     # One prefill and eight decodes of four rows, then a batch of its own for the fifth.
     assert [first[str(i)] for i in range(5)] == [1, 1, 1, 1, 10] and steps == 11
     counters = engine.counters()
@@ -185,12 +185,12 @@ def test_nothing_leaks_and_no_request_disturbs_another(preset, model_dir, plain_
                 dead.add(event.request_id)
         engine.check()
         computed = engine._scheduler.num_computed_tokens * engine._cache.token_bytes
-        assert computed <= engine.kv_bytes().held
+        assert computed <= engine.kv_bytes().reserved
     for name, got in tokens.items():
         prompt, most = asked[name]
         assert got == plain_greedy("qwen3", prompt, 12)[:most][: len(got)]
     counters = engine.counters()
-    assert engine.kv_bytes().held == 0 and counters["requests.aborted"] > 0
+    assert engine.kv_bytes().reserved == 0 and counters["requests.aborted"] > 0
     capacity = tight["blocks"] * 16 * engine._cache.token_bytes
     # While memory moves, one layer of three is there twice.
     assert counters["peak_kv_bytes"] <= capacity * 4 / 3

@@ -6,7 +6,7 @@ import pytest
 from labkit.config import ConfigError, Model, ModelShape
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.llm import as_list, engine_config
+from labkit.engine.llm import as_prompts, engine_config
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +109,11 @@ def test_what_a_process_settles_is_no_option(name, tmp_path):
 
 
 def test_what_counts_as_one_prompt():
-    assert as_list("a") == ["a"]
-    assert as_list(["a", "b"]) == ["a", "b"]
-    assert as_list([1, 2]) == [[1, 2]]
-    assert as_list([[1], [2]]) == [[1], [2]]
-    assert as_list([]) == []
+    assert as_prompts("a") == ["a"]
+    assert as_prompts(["a", "b"]) == ["a", "b"]
+    assert as_prompts([1, 2]) == [[1, 2]]
+    assert as_prompts([[1], [2]]) == [[1], [2]]
+    assert as_prompts([]) == []
 
 
 def test_as_many_parameters_as_prompts(llm):

@@ -6,7 +6,7 @@ import pytest
 from labkit import config
 from labkit.engine import Request, SamplingParams, create
 from labkit.engine.engine_protocol import NO_TOKEN, EngineError
-from labkit.engine.packed_forward import SelectRows
+from labkit.engine.packed_forward import LogitRowSelector
 
 LENGTHS = (3, 8, 17, 40, 1, 33, 16, 15)
 ARCHITECTURES = ("qwen3", "llama", "gemma3")
@@ -277,7 +277,9 @@ def test_an_architecture_whose_logits_differ_is_refused(factor, model_dir, monke
 
 def test_a_forward_that_takes_other_rows_than_those_asked_for_is_refused(model_dir, monkeypatch):
     """Where all rows are asked for, the first so many are the right ones."""
-    monkeypatch.setattr(SelectRows, "__call__", lambda self, h: self.norm(h[: len(self.rows)]))
+    monkeypatch.setattr(
+        LogitRowSelector, "__call__", lambda self, h: self.norm(h[: len(self.rows)])
+    )
     with pytest.raises(EngineError, match="logits differ from plain mlx_lm's"):
         create(options(), model_dir("qwen3"))
 

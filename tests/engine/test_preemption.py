@@ -5,7 +5,7 @@ import pytest
 from labkit import config
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
@@ -21,7 +21,7 @@ class Bench:
             "reservation": config.Reservation.optimistic,
             "watermark": 0,
         } | options
-        self.cache = KVCacheManager(BlockPool(blocks + 1), 4)
+        self.cache = PagedKVCacheManager(BlockPool(blocks + 1), 4)
         self.scheduler = Scheduler(config.Scheduler(**options), self.cache, frozenset())
         self.tokens = {}
 

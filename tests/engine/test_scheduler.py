@@ -4,7 +4,7 @@ import pytest
 
 from labkit import config
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, RequestState, SamplingParams
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler import Scheduler
@@ -12,7 +12,9 @@ from labkit.engine.scheduler_output import ScheduledChunk
 
 
 def make_scheduler(**options):
-    return Scheduler(config.Scheduler(**options), KVCacheManager(BlockPool(20), 4), frozenset())
+    return Scheduler(
+        config.Scheduler(**options), PagedKVCacheManager(BlockPool(20), 4), frozenset()
+    )
 
 
 def test_a_result_for_a_request_aborted_in_flight_is_dropped():
@@ -50,7 +52,7 @@ def test_decodes_come_first_whatever_the_order_of_arrival():
 
 def _mixed(decodes, prompts, **options):
     """Return the prompt tokens of a step beside so many decodes, of so many prompts of 20."""
-    manager = KVCacheManager(BlockPool(200), 4)
+    manager = PagedKVCacheManager(BlockPool(200), 4)
     scheduler = Scheduler(config.Scheduler(**options), manager, frozenset())
     for index in range(decodes):
         scheduler.add(Request(f"d{index}", (1,), SamplingParams(max_tokens=9)))

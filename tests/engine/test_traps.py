@@ -9,7 +9,7 @@ from stub_engine import VOCAB, make_engine, solo
 from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.request import Request, SamplingParams
 
 CACHES = [kind.value for kind in config.PrefixCache]
@@ -44,7 +44,7 @@ def expected(prompts=PROMPTS, max_tokens=10):
 
 def cached(kind, num_blocks, block_size=4):
     pool = BlockPool(num_blocks)
-    return KVCacheManager(
+    return PagedKVCacheManager(
         pool, block_size, prefix_cache.create(kind, pool, block_size), block_bytes=100
     )
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from labkit.config import Queue
 from labkit.engine.request import Request, RequestState
-from labkit.engine.schedule_policy import QUEUES
+from labkit.engine.schedule_policy import QUEUE_KEYS
 from labkit.engine.waiting_queue import WaitingQueue
 
 # What happens: a request comes, the first is admitted, one is aborted, one is sent back.
@@ -14,7 +14,7 @@ HAPPENS = st.lists(st.tuples(st.sampled_from("caxb"), st.integers(0, 3)), max_si
 
 @given(st.sampled_from(list(Queue)), HAPPENS)
 def test_it_is_a_sorted_list(kind, happens):
-    place = QUEUES[kind]
+    place = QUEUE_KEYS[kind]
     queue, waits, runs, serial = WaitingQueue(place), [], [], 0
     for what, number in happens:
         if what == "c":

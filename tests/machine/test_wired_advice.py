@@ -24,13 +24,13 @@ def budget(**options):
 
 def test_a_machine_as_demanded_is_accepted():
     assert wired_advice.collector_mismatch(simulated_mac("sim_m1_pro_32gb"), enabled=True) is None
-    preflight_checks.require_wired(budget())
-    preflight_checks.require_wired(budget(wired_collector=DEMANDS.enabled))
+    preflight_checks.require_wired_collector(budget())
+    preflight_checks.require_wired_collector(budget(wired_collector=DEMANDS.enabled))
 
 
 def test_a_machine_that_is_not_as_demanded_is_refused_with_the_command():
     with pytest.raises(EngineError) as caught:
-        preflight_checks.require_wired(budget(wired_collector=DEMANDS.disabled))
+        preflight_checks.require_wired_collector(budget(wired_collector=DEMANDS.disabled))
     said = str(caught.value)
     assert "\n" not in said
     assert "sudo sysctl iogpu.disable_wired_collector=1" in said
@@ -50,13 +50,13 @@ def test_a_machine_without_a_collector_says_where_to_see_the_advice():
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
     with pytest.raises(EngineError, match=r"it is macOS's; engine\.budget\.machine simulates"):
-        preflight_checks.require_wired(elsewhere)
+        preflight_checks.require_wired_collector(elsewhere)
 
 
 def test_mlx_s_cache_is_bounded_as_asked():
     before = mx.set_cache_limit(1 << 20)
     try:
-        preflight_checks.settle(config.Engine(mlx_cache_limit=123456))
+        preflight_checks.check_preconditions(config.Engine(mlx_cache_limit=123456))
         assert mx.set_cache_limit(before) == 123456
     finally:
         mx.set_cache_limit(before)
@@ -66,9 +66,9 @@ def test_mlx_s_variables_must_be_set_before_it_starts(monkeypatch):
     asked = config.Engine(mlx=config.Mlx(bfs_max_width=7))
     monkeypatch.delenv("MLX_BFS_MAX_WIDTH", raising=False)
     with pytest.raises(EngineError, match=r"MLX_BFS_MAX_WIDTH is not set .* set .*=7 before$"):
-        preflight_checks.settle(asked)
+        preflight_checks.check_preconditions(asked)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "8")
     with pytest.raises(EngineError, match="is 8 in this process, not 7"):
-        preflight_checks.settle(asked)
+        preflight_checks.check_preconditions(asked)
     monkeypatch.setenv("MLX_BFS_MAX_WIDTH", "7")
-    preflight_checks.settle(asked)
+    preflight_checks.check_preconditions(asked)

@@ -22,7 +22,7 @@ def own(**attention):
 def counted(tree):
     """Yield what a module counts: names, and what families' names begin with, with a star."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add", "at_least"):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("add", "record_peak"):
             yield from map(name_of, node.args[:1])
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_all":
             yield from keys(node)

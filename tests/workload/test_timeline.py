@@ -16,7 +16,7 @@ class Engine:
         return request_id in self.running
 
     def kv_bytes(self):
-        return KVBytes(held=100 * len(self.running), used=10 * len(self.running))
+        return KVBytes(reserved=100 * len(self.running), used=10 * len(self.running))
 
 
 def run(engine, count, step_s, steps):

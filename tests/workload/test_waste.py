@@ -38,7 +38,7 @@ class StaticEngine:
             self.ended = []
         return events
 
-    def staying(self):
+    def lingering_requests(self):
         return self.ended
 
     def counters(self):

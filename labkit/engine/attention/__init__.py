@@ -45,7 +45,7 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     """
     chosen = KernelSwitches(**switches)
     if ":" in backend:
-        own: PagedBackend = plugins.make(
+        own: PagedBackend = plugins.create_plugin(
             "engine.attention.backend", backend, _METHODS, resolver=chosen.resolver
         )
         return own

@@ -126,9 +126,9 @@ class ReplayState:
         """Note that a step ran, whose counts ``counters`` are owed."""
         if self._owed is not counters:
             if self._owed is not None:
-                self._owed.settle()
+                self._owed.flush()
             self._owed = counters
-            counters.owe(self._settled)
+            counters.defer(self._settled)
         self._steps += 1
         self._plan = metadata
 

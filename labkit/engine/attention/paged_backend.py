@@ -19,7 +19,7 @@ from labkit.engine.attention.attention_metadata import AttentionLayer, Attention
 from labkit.engine.attention.launch_report import LaunchReport, Reports
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+    from labkit.engine.kv_layout.kv_cache_manager import KVShape
 
 Array = NDArray[Any]
 Arrays = Literal["numpy", "mlx"]
@@ -107,7 +107,7 @@ class PagedBackend:
 
     def allocate(
         self,
-        shapes: Sequence[LayerShape],
+        shapes: Sequence[KVShape],
         num_blocks: int,
         block_size: int,
         dtype: str = "float32",

@@ -55,7 +55,7 @@ def plan(
 
 def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
     """Return the bytes of a token's keys and values, in the type that the engine keeps them in."""
-    width = compute_dtype.cache_width(engine, model.float_bytes)
+    width = compute_dtype.kv_itemsize(engine, model.float_bytes)
     return width * model.kv_bytes_per_token // model_footprint.FLOAT32_BYTES
 
 
@@ -76,7 +76,7 @@ def check(experiment: config.Experiment) -> BudgetDecision | None:
         return None
     engine = experiment.engine
     model = model_footprint.from_model(
-        experiment.model, compute_dtype.asked(engine), compute_dtype.matrices(engine)
+        experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
     )
     if model is None:
         return None

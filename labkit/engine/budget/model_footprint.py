@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import config
-from labkit.engine.compute_dtype import Matrices
+from labkit.engine.compute_dtype import MatrixStorage
 
 DEFAULT_GROUP_SIZE = 64  # mlx's, of quantised numbers that share a scale
 FLOAT32_BYTES = 4  # bytes of a number in float32, in which sizes are counted first
@@ -54,7 +54,7 @@ class ModelFootprint:
 
 
 def from_model(
-    model: config.Model, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+    model: config.Model, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> ModelFootprint | None:
     """Read the facts of a configured model; nothing is built or loaded.
 
@@ -101,7 +101,7 @@ def from_shape(shape: config.ModelShape, name: str, kind: CastDtype = "float32")
 
 
 def from_directory(
-    path: Path, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+    path: Path, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> ModelFootprint | None:
     """Read config.json and the headers of the weights in ``path``.
 
@@ -142,7 +142,7 @@ def _from_config(
 
 
 def from_weights(
-    path: Path, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+    path: Path, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> ModelFootprint:
     """Count the weights in ``path`` where config.json tells no more.
 
@@ -159,7 +159,7 @@ def from_weights(
 
 
 def weight_formats(
-    model: config.Model, kind: CastDtype = "float32", matrices: Matrices = Matrices.cast
+    model: config.Model, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> frozenset[str]:
     """Name what the weights of a configured model will be held in, as counters have it.
 
@@ -203,17 +203,17 @@ class _WeightLoading:
     """What loading does to weights."""
 
     kind: CastDtype
-    matrices: Matrices
+    matrices: MatrixStorage
 
     def bytes(self, tensor: _TensorHeader) -> int:
         """Return the bytes of a tensor, as loaded."""
-        if self.matrices is Matrices.widened and tensor.quantised:
+        if self.matrices is MatrixStorage.dequantized and tensor.quantised:
             return FLOAT32_BYTES * tensor.numbers
         return tensor.size * _number_bytes(tensor.word, self._kind_of(tensor))
 
     def form(self, tensor: _TensorHeader) -> str:
         """Name what a tensor is held in, as loaded; as counters have it."""
-        if self.matrices is Matrices.widened and tensor.quantised:
+        if self.matrices is MatrixStorage.dequantized and tensor.quantised:
             return "float32"
         if tensor.word not in FLOAT_BYTES:
             return "quantised" if tensor.quantised else tensor.word
@@ -221,7 +221,7 @@ class _WeightLoading:
 
     def _kind_of(self, tensor: _TensorHeader) -> CastDtype:
         """Return the type that a tensor's numbers are cast to; None: they stay."""
-        return None if self.matrices is Matrices.kept and tensor.of_matrix else self.kind
+        return None if self.matrices is MatrixStorage.as_stored and tensor.of_matrix else self.kind
 
 
 @dataclass(frozen=True)

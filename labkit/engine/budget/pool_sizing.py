@@ -19,7 +19,7 @@ from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache_manager import KVCache, LayerShape, LayoutKind
+    from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager, KVShape
     from labkit.engine.packed_forward import PackedForward
     from labkit.machine.memory_profile import MemoryProfile
 
@@ -37,7 +37,7 @@ def check_before_loading(options: config.Engine, model_dir: Path, machine: Memor
         The budget is refused: one line that ends in what to set.
     """
     model = model_footprint.from_directory(
-        model_dir, compute_dtype.asked(options), compute_dtype.matrices(options)
+        model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     )
     answer = None if model is None else plan(options, model, machine)
     if isinstance(answer, BudgetRefusal):
@@ -48,7 +48,7 @@ def size_pool(
     options: config.Engine,
     model_dir: Path,
     machine: MemoryProfile,
-    shapes: tuple[LayerShape, ...],
+    shapes: tuple[KVShape, ...],
     measure: Callable[[], int],
 ) -> BudgetDecision:
     """Size the KV pool of a loaded model.
@@ -64,7 +64,7 @@ def size_pool(
     """
     # A rank's shapes are its own heads; the budget counts the pools of all.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
-    weights = model_dir, compute_dtype.asked(options), compute_dtype.matrices(options)
+    weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     model = model_footprint.from_directory(*weights)
     known = model is not None
     model = model_footprint.with_kv_bytes(
@@ -82,8 +82,8 @@ def size_pool(
 
 def measure_activation_bytes(
     forward: PackedForward,
-    kind: LayoutKind,
-    shapes: tuple[LayerShape, ...],
+    kind: KVCacheFactory,
+    shapes: tuple[KVShape, ...],
     scheduler: config.Scheduler,
 ) -> int:
     """Run the largest step twice and return the second's peak (bytes, NumPy's and MLX's).
@@ -92,7 +92,7 @@ def measure_activation_bytes(
     of which sample. The first forward compiles and fills caches.
     """
     lengths = prompt_lengths(scheduler)
-    layout = kind.holding(shapes, len(lengths), max(lengths))
+    layout = kind.create_for(shapes, len(lengths), max(lengths))
     batch, step = layout.memory.plan(largest_step(lengths, layout.cache))
     forward(batch, step, Counters())
     mlx_before = _mlx_active()
@@ -112,7 +112,7 @@ def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
     return [tokens // rows + (row < tokens % rows) for row in range(rows)]
 
 
-def largest_step(lengths: list[int], cache: KVCache) -> Batch:
+def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
     """Return the batch of whole prompts of these lengths, token ids all 0."""
     states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
     for state in states:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.kv_cache_manager import KVLayout, LayerShape, LayoutKind
+from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVShape
 
 if TYPE_CHECKING:
     from labkit import config
 
-__all__ = ["KVLayout", "LayerShape", "LayoutKind", "choose"]
+__all__ = ["KVCache", "KVCacheFactory", "KVShape", "choose"]
 
-Shapes = tuple[LayerShape, ...]
+Shapes = tuple[KVShape, ...]
 
 
-def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
+def choose(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
     """Return the layout, with its attention, that ``options`` name.
 
     ``computed``: the type that the model computes in, and caches unless ``engine.kv.dtype``
@@ -25,21 +25,20 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
     ValueError
         The attention cannot be made; one line that says why.
     """
-    from labkit.config import Admission
-    from labkit.config import KVLayout as Word
+    from labkit.config import Admission, KVLayout
     from labkit.engine import attention, compute_dtype
 
-    kv, kept = options.kv, compute_dtype.cached(options, computed)
-    if kv.layout is Word.paged:
+    kv, kept = options.kv, compute_dtype.kv_dtype(options, computed)
+    if kv.layout is KVLayout.paged:
         attention.configured(options.attention)  # refused now, if at all
 
-    def create(shapes: Shapes, num_blocks: int) -> KVLayout:
-        if kv.layout is Word.contiguous:
+    def create(shapes: Shapes, num_blocks: int) -> KVCache:
+        if kv.layout is KVLayout.contiguous:
             from labkit.engine.kv_layout import contiguous
 
             capacity = num_blocks * kv.block_size
             return contiguous.create(shapes, capacity, kept, kv.set_aside or 0)
-        if kv.layout is Word.padded:
+        if kv.layout is KVLayout.padded:
             from labkit.engine.kv_layout import padded
 
             static = options.scheduler.admission is Admission.static
@@ -49,7 +48,7 @@ def choose(options: config.Engine, computed: str = "float32") -> LayoutKind:
         backend, prefixes = attention.configured(options.attention), options.prefix_cache.value
         return paged.create(backend, shapes, num_blocks, kv, kept, prefixes, _reuse_blocks(options))
 
-    return LayoutKind(kv, create)
+    return KVCacheFactory(kv, create)
 
 
 def _reuse_blocks(options: config.Engine) -> int:

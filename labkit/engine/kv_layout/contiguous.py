@@ -1,6 +1,6 @@
 """``contiguous``: one cache per request, grown by copying it into a larger one.
 
-As mlx_lm's ``KVCache``: memory comes in steps of 256 tokens, as the request needs it, and
+As mlx_lm's ``KVCacheManager``: memory comes in steps of 256 tokens, as the request needs it, and
 every growth copies what was there.  Or it is set aside whole when the request is admitted
 (``engine.kv.set_aside``), however little of it will be used.  Attention is MLX's, one call per
 request, over what is computed.
@@ -16,30 +16,28 @@ from labkit.engine.attention import sdpa
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaAttention, SdpaLayer
 from labkit.engine.budget.kv_demand import round_up_to_step
-from labkit.engine.kv_layout.dense_kv import OwnPieces, Rectangle, Span
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, KVShape, StepAttention
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch
     from labkit.engine.request import RequestState
 
 
-def create(
-    shapes: tuple[LayerShape, ...], capacity: int, dtype: str, set_aside: int = 0
-) -> KVLayout:
+def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, set_aside: int = 0) -> KVCache:
     """Make a layout of which all requests together may be promised ``capacity`` tokens.
 
     ``set_aside``: tokens of memory that each has from its beginning.
     """
-    cache = ContiguousCache(shapes, capacity, dtype, set_aside)
-    return KVLayout(cache, ContiguousMemory(cache))
+    cache = ContiguousKVCacheManager(shapes, capacity, dtype, set_aside)
+    return KVCache(cache, ContiguousMemory(cache))
 
 
-class ContiguousCache(OwnPieces):
+class ContiguousKVCacheManager(DenseKVCacheManager):
     """Who holds which cache; a request is promised what it may need, in whole steps."""
 
     def __init__(
-        self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str, set_aside: int
+        self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, set_aside: int
     ) -> None:
         super().__init__(shapes, capacity, "a KV cache", dtype)
         self._shapes = shapes
@@ -47,10 +45,10 @@ class ContiguousCache(OwnPieces):
         self._set_aside = 0
         self._dtype = dtype
         self._promised: dict[str, int] = {}
-        self.rows: dict[int, Rectangle] = {}
+        self.rows: dict[int, DenseKV] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Promise memory for ``num_tokens`` tokens; see ``KVCache.reserve``."""
+        """Promise memory for ``num_tokens`` tokens; see ``KVCacheManager.reserve``."""
         request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} holds a cache already")
@@ -58,7 +56,7 @@ class ContiguousCache(OwnPieces):
         if sum(self._promised.values()) + promise > (1 - spare) * self._capacity:
             return None
         self._promised[request_id] = promise
-        row = Rectangle(self._shapes, self.accounts, self._dtype)
+        row = DenseKV(self._shapes, self.accounts, self._dtype)
         if self._least:
             row.move(1, self._rounded(0), [])
             self._set_aside += row.capacity
@@ -90,7 +88,7 @@ class ContiguousCache(OwnPieces):
         self._set_aside = 0
 
     def check(self, running: set[str]) -> None:
-        """Check the record of bytes held too; see ``KVCache.check``."""
+        """Check the record of bytes held too; see ``KVCacheManager.check``."""
         super().check(running)
         if self.held_bytes != sum(row.nbytes for row in self.rows.values()):
             raise AssertionError("the record of bytes held disagrees with the caches")
@@ -99,11 +97,11 @@ class ContiguousCache(OwnPieces):
 class ContiguousMemory:
     """The caches; see ``KVMemory``."""
 
-    def __init__(self, cache: ContiguousCache) -> None:
+    def __init__(self, cache: ContiguousKVCacheManager) -> None:
         self.attention = SdpaAttention()
         self._cache = cache
 
-    def plan(self, batch: Batch) -> tuple[Batch, Step]:
+    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Grow the caches that the step's tokens would overflow; the batch stays as it is."""
         spans = []
         starts = batch.cu_seqlens_q.tolist()
@@ -112,15 +110,15 @@ class ContiguousMemory:
             start, stop = starts[s], starts[s + 1]
             done = context - (stop - start)
             if context > row.capacity:
-                row.move(1, round_up_to_step(context), [Span(0, 0, 0, 0, done)] if done else [])
+                row.move(1, round_up_to_step(context), [TokenMove(0, 0, 0, 0, done)] if done else [])
             spans.append((row, start, stop, context))
-        return batch, Step(self.attention, ContiguousStep(spans), {"layout.contiguous": 1})
+        return batch, StepAttention(self.attention, ContiguousStep(spans), {"layout.contiguous": 1})
 
 
 class ContiguousStep:
     """One step over the caches of its requests; see ``SdpaStep``."""
 
-    def __init__(self, spans: list[tuple[Rectangle, int, int, int]]) -> None:
+    def __init__(self, spans: list[tuple[DenseKV, int, int, int]]) -> None:
         self.launches: list[LaunchReport] = []
         self._spans = spans
 

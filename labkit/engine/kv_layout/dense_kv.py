@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.budget.kv_demand import round_up_to_step
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager, KVShape
 
 
 @dataclass(slots=True)
-class Accounts:
+class AllocationStats:
     """Bytes of KV memory: allocated now and at most, and copied from one place to another."""
 
     held: int = 0
@@ -36,7 +36,7 @@ class Accounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenMove:
     """Tokens that move: a piece of an old row to a place in a new row."""
 
     old_row: int
@@ -46,14 +46,14 @@ class Span:
     length: int
 
 
-class Rectangle:
+class DenseKV:
     """Memory for ``rows`` x ``capacity`` tokens in every layer; zeros where nothing is written.
 
     Finite everywhere, because a masked NaN would still spoil a sum. ``dtype``: float32,
     float16 or bfloat16.
     """
 
-    def __init__(self, shapes: tuple[LayerShape, ...], accounts: Accounts, dtype: str) -> None:
+    def __init__(self, shapes: tuple[KVShape, ...], accounts: AllocationStats, dtype: str) -> None:
         self.shapes = shapes
         self.rows = self.capacity = 0
         self._dtype = dtype
@@ -75,7 +75,7 @@ class Rectangle:
         """Return all layers' keys and values."""
         return [array for pair in self._pairs for array in pair]
 
-    def move(self, rows: int, capacity: int, spans: Iterable[Span]) -> None:
+    def move(self, rows: int, capacity: int, spans: Iterable[TokenMove]) -> None:
         """Take new memory and copy ``spans`` into it, layer by layer; let go of the old."""
         spans = tuple(spans)
         old_tokens, old = self.rows * self.capacity, self._pairs
@@ -97,7 +97,7 @@ class Rectangle:
         self._pairs, self.rows, self.capacity = [], 0, 0
 
 
-def _zeros(shape: LayerShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, mx.array]:
+def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, mx.array]:
     size, kind = (rows, shape.num_kv_heads, capacity), getattr(mx, dtype)
     pair = mx.zeros((*size, shape.key_dim), kind), mx.zeros((*size, shape.value_dim), kind)
     mx.eval(pair)
@@ -105,7 +105,7 @@ def _zeros(shape: LayerShape, rows: int, capacity: int, dtype: str) -> tuple[mx.
 
 
 def _copy(
-    old: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], spans: tuple[Span, ...]
+    old: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], spans: tuple[TokenMove, ...]
 ) -> None:
     for source, target in zip(map(_words, old), map(_words, new), strict=True):
         for s in spans:
@@ -119,18 +119,16 @@ def _words(array: mx.array) -> NDArray[Any]:
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
-class OwnPieces(KVCache):
+class DenseKVCacheManager(KVCacheManager):
     """The cache of a layout whose requests have a piece of memory each, numbered.
 
     ``capacity``: tokens of memory that may be promised to all requests together; ``piece``:
     what a request has, in words.
     """
 
-    def __init__(
-        self, shapes: tuple[LayerShape, ...], capacity: int, piece: str, dtype: str
-    ) -> None:
+    def __init__(self, shapes: tuple[KVShape, ...], capacity: int, piece: str, dtype: str) -> None:
         super().__init__(sum(shape.token_bytes(dtype) for shape in shapes))
-        self.accounts = Accounts()
+        self.accounts = AllocationStats()
         self._capacity = capacity
         self._piece = piece
         self._next = 0
@@ -145,7 +143,7 @@ class OwnPieces(KVCache):
         """Tokens that one request can hold at most, alone."""
         return self._capacity // round_up_to_step(1) * round_up_to_step(1)
 
-    def refusal(self, num_tokens: int) -> str | None:
+    def refusal_reason(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
         needed = self._rounded(num_tokens)
         if needed <= self._capacity:

@@ -1,6 +1,6 @@
 """What every KV layout offers: who holds which memory, and how a step writes and reads it.
 
-A layout is two parts.  ``KVCache`` is bookkeeping on the host, which the scheduler and the
+A layout is two parts.  ``KVCacheManager`` is bookkeeping on the host, which the scheduler and the
 input builder ask; ``KVMemory`` is the arrays, which the model runner asks once per step
 and the model's layers through its ``Attention``.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
+class KVShape:
     """What one layer caches per token."""
 
     num_kv_heads: int
@@ -53,7 +53,7 @@ class BlockTable:
         return len(self.block_ids)
 
 
-class UsedTokens:
+class ComputedTokenCount:
     """How many computed tokens are held, now and at most.
 
     A token shared by several requests counts for each of them, at most up to what is held.
@@ -64,13 +64,13 @@ class UsedTokens:
         self._total = 0
         self.peak: float = 0
 
-    def note(self, request_id: str, tokens: int, held: float = math.inf) -> None:
+    def update(self, request_id: str, tokens: int, held: float = math.inf) -> None:
         """Say that a request has so many computed tokens now; memory for ``held`` is held."""
         self._total += tokens - self._tokens.get(request_id, 0)
         self._tokens[request_id] = tokens
         self.peak = max(self.peak, min(self._total, held))
 
-    def forget(self, request_id: str) -> int:
+    def remove(self, request_id: str) -> int:
         """Say that a request holds none any more; return how many it held."""
         tokens = self._tokens.pop(request_id, 0)
         self._total -= tokens
@@ -81,7 +81,7 @@ class UsedTokens:
         self.peak = min(self._total, held)
 
 
-class KVCache:
+class KVCacheManager:
     """Who holds which KV memory; as it is, nothing is shared, and nothing kept of who ended.
 
     ``token_bytes``: bytes of one token's keys and values over all layers.
@@ -90,7 +90,7 @@ class KVCache:
     def __init__(self, token_bytes: int) -> None:
         self.token_bytes = token_bytes
         self._tables: dict[str, BlockTable] = {}
-        self._used = UsedTokens()
+        self._used = ComputedTokenCount()
         self._slots = self._filled = 0  # of those who have left
 
     @property
@@ -103,7 +103,7 @@ class KVCache:
         """Tokens that one request can hold at most, alone."""
         raise NotImplementedError
 
-    def refusal(self, num_tokens: int) -> str | None:
+    def refusal_reason(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
         raise NotImplementedError
 
@@ -134,13 +134,13 @@ class KVCache:
         """
         raise NotImplementedError
 
-    def publish(self, state: RequestState) -> None:
+    def cache_blocks(self, state: RequestState) -> None:
         """Offer a running request's computed tokens for reuse, where the layout can share.
 
         To be called after ``num_computed_tokens`` has advanced over tokens that are final: a
         drafted token that may yet be rejected must not be among them.
         """
-        self._used.note(state.request_id, state.num_computed_tokens)
+        self._used.update(state.request_id, state.num_computed_tokens)
 
     def table(self, request_id: str) -> BlockTable:
         """Return where the request's tokens lie."""
@@ -150,7 +150,7 @@ class KVCache:
         """Give back what a request holds; one that holds nothing is ignored."""
         table = self._tables.pop(request_id, None)
         if table is not None:
-            self._filled += self._used.forget(request_id)
+            self._filled += self._used.remove(request_id)
             self._slots += self.slots(table)
             self._free(request_id, table)
 
@@ -161,7 +161,7 @@ class KVCache:
     def _free(self, request_id: str, table: BlockTable) -> None:
         raise NotImplementedError
 
-    def staying(self) -> Collection[str]:
+    def lingering_requests(self) -> Collection[str]:
         """Return the requests that released their memory but whose rows are still computed."""
         return ()
 
@@ -192,7 +192,7 @@ class KVCache:
         self._slots = self._filled = 0
 
 
-class Step(NamedTuple):
+class StepAttention(NamedTuple):
     """One step's way to the keys and values, for all layers.
 
     ``attention`` is what the layers call, ``plan`` what it shares between them in this step,
@@ -211,7 +211,7 @@ class KVMemory(Protocol):
     def attention(self) -> Attention:
         """What writes and reads the arrays, in every step."""
 
-    def plan(self, batch: Batch) -> tuple[Batch, Step]:
+    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Prepare a step; memory may grow or move.
 
         Returns
@@ -223,15 +223,15 @@ class KVMemory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
+class KVCache:
     """A layout's two parts."""
 
-    cache: KVCache
+    cache: KVCacheManager
     memory: KVMemory
 
 
 @dataclass(frozen=True)
-class LayoutKind:
+class KVCacheFactory:
     """Makes layouts of one kind: for the engine, for the self-test, for profiling.
 
     ``create`` takes what each layer caches per token, and the memory in blocks of ``kv``; one
@@ -239,8 +239,8 @@ class LayoutKind:
     """
 
     kv: config.KV
-    create: Callable[[tuple[LayerShape, ...], int], KVLayout]
+    create: Callable[[tuple[KVShape, ...], int], KVCache]
 
-    def holding(self, shapes: tuple[LayerShape, ...], requests: int, tokens: int) -> KVLayout:
+    def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
         """Make a layout just large enough for so many requests of so many tokens each."""
         return self.create(shapes, blocks_for(self.kv, [tokens] * requests))

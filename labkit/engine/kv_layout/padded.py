@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from labkit.engine.attention.sdpa import SdpaAttention
 from labkit.engine.budget.kv_demand import round_up_to_step
-from labkit.engine.kv_layout.dense_kv import OwnPieces, Rectangle, Span
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, KVShape, StepAttention
 from labkit.engine.kv_layout.padded_batch import pad_batch
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from labkit.engine.request import RequestState
 
 
-def create(shapes: tuple[LayerShape, ...], capacity: int, dtype: str, *, static: bool) -> KVLayout:
+def create(shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bool) -> KVCache:
     """Make a layout whose largest rectangle has ``capacity`` rows times columns.
 
     ``static``: rows of finished requests stay until all are finished.
     """
-    cache = PaddedCache(shapes, capacity, dtype, static=static)
-    return KVLayout(cache, PaddedMemory(cache))
+    cache = PaddedKVCacheManager(shapes, capacity, dtype, static=static)
+    return KVCache(cache, PaddedMemory(cache))
 
 
 @dataclass(slots=True)
-class Row:
+class PaddedRow:
     """A request's row: its tokens lie in the columns ``pad`` to ``pad + length``.
 
     ``prompt`` tokens are known when it joins, ``output`` more may come. ``place`` is its
@@ -58,25 +58,27 @@ class Row:
         return self.pad + max(self.length, self.prompt)
 
 
-class PaddedCache(OwnPieces):
+class PaddedKVCacheManager(DenseKVCacheManager):
     """Who has which row. A rectangle is promised for the longest prompt and output."""
 
     def __init__(
-        self, shapes: tuple[LayerShape, ...], capacity: int, dtype: str, *, static: bool
+        self, shapes: tuple[KVShape, ...], capacity: int, dtype: str, *, static: bool
     ) -> None:
         super().__init__(shapes, capacity, "a row", dtype)
-        self.rectangle = Rectangle(shapes, self.accounts, dtype)
-        self.rows: list[Row] = []
+        self.rectangle = DenseKV(shapes, self.accounts, dtype)
+        self.rows: list[PaddedRow] = []
         self.columns = self.empty_columns = 0
         self._static = static
-        self._held: dict[str, Row] = {}
+        self._held: dict[str, PaddedRow] = {}
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Promise a row, if the rectangle of all rows would fit; see ``KVCache.reserve``."""
+        """Promise a row, if the rectangle of all rows would fit; see ``KVCacheManager.reserve``."""
         request_id = state.request_id
         if request_id in self._held:
             raise ValueError(f"request {request_id} holds a row already")
-        row = Row(request_id, self._next, state.num_tokens, max(0, num_tokens - state.num_tokens))
+        row = PaddedRow(
+            request_id, self._next, state.num_tokens, max(0, num_tokens - state.num_tokens)
+        )
         rows = [*self.rows, row]
         longest = max(r.prompt for r in rows) + max(r.output for r in rows)
         if len(rows) * round_up_to_step(longest) > (1 - spare) * self._capacity:
@@ -123,18 +125,18 @@ class PaddedCache(OwnPieces):
 
     def _move(self, columns: int, old: list[tuple[int | None, int]]) -> None:
         spans = [
-            Span(place, pad, index, row.pad, row.length)
+            TokenMove(place, pad, index, row.pad, row.length)
             for index, ((place, pad), row) in enumerate(zip(old, self.rows, strict=True))
             if place is not None and row.length
         ]
         self.rectangle.move(len(self.rows), round_up_to_step(columns), spans)
 
-    def staying(self) -> list[str]:
+    def lingering_requests(self) -> list[str]:
         """Return the requests that ended but whose rows stay until their batch ends."""
         return [row.request_id for row in self.rows if not row.live]
 
     def check(self, running: set[str]) -> None:
-        """Check the rows and the record of bytes held too; see ``KVCache.check``."""
+        """Check the rows and the record of bytes held too; see ``KVCacheManager.check``."""
         super().check(running)
         live = [row.number for row in self.rows if row.live]
         if sorted(live) != sorted(row.number for row in self._held.values()):
@@ -158,11 +160,11 @@ class PaddedCache(OwnPieces):
 class PaddedMemory:
     """The rectangle; see ``KVMemory``."""
 
-    def __init__(self, cache: PaddedCache) -> None:
+    def __init__(self, cache: PaddedKVCacheManager) -> None:
         self.attention = SdpaAttention()
         self._cache = cache
 
-    def plan(self, batch: Batch) -> tuple[Batch, Step]:
+    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Arrange the rows, pad the step's chunks to the longest, add rows that only stay."""
         cache = self._cache
         cache.arrange()
@@ -176,4 +178,4 @@ class PaddedMemory:
         computed, step = pad_batch(batch, taking, staying, cache.rectangle)
         cache.columns += step.columns
         cache.empty_columns += step.empty_columns
-        return computed, Step(self.attention, step, {"layout.padded": 1})
+        return computed, StepAttention(self.attention, step, {"layout.padded": 1})

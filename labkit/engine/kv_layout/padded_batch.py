@@ -15,14 +15,14 @@ from labkit.engine.attention.sdpa import SdpaLayer
 
 if TYPE_CHECKING:
     from labkit.engine.input_builder import Batch
-    from labkit.engine.kv_layout.dense_kv import Rectangle
-    from labkit.engine.kv_layout.padded import Row
+    from labkit.engine.kv_layout.dense_kv import DenseKV
+    from labkit.engine.kv_layout.padded import PaddedRow
 
 Ints = NDArray[np.int64]
 
 
 def pad_batch(
-    batch: Batch, taking: Sequence[Row], staying: Sequence[Row], rectangle: Rectangle
+    batch: Batch, taking: Sequence[PaddedRow], staying: Sequence[PaddedRow], rectangle: DenseKV
 ) -> tuple[Batch, PaddedStep]:
     """Make a packed, ragged batch a rectangle of tokens; return that and its attention.
 
@@ -64,8 +64,8 @@ class PaddedStep:
 
     def __init__(
         self,
-        rectangle: Rectangle,
-        rows: Sequence[Row],
+        rectangle: DenseKV,
+        rows: Sequence[PaddedRow],
         width: int,
         target: Ints,
         columns: Ints,

@@ -10,7 +10,13 @@ import numpy as np
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, KVLayout, LayerShape, Step
+from labkit.engine.kv_layout.kv_cache_manager import (
+    BlockTable,
+    KVCache,
+    KVCacheManager,
+    KVShape,
+    StepAttention,
+)
 from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
@@ -22,13 +28,13 @@ if TYPE_CHECKING:
 
 def create(
     backend: PagedBackend,
-    shapes: tuple[LayerShape, ...],
+    shapes: tuple[KVShape, ...],
     num_blocks: int,
     kv: config.KV,
     dtype: str,
     prefixes: str = "none",
     reuse_blocks: int = 1,
-) -> KVLayout:
+) -> KVCache:
     """Make a pool of so many blocks, the null block included; ``backend`` will own it.
 
     ``prefixes`` is the prefix cache's word, ``reuse_blocks`` of how many blocks a reused prefix
@@ -44,17 +50,17 @@ def create(
     except ValueError as error:
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
     blocks = BlockPool(num_blocks)
-    cache = KVCacheManager(
+    cache = PagedKVCacheManager(
         blocks,
         kv.block_size,
         prefix_cache.create(prefixes, blocks, kv.block_size),
         reuse_blocks,
         block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
     )
-    return KVLayout(cache, PagedMemory(backend))
+    return KVCache(cache, PagedMemory(backend))
 
 
-class KVCacheManager(KVCache):
+class PagedKVCacheManager(KVCacheManager):
     """Reserves blocks for requests, lets them share computed prefixes, takes them back.
 
     ``prefix_cache`` is over the same pool (None: nothing is reused), and used in multiples of
@@ -92,7 +98,7 @@ class KVCacheManager(KVCache):
         """Tokens that one request can hold at most, alone."""
         return self.pool.capacity * self.block_size
 
-    def refusal(self, num_tokens: int) -> str | None:
+    def refusal_reason(self, num_tokens: int) -> str | None:
         """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
         needed = self.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
@@ -102,17 +108,17 @@ class KVCacheManager(KVCache):
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
         """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
 
-        What is found computed are whole blocks; see ``KVCache.reserve``.
+        What is found computed are whole blocks; see ``KVCacheManager.reserve``.
         """
         request_id = state.request_id
         if request_id in self._tables:
             raise ValueError(f"request {request_id} holds blocks already")
         shared = self._match(state)
         missing = self.blocks_for(num_tokens) - len(shared)
-        available = self.pool.num_free + self.pool.num_idle - self.pool.idle_among(shared)
+        available = self.pool.num_free + self.pool.num_evictable - self.pool.count_evictable(shared)
         if missing + ceil(spare * self.pool.capacity) > available:
             return None
-        self.pool.share(shared)
+        self.pool.touch(shared)
         self._prefixes.lock(request_id, state.token_ids, len(shared))
         blocks = [*shared, *self._allocate(missing)]
         self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
@@ -134,33 +140,33 @@ class KVCacheManager(KVCache):
         return self.pool.allocate(count)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Hold as many more blocks as are missing; see ``KVCache.grow``."""
+        """Hold as many more blocks as are missing; see ``KVCacheManager.grow``."""
         blocks = self._tables[request_id].block_ids
         missing = self.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
             return True
-        if missing > self.pool.num_free + self.pool.num_idle:
+        if missing > self.pool.num_free + self.pool.num_evictable:
             return False
         more = np.asarray(self._allocate(missing), np.int32)
         self._tables[request_id] = BlockTable(np.concatenate([blocks, more]))
         return True
 
-    def publish(self, state: RequestState) -> None:
-        """Offer the full, computed blocks; see ``KVCache.publish``."""
+    def cache_blocks(self, state: RequestState) -> None:
+        """Offer the full, computed blocks; see ``KVCacheManager.cache_blocks``."""
         request_id = state.request_id
         held = self.pool.num_used * self.block_size
-        self._used.note(request_id, state.num_computed_tokens, held)
+        self._used.update(request_id, state.num_computed_tokens, held)
         full = state.num_computed_tokens // self.block_size
         if full <= self._published[request_id]:
             return
         self._published[request_id] = full
         blocks = self._tables[request_id].block_ids
-        remap = self._prefixes.publish(request_id, state.token_ids, blocks[:full].tolist())
+        remap = self._prefixes.cache_blocks(request_id, state.token_ids, blocks[:full].tolist())
         if remap:
             changed = blocks.copy()
             for index, block in remap.items():
                 changed[index] = block
-            self.pool.share(remap.values())
+            self.pool.touch(remap.values())
             self.pool.free([int(blocks[index]) for index in remap])
             self._tables[request_id] = BlockTable(changed)
 
@@ -191,8 +197,8 @@ class KVCacheManager(KVCache):
             f"prefix_cache.{self._prefixes.name}": self._reserved,
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
-            "prefix.evicted_blocks": self._prefixes.evicted,
-            "prefix.cached_blocks": self.pool.num_kept,
+            "prefix.evicted_blocks": self._prefixes.num_evicted,
+            "prefix.cached_blocks": self.pool.num_cached,
         }
 
     def reset_counters(self) -> None:
@@ -200,14 +206,14 @@ class KVCacheManager(KVCache):
         self.pool.reset_counters()
         super().reset_counters()
         self._used.reset(self.pool.num_used * self.block_size)
-        self._prefixes.evicted = 0
+        self._prefixes.num_evicted = 0
         self._reserved = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
-        """Check the pool and the prefix cache too; see ``KVCache.check``."""
+        """Check the pool and the prefix cache too; see ``KVCacheManager.check``."""
         super().check(running)
         tables = [table.block_ids.tolist() for table in self._tables.values()]
-        self.pool.check(tables, self._prefixes.kept())
+        self.pool.check(tables, self._prefixes.cached_blocks())
         self._prefixes.check()
 
 
@@ -217,7 +223,7 @@ class PagedMemory:
     def __init__(self, backend: PagedBackend) -> None:
         self.attention = backend
 
-    def plan(self, batch: Batch) -> tuple[Batch, Step]:
+    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Build what the layers share; the batch stays as it is.
 
         Counted: the step, and the host time (us) of the resolver's maps.
@@ -229,4 +235,4 @@ class PagedMemory:
             total_q=batch.total_q,
         )
         counters = {"layout.paged": 1, "attention.map_us": plan.map_us}
-        return batch, Step(self.attention, plan, counters)
+        return batch, StepAttention(self.attention, plan, counters)

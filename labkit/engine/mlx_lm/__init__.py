@@ -24,5 +24,7 @@ def create(options: config.Engine, model_dir: Path, models: SharedModels) -> Inf
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
     scheduler = options.scheduler
-    loaded = models.mlx_lm(model_dir, compute_dtype.asked(options), compute_dtype.matrices(options))
+    loaded = models.load_mlx_lm(
+        model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
+    )
     return MlxLmEngine(loaded, scheduler.max_num_seqs, scheduler.chunk)

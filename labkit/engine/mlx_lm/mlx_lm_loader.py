@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model_loader import end_of_text
+from labkit.engine.model_loader import read_eos_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MlxLmModel:
 def load(
     model_dir: Path,
     kind: str | None = "float32",
-    matrices: compute_dtype.Matrices = compute_dtype.Matrices.cast,
+    matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
     """Load a model and cast it; ``kind`` and ``matrices`` as in ``model_loader.load``.
 
@@ -51,11 +51,11 @@ def load(
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise EngineError(f"engine=mlx_lm: {model_dir}: {reason}") from None
-    compute_dtype.cast(model, kind, matrices)
+    compute_dtype.cast_parameters(model, kind, matrices)
     caches = make_prompt_cache(model)
     vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
-    ends = end_of_text(settings, model_dir)
-    held = compute_dtype.held(model)
+    ends = read_eos_token_ids(settings, model_dir)
+    held = compute_dtype.weight_bytes_by_dtype(model)
     return MlxLmModel(model, vocab_size, ends, kv_bytes_by_window(caches), key_dtype(caches), held)
 
 
@@ -76,4 +76,4 @@ def key_dtype(caches: Sequence[Any]) -> str:
     while hasattr(cache, "caches"):
         cache = cache.caches[0]
     keys = getattr(cache, "keys", None)
-    return compute_dtype.word((keys if keys is not None else cache.state[0]).dtype)
+    return compute_dtype.dtype_name((keys if keys is not None else cache.state[0]).dtype)

@@ -14,7 +14,7 @@ What is exchanged. ``convert`` copies a loaded model's tree of modules:
 - a class around them (attention, MLP, block, model) becomes the same class of a module that
   ``engine.module_rebinding`` ran a second time, whose imports of ``mlx.core`` and ``mlx.nn`` gave
   ``mlx_shim``. Two functions of those modules are labkit's: ``swiglu``, which is a kernel, and
-  ``scaled_dot_product_attention``, which lets the ``Handle`` that the cache returned attend.
+  ``scaled_dot_product_attention``, which lets the ``KVHandle`` that the cache returned attend.
 
 A trial of two tokens decides. A model whose code asks for what has no counterpart here runs on
 MLX, and the record says why; the self-test at load compares either with plain mlx_lm.

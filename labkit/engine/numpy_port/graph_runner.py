@@ -11,9 +11,9 @@ import numpy as np
 from labkit.cpu.graph_capture import MAX_REPLAY_ROWS, GraphCapture, NotCapturable
 from labkit.cpu.graph_replay import ExecutableGraph
 from labkit.engine.attention.cpu_backend import CpuBackend
-from labkit.engine.device_logits import ChosenLogits
+from labkit.engine.device_logits import GreedyLogits
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.layer_cache import LayerCache, Running
+from labkit.engine.layer_cache import ForwardContext, LayerCache
 
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
@@ -43,7 +43,7 @@ class GraphRunner:
 
     def run(
         self, batch: Batch, attention: Any, plan: AttentionMetadata, counters: Counters
-    ) -> ChosenLogits | None:
+    ) -> GreedyLogits | None:
         """Return the logits of all rows [rows, vocabulary]; None: this step is not for the tape."""
         rows = len(batch.tokens)
         tape = self._tape
@@ -58,7 +58,7 @@ class GraphRunner:
         logits = np.empty((rows, tape.recording.logits), np.float32)
         if not attention.replay(tape, batch.tokens, plan, self._layers, logits, counters):
             return None  # what is wrong the forward itself says
-        return ChosenLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
+        return GreedyLogits(logits, tape.tokens[:rows].tolist(), tape.leads[:rows].tolist())
 
 
 def can_replay(attention: Any) -> bool:
@@ -70,7 +70,7 @@ def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
     """Run a forward on symbols, and return its recording."""
     capture = GraphCapture()
     noting: Any = _Noting(capture)
-    ids, running = capture.ids(), Running(noting, noting, None, capture.places())
+    ids, running = capture.ids(), ForwardContext(noting, noting, None, capture.places())
     for cache in caches:
         cache.step = running
     try:

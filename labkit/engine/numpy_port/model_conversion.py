@@ -47,7 +47,7 @@ def convert(model: Any, *, stored: bool = False) -> Conversion:
     """Make the forward of an mlx_lm model run on NumPy arrays with no MLX evaluation.
 
     The model then takes int32 ids [T, 1] and one cache per layer whose ``offset`` is int32 [T]
-    and whose ``update_and_fetch`` returns a ``layer_cache.Handle`` twice, and returns float32
+    and whose ``update_and_fetch`` returns a ``layer_cache.KVHandle`` twice, and returns float32
     logits [T, 1, vocabulary].
 
     Its numbers are float32; where ``stored`` says so, matrices may also be quantised or in half

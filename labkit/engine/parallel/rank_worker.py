@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.engine.engine_protocol import EngineError, KVBytes
-from labkit.engine.llm_engine import PagedEngine
+from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.parallel.rank_messages import (
     BarrierArrival,
     BarrierRelease,
@@ -72,7 +72,7 @@ class RankWorker:
         if not isinstance(self._receive(), BarrierRelease):
             raise RankShutdown
 
-    def _build(self, setup: RankSetup) -> PagedEngine:
+    def _build(self, setup: RankSetup) -> LLMEngine:
         """Settle what a process has one of, join the ring, build the engine."""
         from labkit.cpu import thread_pool
         from labkit.machine import openblas_for_mlx
@@ -96,7 +96,7 @@ class RankWorker:
 
         numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
-    def _do(self, engine: PagedEngine, call: RankCall) -> Any:
+    def _do(self, engine: LLMEngine, call: RankCall) -> Any:
         if call.name == "close":
             raise RankShutdown
         if call.name == "schedule_digest":
@@ -111,7 +111,7 @@ class RankWorker:
             self._live -= {event.request_id for event in value if event.finish_reason}
         return value
 
-    def _answer(self, engine: PagedEngine, value: Any) -> None:
+    def _answer(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
         kv: KVBytes = engine.kv_bytes()
         self._pipe.send(RankReply(value, EngineSnapshot(running, kv)))

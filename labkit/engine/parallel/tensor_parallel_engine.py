@@ -117,7 +117,7 @@ class TensorParallelEngine:
     def kv_bytes(self) -> KVBytes:
         """Say how much KV memory requests hold in all ranks, and how much of it is computed."""
         size, kv = len(self._ranks.pids), self._look.kv
-        return KVBytes(held=size * kv.held, used=size * kv.used)
+        return KVBytes(reserved=size * kv.reserved, used=size * kv.used)
 
     def counters(self) -> dict[str, float]:
         """Return rank 0's counters; bytes are those of all ranks, the steps' time is as seen here.

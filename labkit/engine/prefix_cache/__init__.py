@@ -28,7 +28,7 @@ class PrefixCache:
     """Decides which blocks of a ``BlockPool`` are kept; as it is (``none``), no block."""
 
     name = "none"
-    evicted = 0  # blocks given back for want of room, since the last reset
+    num_evicted = 0  # blocks given back for want of room, since the last reset
 
     def match(self, token_ids: Sequence[int], num_blocks: int) -> list[int]:
         """Return the cached blocks of the longest prefix, at most ``num_blocks`` of them.
@@ -40,7 +40,9 @@ class PrefixCache:
     def lock(self, request_id: str, token_ids: Sequence[int], num_blocks: int) -> None:
         """Lock the first ``num_blocks`` blocks that ``match`` found; the request owns them."""
 
-    def publish(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
+    def cache_blocks(
+        self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
+    ) -> Remap:
         """Offer a request's full, computed blocks, the ones published before included.
 
         Parameters
@@ -77,7 +79,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget every block that no request holds."""
 
-    def kept(self) -> Iterator[int]:
+    def cached_blocks(self) -> Iterator[int]:
         """Yield every cached block, each found by walking from the root."""
         return iter(())
 

@@ -57,7 +57,7 @@ class HashPrefixCache(PrefixCache):
         self._chains: dict[str, list[tuple[Entry, int]]] = {}
         self._idle: OrderedDict[Entry, None] = OrderedDict()
         self._last_uid = ROOT
-        self.evicted = 0
+        self.num_evicted = 0
 
     def _tokens(self, token_ids: Sequence[int], index: int) -> Tokens:
         return tuple(token_ids[index * self._block_size : (index + 1) * self._block_size])
@@ -89,7 +89,9 @@ class HashPrefixCache(PrefixCache):
             self._idle.pop(entry, None)
         self._chains[request_id] = chain
 
-    def publish(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
+    def cache_blocks(
+        self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
+    ) -> Remap:
         """Add the blocks that are new, note the copies of those that are not; remap nothing."""
         chain = self._chains[request_id]
         parent = chain[-1][0].uid if chain else ROOT
@@ -108,7 +110,7 @@ class HashPrefixCache(PrefixCache):
         self._last_uid += 1
         entry = Entry(self._last_uid, parent, tokens, block, users=1)
         self._buckets.setdefault(self._digest((parent, tokens)), []).append(entry)
-        self._pool.keep([block])
+        self._pool.cache([block])
         return entry
 
     def _add_copy(self, entry: Entry, block: int) -> None:
@@ -131,16 +133,16 @@ class HashPrefixCache(PrefixCache):
 
     def _replace(self, entry: Entry) -> None:
         """Put a copy in the place of a block that nobody owns: one of the same is enough."""
-        self._pool.drop([entry.block])
+        self._pool.evict([entry.block])
         entry.block, entry.users = entry.copies.pop(0), 1
-        self._pool.keep([entry.block])
+        self._pool.cache([entry.block])
 
     def evict(self, count: int) -> None:
         """Remove the ``count`` entries released first."""
         if count > len(self._idle):
             raise ValueError(f"evict({count}): {len(self._idle)} blocks are idle")
         self._remove(count)
-        self.evicted += count
+        self.num_evicted += count
 
     def clear(self) -> None:
         """Remove every idle entry."""
@@ -153,12 +155,12 @@ class HashPrefixCache(PrefixCache):
             self._buckets[digest].remove(entry)
             if not self._buckets[digest]:
                 del self._buckets[digest]
-            self._pool.drop([entry.block])
+            self._pool.evict([entry.block])
 
     def _entries(self) -> list[Entry]:
         return [entry for bucket in self._buckets.values() for entry in bucket]
 
-    def kept(self) -> Iterator[int]:
+    def cached_blocks(self) -> Iterator[int]:
         """Walk from the root; what is not reached is missing here."""
         children: dict[int, list[Entry]] = {}
         for entry in self._entries():
@@ -177,9 +179,9 @@ class HashPrefixCache(PrefixCache):
             raise AssertionError("the users of a cached block disagree with the chains")
         if set(self._idle) != {entry for entry in entries if not entry.users}:
             raise AssertionError("the idle queue is not the blocks without users")
-        if self._pool.num_idle != len(self._idle):
+        if self._pool.num_evictable != len(self._idle):
             raise AssertionError("the blocks without users are not those without owners")
-        if len(list(self.kept())) != len(entries):
+        if len(list(self.cached_blocks())) != len(entries):
             raise AssertionError("a cached block cannot be reached from the root")
         later = set(self._idle)
         by_uid = {entry.uid: entry for entry in entries}

@@ -57,7 +57,7 @@ class RadixPrefixCache(PrefixCache):
         self._root = Node(None, [], [])
         self._ends: dict[str, Node] = {}
         self._idle: OrderedDict[Node, None] = OrderedDict()
-        self.evicted = 0
+        self.num_evicted = 0
 
     def _spans(self, token_ids: Sequence[int], first: int, stop: int) -> list[Tokens]:
         size = self._block_size
@@ -111,7 +111,9 @@ class RadixPrefixCache(PrefixCache):
         node.parent, node.tokens, node.blocks = upper, node.tokens[at:], node.blocks[at:]
         return upper
 
-    def publish(self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]) -> Remap:
+    def cache_blocks(
+        self, request_id: str, token_ids: Sequence[int], block_ids: Sequence[int]
+    ) -> Remap:
         """Insert what is new below the request's end; remap what the tree holds already."""
         end, remap = self._ends[request_id], {}
         position = self._depth(end)
@@ -139,7 +141,7 @@ class RadixPrefixCache(PrefixCache):
 
     def _insert(self, end: Node, tokens: list[Tokens], blocks: list[int]) -> Node:
         """Grow a leaf that only this request uses; else begin a new one, locked."""
-        self._pool.keep(blocks)
+        self._pool.cache(blocks)
         if end is not self._root and not end.children and end.locks == 1:
             end.tokens += tokens
             end.blocks += blocks
@@ -158,21 +160,21 @@ class RadixPrefixCache(PrefixCache):
 
     def evict(self, count: int) -> None:
         """Cut ``count`` blocks from the ends of the leaves released first."""
-        if count > self._pool.num_idle:
-            raise ValueError(f"evict({count}): {self._pool.num_idle} blocks are idle")
+        if count > self._pool.num_evictable:
+            raise ValueError(f"evict({count}): {self._pool.num_evictable} blocks are idle")
         self._cut(count)
-        self.evicted += count
+        self.num_evicted += count
 
     def clear(self) -> None:
         """Remove every node that is not locked."""
-        self._cut(self._pool.num_idle)
+        self._cut(self._pool.num_evictable)
 
     def _cut(self, count: int) -> None:
         while count:
             node = next(iter(self._idle))
             rest = max(0, len(node.blocks) - count)
             count -= len(node.blocks) - rest
-            self._pool.drop(node.blocks[rest:])
+            self._pool.evict(node.blocks[rest:])
             if not rest:
                 assert node.parent is not None
                 del node.parent.children[node.tokens[0]]
@@ -186,7 +188,7 @@ class RadixPrefixCache(PrefixCache):
             yield from level
             level = [child for node in level for child in node.children.values()]
 
-    def kept(self) -> Iterator[int]:
+    def cached_blocks(self) -> Iterator[int]:
         """Yield the blocks of every node."""
         return (block for node in self.nodes() for block in node.blocks)
 
@@ -203,7 +205,7 @@ class RadixPrefixCache(PrefixCache):
             raise AssertionError("a node's locks disagree with the requests that end below it")
         if set(self._idle) != {node for node in nodes if not node.locks}:
             raise AssertionError("the idle queue is not the nodes without locks")
-        if self._pool.num_idle != sum(len(node.blocks) for node in self._idle):
+        if self._pool.num_evictable != sum(len(node.blocks) for node in self._idle):
             raise AssertionError("the blocks without locks are not those without owners")
         later = set(self._idle)
         for node in self._idle:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from labkit import config
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.input_builder import Cut, staircase, window
-from labkit.engine.kv_layout.kv_cache_manager import KVCache
+from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModel
-from labkit.engine.speculation.draft_verification import DraftAndVerify, Proposer, Speculation
+from labkit.engine.speculation.draft_verification import DraftVerifier, Proposer, Speculation
 from labkit.engine.speculation.ngram import Ngram
 from labkit.engine.speculation.random_draft import RandomDraft
 
 
 def create(
     options: config.Engine,
-    cache: KVCache,
+    cache: KVCacheManager,
     run_draft: RunModel | None,
     counters: Counters,
     vocab_size: int,
@@ -32,17 +32,17 @@ def create(
         proposer = DraftModel(run_draft, cache, budget)
     else:
         proposer = Ngram(drafts.ngram_min, drafts.ngram_max)
-    return DraftAndVerify(
+    return DraftVerifier(
         proposer, drafts.num_draft_tokens, budget, cache, options.kv.block_size, counters
     )
 
 
-def cut_of(options: config.Engine) -> Cut:
+def segment_layout(options: config.Engine) -> Cut:
     """Return how drafts are laid out in the batch."""
     return staircase if options.drafts.verification is config.Verification.staircase else window
 
 
-def rows_of(options: config.Engine) -> int:
+def max_decode_rows(options: config.Engine) -> int:
     """Return the most rows that a step of decodes alone can have."""
     drafting = options.speculation is not config.Speculation.none
     each = 1 + options.drafts.num_draft_tokens * drafting

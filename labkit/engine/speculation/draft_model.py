@@ -18,7 +18,7 @@ from labkit import config
 from labkit.engine import compute_dtype, load_self_test
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.input_builder import Batch, Ints, pack, stack
-from labkit.engine.kv_layout.kv_cache_manager import KVCache, LayerShape, LayoutKind
+from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager, KVShape
 from labkit.engine.model_runner import RunModel
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import RequestState, RequestStatus
@@ -59,7 +59,7 @@ class DraftModel:
 
     name = "draft"
 
-    def __init__(self, run_model: RunModel, cache: KVCache, budget: int) -> None:
+    def __init__(self, run_model: RunModel, cache: KVCacheManager, budget: int) -> None:
         self._run_model = run_model
         self._cache = cache
         self._budget = budget
@@ -141,15 +141,15 @@ class LoadedDraft:
     """A draft model over the layers after the target's; ``shapes`` are its own layers'."""
 
     forward: PackedForward
-    shapes: tuple[LayerShape, ...]
+    shapes: tuple[KVShape, ...]
     source: str
 
 
 def load_draft(
     options: config.Engine,
     model_dir: Path,
-    kind: LayoutKind,
-    target: load_self_test.Expected,
+    kind: KVCacheFactory,
+    target: load_self_test.ExpectedLogits,
     models: SharedModels,
 ) -> LoadedDraft | None:
     """Load the draft that ``options`` name; None where nobody drafts with a model.
@@ -164,12 +164,12 @@ def load_draft(
     drafts = options.drafts
     directory = Path(drafts.draft_path) if drafts.draft_path else model_dir
     try:
-        ready = models.ready(
+        ready = models.prepare(
             directory,
             options.kv.block_size,
             options.attention.device,
-            kind=compute_dtype.asked(options),
-            matrices=compute_dtype.matrices(options),
+            kind=compute_dtype.cast_target(options),
+            matrices=compute_dtype.matrix_storage(options),
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
         )
@@ -178,7 +178,7 @@ def load_draft(
         if sizes[0] != sizes[1]:
             raise EngineError(f"its vocabulary has {sizes[1]} ids, the model's {sizes[0]}")
         shapes = target.shapes + expected.shapes
-        small = kind.holding(shapes, len(expected.sequences), expected.longest)
+        small = kind.create_for(shapes, len(expected.sequences), expected.max_sequence_tokens)
         load_self_test.verify(loaded, choice.forward, small, expected, options.kv.dtype.value)
     except EngineError as error:
         raise EngineError(f"engine.speculation=draft: {error}") from error

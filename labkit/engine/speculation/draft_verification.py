@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.kv_layout.kv_cache_manager import KVCache
+from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.sampler import Sampled
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -59,7 +59,7 @@ class Proposer(Protocol):
         """Return up to ``limit`` tokens for each request, in order; () where it has no guess."""
 
 
-class DraftAndVerify(Speculation):
+class DraftVerifier(Speculation):
     """Drafts take what a step leaves of its token budget, decode by decode.
 
     ``num_tokens``: drafts per request and step at most; ``budget``: tokens per step, drafts
@@ -73,7 +73,7 @@ class DraftAndVerify(Speculation):
         proposer: Proposer,
         num_tokens: int,
         budget: int,
-        cache: KVCache,
+        cache: KVCacheManager,
         block_size: int,
         counters: Counters,
     ) -> None:

@@ -15,7 +15,7 @@ from labkit.cpu.simd_emitter import BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 from labkit.engine import attention
 from labkit.engine.attention import kv_dtypes
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import KVShape
 
 HALVES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}
@@ -143,7 +143,7 @@ def test_functions_for_other_pools_are_called_otherwise_in_every_process():
 @pytest.mark.parametrize("kind", HALVES)
 def test_pools_are_allocated_in_half_precision(kind):
     backend = attention.create()
-    backend.allocate([LayerShape(2, 64, 64)], 4, 16, kind)
+    backend.allocate([KVShape(2, 64, 64)], 4, 16, kind)
     assert backend.keys[0].dtype == kv_dtypes.STORED_AS[kind]
     assert backend.values[0].shape == (4, 16, 2, 64)
 

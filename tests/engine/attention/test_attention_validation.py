@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import array_adapter
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import KVShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 
@@ -162,11 +162,11 @@ def test_a_layer_that_was_not_bound(batch, backend):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_mlx_pools_have_the_type_that_is_asked_for(dtype):
     gather = attention.create(backend="gather")
-    gather.allocate([LayerShape(2, 64, 64)], 4, 16, dtype)
+    gather.allocate([KVShape(2, 64, 64)], 4, 16, dtype)
     assert str(gather.keys[0].dtype) == f"mlx.core.{dtype}"
     assert gather.values[0].shape == (4, 16, 2, 64)
     with pytest.raises(ValueError, match="takes float32, float16 or bfloat16, not float64"):
-        gather.allocate([LayerShape(2, 64, 64)], 4, 16, "float64")
+        gather.allocate([KVShape(2, 64, 64)], 4, 16, "float64")
 
 
 @pytest.mark.parametrize(

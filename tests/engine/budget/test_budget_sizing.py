@@ -14,8 +14,8 @@ from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import model_footprint, pool_sizing
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.machine import memory_profile
 
 TINY = config.ModelShape()  # the default model: 6 M weights, 8 KiB of KV per token
@@ -137,7 +137,7 @@ def test_activations_are_what_was_estimated(tiny_dir, rows):
     from labkit.engine.packed_forward import choose_forward
 
     loaded = load(tiny_dir)
-    shapes, _ = load_self_test.cached(loaded)
+    shapes, _ = load_self_test.kv_shapes(loaded)
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
     kind = kv_layout.choose(config.Engine())
@@ -152,7 +152,7 @@ def test_the_largest_step_is_the_largest(tokens, rows):
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=tokens)
     lengths = pool_sizing.prompt_lengths(scheduler)
     num_blocks = sum(-(-n // 16) for n in lengths) + 1
-    cache = KVCacheManager(BlockPool(num_blocks), 16)
+    cache = PagedKVCacheManager(BlockPool(num_blocks), 16)
     batch = pool_sizing.largest_step(lengths, cache)
     assert batch.total_q == tokens == len(batch.positions) == batch.seq_lens.sum()
     assert len(batch.logit_rows) == rows and batch.logit_rows[-1] == tokens - 1
@@ -169,7 +169,7 @@ def test_only_policies_that_subtract_activations_measure_them(tiny_dir, policy, 
         calls.append(1)
         return 100 * MIB
 
-    shapes = (LayerShape(4, 64, 64),) * 4
+    shapes = (KVShape(4, 64, 64),) * 4
     machine = memory_profile.simulated_mac("sim_m1_8gb")
     chosen = options(policy=config.BudgetPolicy(policy))
     if policy == "fraction":
@@ -187,7 +187,7 @@ def test_a_large_step_is_estimated(tiny_dir):
     def never():
         raise AssertionError("a forward of a million tokens is not cheap")
 
-    pool = pool_sizing.size_pool(chosen, tiny_dir, machine, (LayerShape(4, 64, 64),) * 4, never)
+    pool = pool_sizing.size_pool(chosen, tiny_dir, machine, (KVShape(4, 64, 64),) * 4, never)
     assert max(part.bytes for part in pool.parts) > 1 << 30
 
 

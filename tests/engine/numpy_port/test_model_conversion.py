@@ -202,10 +202,10 @@ def lying(kind, bits):
             # Of q, k and v only two lie alike, and the embedding has its own number of bits.
             nn.quantize(one.model, 32, bits, class_predicate=_some_bits(bits))
         else:
-            matrices = dequantized_layers.parameters_of_matrices(one)
+            matrices = dequantized_layers.matrix_parameter_names(one)
             cast = [(n, v.astype(getattr(mx, kind))) for n, v in parameters(one) if n in matrices]
             one.load_weights(cast, strict=False)
-    dequantized_layers.widen(wide)
+    dequantized_layers.dequantize_matrices(wide)
     wide.set_dtype(mx.float32)
     return model, wide
 

@@ -24,7 +24,7 @@ from labkit.config import (
 from labkit.engine import parallel
 from labkit.engine.budget.pool_sizing import size_pool
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import KVShape
 from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
@@ -121,8 +121,8 @@ def test_arms_with_ranks_have_processes_of_their_own():
 
 def test_the_budget_counts_the_pools_of_all_ranks_together(model_dir):
     machine = memory_profile.find_profile("sim_m1_pro_16gb")
-    whole = (LayerShape(2, 64, 64),) * 3
-    half = (LayerShape(1, 64, 64),) * 3
+    whole = (KVShape(2, 64, 64),) * 3
+    half = (KVShape(1, 64, 64),) * 3
     blocks = [
         size_pool(
             Engine(parallel=Parallel(size), budget=Budget(bytes=1 << 22)),

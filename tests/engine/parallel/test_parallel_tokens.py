@@ -70,7 +70,7 @@ def both(path, **changes):
         engine = create(options(size, **changes), path)
         try:
             found.append((*serve(engine), engine.counters()))
-            assert not engine.kv_bytes().held and not engine.is_running("0")
+            assert not engine.kv_bytes().reserved and not engine.is_running("0")
             notes = engine.notes
         finally:
             engine.close()

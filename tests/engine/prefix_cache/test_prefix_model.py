@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.hash import HashPrefixCache
 from labkit.engine.request import Request, RequestState
 
@@ -35,7 +35,7 @@ class PrefixMachine(RuleBasedStateMachine):
     )
     def start(self, name, blocks, reuse):
         self.pool = BlockPool(blocks + 1)
-        self.manager = KVCacheManager(self.pool, SIZE, CACHES[name](self.pool), reuse)
+        self.manager = PagedKVCacheManager(self.pool, SIZE, CACHES[name](self.pool), reuse)
         self.name, self.reuse, self.roomy = name, reuse, blocks == 300
         self.slots, self.running, self.waiting, self.ended = {}, {}, [], 0
         self.known = set()  # prefixes of full blocks ever published and not cleared
@@ -52,7 +52,7 @@ class PrefixMachine(RuleBasedStateMachine):
         """Reserve for the request's tokens and ``room`` more, as a reservation would."""
         state = self.waiting.pop(0)
         wanted = state.num_tokens + room
-        can_be_had = self.pool.num_free + self.pool.num_idle
+        can_be_had = self.pool.num_free + self.pool.num_evictable
         found = self.manager.reserve(state, wanted)
         if found is None:
             assert self.manager.blocks_for(wanted) > can_be_had - self.idle_prefix(state)
@@ -105,7 +105,7 @@ class PrefixMachine(RuleBasedStateMachine):
             )
             self.slots[block, offset] = tuple(state.token_ids[: position + 1])
         state.num_computed_tokens = stop
-        self.manager.publish(state)
+        self.manager.cache_blocks(state)
         for end in range(SIZE, stop + 1, SIZE):
             self.known.add(tuple(state.token_ids[:end]))
         self.check_contents(state, stop)

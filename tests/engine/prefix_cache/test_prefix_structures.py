@@ -4,7 +4,7 @@ import pytest
 
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
-from labkit.engine.kv_layout.paged import KVCacheManager
+from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.prefix_cache.hash import HashPrefixCache
 from labkit.engine.request import Request, RequestState
 
@@ -18,7 +18,7 @@ class Bench:
     def __init__(self, name, blocks=20, make=None, reuse_blocks=1):
         self.pool = BlockPool(blocks + 1)
         self.cache = make(self.pool) if make else prefix_cache.create(name, self.pool, SIZE)
-        self.manager = KVCacheManager(self.pool, SIZE, self.cache, reuse_blocks)
+        self.manager = PagedKVCacheManager(self.pool, SIZE, self.cache, reuse_blocks)
         self.live = {}
 
     def admit(self, text, name=None):
@@ -36,7 +36,7 @@ class Bench:
         """Compute up to ``count`` tokens in all and publish them."""
         state = self.live[name]
         state.num_computed_tokens = state.num_tokens if count is None else count
-        self.manager.publish(state)
+        self.manager.cache_blocks(state)
         self.check()
 
     def end(self, name):
@@ -91,7 +91,7 @@ def test_blocks_are_shared_while_both_requests_run(name):
     bench.end("abcdef")
     assert bench.pool.num_used == 3, "what the other request reads was given back"
     bench.end("abcdXY")
-    assert (bench.pool.num_used, bench.pool.num_idle) == (0, 2)
+    assert (bench.pool.num_used, bench.pool.num_evictable) == (0, 2)
 
 
 @BOTH
@@ -102,7 +102,7 @@ def test_only_computed_full_blocks_are_published(name):
     bench.compute("abcdef", 3)
     assert bench.found("abcdef") == 2
     bench.end("abcdef")
-    assert bench.found("abcdef") == 2 and bench.pool.num_kept == 1
+    assert bench.found("abcdef") == 2 and bench.pool.num_cached == 1
 
 
 @BOTH
@@ -117,7 +117,7 @@ def test_the_least_recently_used_goes_first_and_its_tail_before_its_head(name):
     bench.end("1122")
     bench.admit("334455")
     assert (bench.found("xxyyzz"), bench.found("aabb!!")) == (0, 6)
-    assert bench.cache.evicted == 3 + 1
+    assert bench.cache.num_evicted == 3 + 1
 
 
 @BOTH
@@ -142,9 +142,9 @@ def test_a_refused_admission_changes_nothing(name):
     bench.serve("aabb")
     bench.admit("ww")
     # One block is free and two are idle, but those two are what would be found.
-    before = (bench.pool.num_free, bench.pool.num_idle, bench.manager.counters())
+    before = (bench.pool.num_free, bench.pool.num_evictable, bench.manager.counters())
     assert bench.admit("aabbccdd") is None
-    assert (bench.pool.num_free, bench.pool.num_idle, bench.manager.counters()) == before
+    assert (bench.pool.num_free, bench.pool.num_evictable, bench.manager.counters()) == before
 
 
 @BOTH
@@ -159,7 +159,7 @@ def test_clear_forgets_what_nobody_holds(name):
     bench.end("aabbcc")
     bench.manager.clear()
     bench.check()
-    assert bench.pool.num_free == bench.pool.capacity and bench.cache.evicted == 0
+    assert bench.pool.num_free == bench.pool.capacity and bench.cache.num_evicted == 0
 
 
 @BOTH
@@ -201,14 +201,14 @@ def test_hash_leaves_tables_as_they_are_and_keeps_one_copy():
     first = bench.blocks("a")
     bench.compute("b")
     assert bench.manager.table("b") is before
-    assert bench.pool.num_kept == 3
+    assert bench.pool.num_cached == 3
     assert bench.cache.match(tuple(map(ord, "aabb")), 2) == first[:2]
     bench.end("a")
     # The copy takes its place, so that nothing is held that b does not own.
     assert bench.cache.match(tuple(map(ord, "aabb")), 2) == bench.blocks("b")[:2]
-    assert (bench.pool.num_used, bench.pool.num_idle) == (3, 0)
+    assert (bench.pool.num_used, bench.pool.num_evictable) == (3, 0)
     bench.end("b")
-    assert bench.pool.num_idle == 3 and bench.found("aabbcc") == 6
+    assert bench.pool.num_evictable == 3 and bench.found("aabbcc") == 6
 
 
 @BOTH
@@ -217,7 +217,7 @@ def test_computing_again_what_is_idle_keeps_one_copy(name):
     bench.admit("aabbcc", "late")
     bench.serve("aabbcc")
     bench.compute("late")
-    assert (bench.pool.num_used, bench.pool.num_idle, bench.pool.num_kept) == (3, 0, 3)
+    assert (bench.pool.num_used, bench.pool.num_evictable, bench.pool.num_cached) == (3, 0, 3)
 
 
 def test_radix_remaps_duplicates_and_gives_them_back():
@@ -298,6 +298,6 @@ def test_the_invariants_can_fail(name):
         bench.cache.check()
     bench = Bench(name)
     bench.serve("aabbcc")
-    bench.pool.drop([next(bench.cache.kept())])
+    bench.pool.evict([next(bench.cache.cached_blocks())])
     with pytest.raises(AssertionError, match=r"lost or shared|record of kept"):
         bench.check()

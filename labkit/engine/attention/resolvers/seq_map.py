@@ -98,7 +98,7 @@ class UserResolver(SeqMapResolver):
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._user = plugins.make("resolver", path, ("maps",))
+        self._user = plugins.create_plugin("resolver", path, ("maps",))
         self.name = self._user.name
 
     def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMapLookup, float]:
