@@ -234,12 +234,12 @@ FILL = """
 import sys
 import psutil
 from labkit.engine import attention
-from labkit.engine.kv_layout.kv_cache_manager import LayerShape
+from labkit.engine.kv_layout.kv_cache_manager import KVShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
 backend = attention.create(backend="reference")
 process = psutil.Process()
 before = process.memory_info().rss
-shapes = (LayerShape(heads, dim, dim),) * layers
+shapes = (KVShape(heads, dim, dim),) * layers
 backend.allocate(shapes, blocks, block_size)
 arrays = [*backend.keys, *backend.values]
 block_bytes = block_size * sum(shape.token_bytes() for shape in shapes)
