@@ -110,7 +110,9 @@ class ContiguousMemory:
             start, stop = starts[s], starts[s + 1]
             done = context - (stop - start)
             if context > row.capacity:
-                row.move(1, round_up_to_step(context), [TokenMove(0, 0, 0, 0, done)] if done else [])
+                row.move(
+                    1, round_up_to_step(context), [TokenMove(0, 0, 0, 0, done)] if done else []
+                )
             spans.append((row, start, stop, context))
         return batch, StepAttention(self.attention, ContiguousStep(spans), {"layout.contiguous": 1})
 
