@@ -183,7 +183,7 @@ def copy_cell(target: Path, runs: int) -> None:
     """Write the committed cell with so many runs: its blocks again and again."""
     from dataclasses import replace
 
-    from labkit.records import read_cell, read_runs, write, write_json
+    from labkit.records import read_cell, read_runs, write_json, write_record
 
     (source,) = (path.parent for path in REFERENCE.glob("*/cell.json"))
     shutil.copytree(source / "arms", target / "arms")
@@ -193,7 +193,7 @@ def copy_cell(target: Path, runs: int) -> None:
     for number in range(runs):
         found = records[number % len(records)]
         found = replace(found, block=found.block + blocks * (number // len(records)))
-        write(target / "runs" / f"{found.run}.json", found)
+        write_record(target / "runs" / f"{found.run}.json", found)
     facts = read_cell(source)
     design = {**facts["design"], "blocks": blocks * runs // len(records), "looks": [], "shown": []}
     write_json(target / "cell.json", {**facts, "cell": target.name, "design": design})

@@ -20,7 +20,7 @@ from labkit.config import ConfigError, Experiment
 
 if TYPE_CHECKING:
     from labkit.experiment.cell_composer import ComposedCell
-    from labkit.experiment.job_launcher import Spread
+    from labkit.experiment.job_launcher import JobLauncher
     from labkit.study_runner import Study
 
 HERE = Path(__file__).resolve().parent
@@ -162,25 +162,25 @@ def compose_cells(command: Command) -> list[ComposedCell]:
     from hydra import compose
 
     from labkit.experiment.cell_composer import compose_cell
-    from labkit.experiment.config_errors import explain
-    from labkit.experiment.hydra_composer import Composer, expand
+    from labkit.experiment.config_errors import explain_config_error
+    from labkit.experiment.hydra_composer import Composer, expand_sweep
 
     hydra = [o for o in command.overrides if o.lstrip("+~").startswith("hydra")]
     task = [o for o in command.overrides if o not in hydra]
     with initialized():
         try:
-            cells = expand(task)
+            cells = expand_sweep(task)
             if len(cells) > 1 and not command.multirun:
-                swept = next(o for o in task if len(expand([o])) > 1)
+                swept = next(o for o in task if len(expand_sweep([o])) > 1)
                 raise ConfigError(f"{swept}: several values need -m at the end of the command")
             if command.multirun:
                 first = [*hydra, *(c for c in cells[0])]
                 master = compose("config", overrides=first, return_hydra_config=True)
-                cells = expand(task, dict(master.hydra.sweeper.params or {}))
+                cells = expand_sweep(task, dict(master.hydra.sweeper.params or {}))
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(explain(error, task)) from None
+            raise ConfigError(explain_config_error(error, task)) from None
         # Without -m Hydra keeps the overrides as typed, and names the folder by them.
         if not command.multirun:
             cells = [task]
@@ -194,17 +194,17 @@ def compose_cells(command: Command) -> list[ComposedCell]:
 
 def shown(command: Command) -> list[str]:
     """Return the overrides that a flag shows: a job's with those of its experiment's scale."""
-    from labkit.experiment.cell_composer import at_scale
+    from labkit.experiment.cell_composer import with_scale_overrides
     from labkit.experiment.hydra_composer import Composer
 
     given = list(command.overrides)
     if "--cfg" not in command.flags or command.multirun:
         return given
     with initialized():
-        return at_scale(given, Composer())
+        return with_scale_overrides(given, Composer())
 
 
-def launcher_of(command: Command) -> Spread:
+def launcher_of(command: Command) -> JobLauncher:
     """Return Hydra's launcher of the command's cells, checked; nothing is written.
 
     Raises
@@ -214,14 +214,16 @@ def launcher_of(command: Command) -> Spread:
     """
     from hydra import compose
 
-    from labkit.experiment.hydra_composer import expand
-    from labkit.experiment.job_launcher import Spread
+    from labkit.experiment.hydra_composer import expand_sweep
+    from labkit.experiment.job_launcher import JobLauncher
 
     with initialized():
-        first = expand(command.overrides)[0]
-        spread = Spread.of(compose("config", overrides=first, return_hydra_config=True).hydra)
-    spread.check(command.multirun)
-    return spread
+        first = expand_sweep(command.overrides)[0]
+        launcher = JobLauncher.of(
+            compose("config", overrides=first, return_hydra_config=True).hydra
+        )
+    launcher.check(command.multirun)
+    return launcher
 
 
 def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
@@ -259,14 +261,14 @@ def study_folder(command: Command, whole: bool = False) -> tuple[Path, list[str]
 
     ``whole``: as a path from the root, for cells that may run anywhere.
     """
-    from labkit.experiment.hydra_composer import quote
+    from labkit.experiment.hydra_composer import hydra_quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
     rest = [o for o in command.overrides if not o.startswith("out=")]
     out = Path(named[-1]) if named else _fresh_folder()
     if whole:
         out = out.absolute()
-        return out, [*rest, f"out={quote(str(out))}"]
+        return out, [*rest, f"out={hydra_quote(str(out))}"]
     return out, [*command.overrides, *([] if named else [f"out={out}"])]
 
 
@@ -281,11 +283,11 @@ def _fresh_folder() -> Path:
 def run(command: Command) -> int:
     """Run a study, or plan it, and return the exit code."""
     from labkit.analysis.number_format import count_text
-    from labkit.experiment.job_launcher import is_loss
+    from labkit.experiment.job_launcher import is_lost_job
     from labkit.study_runner import Study
 
-    cells, spread = compose_cells(command), launcher_of(command)
-    out, overrides = study_folder(command, whole=not spread.here)
+    cells, launcher = compose_cells(command), launcher_of(command)
+    out, overrides = study_folder(command, whole=not launcher.is_local)
     study = Study(out, cells)
     study.refuse_changes()
     if cells[0].experiment.plan:
@@ -294,10 +296,10 @@ def run(command: Command) -> int:
         print_plan(cells, out)
         return 0
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
-    jobs, lost = spread.jobs(), list[str]()
-    if not spread.here:
+    jobs, lost = launcher.jobs(), list[str]()
+    if not launcher.is_local:
         cells_to_run = count_text(len(cells), "cell")
-        say(f"{cells_to_run} sent to hydra/launcher={spread.word}; waiting until all have ended")
+        say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting until all have ended")
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:
@@ -305,12 +307,12 @@ def run(command: Command) -> int:
         say(f"interrupted; nothing is lost{left}. Continue with: {again}")
         return 130
     except Exception as error:
-        if not is_loss(error):
+        if not is_lost_job(error):
             raise
         lost = [str(error).split("\n")[0]]
     jobs.wait()
     status = study.finish()
-    if not spread.here:
+    if not launcher.is_local:
         missing = [*(jobs.endings() or lost), *study.unfinished()]
         for line in missing:
             say(line)
@@ -359,10 +361,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
-    from labkit.experiment.config_errors import explain
+    from labkit.experiment.config_errors import explain_config_error
 
     if type(error).__module__.split(".")[0] in ("hydra", "omegaconf", "yaml", "antlr4"):
-        say(explain(error, words))
+        say(explain_config_error(error, words))
         sys.exit(2)
     from labkit.experiment import StudyError
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import Parser, say
+from labkit.cli_errors import OneLineParser, print_error
 from labkit.records import RecordError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.analysis.study_diff import StudiesNotComparable, compare_studies
 
-    parser = Parser(
+    parser = OneLineParser(
         prog="python -m labkit.compare",
         description="Tell whether an arm's lead over its baseline changed between two studies.",
     )
@@ -65,13 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             analysis_cache.study(options.old), analysis_cache.study(options.new), options.margin
         )
     except (RecordError, StudiesNotComparable, OSError) as error:
-        return say(parser.prog, error)
+        return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130
     _print(found)
     met = any(change.verdict.word in options.fail_on for change in found.changes)
     if options.fail_on and not met and not found.decidable:
-        return say(parser.prog, "nothing is comparable in time, so --fail-on can't be met")
+        return print_error(parser.prog, "nothing is comparable in time, so --fail-on can't be met")
     return int(met)
 
 

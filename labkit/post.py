@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import Parser, say
+from labkit.cli_errors import OneLineParser, print_error
 from labkit.records import RecordError
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.article_placeholders import ArticleError
 
-    parser = Parser(
+    parser = OneLineParser(
         prog="python -m labkit.post",
         description="Fill the placeholders of a Markdown article from records, in place.",
     )
@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return post(options.article, html=options.html, check=options.check)
     except (ArticleError, RecordError, UnicodeDecodeError) as error:
-        return say(parser.prog, error)
+        return print_error(parser.prog, error)
     except OSError as error:
-        return say(parser.prog, f"{error.filename}: {error.strerror}")
+        return print_error(parser.prog, f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         return 130
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.cli_errors import Parser, say
+from labkit.cli_errors import OneLineParser, print_error
 from labkit.records import RecordError
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     from labkit.analysis.rendering.report_files import FORMATS, FormatError, render
 
-    parser = Parser(
+    parser = OneLineParser(
         prog="python -m labkit.report",
         description="Rebuild every table, plot and report of a study from its records.",
     )
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _rebuild(options.dir)
     except (RecordError, FormatError, OSError) as error:
-        return say(parser.prog, error)
+        return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130
     return 0

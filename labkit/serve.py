@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from labkit.cli_errors import Parser, say
+from labkit.cli_errors import OneLineParser, print_error
 from labkit.config import ConfigError, Serve, from_plain, option_index, require, to_plain
 
 # What the server imports of the extra.
@@ -24,7 +24,7 @@ NEEDED = ("fastapi", "uvicorn", "uvloop", "httptools", "msgspec", "prometheus_cl
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return only where there is a mistake."""
-    parser = Parser(
+    parser = OneLineParser(
         prog="python -m labkit.serve",
         description="Serve a model with the OpenAI API.",
         usage="%(prog)s [KEY=VALUE ...]",
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         become_server(compose(words))
     except ConfigError as error:
-        return say(parser.prog, error)
+        return print_error(parser.prog, error)
     except KeyboardInterrupt:
         return 130
 
@@ -65,7 +65,7 @@ def compose(overrides: Sequence[str]) -> Serve:
     from omegaconf import OmegaConf
 
     from labkit.app import CONF
-    from labkit.experiment.config_errors import explain
+    from labkit.experiment.config_errors import explain_config_error
 
     for override in overrides:
         require("=" in override, f"{override}: not an override; write key=value")
@@ -78,7 +78,7 @@ def compose(overrides: Sequence[str]) -> Serve:
     except ConfigError:
         raise
     except Exception as error:
-        raise ConfigError(explain(error, overrides, Serve)) from None
+        raise ConfigError(explain_config_error(error, overrides, Serve)) from None
 
 
 def become_server(asked: Serve) -> NoReturn:

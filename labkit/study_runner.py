@@ -16,12 +16,12 @@ from labkit.config import Experiment, Redo
 from labkit.experiment import StudyError, cell_runner, progress_display
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_manifest import refuse_changes
-from labkit.records import last_sitting
+from labkit.records import describe_last_session
 
 if TYPE_CHECKING:
     from labkit.analysis.study_analysis import AnalysisCache
     from labkit.experiment.cell import Cell
-    from labkit.experiment.run_launcher import Launcher
+    from labkit.experiment.run_launcher import RunLauncher
 
 
 REPORTING = 0.1  # of a study's time at most, for a report of all cells grows with them
@@ -36,7 +36,7 @@ class Study:
     """
 
     def __init__(
-        self, out: Path, composed: Sequence[ComposedCell], launcher: Launcher | None = None
+        self, out: Path, composed: Sequence[ComposedCell], launcher: RunLauncher | None = None
     ) -> None:
         self.out = out
         self._composed = {cell.name: cell for cell in composed}
@@ -110,7 +110,7 @@ class Study:
             left = cell_runner.unfinished(cell)
             if left:
                 runs = f"{len(left)} of {len(cell.schedule())} runs are missing"
-                yield f"{cell.name}: {runs}; {last_sitting(cell.dir)}"
+                yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"
 
     def _analyses(self) -> AnalysisCache:
         """Load the statistics when there is something to analyse."""

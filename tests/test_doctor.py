@@ -14,7 +14,7 @@ import pytest
 from labkit.doctor import __main__ as doctor
 from labkit.doctor import detectable_effect, machine_caveats, measurement_process, terminal_screen
 from labkit.experiment import Interrupted, doctor_noise
-from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine import memory_profile
 from labkit.machine.memory_profile import GIB, MemoryProfile
 from labkit.records import CaseRecord, Metric, Record
@@ -33,7 +33,7 @@ QUIET = {
         "side": 768,
     },
 }
-SIGHT = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=2.0, alone_s=1.5)
+SIGHT = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
 MAC = {"os": "Darwin", "settings": {}, "thermal": "nominal", "low_power_mode": False}
 LINUX = {"os": "Linux", "settings": {"governor": "performance", "numa_nodes": "0"}}
 
@@ -167,15 +167,18 @@ def test_it_says_what_a_minute_sees_and_keeps_it(measured, seen, monkeypatch, ca
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     assert doctor.main([]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"kernels {SIGHT.turns_pct:.1f} % {SIGHT.processes_pct:.1f} % " in out
+    assert f"kernels {SIGHT.interleaved_pct:.1f} % {SIGHT.separate_pct:.1f} % " in out
     assert "5 short processes of kernels (2.0 s each)" in out and "estimated" in out
     assert "sees of requests is not known: crashed: load: ImportError: no mlx" in out
-    assert doctor_noise.find_sight("kernels") == SIGHT
-    assert doctor_noise.find_sight("requests") is None and doctor_noise.find() is not None
+    assert doctor_noise.load_pilot_noise("kernels") == SIGHT
+    assert (
+        doctor_noise.load_pilot_noise("requests") is None
+        and doctor_noise.load_noise_sd() is not None
+    )
 
 
 def test_a_minute_that_is_too_short_for_a_verdict_says_so(capsys):
-    slow = Sight(3, turns_sd=0.01, between_sd=0.05, turns_s=11.0, alone_s=6.0)
+    slow = PilotNoise(3, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=11.0, separate_s=6.0)
     terminal_screen.show_sights(doctor._console(sys.stdout), {"kernels": slow})
     assert capsys.readouterr().out.count("too few blocks") == 2
 
@@ -284,10 +287,10 @@ def test_turns_take_away_what_processes_differ_in():
         rounds = [100 * machine, 300 * machine, 200 * machine]
         records += block(number, rounds, [r * control for r in rounds])
     found = detectable_effect.estimate(records, [2.0, 2.0, 3.0, 1.0])
-    assert (found.processes, found.turns_s, found.alone_s) == (4, 2.0, pytest.approx(1.6))
+    assert (found.processes, found.interleaved_s, found.separate_s) == (4, 2.0, pytest.approx(1.6))
     paired = math.log(1.02) / math.sqrt(3)  # of 0, 1, 0, 1
-    assert found.turns_sd == pytest.approx(paired / math.sqrt(2))
-    assert 0.06 < found.between_sd < 0.09 and found.between_sd > 5 * found.turns_sd
+    assert found.interleaved_sd == pytest.approx(paired / math.sqrt(2))
+    assert 0.06 < found.separate_sd < 0.09 and found.separate_sd > 5 * found.interleaved_sd
 
 
 class FakeTrial:
@@ -354,7 +357,7 @@ def test_control_c_ends_it_and_leaves_nothing(trials, where, measured, monkeypat
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     assert doctor.main([]) == 130
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
-    assert doctor_noise.find() is None
+    assert doctor_noise.load_noise_sd() is None
 
 
 @pytest.fixture
@@ -380,7 +383,7 @@ def test_a_trial_goes_on_while_it_works_and_fits(bare):
 def test_too_few_processes_are_not_estimated_from(bare):
     records = [r for n in range(3) for r in block(n, [100.0 + n], [100.0])]
     assert "only 2 of 3 processes" in bare([1.0] * 2, records[:4]).sight()
-    assert isinstance(bare([1.0] * 3, records).sight(), Sight)
+    assert isinstance(bare([1.0] * 3, records).sight(), PilotNoise)
 
 
 def test_a_trial_is_a_study_s_own_process(tmp_path):
@@ -399,5 +402,5 @@ def test_a_trial_is_a_study_s_own_process(tmp_path):
 def test_both_kinds_for_real():
     found = detectable_effect.look(lambda step: None, seconds=120.0)
     for one in found.values():
-        assert isinstance(one, Sight), found
-        assert one.processes == detectable_effect.MOST and one.alone_s < one.turns_s
+        assert isinstance(one, PilotNoise), found
+        assert one.processes == detectable_effect.MOST and one.separate_s < one.interleaved_s

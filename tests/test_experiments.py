@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from labkit import app, workload
 from labkit.config import Budget, Identity, LengthKind, ModelShape
 from labkit.experiment import run_stages
-from labkit.experiment.cell_composer import _with_arm, at_scale, compose_cell
+from labkit.experiment.cell_composer import _with_arm, compose_cell, with_scale_overrides
 from labkit.experiment.run_stages import Draft, Stopwatch
 from labkit.records import Record, read_cell
 from labkit.study_runner import Study
@@ -85,10 +85,10 @@ def test_a_file_begins_with_its_command_and_says_its_scales(name):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_arm_composes_at_every_scale(name, composer):
     """At full too, which this machine may not be able to run."""
-    whole = composer.compose(at_scale([f"experiment={name}"], composer))
+    whole = composer.compose(with_scale_overrides([f"experiment={name}"], composer))
     assert set(whole.scales) == {"cpu", "full"}, "an experiment says what it is at both scales"
     for scale in whole.scales:
-        cell = at_scale([f"experiment={name}", f"scale={scale}"], composer)
+        cell = with_scale_overrides([f"experiment={name}", f"scale={scale}"], composer)
         asked = composer.compose(cell)
         assert asked.ablation.question.endswith("?")
         for arm, overrides in asked.ablation.arms.items():

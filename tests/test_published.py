@@ -6,9 +6,9 @@ from labkit import app
 from labkit.analysis.rendering.published_table import AGREEMENT
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published_rows
-from labkit.experiment.cell_composer import at_scale
+from labkit.experiment.cell_composer import with_scale_overrides
 from labkit.experiment.claim_validation import choices
-from labkit.experiment.hydra_composer import quote
+from labkit.experiment.hydra_composer import hydra_quote
 from labkit.records import counter_registry
 from labkit.workload import memory_claims, serving_metrics
 from labkit.workload.memory_claims import Claim
@@ -54,18 +54,18 @@ def cases(whole):
 def conditions(whole):
     """Return the overrides under which rows hold, each set once; none where a row always does."""
     rows = (whole.ablation.published or {}).get("rows", [])
-    asked = [tuple(f"{k}={quote(v)}" for k, v in row.get("when", {}).items()) for row in rows]
+    asked = [tuple(f"{k}={hydra_quote(v)}" for k, v in row.get("when", {}).items()) for row in rows]
     return list(dict.fromkeys(asked))
 
 
 def check(command, composer):
     """Check the rows of a command's cells; return how many there are at this scale."""
-    whole, seen = composer.compose(at_scale(command, composer)), 0
+    whole, seen = composer.compose(with_scale_overrides(command, composer)), 0
     mine = {f"scale={whole.scale.value}", *command}
     for when in conditions(whole):
         if any(one.startswith(("scale=", "model=")) and one not in mine for one in when):
             continue  # of the other scale, which has its own turn
-        here = composer.compose(at_scale([*command, *when], composer))
+        here = composer.compose(with_scale_overrides([*command, *when], composer))
         theirs = here.ablation.published
         shown = published_rows.of_cell(theirs, here)["rows"]
         assert shown, when
@@ -89,7 +89,7 @@ def test_every_published_row_of_an_ablation_meets_a_case_and_a_metric(name, comp
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_published_row_of_an_experiment_meets_a_case_and_a_metric(name, composer):
-    whole = composer.compose(at_scale([f"experiment={name}"], composer))
+    whole = composer.compose(with_scale_overrides([f"experiment={name}"], composer))
     seen = [check([f"experiment={name}", f"scale={scale}"], composer) for scale in whole.scales]
     assert any(seen) or not (whole.ablation.published or {}).get("rows")
 

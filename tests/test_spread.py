@@ -50,14 +50,14 @@ def launcher(*words):
 
 
 def test_without_a_launcher_cells_run_here():
-    assert launcher("seed=1").here and launcher("seed=1,2", "-m").here
+    assert launcher("seed=1").is_local and launcher("seed=1,2", "-m").is_local
 
 
 def test_a_launcher_needs_cells_to_launch():
     pytest.importorskip("joblib")
     with pytest.raises(ConfigError, match=r"hydra/launcher=joblib: .* add -m at the end"):
         launcher("hydra/launcher=joblib")
-    assert not launcher("hydra/launcher=joblib", "-m").here
+    assert not launcher("hydra/launcher=joblib", "-m").is_local
 
 
 def test_slurm_is_named_where_there_is_none(monkeypatch):
@@ -88,9 +88,9 @@ def test_a_job_is_sent_no_cells_and_composes_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr("labkit.study_runner._prepare", lambda asked, show: None)
     monkeypatch.setattr(there, "_run", lambda cell, show, redo: ran.append(cell))
     with app.initialized():
-        for word in words[:2]:
-            folder = tmp_path / word
-            there.run(f"seed={word[5:]}", folder, lambda word=word: compose_cell([], [word]))
+        for name in words[:2]:
+            folder = tmp_path / name
+            there.run(f"seed={name[5:]}", folder, lambda name=name: compose_cell([], [name]))
     assert [cell.name for cell in ran] == ["seed=0", "seed=1"]
     assert [arm.to_json() for arm in ran[1].arms] == [arm.to_json() for arm in cells[1].arms]
 

@@ -26,7 +26,7 @@ from labkit.analysis.number_format import count_text, p_text
 from labkit.analysis.statistics.bimodality import Bimodality, find_modes
 from labkit.analysis.statistics.power import min_blocks_to_claim
 from labkit.analysis.verdict import NOISE_EXCEEDS_MARGIN
-from labkit.records import Record, last_sitting
+from labkit.records import Record, describe_last_session
 
 STEAL_SHARE = 0.01
 FOREIGN_CORES = 0.25
@@ -68,7 +68,7 @@ def _design(analysis: CellAnalysis) -> Iterator[str]:
     data = analysis.data
     asked, done = int(data.design["blocks"]), len(data.blocks_done)
     if done < asked:
-        last = last_sitting(data.dir)
+        last = describe_last_session(data.dir)
         yield f"unfinished: {done} of {asked} blocks; {last}; the same command continues"
     elif data.withheld_reason is not None:
         yield data.withheld_reason

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.records import values_path
+from labkit.records import output_values_path
 
 Outputs = Mapping[str, Any]
 SHOWN = 12  # characters of a text, from where it differs
@@ -35,7 +35,7 @@ class StoredValues:
 
         None where they were not kept or the file is not what its name says.
         """
-        path = values_path(self.cell_dir, outputs["digest"])
+        path = output_values_path(self.cell_dir, outputs["digest"])
         try:
             found = np.load(path, allow_pickle=False)
         except (OSError, ValueError, EOFError):

@@ -16,7 +16,7 @@ from labkit.analysis.arm_comparison import ArmComparison
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.host_groups import on_same_machine
 from labkit.analysis.statistics.effect_size import to_log_ratio, to_percent
-from labkit.records import PROCESSES
+from labkit.records import PROCESSES_SUFFIX
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def isolation_agreements(analysis: CellAnalysis) -> list[IsolationAgreement] | N
     other = analysis.companion()
     if other is None or not on_same_machine(analysis, other):
         return None
-    confirms = analysis.data.dir.name.endswith(PROCESSES)
+    confirms = analysis.data.dir.name.endswith(PROCESSES_SUFFIX)
     return compare_isolations(other, analysis) if confirms else compare_isolations(analysis, other)
 
 

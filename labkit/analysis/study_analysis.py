@@ -12,7 +12,7 @@ from labkit.analysis.headline import headline
 from labkit.analysis.host_groups import host_groups, machine_name
 from labkit.analysis.statistics.multiple_comparisons import joint_p_values
 from labkit.analysis.verdict import DECIDED_WORDS
-from labkit.records import PROCESSES, SCHEMA_VERSION, RecordError
+from labkit.records import PROCESSES_SUFFIX, SCHEMA_VERSION, RecordError
 
 Stamp = frozenset[tuple[str, int]]
 
@@ -50,8 +50,8 @@ class AnalysisCache:
     def _beside(self, cell_dir: Path) -> CellAnalysis | None:
         """Find the cell of turns that this one confirms, or the one that confirms it."""
         name = cell_dir.name
-        turns = name.removesuffix(PROCESSES)
-        other = cell_dir.with_name(f"{name}{PROCESSES}" if turns == name else turns)
+        turns = name.removesuffix(PROCESSES_SUFFIX)
+        other = cell_dir.with_name(f"{name}{PROCESSES_SUFFIX}" if turns == name else turns)
         has_runs = is_cell(other) and any((other / "runs").glob("b*.json"))
         return self.cell(other) if has_runs else None
 

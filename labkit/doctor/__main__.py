@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labkit import config
-from labkit.cli_errors import Parser, mistake
+from labkit.cli_errors import OneLineParser, error_line
 from labkit.doctor import detectable_effect, terminal_screen
 from labkit.doctor.budget_table import ceilings
 from labkit.doctor.machine_caveats import Facts, find
 from labkit.doctor.measurement_process import CannotMeasure, measure
 from labkit.experiment import StudyError, doctor_noise
-from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.file_locks import timing_lock
 from labkit.machine import fingerprint, memory_profile, wired_advice, worker_environment
 from labkit.machine.best_effort import collect
@@ -31,7 +31,7 @@ WIDTH = 80
 PATIENCE_S = 60.0  # for a study that is timing on this host
 TAKES = "measuring for about 40 s, and the first time as long again to compile"
 
-Measured = tuple[dict[str, Any], dict[str, Sight | str]]
+Measured = tuple[dict[str, Any], dict[str, PilotNoise | str]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,15 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             _show_this(console, options.fraction)
     except (CannotMeasure, StudyError) as error:
-        print(mistake(PROG, error), file=sys.stderr)
+        print(error_line(PROG, error), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog=PROG, description="What is this machine, and what would weaken a study?")
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog=PROG, description="What is this machine, and what would weaken a study?"
+    )
     parser.add_argument(
         "--machine",
         choices=config.MACHINES,
@@ -97,8 +99,8 @@ def _show_simulated(console: Console, name: str, fraction: float | None) -> None
 
 def _show_this(console: Console, fraction: float | None) -> None:
     facts = _examine()
-    seen = {kind: one for kind, one in facts.sights.items() if isinstance(one, Sight)}
-    doctor_noise.keep(facts.environment, facts.measured["noise"], seen)
+    seen = {kind: one for kind, one in facts.sights.items() if isinstance(one, PilotNoise)}
+    doctor_noise.save(facts.environment, facts.measured["noise"], seen)
     machine = facts.machine
     lines = terminal_screen.machine_lines(facts)
     terminal_screen.show(console, machine.name, lines, ceilings(machine, fraction), machine)

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from labkit.experiment.cell_manifest import write_facts
-from labkit.experiment.doctor_noise import FEWEST, Sight
+from labkit.experiment.cell_manifest import write_manifest
+from labkit.experiment.doctor_noise import MIN_PROCESSES, PilotNoise
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.experiment.run_stages import one_line
 from labkit.records import Record
@@ -70,7 +70,7 @@ class Trial:
         self.launcher = ProcessLauncher()
         self.records: list[Record] = []
         self.walls: list[float] = []
-        write_facts(self.cell, MOST)
+        write_manifest(self.cell, MOST)
         self.launcher.prepare(self.cell)
 
     @property
@@ -90,16 +90,16 @@ class Trial:
         self.records += self.launcher.launch(runs, self.cell)
         self.walls.append(time.monotonic() - start)
 
-    def sight(self) -> Sight | str:
+    def sight(self) -> PilotNoise | str:
         """Return what was seen, or say why nothing was."""
         if self.failed is not None:
             return self.failed
-        if len(self.walls) < FEWEST:
-            return f"only {len(self.walls)} of {FEWEST} processes fit into {SECONDS:g} s"
+        if len(self.walls) < MIN_PROCESSES:
+            return f"only {len(self.walls)} of {MIN_PROCESSES} processes fit into {SECONDS:g} s"
         return estimate(self.records, self.walls)
 
 
-def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
+def estimate(records: Sequence[Record], walls: Sequence[float]) -> PilotNoise:
     """Estimate noise and cost from the records of processes that took so many seconds each.
 
     Every block is one process that holds a baseline and its control.
@@ -113,15 +113,17 @@ def estimate(records: Sequence[Record], walls: Sequence[float]) -> Sight:
     )
     paired = next(row for row in build_rows(records, paired_baseline=one) if row.primary)
     alone = next(row for row in build_rows(records) if row.primary)
-    turns_sd = between_run_sd(log_values(paired, one, blocks), log_values(paired, other, blocks))
-    assert turns_sd is not None, "a process would do"
+    interleaved_sd = between_run_sd(
+        log_values(paired, one, blocks), log_values(paired, other, blocks)
+    )
+    assert interleaved_sd is not None, "a process would do"
     spread = [log_values(alone, arm, blocks).var(ddof=1) for arm in (one, other)]
-    return Sight(
+    return PilotNoise(
         processes=len(walls),
-        turns_sd=turns_sd,
-        between_sd=math.sqrt(statistics.fmean(map(float, spread))),
-        turns_s=statistics.median(walls),
-        alone_s=statistics.median(_alone_s(records, walls)),
+        interleaved_sd=interleaved_sd,
+        separate_sd=math.sqrt(statistics.fmean(map(float, spread))),
+        interleaved_s=statistics.median(walls),
+        separate_s=statistics.median(_alone_s(records, walls)),
     )
 
 
@@ -134,7 +136,7 @@ def _alone_s(records: Sequence[Record], walls: Sequence[float]) -> list[float]:
 
 
 @contextmanager
-def _reason(kind: str, found: dict[str, Sight | str]) -> Iterator[None]:
+def _reason(kind: str, found: dict[str, PilotNoise | str]) -> Iterator[None]:
     """Note what went wrong: whatever is broken here is a finding, and the next kind may work."""
     try:
         yield
@@ -142,7 +144,7 @@ def _reason(kind: str, found: dict[str, Sight | str]) -> Iterator[None]:
         found[kind] = one_line(error)
 
 
-def look(on_step: Callable[[str], None], seconds: float = SECONDS) -> dict[str, Sight | str]:
+def look(on_step: Callable[[str], None], seconds: float = SECONDS) -> dict[str, PilotNoise | str]:
     """Try every kind, a process of each in turn; return its sight, or why there is none.
 
     Parameters
@@ -157,7 +159,7 @@ def look(on_step: Callable[[str], None], seconds: float = SECONDS) -> dict[str, 
     Interrupted
         A signal came; no process is left.
     """
-    found: dict[str, Sight | str] = {}
+    found: dict[str, PilotNoise | str] = {}
     trials: dict[str, Trial] = {}
     with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as folder:
         for kind, overrides in ASKED.items():

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_profile import GIB, MemoryProfile
 
 NOISY_PCT = 2.0  # the default margin: noise above it hides what is not trivial
@@ -41,7 +41,7 @@ class Facts:
     environment: Mapping[str, Any]
     machine: MemoryProfile
     measured: Mapping[str, Any]
-    sights: Mapping[str, Sight | str] = field(default_factory=dict)
+    sights: Mapping[str, PilotNoise | str] = field(default_factory=dict)
     on_battery: bool | None = None
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.doctor.budget_table import Ceiling
 from labkit.doctor.machine_caveats import Facts, Weakness
-from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_profile import GIB, MemoryProfile
 from labkit.machine.wired_advice import WiredAdvice
 
@@ -78,12 +78,12 @@ def show(
     console.print(table)
 
 
-def show_sights(console: Console, sights: Mapping[str, Sight | str]) -> None:
+def show_sights(console: Console, sights: Mapping[str, PilotNoise | str]) -> None:
     """Print the smallest effect that a minute sees, for each kind of workload and each way."""
     from rich.table import Table
     from rich.text import Text
 
-    known = {kind: one for kind, one in sights.items() if isinstance(one, Sight)}
+    known = {kind: one for kind, one in sights.items() if isinstance(one, PilotNoise)}
     if known:
         console.print("[bold]The smallest effect that one minute sees here[/bold] (estimated)")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -91,7 +91,7 @@ def show_sights(console: Console, sights: Mapping[str, Sight | str]) -> None:
         table.add_column("in turns", justify="right")
         table.add_column("in processes", justify="right")
         for kind, sight in known.items():
-            table.add_row(kind, _effect(sight.turns_pct), _effect(sight.processes_pct))
+            table.add_row(kind, _effect(sight.interleaved_pct), _effect(sight.separate_pct))
         console.print(table)
         console.print(sights_text(known))
     for kind, reason in sights.items():
@@ -99,10 +99,10 @@ def show_sights(console: Console, sights: Mapping[str, Sight | str]) -> None:
             console.print(Text(f"What one minute sees of {kind} is not known: {reason}"))
 
 
-def sights_text(known: Mapping[str, Sight]) -> str:
+def sights_text(known: Mapping[str, PilotNoise]) -> str:
     """Say in a sentence what the effects mean and what they are estimated from."""
     made = " and ".join(
-        f"{sight.processes} short processes of {kind} ({sight.turns_s:.1f} s each)"
+        f"{sight.processes} short processes of {kind} ({sight.interleaved_s:.1f} s each)"
         for kind, sight in known.items()
     )
     return (

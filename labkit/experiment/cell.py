@@ -12,7 +12,7 @@ from labkit.records import Arm
 
 
 @dataclass(frozen=True)
-class Paths:
+class CellPaths:
     """Where the files of the cell in folder ``dir`` lie.
 
     A worker writes into ``runs/pending``; the runner checks what it finds there and
@@ -49,7 +49,7 @@ class Paths:
         """Return a run's record."""
         return self.runs / f"{run.name}.json"
 
-    def unpublished(self, run: Run) -> Path:
+    def pending_record(self, run: Run) -> Path:
         """Return a run's record as the worker writes it."""
         return self.pending / f"{run.name}.json"
 
@@ -57,7 +57,7 @@ class Paths:
         """Return a run's log."""
         return self.runs / f"{run.name}.log"
 
-    def set_aside(self, path: Path) -> Path:
+    def move_to_abandoned(self, path: Path) -> Path:
         """Move a file to ``runs/abandoned`` under a name that nothing there has."""
         self.abandoned.mkdir(parents=True, exist_ok=True)
         target, number = self.abandoned / path.name, 1
@@ -73,7 +73,7 @@ class Cell:
 
     ``arms``: the baseline first, the control (if any) last. ``published``: numbers of
     others, shown beside ours. ``scale``: of which its experiment has several; None: it has none.
-    ``design`` is as it is run: see :func:`by_process`.
+    ``design`` is as it is run: see :func:`normalized_design`.
     """
 
     dir: Path
@@ -94,12 +94,12 @@ class Cell:
             raise ValueError(f"cell {self.name}: its isolation is not decided")
         if len({arm.name for arm in self.arms}) != len(self.arms):
             raise ValueError(f"cell {self.name}: two arms have the same name")
-        object.__setattr__(self, "design", by_process(self.design))
+        object.__setattr__(self, "design", normalized_design(self.design))
 
     @property
-    def paths(self) -> Paths:
+    def paths(self) -> CellPaths:
         """Where its files lie."""
-        return Paths(self.dir)
+        return CellPaths(self.dir)
 
     @property
     def identity(self) -> str:
@@ -116,13 +116,13 @@ class Cell:
         return schedule(names, self.design.blocks, self.design.runs_per_block, self.seed)
 
     @property
-    def stops(self) -> tuple[int, ...]:
+    def stopping_points(self) -> tuple[int, ...]:
         """After how many blocks the cell may end: at its looks, or when all are done."""
         looks = tuple(look.blocks for look in self.design.looks)
         return tuple(at for at in looks if at <= self.design.blocks) or (self.design.blocks,)
 
 
-def by_process(design: Design) -> Design:
+def normalized_design(design: Design) -> Design:
     """Return the design as it is run, its last look said; a process of turns is a block.
 
     What happens to a process as a whole (where its code and memory lie) happens to both

@@ -27,8 +27,8 @@ from labkit.config import (
 )
 from labkit.experiment import claim_validation, published_rows
 from labkit.experiment.cell import Cell
-from labkit.experiment.hydra_composer import Composer, quote
-from labkit.records import PROCESSES, Arm
+from labkit.experiment.hydra_composer import Composer, hydra_quote
+from labkit.records import PROCESSES_SUFFIX, Arm
 
 CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config
 OF_AN_ENGINE = ("engine", "model")  # and does not where no engine is asked
@@ -76,7 +76,7 @@ def compose_cell(
         In one line: the arm, the key and what is allowed.
     """
     composer = composer or Composer()
-    cell = at_scale([*hydra_overrides, *task_overrides], composer)
+    cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
     whole = composer.compose(cell)
     ablation = whole.ablation
     baseline = ablation.baseline_arm
@@ -94,12 +94,12 @@ def compose_cell(
     if whole.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]
-    isolation, apart = settle_isolation(whole.design, list(experiments.values()))
+    isolation, apart = resolve_isolation(whole.design, list(experiments.values()))
     name = cell_name(task_overrides)
     return ComposedCell(name, whole, tuple(arms), experiments, isolation, apart)
 
 
-def at_scale(overrides: Sequence[str], composer: Composer) -> list[str]:
+def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
     """Return a cell's overrides with those of its experiment's scale in front, so that they win.
 
     Raises
@@ -112,7 +112,9 @@ def at_scale(overrides: Sequence[str], composer: Composer) -> list[str]:
     scaled = whole.scales.get(whole.scale.value, {})
     # An arm may be new, and what it is given is new to it.
     add = {key: "++" if key.startswith("ablation.arms.") else "" for key in scaled}
-    asked = [f"{add[key]}{key}={quote(value)}" for key, value in scaled.items() if key not in given]
+    asked = [
+        f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
+    ]
     return [*asked, *overrides]
 
 
@@ -130,7 +132,7 @@ def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
     )
 
 
-def settle_isolation(
+def resolve_isolation(
     design: Design, experiments: Sequence[Experiment]
 ) -> tuple[Isolation, str | None]:
     """Decide where the runs of these arms happen, and say why they are apart if they are.
@@ -170,10 +172,10 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
         looks=[],
         confirm=0,
     )
-    name = f"{folder.name}{PROCESSES}"
+    name = f"{folder.name}{PROCESSES_SUFFIX}"
     return [
         cell,
-        replace(cell, dir=folder.with_name(name), name=cell.name + PROCESSES, design=apart),
+        replace(cell, dir=folder.with_name(name), name=cell.name + PROCESSES_SUFFIX, design=apart),
     ]
 
 
@@ -200,7 +202,7 @@ def _dropped(overrides: Sequence[str]) -> list[str]:
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
     kept = [o for o in cell if o.split("=", 1)[0] not in overrides]
-    return [*kept, *(f"{key}={quote(value)}" for key, value in overrides.items())]
+    return [*kept, *(f"{key}={hydra_quote(value)}" for key, value in overrides.items())]
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from labkit.records import (
 # Of the design, what a cell's folder is bound to; blocks may grow.
 BOUND = ("isolation", "seed", "runs_per_block", "control", "alpha", "margin_pct", "looks")
 
-Decided = Callable[[Path], bool]  # of a cell's folder: whether every arm has its verdict
+AllDecided = Callable[[Path], bool]  # of a cell's folder: whether every arm has its verdict
 
 
 def _exists(cell: Cell) -> bool:
@@ -41,7 +41,7 @@ def _kept_design(cell: Cell) -> Mapping[str, Any]:
     return design
 
 
-def facts(cell: Cell, blocks: int) -> dict[str, Any]:
+def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
     """Return ``cell.json`` as it is before the analysis: contract keys, nothing measured.
 
     ``blocks``: how many are asked for by now; with looks those up to the next one.
@@ -112,7 +112,7 @@ def _difference(cell: Cell) -> str | None:
 
 
 def _design_difference(cell: Cell) -> str | None:
-    kept, ours = _kept_design(cell), facts(cell, cell.design.blocks)["design"]
+    kept, ours = _kept_design(cell), new_manifest(cell, cell.design.blocks)["design"]
     for key in BOUND:
         if key in kept and not (_same_looks if key == "looks" else eq)(kept[key], ours[key]):
             name = "seed" if key == "seed" else f"design.{key}"
@@ -150,10 +150,10 @@ def difference(kept: Any, ours: Any, where: str = "") -> str | None:
     return None if kept == ours else f"{where} was {kept}, now {ours}"
 
 
-def write_facts(cell: Cell, blocks: int) -> None:
+def write_manifest(cell: Cell, blocks: int) -> None:
     """Write ``arms/*.json`` and ``cell.json`` (both only where they differ or are absent).
 
-    ``blocks``: as in :func:`facts`; more that were asked for before stay.
+    ``blocks``: as in :func:`new_manifest`; more that were asked for before stay.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def write_facts(cell: Cell, blocks: int) -> None:
     kept = _kept_design(cell)
     hosts = kept.get("across_hosts", False) != cell.design.across_hosts
     if kept.get("blocks", 0) < blocks or hosts:
-        fresh = facts(cell, max(blocks, kept.get("blocks", 0)))
+        fresh = new_manifest(cell, max(blocks, kept.get("blocks", 0)))
         fresh["design"] |= {key: kept[key] for key in ("looks_taken",) if key in kept}
         fresh["design"]["shown"] = shown(cell)
         write_json(cell.dir / "cell.json", fresh)
@@ -188,7 +188,7 @@ def shown(cell: Cell) -> list[int]:
     return [int(blocks) for blocks in kept["design"].get("shown", unnoted)]
 
 
-def grown(cell: Cell) -> str | None:
+def exploratory_warning(cell: Cell) -> str | None:
     """Say that the cell asks for blocks beyond those whose results were shown, or None."""
     looks = [look.blocks for look in cell.design.looks]
     before = [n for n in shown(cell) if n < cell.design.blocks and n not in looks]
@@ -201,7 +201,9 @@ def grown(cell: Cell) -> str | None:
     )
 
 
-def look_ends(cell: Cell, blocks: int, records: list[Record], decided: Decided | None) -> bool:
+def take_interim_look(
+    cell: Cell, blocks: int, records: list[Record], decided: AllDecided | None
+) -> bool:
     """Take the look after ``blocks`` blocks, note it in ``cell.json``, tell if the cell ends.
 
     A look is taken with exactly its own blocks done; one that was passed before stays as
@@ -222,7 +224,7 @@ def look_ends(cell: Cell, blocks: int, records: list[Record], decided: Decided |
     return found
 
 
-def look_ended(cell: Cell) -> bool:
+def ended_at_look(cell: Cell) -> bool:
     """Tell whether the cell's last look ended it, from its file."""
     taken = _kept_design(cell).get("looks_taken", [])
     return bool(taken) and bool(taken[-1]["decided"])

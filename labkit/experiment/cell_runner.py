@@ -17,21 +17,21 @@ from labkit.config import Isolation
 from labkit.experiment import StudyError, differing_outputs
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_manifest import (
-    Decided,
-    grown,
-    look_ended,
-    look_ends,
+    AllDecided,
+    ended_at_look,
+    exploratory_warning,
     refuse_changes,
-    write_facts,
+    take_interim_look,
+    write_manifest,
 )
 from labkit.experiment.file_locks import cell_lock, timing_lock
-from labkit.experiment.interrupt_signals import Signals
+from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
-from labkit.experiment.run_launcher import Launcher, ProcessLauncher
+from labkit.experiment.run_launcher import ProcessLauncher, RunLauncher
 from labkit.machine import fingerprint
 from labkit.machine.cache_dir import CacheError
-from labkit.records import Record, RecordError, read, write
+from labkit.records import Record, RecordError, read_record, write_record
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class CellOutcome:
 
 def run_cell(
     cell: Cell,
-    launcher: Launcher | None = None,
+    launcher: RunLauncher | None = None,
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
-    decided: Decided | None = None,
+    decided: AllDecided | None = None,
 ) -> CellOutcome:
     """Run what is missing of a cell.
 
@@ -78,15 +78,15 @@ def run_cell(
     start = time.monotonic()
     with (
         _one_line(cell),
-        Signals() as signals,
+        InterruptSignals() as signals,
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
         timing_lock(str(cell.dir), on_wait=progress.note, check=signals.check),
     ):
         refuse_changes(cell)
-        more = grown(cell)
+        more = exploratory_warning(cell)
         if more is not None:
             progress.note(more)
-        write_facts(cell, cell.stops[0])
+        write_manifest(cell, cell.stopping_points[0])
         todo, records = _tidy(cell, progress, redo_failed)
         if todo:
             _refuse_host(cell, records)
@@ -95,15 +95,15 @@ def run_cell(
         last_kept = [r.name for r in cell.schedule() if r.block == differing_outputs.BLOCK][-1]
         progress.begin(cell, len(todo) + found, found)
         try:
-            for stop in cell.stops:
-                write_facts(cell, stop)
+            for stop in cell.stopping_points:
+                write_manifest(cell, stop)
                 here = [run for run in todo if run.block < stop]
                 todo = todo[len(here) :]
                 for record in _carry_out(here, cell, launcher, progress, signals):
                     records.append(record)
                     if record.run == last_kept:
                         differing_outputs.settle(cell.dir, records)
-                if look_ends(cell, stop, records, decided):
+                if take_interim_look(cell, stop, records, decided):
                     progress.note(f"all is decided at the look after {stop} blocks")
                     break
         finally:
@@ -124,7 +124,11 @@ def _refuse_host(cell: Cell, records: Sequence[Record]) -> None:
 
 
 def _carry_out(
-    runs: Sequence[Run], cell: Cell, launcher: Launcher, progress: Progress, signals: Signals
+    runs: Sequence[Run],
+    cell: Cell,
+    launcher: RunLauncher,
+    progress: Progress,
+    signals: InterruptSignals,
 ) -> Iterator[Record]:
     """Do ``runs`` in order, publish each record and yield it."""
     if runs:
@@ -133,7 +137,7 @@ def _carry_out(
         signals.check()
         progress.started(batch)
         for record in launcher.launch(batch, cell):
-            write(cell.paths.runs / f"{record.run}.json", record)
+            write_record(cell.paths.runs / f"{record.run}.json", record)
             yield record
             compiled = record.notes.get("compiles", {}).get("measure", 0)
             if compiled:
@@ -150,7 +154,7 @@ def _batches(runs: Sequence[Run], isolation: Isolation) -> list[list[Run]]:
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
     """Return the runs that ``run_cell`` would do, without changing anything."""
-    if look_ended(cell) and not redo_failed:
+    if ended_at_look(cell) and not redo_failed:
         return []
     blocks = [(block, _look(block, cell, redo_failed)) for block in _blocks(cell)]
     return [run for block, look in blocks if look.again for run in block]
@@ -175,7 +179,7 @@ def _look(block: Sequence[Run], cell: Cell, redo_failed: bool) -> _Look:
         if not path.exists():
             return _Look(records, "unfinished")
         try:
-            records.append(read(path))
+            records.append(read_record(path))
         except RecordError as error:
             return _Look(records, str(error))
     failed = redo_failed and not all(record.ok for record in records)
@@ -191,7 +195,7 @@ def _tidy(cell: Cell, progress: Progress, redo_failed: bool) -> tuple[list[Run],
     """
     paths = cell.paths
     for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
-        paths.set_aside(path)  # written by a killed process, never published
+        paths.move_to_abandoned(path)  # written by a killed process, never published
     todo: list[Run] = []
     done: list[Record] = []
     for block in _blocks(cell):
@@ -202,7 +206,7 @@ def _tidy(cell: Cell, progress: Progress, redo_failed: bool) -> tuple[list[Run],
         todo += block
         files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
         for path in files:
-            paths.set_aside(path)
+            paths.move_to_abandoned(path)
         if files:
             moved = f"{len(files)} files moved to {paths.abandoned}"
             progress.note(f"block {block[0].block + 1} is run again ({look.again}; {moved})")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.experiment.interrupt_signals import Signals
+from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.machine import linux, process_memory_limit
 
 TICK_S = 1.0
@@ -22,7 +22,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessExit:
     """How a process ended. ``code``: its exit status, or minus the signal's number."""
 
     code: int
@@ -53,7 +53,7 @@ def run(
     log: Path,
     timeout_s: float,
     on_tick: Callable[[int], None] = lambda pid: None,
-) -> Ending:
+) -> ProcessExit:
     """Run ``command`` to its end; its output goes to ``log``.
 
     The command gets ``--parent PID --lifeline FD --spawned NS`` appended: whom to
@@ -73,7 +73,7 @@ def run(
     OSError
         The log can't be written or the command can't be started.
     """
-    with Signals() as signals:
+    with InterruptSignals() as signals:
         ending = _run(command, environment, log, timeout_s, signals, on_tick)
         if -ending.code in STOPS:  # the worker may have had it first
             select.select(signals.fds, [], [], GRACE_S)
@@ -86,18 +86,18 @@ def _run(
     environment: Mapping[str, str],
     log: Path,
     timeout_s: float,
-    signals: Signals,
+    signals: InterruptSignals,
     on_tick: Callable[[int], None],
-) -> Ending:
+) -> ProcessExit:
     lifeline, hold = os.pipe()
     done, held = os.pipe()
     kills, start = _oom_kills(), time.monotonic()
     try:
         with open(log, "wb") as output:
-            facts = ["--parent", os.getpid(), "--lifeline", lifeline]
-            facts += ["--spawned", time.monotonic_ns()]
+            arguments = ["--parent", os.getpid(), "--lifeline", lifeline]
+            arguments += ["--spawned", time.monotonic_ns()]
             child = subprocess.Popen(
-                [*command, *map(str, facts)],
+                [*command, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -117,14 +117,14 @@ def _run(
                 os.close(descriptor)
     wall = time.monotonic() - start
     own = process_memory_limit.release_memory_limit(child.pid)
-    return Ending(child.returncode, timed_out, _oom_kills() - kills + own, wall)
+    return ProcessExit(child.returncode, timed_out, _oom_kills() - kills + own, wall)
 
 
 def _watch(
     child: subprocess.Popen[bytes],
     done: int,
     deadline: float,
-    signals: Signals,
+    signals: InterruptSignals,
     on_tick: Callable[[int], None],
 ) -> bool:
     """Wait for the end; tell whether the deadline came first."""

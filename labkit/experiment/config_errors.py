@@ -12,7 +12,9 @@ from labkit.config.option_index import did_you_mean
 from labkit.experiment.job_launcher import missing
 
 
-def explain(error: BaseException, overrides: Sequence[str] = (), root: Any = Experiment) -> str:
+def explain_config_error(
+    error: BaseException, overrides: Sequence[str] = (), root: Any = Experiment
+) -> str:
     """Say in one line which file or override is wrong, the key, and what is allowed.
 
     Parameters

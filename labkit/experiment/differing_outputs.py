@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from labkit.records import Record, values_path
+from labkit.records import Record, output_values_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ def save(cell_dir: Path, values: Values) -> None:
 
     room = MOST_BYTES
     for digest, array in values.items():
-        path, room = values_path(cell_dir, digest), room - array.nbytes
+        path, room = output_values_path(cell_dir, digest), room - array.nbytes
         if room < 0 or path.exists():
             continue
         draft = path.with_name(f".{digest}.{os.getpid()}.tmp")
@@ -54,7 +54,7 @@ def save(cell_dir: Path, values: Values) -> None:
 
 def settle(cell_dir: Path, records: Iterable[Record]) -> None:
     """Drop what the first block's runs agree on; may be done again at any time."""
-    folder = values_path(cell_dir, "any").parent
+    folder = output_values_path(cell_dir, "any").parent
     if not folder.is_dir():
         return
     needed = set(_differing([r for r in records if r.block == BLOCK and r.ok]))

@@ -1,12 +1,12 @@
-"""What the doctor measured on this machine, kept for the next plan.
+"""The doctor's noise measurements of this machine, kept in the user's cache for later plans.
 
-Its noise is the variation within one process, so runs in processes of their own vary more.
-Its sights are short A/A processes of two kinds of workload.
+Two kinds: the variation of a matrix product and of a memory copy within one process, which is
+smaller than that of runs in processes of their own; and pilot studies, short processes of two
+equal arms for each kind of workload.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -22,100 +22,124 @@ from labkit.records import (
     read_json,
 )
 
-NAME = "doctor.json"
-SIGHTS_VERSION = 1  # of the key ``sights``, which a labkit that does not know it ignores
-FEWEST = 3  # processes that a standard deviation is estimated from
-RUNS = 2  # of each arm in a block of separate processes
+FILE_NAME = "doctor.json"
+PILOTS_VERSION = 1  # of the file's key ``sights``, which older versions of labkit ignore
+MIN_PROCESSES = 3  # from which a standard deviation is estimated
+RUNS_PER_BLOCK = 2  # of each arm in a block of separate processes
+
+# Attributes of PilotNoise by their keys in the file.
+_FILE_KEYS = {
+    "processes": "processes",
+    "turns_sd": "interleaved_sd",
+    "between_sd": "separate_sd",
+    "turns_s": "interleaved_s",
+    "alone_s": "separate_s",
+}
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What some short processes of two equal arms showed for one kind of workload.
+class PilotNoise:
+    """Noise of one kind of workload, from a pilot study of two equal arms.
 
     Parameters
     ----------
     processes
-        How many there were.
-    turns_sd, between_sd
-        Standard deviation of a run (log scale): as it is paired in turns
-        (``labkit.analysis.statistics.power.run_sd``), and from process to process.
-    turns_s, alone_s
-        Wall seconds of a process that holds both arms, and of one that would hold one.
+        The number of processes measured.
+    interleaved_sd, separate_sd
+        Standard deviation of a run (log scale): of paired runs interleaved in one process
+        (``labkit.analysis.statistics.power.run_sd``), and of runs in separate processes.
+    interleaved_s, separate_s
+        Wall seconds of a process with both arms, and of a process with one arm.
     """
 
     processes: int
-    turns_sd: float
-    between_sd: float
-    turns_s: float
-    alone_s: float
+    interleaved_sd: float
+    separate_sd: float
+    interleaved_s: float
+    separate_s: float
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        sds, seconds = (self.turns_sd, self.between_sd), (self.turns_s, self.alone_s)
-        if not all(map(math.isfinite, (*sds, *seconds))):
+        deviations = (self.interleaved_sd, self.separate_sd)
+        seconds = (self.interleaved_s, self.separate_s)
+        if not all(map(math.isfinite, (*deviations, *seconds))):
             raise ValueError(f"{self}: not finite")
-        if self.processes < FEWEST or min(sds) < 0 or min(seconds) <= 0:
-            raise ValueError(f"{self}: too few processes, or a number below 0")
+        if self.processes < MIN_PROCESSES or min(deviations) < 0 or min(seconds) <= 0:
+            raise ValueError(f"{self}: too few processes, or a number out of range")
 
     @property
-    def turns_pct(self) -> float | None:
-        """The smallest effect (percent) that one minute of turns sees, or None."""
+    def interleaved_pct(self) -> float | None:
+        """The smallest effect (percent) that one minute of interleaved runs detects, or None."""
         from labkit.analysis.statistics.power import (
-            one_minute_mde_pct,  # SciPy: not for who only reads the noise
+            one_minute_mde_pct,  # loads SciPy, which a reader of the noise alone does not need
         )
 
-        return one_minute_mde_pct(self.turns_sd, self.turns_s, 1)
+        return one_minute_mde_pct(self.interleaved_sd, self.interleaved_s, 1)
 
     @property
-    def processes_pct(self) -> float | None:
+    def separate_pct(self) -> float | None:
         """The same for one minute of separate processes, in blocks of two runs of each arm."""
         from labkit.analysis.statistics.power import one_minute_mde_pct
 
-        return one_minute_mde_pct(self.between_sd, 2 * RUNS * self.alone_s, RUNS)
+        block_s = 2 * RUNS_PER_BLOCK * self.separate_s
+        return one_minute_mde_pct(self.separate_sd, block_s, RUNS_PER_BLOCK)
 
 
-def keep(machine: Mapping[str, Any], noise: Mapping[str, Any], sights: Mapping[str, Sight]) -> None:
-    """Keep what the doctor measured; where the cache can't be written, it is not kept.
+def save(
+    machine: Mapping[str, Any], noise: Mapping[str, Any], pilots: Mapping[str, PilotNoise]
+) -> None:
+    """Write the doctor's measurements to the cache, unless the cache cannot be written.
 
-    ``machine``: the fingerprint. ``noise``: as ``labkit.doctor.measurement_worker.noise`` gives it.
-    ``sights``: by kind (kernels, requests), those that are known.
+    Parameters
+    ----------
+    machine
+        The machine's fingerprint.
+    noise
+        The result of ``labkit.doctor.measurement_worker.noise``.
+    pilots
+        Pilot noise by kind of workload (``kernels``, ``requests``), as far as it is known.
     """
     data = {
         "schema_version": SCHEMA_VERSION,
         "machine": {name: machine.get(name) for name in MACHINE_FIELDS},
         "cv_pct": max(float(noise["matmul_cv_pct"]), float(noise["bandwidth_cv_pct"])),
         "sights": {
-            "version": SIGHTS_VERSION,
-            **{kind: dataclasses.asdict(sight) for kind, sight in sights.items()},
+            "version": PILOTS_VERSION,
+            **{
+                kind: {key: getattr(pilot, name) for key, name in _FILE_KEYS.items()}
+                for kind, pilot in pilots.items()
+            },
         },
     }
     try:
-        cache_dir.atomic_write(cache_dir.root() / NAME, json.dumps(data).encode())
+        cache_dir.atomic_write(cache_dir.root() / FILE_NAME, json.dumps(data).encode())
     except cache_dir.CacheError:
         return
 
 
-def find() -> float | None:
-    """Return the noise (standard deviation, log scale) that is kept for this machine, or None."""
+def load_noise_sd() -> float | None:
+    """Return this machine's noise within a process (standard deviation, log scale), or None."""
     try:
-        return float(_kept()["cv_pct"]) / 100
+        return float(_load()["cv_pct"]) / 100
     except (LookupError, TypeError, ValueError):
         return None
 
 
-def find_sight(kind: str) -> Sight | None:
-    """Return the sight of a kind that is kept for this machine, or None; also of other versions."""
+def load_pilot_noise(kind: str) -> PilotNoise | None:
+    """Return this machine's pilot noise for a kind of workload, or None."""
     try:
-        sights = _kept()["sights"]
-        return Sight(**sights[kind]) if sights["version"] == SIGHTS_VERSION else None
-    except (LookupError, TypeError, ValueError):
+        pilots = _load()["sights"]
+        if pilots["version"] != PILOTS_VERSION:
+            return None
+        return PilotNoise(**{_FILE_KEYS[key]: value for key, value in pilots[kind].items()})
+    except (LookupError, TypeError, ValueError, AttributeError):
         return None
 
 
-def _kept() -> Mapping[str, Any]:
-    """Read what is kept for this machine; empty where there is nothing that can be read."""
+def _load() -> Mapping[str, Any]:
+    """Read the file; return an empty mapping if it is unreadable or of another machine."""
     try:
-        data = read_json(cache_dir.root() / NAME)
+        data = read_json(cache_dir.root() / FILE_NAME)
         other = machine_difference(data["machine"], fingerprint.take())
         return data if other is None else {}
     except (OSError, RecordError, LookupError, TypeError, ValueError, AttributeError):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from labkit.experiment import Interrupted, StudyError
 from labkit.machine import fingerprint
-from labkit.records import DONE, Sitting, last_sitting, sitting_path
+from labkit.records import SESSION_DONE, CellSession, describe_last_session, session_path
 
 Tell = Callable[[str], None]
 
@@ -72,7 +72,7 @@ def cell_lock(
     check: Callable[[], None] = lambda: None,
     poll_s: float = 0.5,
 ) -> Iterator[None]:
-    """Work on a cell alone, and leave a :class:`Sitting` that says how it went.
+    """Work on a cell alone, and leave a :class:`CellSession` that says how it went.
 
     A job of a cluster may still run when its cell is asked for again. ``on_wait``, ``check``
     and ``poll_s`` as in :func:`timing_lock`.
@@ -85,15 +85,15 @@ def cell_lock(
     cell_dir.mkdir(parents=True, exist_ok=True)
 
     def held_by() -> str:
-        return f"{cell_dir}: {last_sitting(cell_dir)}"
+        return f"{cell_dir}: {describe_last_session(cell_dir)}"
 
-    path = sitting_path(cell_dir)
+    path = session_path(cell_dir)
     with _held(path, "cell's lock", held_by, on_wait, check, poll_s) as descriptor:
-        sitting = Sitting(
+        sitting = CellSession(
             fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), job(os.environ)
         )
         _write(descriptor, sitting.to_text())
-        how = DONE
+        how = SESSION_DONE
         try:
             yield
         except BaseException as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import ConfigError, Experiment, from_plain, require
 from labkit.config.option import options
-from labkit.experiment.config_errors import explain
+from labkit.experiment.config_errors import explain_config_error
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -46,7 +46,7 @@ class Composer:
         except ConfigError as error:
             raise ConfigError(f"{where}{error}") from None
         except Exception as error:
-            raise ConfigError(f"{where}{explain(error, overrides)}") from None
+            raise ConfigError(f"{where}{explain_config_error(error, overrides)}") from None
 
     def _tree(self, overrides: Sequence[str]) -> DictConfig:
         from hydra import compose
@@ -93,7 +93,9 @@ def _is_value(override: Override) -> bool:
     return own and ("." in key or key in options(Experiment))
 
 
-def expand(overrides: Sequence[str], params: Mapping[str, Any] | None = None) -> list[list[str]]:
+def expand_sweep(
+    overrides: Sequence[str], params: Mapping[str, Any] | None = None
+) -> list[list[str]]:
     """Expand comma overrides into one list of overrides per cell, in the sweeper's order.
 
     ``params``: ``hydra.sweeper.params`` of the composed config.
@@ -113,7 +115,7 @@ def expand(overrides: Sequence[str], params: Mapping[str, Any] | None = None) ->
     return [list(cell) for cell in itertools.product(*lists)]
 
 
-def quote(value: Any) -> str:
+def hydra_quote(value: Any) -> str:
     """Write ``value`` in Hydra's override grammar, so that it is read back as it is."""
     if value is None:
         return "null"
@@ -122,9 +124,9 @@ def quote(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{quote(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{hydra_quote(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(quote(item) for item in value) + "]"
+        return "[" + ",".join(hydra_quote(item) for item in value) + "]"
     text = str(value)
     if re.fullmatch(r"[A-Za-z_/][\w./-]*", text) and text.lower() not in ("null", "true", "false"):
         return text

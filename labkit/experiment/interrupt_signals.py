@@ -14,7 +14,7 @@ from labkit.experiment import Interrupted
 WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
-class Signals:
+class InterruptSignals:
     """Inside ``with``: a signal sets a flag and makes ``fds`` readable.
 
     Only the main thread can install handlers; elsewhere signals do what they did.
@@ -26,7 +26,7 @@ class Signals:
         self._writer: int | None = None
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Signals:
+    def __enter__(self) -> InterruptSignals:
         """Install the handlers."""
         if threading.current_thread() is threading.main_thread():
             reader, self._writer = os.pipe()

@@ -1,7 +1,7 @@
 """Cells spread over processes or machines by one of Hydra's launchers.
 
 What a launcher needs is checked before anything is written. What became of its jobs is asked
-of whoever runs them (:class:`Jobs`); what became of the cells, their files say.
+of whoever runs them (:class:`LaunchedJobs`); what became of the cells, their files say.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SLURM = "SlurmLauncher"
 LOST = ("submitit", "joblib", "ray")  # whose exceptions tell of a job that was lost
 
 
-class Jobs:
+class LaunchedJobs:
     """The jobs of a launcher that waits for all of them itself, and knows no more than that."""
 
     def running(self) -> list[str]:
@@ -39,19 +39,19 @@ class Jobs:
 
 
 @dataclass(frozen=True)
-class Spread:
+class JobLauncher:
     """A launcher: its word in ``hydra/launcher=`` and the class behind it."""
 
-    word: str
+    name: str
     target: str
 
     @staticmethod
-    def of(hydra: Any) -> Spread:
+    def of(hydra: Any) -> JobLauncher:
         """Return the launcher of a composed config's ``hydra`` node."""
-        return Spread(hydra.runtime.choices["hydra/launcher"], hydra.launcher["_target_"])
+        return JobLauncher(hydra.runtime.choices["hydra/launcher"], hydra.launcher["_target_"])
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether cells run one after the other in this process: nothing is spread."""
         return self.target.endswith(".BasicLauncher")
 
@@ -63,29 +63,29 @@ class Spread:
         ConfigError
             Its extra is missing, ``-m`` is, or there is no Slurm here.
         """
-        if self.here:
+        if self.is_local:
             return
         package = self.target.split(".")[1]
         if not _installed(f"hydra_plugins.{package}"):
-            raise ConfigError(missing(self.word, EXTRAS.get(package, self.word)))
-        require(multirun, f"hydra/launcher={self.word}: it launches cells; add -m at the end")
+            raise ConfigError(missing(self.name, EXTRAS.get(package, self.name)))
+        require(multirun, f"hydra/launcher={self.name}: it launches cells; add -m at the end")
         require(
             not self.target.endswith(SLURM) or shutil.which("srun") is not None,
-            f"hydra/launcher={self.word}: there is no srun here; run it where jobs are submitted",
+            f"hydra/launcher={self.name}: there is no srun here; run it where jobs are submitted",
         )
 
-    def jobs(self) -> Jobs:
+    def jobs(self) -> LaunchedJobs:
         """Return what tells of this launcher's jobs; to be asked for before they are launched."""
         if self.target.endswith(SLURM):
             from labkit.experiment.slurm_watcher import SlurmJobs
 
             return SlurmJobs()
-        return Jobs()
+        return LaunchedJobs()
 
 
-def missing(word: str, extra: str) -> str:
+def missing(name: str, extra: str) -> str:
     """Say which extra a launcher lacks."""
-    return f"hydra/launcher={word}: it is not installed; pip install 'labkit[{extra}]'"
+    return f"hydra/launcher={name}: it is not installed; pip install 'labkit[{extra}]'"
 
 
 def _installed(module: str) -> bool:
@@ -95,6 +95,6 @@ def _installed(module: str) -> bool:
         return False
 
 
-def is_loss(error: Exception) -> bool:
+def is_lost_job(error: Exception) -> bool:
     """Tell whether an exception says that a job was lost, not what went wrong in it."""
     return type(error).__module__.split(".")[0] in LOST

@@ -15,13 +15,13 @@ from labkit.config import Device, Isolation
 from labkit.experiment import doctor_noise, study_history
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell
-from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.study_history import History
+from labkit.experiment.doctor_noise import PilotNoise
+from labkit.experiment.study_history import StudyHistory
 
 WAYS = {Isolation.in_process: "in turns", Isolation.process: "in processes"}
 
 
-def sees(cell: Cell, composed: ComposedCell, past: History) -> str:
+def sees(cell: Cell, composed: ComposedCell, past: StudyHistory) -> str:
     """Say the smallest effect that gets a verdict, and how many blocks would see 1 %.
 
     With looks: at the best of them. A study that takes them all sees it at least as often.
@@ -60,22 +60,22 @@ class _Known:
     source: str
 
 
-def _noise(cell: Cell, composed: ComposedCell, past: History) -> _Known | None:
+def _noise(cell: Cell, composed: ComposedCell, past: StudyHistory) -> _Known | None:
     for path, data in past.studies(composed):
         if (noise := study_history.noise(data)) is not None:
             return _Known(noise.sd, noise.share, str(path))
     sight = _doctors_sight(composed)
     if sight is not None:
         turns = cell.design.isolation is Isolation.in_process
-        sd = sight.turns_sd if turns else sight.between_sd
+        sd = sight.interleaved_sd if turns else sight.separate_sd
         return _Known(sd, None, _doctors_name(composed))
-    measured = doctor_noise.find()
+    measured = doctor_noise.load_noise_sd()
     if measured is None:
         return None
     return _Known(measured, None, "the doctor within one process; runs vary more")
 
 
-def in_a_minute(composed: ComposedCell, past: History) -> str:
+def in_a_minute(composed: ComposedCell, past: StudyHistory) -> str:
     """Say what one minute sees in turns, where the arms can take turns, and in processes.
 
     One row alone, at alpha 0.05, in 80 of 100 studies.
@@ -92,7 +92,7 @@ def in_a_minute(composed: ComposedCell, past: History) -> str:
     return f"one minute sees {text}{missing} (one row alone; noise of {sources})"
 
 
-def _minute(composed: ComposedCell, past: History, way: Isolation) -> tuple[str, str] | None:
+def _minute(composed: ComposedCell, past: StudyHistory, way: Isolation) -> tuple[str, str] | None:
     """Return the smallest effect that a minute sees, in words, and by whom it is known."""
     for path, data in past.studies(composed, way):
         noise, block_s = study_history.noise(data), study_history.block_s(path)
@@ -102,7 +102,7 @@ def _minute(composed: ComposedCell, past: History, way: Isolation) -> tuple[str,
     sight = _doctors_sight(composed)
     if sight is None:
         return None
-    pct = sight.turns_pct if way is Isolation.in_process else sight.processes_pct
+    pct = sight.interleaved_pct if way is Isolation.in_process else sight.separate_pct
     return _effect(pct), _doctors_name(composed)
 
 
@@ -110,7 +110,7 @@ def _effect(pct: float | None) -> str:
     return "nothing, too few blocks fit," if pct is None else f"{pct:.1f} %"
 
 
-def start_up(composed: ComposedCell, past: History) -> str:
+def start_up(composed: ComposedCell, past: StudyHistory) -> str:
     """Say what a run costs beyond its measurement, from this machine's earlier records."""
     for path, _ in past.studies(composed):
         seconds = study_history.start_up(path)
@@ -119,9 +119,9 @@ def start_up(composed: ComposedCell, past: History) -> str:
     return "start-up per run: not measured yet"
 
 
-def _doctors_sight(composed: ComposedCell) -> Sight | None:
+def _doctors_sight(composed: ComposedCell) -> PilotNoise | None:
     """Return the doctor's sight of this kind of workload, or None: it knows engines on the CPU."""
-    return doctor_noise.find_sight(_kind(composed)) if _engines_on_cpu(composed) else None
+    return doctor_noise.load_pilot_noise(_kind(composed)) if _engines_on_cpu(composed) else None
 
 
 def _doctors_name(composed: ComposedCell) -> str:

@@ -19,13 +19,13 @@ from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
 from labkit.machine import cache_dir, fingerprint, worker_environment
 from labkit.machine.machine_observer import MachineObserver
-from labkit.records import Arm, Record, RecordError, read
+from labkit.records import Arm, Record, RecordError, read_record
 
 PREPARE_TIMEOUT_S = 1800.0
 NO_LOG = "nothing in its log"
 
 
-class Launcher(Protocol):
+class RunLauncher(Protocol):
     """Carries out runs; the runner publishes their records."""
 
     def prepare(self, cell: Cell) -> None:
@@ -149,13 +149,13 @@ def config_digest(arm: Arm) -> str:
 def _words(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
     """Yield the worker's arguments: each run's arm and record, and where to store outputs."""
     for run in runs:
-        yield from (str(cell.paths.arm(run.arm)), str(cell.paths.unpublished(run)))
+        yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
     if runs[0].block == differing_outputs.BLOCK:
         yield from ("--keep", str(cell.dir))
 
 
 def _record(
-    run: Run, cell: Cell, ending: child_process.Ending, log: Path, started: str, seconds: float
+    run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path, started: str, seconds: float
 ) -> Record:
     """Take the worker's record, or make one that says how the run ended without."""
     found = _collect(run, cell, ending, log)
@@ -179,20 +179,23 @@ def _record(
 
 
 def _collect(
-    run: Run, cell: Cell, ending: child_process.Ending, log: Path
+    run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path
 ) -> Record | tuple[str, str]:
     """Take the worker's record, or say the outcome and detail of a run without one."""
     if ending.code == os.EX_IOERR:
         lines = child_process.last_lines(log, 1) or ["the worker cannot write its record"]
         raise StudyError(lines[0])
-    pending, last = cell.paths.unpublished(run), (child_process.last_lines(log, 1) or [NO_LOG])[0]
+    pending, last = (
+        cell.paths.pending_record(run),
+        (child_process.last_lines(log, 1) or [NO_LOG])[0],
+    )
     if ending.timed_out:
         return "timeout", f"killed after {ending.wall_s:.0f} s: {last}"
     if pending.exists():
         try:
-            record = read(pending)
+            record = read_record(pending)
         except RecordError as error:
-            cell.paths.set_aside(pending)
+            cell.paths.move_to_abandoned(pending)
             return "invalid_output", str(error).replace(f"{pending.parent}{os.sep}", "")
         pending.unlink()
         return record

@@ -11,7 +11,7 @@ import time
 
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from labkit.experiment.job_launcher import Jobs
+from labkit.experiment.job_launcher import LaunchedJobs
 
 POLL_S = 15
 # A job in any other state is not over: it waits, runs, is being requeued, ...
@@ -47,7 +47,7 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         return sorted(self._registered, key=lambda job: [int(part) for part in job.split("_")])
 
 
-class SlurmJobs(Jobs):
+class SlurmJobs(LaunchedJobs):
     """The jobs that this process submits from now on."""
 
     def __init__(self) -> None:

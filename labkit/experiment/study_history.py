@@ -19,7 +19,7 @@ LOOKED_THROUGH = 40  # cells, newest first
 FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
 
 
-class History:
+class StudyHistory:
     """The newest cells that were studied on this kind of machine, each read once.
 
     Parameters

@@ -13,7 +13,7 @@ from labkit.experiment import power_forecast
 from labkit.experiment.cell import Cell
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_runner import unfinished
-from labkit.experiment.study_history import History
+from labkit.experiment.study_history import StudyHistory
 from labkit.machine import memory_profile
 from labkit.workload.measurement import Estimate
 
@@ -42,14 +42,16 @@ class CellPlan:
         return len(self.cell.schedule())
 
 
-def plan_cells(composed: ComposedCell, out: Path, past: History) -> list[CellPlan]:
+def plan_cells(composed: ComposedCell, out: Path, past: StudyHistory) -> list[CellPlan]:
     """Estimate a cell and what confirms it; nothing is run or written."""
     cell, *confirming = to_cells(composed, out / composed.name)
     first = _plan(cell, composed, past, power_forecast.in_a_minute(composed, past))
     return [first, *(_plan(other, composed, past, None) for other in confirming)]
 
 
-def _plan(cell: Cell, composed: ComposedCell, past: History, in_a_minute: str | None) -> CellPlan:
+def _plan(
+    cell: Cell, composed: ComposedCell, past: StudyHistory, in_a_minute: str | None
+) -> CellPlan:
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
     todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
     together = max if cell.design.isolation is Isolation.process else sum
@@ -83,7 +85,7 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console, past = Console(highlight=False), History(out)
+    console, past = Console(highlight=False), StudyHistory(out)
     plans = [plan for cell in composed for plan in plan_cells(cell, out, past)]
     for plan in plans:
         design = plan.cell.design

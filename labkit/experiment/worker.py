@@ -34,7 +34,7 @@ from labkit.records import (
     RecordError,
     parse_run_name,
     read_arm,
-    write,
+    write_record,
 )
 
 if TYPE_CHECKING:
@@ -130,12 +130,12 @@ def _publish(path: Path, record: Record, parent: int | None) -> int:
         parent_death.kill_process_group()
     try:
         try:
-            write(path, record)
+            write_record(path, record)
         except (TypeError, ValueError) as error:
             traceback.print_exc()
             detail = f"a value in the record is not a finite number or not JSON: {one_line(error)}"
             bare = replace(record, cases=(), counters={}, notes={})
-            write(path, replace(bare, outcome="invalid_output", detail=detail))
+            write_record(path, replace(bare, outcome="invalid_output", detail=detail))
     except OSError as error:
         print(f"{path}: {error.strerror or error}", file=sys.stderr)
         return EXIT_CANNOT_WRITE

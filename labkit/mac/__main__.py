@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from labkit.cli_errors import say
+from labkit.cli_errors import print_error
 from labkit.mac import report_bundle
 from labkit.mac.mac_steps import INTERRUPTED, PASSED, MacStep, all_steps, run_steps
 from labkit.machine import macos, memory_profile
@@ -25,7 +25,7 @@ def main(
 ) -> int:
     """Run the steps below ``outputs/`` and return the exit code."""
     if not has_metal():
-        return say(PROG, "there is no Metal on this machine; make mac is for Apple silicon")
+        return print_error(PROG, "there is no Metal on this machine; make mac is for Apple silicon")
     folder = Path("outputs") / f"mac-{datetime.datetime.now():%Y%m%d-%H%M%S}"
     try:
         folder.mkdir(parents=True)
@@ -36,7 +36,7 @@ def main(
             folder, facts, outcomes, report_bundle.Redactor.of_this_computer()
         )
     except OSError as error:
-        say(PROG, error)
+        print_error(PROG, error)
         return 1
     words = [outcome.word for outcome in outcomes]
     size = path.stat().st_size / 1e6

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import app, workload
-from labkit.cli_errors import say
+from labkit.cli_errors import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.cell_composer import ComposedCell
 
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cells = app.compose_cells(app.parse(overrides))
     except ConfigError as error:
-        return say(PROG, error)
+        return print_error(PROG, error)
     wrong = 0
     with Path(file).open("w", encoding="utf-8") as table:
         print(TABLE_HEADER, file=table, flush=True)

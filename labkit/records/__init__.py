@@ -4,13 +4,19 @@ Lies under the experiment, which writes records, and the analysis, which reads t
 Standard library only.
 """
 
-from labkit.records.cell_session import DONE, Sitting, is_held, last_sitting, sitting_path
+from labkit.records.cell_session import (
+    SESSION_DONE,
+    CellSession,
+    describe_last_session,
+    is_locked,
+    session_path,
+)
 from labkit.records.record_codec import read_json, write_json
 from labkit.records.record_schema import (
     BETTER,
     MACHINE_FIELDS,
     OUTCOMES,
-    PROCESSES,
+    PROCESSES_SUFFIX,
     ROLES,
     SCHEMA_VERSION,
     Arm,
@@ -23,42 +29,42 @@ from labkit.records.record_schema import (
     run_name,
 )
 from labkit.records.record_store import (
-    read,
+    output_values_path,
     read_arm,
     read_arms,
     read_cell,
+    read_record,
     read_runs,
-    values_path,
-    write,
+    write_record,
 )
 
 __all__ = [
     "BETTER",
-    "DONE",
     "MACHINE_FIELDS",
     "OUTCOMES",
-    "PROCESSES",
+    "PROCESSES_SUFFIX",
     "ROLES",
     "SCHEMA_VERSION",
+    "SESSION_DONE",
     "Arm",
     "CaseRecord",
+    "CellSession",
     "Metric",
     "Record",
     "RecordError",
-    "Sitting",
-    "is_held",
-    "last_sitting",
+    "describe_last_session",
+    "is_locked",
     "machine_difference",
+    "output_values_path",
     "parse_run_name",
-    "read",
     "read_arm",
     "read_arms",
     "read_cell",
     "read_json",
+    "read_record",
     "read_runs",
     "run_name",
-    "sitting_path",
-    "values_path",
-    "write",
+    "session_path",
     "write_json",
+    "write_record",
 ]

@@ -1,8 +1,9 @@
-"""A sitting: one process's work on a cell, until its end or its death.
+"""Cell sessions: one process's work on a cell, from its start to its end or its death.
 
-``sitting.json`` in a cell's folder says who works on it, or who did last and how that ended.
-Whoever works holds the file's lock and writes it in place (:mod:`labkit.experiment.file_locks`): a
-process that is killed, or whose node is lost, leaves a sitting without an end.
+``sitting.json`` in a cell's folder names the process that works on the cell, or the last one that
+did and how it ended. The process holds a lock on the file and writes it in place
+(:mod:`labkit.experiment.file_locks`). If it is killed, or its node is lost, the file stays
+without an end.
 """
 
 from __future__ import annotations
@@ -14,16 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DONE = "done"
+SESSION_DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
-class Sitting:
-    """Who works on a cell, or did.
+class CellSession:
+    """One process's work on a cell; the attributes are the file's keys.
 
-    ``host``: as in a record's environment. ``job``: the cluster's name for it, None without a
-    cluster. ``started``, ``ended``: UTC, as in records; ``how`` it ended, :data:`DONE` or what
-    stopped it. Both are None until it ends.
+    Parameters
+    ----------
+    host
+        The host's name, as in a record's environment.
+    pid
+        The process id on that host.
+    started, ended
+        UTC, as in records; ``ended`` is None while the session lasts.
+    job
+        The cluster's name for the job; None outside a cluster.
+    how
+        How the session ended: :data:`SESSION_DONE`, or what stopped it; None while it lasts.
     """
 
     host: str
@@ -33,48 +43,48 @@ class Sitting:
     ended: str | None = None
     how: str | None = None
 
-    def end(self, when: str, how: str) -> Sitting:
-        """Return the sitting as it ended."""
+    def end(self, when: str, how: str) -> CellSession:
+        """Return the session with its end."""
         return dataclasses.replace(self, ended=when, how=how)
 
     @property
-    def who(self) -> str:
-        """The process, in words."""
-        place = f"process {self.pid} on host {self.host}"
-        return place if self.job is None else f"{self.job} ({place})"
+    def worker(self) -> str:
+        """The process in words: ``Slurm job 12 (process 345 on host node7)``."""
+        process = f"process {self.pid} on host {self.host}"
+        return process if self.job is None else f"{self.job} ({process})"
 
-    def sentence(self, held: bool) -> str:
-        """Say what became of it; ``held``: whether somebody holds the cell's lock."""
-        if held:
-            return f"{self.who} works on it since {self.started}"
+    def describe(self, locked: bool) -> str:
+        """Return a sentence about the session; ``locked``: whether the cell's lock is held."""
+        if locked:
+            return f"{self.worker} works on it since {self.started}"
         if self.how is None:
-            return f"{self.who} began at {self.started} and was killed, or its node is lost"
-        if self.how == DONE:
-            return f"{self.who} ended its work at {self.ended}"
-        return f"{self.who} was stopped at {self.ended}: {self.how}"
+            return f"{self.worker} began at {self.started} and was killed, or its node is lost"
+        if self.how == SESSION_DONE:
+            return f"{self.worker} ended its work at {self.ended}"
+        return f"{self.worker} was stopped at {self.ended}: {self.how}"
 
     def to_text(self) -> str:
         """Return the file's content."""
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
 
-def sitting_path(cell_dir: Path) -> Path:
-    """Return where a cell's sitting is kept."""
+def session_path(cell_dir: Path) -> Path:
+    """Return the path of a cell's session file."""
     return cell_dir / "sitting.json"
 
 
-def last_sitting(cell_dir: Path) -> str:
-    """Say who works on a cell, or did last and what became of that."""
-    found, held = read_sitting(cell_dir), is_held(cell_dir)
-    if found is None:
-        return "another process works on it" if held else "nobody has worked on it"
-    return found.sentence(held)
+def describe_last_session(cell_dir: Path) -> str:
+    """Return a sentence about the process that works on a cell, or the last one that did."""
+    session, locked = read_session(cell_dir), is_locked(cell_dir)
+    if session is None:
+        return "another process works on it" if locked else "nobody has worked on it"
+    return session.describe(locked)
 
 
-def is_held(cell_dir: Path) -> bool:
-    """Tell whether somebody works on a cell, as far as the file system's locks reach."""
+def is_locked(cell_dir: Path) -> bool:
+    """Return whether a process holds a cell's lock, as far as the file system's locks reach."""
     try:
-        with open(sitting_path(cell_dir), "rb+") as file:
+        with open(session_path(cell_dir), "rb+") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -83,10 +93,10 @@ def is_held(cell_dir: Path) -> bool:
     return False
 
 
-def read_sitting(cell_dir: Path) -> Sitting | None:
-    """Read a cell's last sitting; None where there was none, or its file says nothing yet."""
+def read_session(cell_dir: Path) -> CellSession | None:
+    """Return a cell's last session, or None if there is no readable session file."""
     try:
-        found: Any = json.loads(sitting_path(cell_dir).read_text(encoding="utf-8"))
-        return Sitting(**found)
+        data: Any = json.loads(session_path(cell_dir).read_text(encoding="utf-8"))
+        return CellSession(**data)
     except (OSError, ValueError, TypeError):
         return None

@@ -25,7 +25,7 @@ OUTCOMES = (
 )
 ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
-PROCESSES = "~processes"  # behind the folder of a cell: that of the cell which confirms it
+PROCESSES_SUFFIX = "~processes"  # behind the folder of a cell: that of the cell which confirms it
 RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+)")
 
 

@@ -17,7 +17,7 @@ from labkit.records.record_codec import read_json, write_json
 from labkit.records.record_schema import ROLES, Arm, Record, RecordError, require
 
 
-def read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
     """Read and check one run's record.
 
     Raises
@@ -44,11 +44,11 @@ def read_runs(cell_dir: Path) -> list[Record]:
     Raises
     ------
     RecordError
-        As in :func:`read`, for the first file that is not a valid record.
+        As in :func:`read_record`, for the first file that is not a valid record.
     """
     paths = (p for p in (cell_dir / "runs").glob("*.json") if not p.name.startswith("."))
     with _uncollected():
-        return sorted((read(p) for p in paths), key=lambda r: (r.block, r.position, r.arm))
+        return sorted((read_record(p) for p in paths), key=lambda r: (r.block, r.position, r.arm))
 
 
 @contextmanager
@@ -91,12 +91,12 @@ def read_cell(cell_dir: Path) -> dict[str, Any]:
         raise RecordError(f"{path}: not a valid cell: {error}") from None
 
 
-def values_path(cell_dir: Path, digest: str) -> Path:
+def output_values_path(cell_dir: Path, digest: str) -> Path:
     """Return the file of an output's values; there is one only where outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
 
 
-def write(path: Path, record: Record) -> None:
+def write_record(path: Path, record: Record) -> None:
     """Write a run's record by rename; an existing record is never overwritten.
 
     Raises

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from labkit.cli_errors import say
+from labkit.cli_errors import print_error
 from labkit.config import ConfigError, Engine, Serve, from_plain
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def main() -> int:
     except ValueError as error:
         if not isinstance(error, ConfigError) and not type(error).__module__.startswith("labkit."):
             raise
-        return say(PROG, error)
+        return print_error(PROG, error)
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from labkit.records import Arm, CaseRecord, Metric, Record, write, write_json
+from labkit.records import Arm, CaseRecord, Metric, Record, write_json, write_record
 
 PUBLISHED = {
     "source": "One Launch for Any Batch (12 June 2026)",
@@ -139,7 +139,7 @@ class CellMaker:
                 if self.change is not None:
                     record = self.change(record)
                 if record is not None:
-                    write(self.dir / "runs" / f"{record.run}.json", record)
+                    write_record(self.dir / "runs" / f"{record.run}.json", record)
         return self.dir
 
     def facts(self, arms: list[Arm]) -> dict[str, Any]:

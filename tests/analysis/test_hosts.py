@@ -14,7 +14,7 @@ from labkit.analysis.statistics.permutation_test import permutation_test
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.analysis.study_diff import StudiesNotComparable, compare_studies
 from labkit.experiment.permuted_blocks import schedule
-from labkit.records import PROCESSES, Sitting, sitting_path
+from labkit.records import PROCESSES_SUFFIX, CellSession, session_path
 
 
 def on(host, factor=1.0, **facts):
@@ -160,7 +160,7 @@ def test_a_curve_joins_no_two_machines(make_cell, monkeypatch):
 
 def test_what_confirms_a_cell_on_another_machine_confirms_nothing(make_cell):
     turns = make_cell("study/cell", isolation="in_process", runs=1, blocks=8)
-    apart = make_cell(f"study/cell{PROCESSES}", change=on("def"))
+    apart = make_cell(f"study/cell{PROCESSES_SUFFIX}", change=on("def"))
     analysis_cache = AnalysisCache()
     said = caveats(analysis_cache.cell(turns))
     assert any("ran on another machine: the two are not compared" in line for line in said)
@@ -181,10 +181,10 @@ def test_studies_compare_over_hosts_of_one_kind_only(make_cell):
 def test_a_cell_that_was_stopped_says_by_what(make_cell):
     cell = make_cell(change=lambda record: record if record.block < 3 else None)
     assert any("3 of 4 blocks; nobody has worked on it" in line for line in caveats(only(cell)))
-    began = Sitting("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
-    sitting_path(cell).write_text(began.to_text())
+    began = CellSession("abc", 12, "2026-11-20T20:00:00Z", job="Slurm job 7_0")
+    session_path(cell).write_text(began.to_text())
     (said,) = [line for line in caveats(only(cell)) if "unfinished" in line]
     assert "Slurm job 7_0 (process 12 on host abc) began" in said and "its node is lost" in said
-    sitting_path(cell).write_text(began.end("2026-11-20T20:01:00Z", "SIGTERM").to_text())
+    session_path(cell).write_text(began.end("2026-11-20T20:01:00Z", "SIGTERM").to_text())
     (said,) = [line for line in caveats(only(cell)) if "unfinished" in line]
     assert "was stopped at 2026-11-20T20:01:00Z: SIGTERM" in said

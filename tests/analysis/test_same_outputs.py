@@ -7,7 +7,7 @@ import numpy as np
 from labkit.analysis import analyse_cell
 from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.first_divergence import ulp_distance
-from labkit.records import values_path
+from labkit.records import output_values_path
 from labkit.workload.output_digest import array_outputs
 
 ROWS, HEADS = list(range(64)), list(range(16))
@@ -66,7 +66,7 @@ def kept_values(cell, change):
     one = np.random.default_rng(0).standard_normal((6, 4, 8)).astype(np.float32)
     arrays = {False: one, True: change(one.copy())}
     for array in arrays.values():
-        path = values_path(cell, array_outputs(array)["digest"])
+        path = output_values_path(cell, array_outputs(array)["digest"])
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, array)
 

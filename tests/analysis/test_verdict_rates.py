@@ -21,7 +21,7 @@ from labkit.analysis.statistics.effect_size import to_log_ratio
 from labkit.analysis.statistics.interim_analysis import alpha_at, parse_looks, withheld_reason
 from labkit.analysis.verdict import judge
 from labkit.config import Design, Isolation, Look, to_plain
-from labkit.experiment.cell import by_process
+from labkit.experiment.cell import normalized_design
 
 CONF = Path(__file__).parents[2] / "conf" / "design"
 SD = 0.01
@@ -34,7 +34,7 @@ def shipped(name, isolation=Isolation.process):
     """A design of ``conf/design`` as it is run."""
     plain = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     looks = [Look(**look) for look in plain.pop("looks", [])]
-    return by_process(Design(**plain, looks=looks, isolation=isolation))
+    return normalized_design(Design(**plain, looks=looks, isolation=isolation))
 
 
 TURNS = shipped("standard", Isolation.in_process)

@@ -131,7 +131,7 @@ def load(experiments, setting) -> StubTurns:
     return StubTurns([e.engine.attention.resolver for e in experiments], setting)
 
 
-def write(path, body) -> None:
+def write_record(path, body) -> None:
     kind = strike("write")
     if kind == "full":
         raise OSError(28, "No space left on device")
@@ -143,7 +143,7 @@ def write(path, body) -> None:
         path.write_text(json.dumps(body.to_json())[:200])
         os.kill(os.getpid(), signal.SIGKILL)
     else:
-        record.write(path, body)
+        record.write_record(path, body)
 
 
 if __name__ == "__main__":
@@ -160,5 +160,5 @@ if __name__ == "__main__":
     labkit.workload = stub
     run_stages.start_probe = start_probe
     run_stages.note_limits = lambda draft, experiment: None  # would compile with numba
-    worker.write = write
+    worker.write_record = write_record
     sys.exit(worker.main())

@@ -4,18 +4,18 @@ import pytest
 
 from labkit import app
 from labkit.config import ConfigError
-from labkit.experiment.hydra_composer import Composer, expand, quote
+from labkit.experiment.hydra_composer import Composer, expand_sweep, hydra_quote
 
 
 def test_sweeps_expand_in_the_sweepers_order():
-    cells = expand(["workload=chat,ragged", "seed=1,2"])
+    cells = expand_sweep(["workload=chat,ragged", "seed=1,2"])
     assert cells == [
         ["workload=chat", "seed=1"],
         ["workload=chat", "seed=2"],
         ["workload=ragged", "seed=1"],
         ["workload=ragged", "seed=2"],
     ]
-    assert expand(["seed=1"], {"workload": "chat,ragged"}) == [
+    assert expand_sweep(["seed=1"], {"workload": "chat,ragged"}) == [
         ["workload=chat", "seed=1"],
         ["workload=ragged", "seed=1"],
     ]
@@ -52,7 +52,7 @@ def test_sweeps_expand_in_the_sweepers_order():
 def test_values_survive_hydras_grammar(value):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_override(f"key={quote(value)}").value()
+    parsed = OverridesParser.create().parse_override(f"key={hydra_quote(value)}").value()
     assert parsed == value
 
 

@@ -8,12 +8,12 @@ import pytest
 
 from labkit.analysis.statistics.power import mde_pct
 from labkit.experiment import doctor_noise
-from labkit.experiment.doctor_noise import Sight
+from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine import fingerprint
 from labkit.records import machine_difference
 
 NOISE = {"matmul_cv_pct": 1.5, "bandwidth_cv_pct": 2.5}
-SIGHT = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=2.0, alone_s=1.5)
+SIGHT = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
 
 
 @pytest.fixture(autouse=True)
@@ -23,71 +23,71 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_is_kept_is_found_and_the_worse_kernel_counts():
-    assert doctor_noise.find() is None
-    doctor_noise.keep(fingerprint.take(), NOISE, {})
-    assert doctor_noise.find() == pytest.approx(0.025)
+    assert doctor_noise.load_noise_sd() is None
+    doctor_noise.save(fingerprint.take(), NOISE, {})
+    assert doctor_noise.load_noise_sd() == pytest.approx(0.025)
 
 
 def test_another_machine_s_noise_is_not_ours():
     other = {**fingerprint.take(), "cpu_model": "another"}
-    doctor_noise.keep(other, NOISE, {"kernels": SIGHT})
-    assert doctor_noise.find() is None and doctor_noise.find_sight("kernels") is None
+    doctor_noise.save(other, NOISE, {"kernels": SIGHT})
+    assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"machine": {}}', '{"machine": 3, "cv_pct": 1}'])
 def test_a_broken_file_is_no_noise(folder, text):
     folder.mkdir()
-    (folder / doctor_noise.NAME).write_text(text)
-    assert doctor_noise.find() is None and doctor_noise.find_sight("kernels") is None
+    (folder / doctor_noise.FILE_NAME).write_text(text)
+    assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file")
-    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
-    assert doctor_noise.find() is None and doctor_noise.find_sight("kernels") is None
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+    assert doctor_noise.load_noise_sd() is None and doctor_noise.load_pilot_noise("kernels") is None
 
 
 def test_the_sight_of_a_kind_is_found_and_only_that():
-    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
-    assert doctor_noise.find_sight("kernels") == SIGHT
-    assert doctor_noise.find_sight("requests") is None
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+    assert doctor_noise.load_pilot_noise("kernels") == SIGHT
+    assert doctor_noise.load_pilot_noise("requests") is None
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda kept: kept.pop("sights"),  # an older doctor's
-        lambda kept: kept["sights"].update(version=doctor_noise.SIGHTS_VERSION + 1),
+        lambda kept: kept["sights"].update(version=doctor_noise.PILOTS_VERSION + 1),
         lambda kept: kept["sights"]["kernels"].update(of_tomorrow=1),
-        lambda kept: kept["sights"]["kernels"].update(turns_sd="0.01"),
-        lambda kept: kept["sights"]["kernels"].update(turns_s=0.0),
+        lambda kept: kept["sights"]["kernels"].update(interleaved_sd="0.01"),
+        lambda kept: kept["sights"]["kernels"].update(interleaved_s=0.0),
         lambda kept: kept.update(sights=3),
     ],
 )
 def test_a_sight_of_another_version_is_none_and_the_noise_stays(folder, change):
-    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
-    kept = json.loads((folder / doctor_noise.NAME).read_text())
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+    kept = json.loads((folder / doctor_noise.FILE_NAME).read_text())
     change(kept)
-    (folder / doctor_noise.NAME).write_text(json.dumps(kept))
-    assert doctor_noise.find_sight("kernels") is None
-    assert doctor_noise.find() == pytest.approx(0.025)
+    (folder / doctor_noise.FILE_NAME).write_text(json.dumps(kept))
+    assert doctor_noise.load_pilot_noise("kernels") is None
+    assert doctor_noise.load_noise_sd() == pytest.approx(0.025)
 
 
 def test_what_an_older_labkit_reads_is_still_there(folder):
-    doctor_noise.keep(fingerprint.take(), NOISE, {"kernels": SIGHT})
-    kept = json.loads((folder / doctor_noise.NAME).read_text())
+    doctor_noise.save(fingerprint.take(), NOISE, {"kernels": SIGHT})
+    kept = json.loads((folder / doctor_noise.FILE_NAME).read_text())
     assert (kept["schema_version"], kept["cv_pct"]) == (1, 2.5)
     assert machine_difference(kept["machine"], fingerprint.take()) is None
 
 
 def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
-    assert SIGHT.turns_pct == mde_pct(0.01, 30, 1, 0.05)  # a process is a block
-    assert SIGHT.processes_pct == mde_pct(0.05, 10, 2, 0.05)  # a block is four processes
-    slow = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=10.1, alone_s=5.1)
-    assert slow.turns_pct is None and slow.processes_pct is None
-    just = Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=10.0, alone_s=5.0)
-    assert just.turns_pct == mde_pct(0.01, 6, 1, 0.05)
-    assert just.processes_pct == mde_pct(0.05, 3, 2, 0.05)
+    assert SIGHT.interleaved_pct == mde_pct(0.01, 30, 1, 0.05)  # a process is a block
+    assert SIGHT.separate_pct == mde_pct(0.05, 10, 2, 0.05)  # a block is four processes
+    slow = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.1, separate_s=5.1)
+    assert slow.interleaved_pct is None and slow.separate_pct is None
+    just = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=10.0, separate_s=5.0)
+    assert just.interleaved_pct == mde_pct(0.01, 6, 1, 0.05)
+    assert just.separate_pct == mde_pct(0.05, 3, 2, 0.05)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
 )
 def test_a_sight_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="Sight"):
-        Sight(*wrong)
+        PilotNoise(*wrong)

@@ -11,7 +11,7 @@ import pytest
 from labkit import analysis, config
 from labkit.experiment import study_history
 from labkit.experiment.cell_runner import run_cell
-from labkit.experiment.study_history import History
+from labkit.experiment.study_history import StudyHistory
 from labkit.machine import fingerprint
 from labkit.records import Record, read_runs
 
@@ -36,7 +36,7 @@ def done(make_cell, launcher, tmp_path, monkeypatch):
 
 
 def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
-    (found,) = History(tmp_path / "outputs" / "two").studies(asked())
+    (found,) = StudyHistory(tmp_path / "outputs" / "two").studies(asked())
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
     assert study_history.start_up(found[0]) == median(spent)
@@ -45,23 +45,23 @@ def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
 
 
 def test_only_the_same_workload_isolation_and_machine_count(done, tmp_path, monkeypatch):
-    assert list(History(tmp_path).studies(asked())) != []
-    assert list(History(tmp_path).studies(asked(name="other"))) == []
-    assert list(History(tmp_path).studies(asked(repeats=2))) == []
+    assert list(StudyHistory(tmp_path).studies(asked())) != []
+    assert list(StudyHistory(tmp_path).studies(asked(name="other"))) == []
+    assert list(StudyHistory(tmp_path).studies(asked(repeats=2))) == []
     turns = config.Isolation.in_process
-    assert list(History(tmp_path).studies(asked(turns))) == []
-    assert list(History(tmp_path).studies(asked(), turns)) == []
-    assert list(History(tmp_path).studies(asked(turns), config.Isolation.process)) != []
+    assert list(StudyHistory(tmp_path).studies(asked(turns))) == []
+    assert list(StudyHistory(tmp_path).studies(asked(), turns)) == []
+    assert list(StudyHistory(tmp_path).studies(asked(turns), config.Isolation.process)) != []
     here = fingerprint.take()
     monkeypatch.setattr(fingerprint, "take", lambda: {**here, "cpu_model": "another"})
-    assert list(History(tmp_path).studies(asked())) == []
+    assert list(StudyHistory(tmp_path).studies(asked())) == []
 
 
 def test_a_cell_is_read_once_however_often_it_is_asked_for(done, tmp_path, monkeypatch):
     reads = []
     read = study_history.read_cell
     monkeypatch.setattr(study_history, "read_cell", lambda path: reads.append(path) or read(path))
-    past = History(tmp_path / "outputs" / "two")
+    past = StudyHistory(tmp_path / "outputs" / "two")
     assert list(past.studies(asked())) == list(past.studies(asked())) != []
     assert len(reads) == 1
 

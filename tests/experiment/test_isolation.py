@@ -6,7 +6,7 @@ import pytest
 
 from labkit import workload
 from labkit.config import ConfigError, Design, Experiment, Isolation, from_plain
-from labkit.experiment.cell_composer import settle_isolation, to_cells
+from labkit.experiment.cell_composer import resolve_isolation, to_cells
 
 KERNELS = {
     "name": "kernels",
@@ -22,7 +22,7 @@ def arms(*engines, workload=KERNELS):
 
 def test_kernels_share_a_process():
     resolvers = [{"attention": {"resolver": name}} for name in ("binary_search", "seq_map")]
-    assert settle_isolation(Design(), arms(*resolvers)) == (Isolation.in_process, None)
+    assert resolve_isolation(Design(), arms(*resolvers)) == (Isolation.in_process, None)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,14 @@ def test_kernels_share_a_process():
     ],
 )
 def test_what_a_process_has_one_of_keeps_arms_apart(engines, reason):
-    isolation, why = settle_isolation(Design(), arms(*engines))
+    isolation, why = resolve_isolation(Design(), arms(*engines))
     assert isolation is Isolation.process and reason in why
     with pytest.raises(ConfigError, match=rf"design\.isolation=in_process: .*{reason}.*set design"):
-        settle_isolation(Design(isolation=Isolation.in_process), arms(*engines))
+        resolve_isolation(Design(isolation=Isolation.in_process), arms(*engines))
 
 
 def test_arms_are_apart_where_that_is_asked_for():
-    isolation, why = settle_isolation(Design(isolation=Isolation.process), arms({}, {}))
+    isolation, why = resolve_isolation(Design(isolation=Isolation.process), arms({}, {}))
     assert isolation is Isolation.process and "asks for it" in why
 
 

@@ -12,7 +12,7 @@ from labkit import analysis, config
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config import ConfigError, Look
 from labkit.experiment import cell_runner
-from labkit.experiment.cell import by_process
+from labkit.experiment.cell import normalized_design
 from labkit.experiment.cell_runner import unfinished
 from labkit.experiment.progress_display import Progress
 from labkit.records import (
@@ -226,12 +226,12 @@ def test_more_blocks_move_the_last_look_and_no_other(make):
 def test_in_process_every_process_is_a_block():
     looks = [Look(4, 0.02), Look(6, 0.03)]
     asked = config.Design(blocks=6, isolation=config.Isolation.in_process, looks=looks)
-    run = by_process(asked)
+    run = normalized_design(asked)
     assert (run.blocks, run.runs_per_block) == (12, 1)
     assert [(look.blocks, look.alpha) for look in run.looks] == [(8, 0.02), (12, 0.03)]
-    assert by_process(run) == run
+    assert normalized_design(run) == run
     apart = config.Design(blocks=6, isolation=config.Isolation.process)
-    assert by_process(apart) == apart
+    assert normalized_design(apart) == apart
 
 
 class Said(Progress):

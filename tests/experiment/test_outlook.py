@@ -11,14 +11,18 @@ from labkit.analysis.statistics.power import mde_pct
 from labkit.config import Isolation
 from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.cell_composer import ComposedCell
-from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.study_history import History, Noise
+from labkit.experiment.doctor_noise import PilotNoise
+from labkit.experiment.study_history import Noise, StudyHistory
 from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
 SIGHTS = {
-    "kernels": Sight(5, turns_sd=0.01, between_sd=0.05, turns_s=2.0, alone_s=1.5),
-    "requests": Sight(5, turns_sd=0.02, between_sd=0.07, turns_s=3.0, alone_s=2.5),
+    "kernels": PilotNoise(
+        5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5
+    ),
+    "requests": PilotNoise(
+        5, interleaved_sd=0.02, separate_sd=0.07, interleaved_s=3.0, separate_s=2.5
+    ),
 }
 
 
@@ -39,13 +43,13 @@ def composed(kernel=True, **engine):
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(History, "studies", lambda self, c, way=None: iter(()))
-    monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c, way=None: iter(()))
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
 
 
 @pytest.fixture
 def doctor(monkeypatch):
-    monkeypatch.setattr(doctor_noise, "find_sight", SIGHTS.get)
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", SIGHTS.get)
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def studied(monkeypatch):
 
         known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
         noise = {path: None if sd is None else Noise(sd, None) for path, (_, sd) in known.items()}
-        monkeypatch.setattr(History, "studies", studies)
+        monkeypatch.setattr(StudyHistory, "studies", studies)
         monkeypatch.setattr(study_history, "noise", lambda data: noise[data["path"]])
         monkeypatch.setattr(study_history, "block_s", lambda path: known[str(path)][0])
 
@@ -67,7 +71,7 @@ def studied(monkeypatch):
 
 
 def said(cell, tmp_path=Path()):
-    return power_forecast.in_a_minute(cell, History(tmp_path))
+    return power_forecast.in_a_minute(cell, StudyHistory(tmp_path))
 
 
 def test_where_nothing_is_known_it_says_how_to_know():
@@ -118,7 +122,7 @@ def test_a_minute_that_is_too_short_says_so(studied):
 
 def test_arms_that_cannot_take_turns_are_promised_none(doctor):
     apart = said(composed(kernel=False, blas=config.Blas.stock))
-    assert f"one minute sees {SIGHTS['requests'].processes_pct:.1f} % in processes (" in apart
+    assert f"one minute sees {SIGHTS['requests'].separate_pct:.1f} % in processes (" in apart
     assert "turns" not in apart
 
 
@@ -131,4 +135,4 @@ def test_the_plan_prints_it_once(doctor, monkeypatch, tmp_path, capsys):
     assert app.run(app.Command((), asked, multirun=False)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert text.count("one minute sees") == 1
-    assert f"one minute sees {SIGHTS['kernels'].turns_pct:.1f} % in turns" in text
+    assert f"one minute sees {SIGHTS['kernels'].interleaved_pct:.1f} % in turns" in text

@@ -9,7 +9,7 @@ from labkit.analysis import analyse_cell
 from labkit.config import Isolation
 from labkit.experiment import differing_outputs
 from labkit.experiment.cell_runner import run_cell
-from labkit.records import read_runs, values_path
+from labkit.records import output_values_path, read_runs
 
 
 def digests(cell):
@@ -66,4 +66,4 @@ def test_a_full_disk_leaves_a_line_and_no_half_a_file(tmp_path, capsys, monkeypa
     differing_outputs.save(tmp_path, {"a": np.ones(4, np.float32)})
     assert "No space left on device; the values are not kept" in capsys.readouterr().err
     assert not any((tmp_path / "outputs").iterdir())
-    assert values_path(tmp_path, "a").name == "a.npy"
+    assert output_values_path(tmp_path, "a").name == "a.npy"

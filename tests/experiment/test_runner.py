@@ -12,12 +12,12 @@ import pytest
 
 from labkit.config import ConfigError
 from labkit.experiment import StudyError
-from labkit.experiment.cell_manifest import refuse_changes, write_facts
+from labkit.experiment.cell_manifest import refuse_changes, write_manifest
 from labkit.experiment.cell_runner import run_cell, unfinished
 from labkit.experiment.progress_display import Progress
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.machine import code_revision, fingerprint
-from labkit.records import last_sitting, read_arms, read_cell, read_runs
+from labkit.records import describe_last_session, read_arms, read_cell, read_runs
 
 
 def test_a_cell_leaves_all_its_files(make_cell, launcher):
@@ -84,7 +84,7 @@ def test_a_done_cell_runs_nothing(make_cell, launcher):
     ],
 )
 def test_another_design_is_refused(make_cell, launcher, change, said):
-    write_facts(make_cell(blocks=2), 2)
+    write_manifest(make_cell(blocks=2), 2)
     cell = make_cell(**{"blocks": 2, **change})
     with pytest.raises(ConfigError, match=said):
         refuse_changes(cell)
@@ -94,7 +94,7 @@ def test_another_design_is_refused(make_cell, launcher, change, said):
 
 def test_another_arm_is_refused_with_the_difference(make_cell, replace):
     cell = make_cell()
-    write_facts(cell, 1)
+    write_manifest(cell, 1)
     arm = json.loads(json.dumps(cell.arms[1].to_json()))
     arm["config"]["engine"]["attention"]["resolver"] = "identity"
     other = replace(cell.arms[1], config=arm["config"])
@@ -198,5 +198,5 @@ def test_a_run_that_a_cluster_s_signal_ended_is_no_failed_run(make_cell, launche
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert read_runs(cell.dir) == []
-    assert "time limit" in last_sitting(cell.dir)
+    assert "time limit" in describe_last_session(cell.dir)
     assert run_cell(cell, launcher).ran == 3

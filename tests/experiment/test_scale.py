@@ -57,10 +57,10 @@ def test_a_scale_may_give_an_arm_more(scaled, tmp_path):
 
 def test_a_scale_is_noted_in_the_cells_file(scaled, tmp_path):
     from labkit.experiment.cell_composer import to_cell
-    from labkit.experiment.cell_manifest import facts
+    from labkit.experiment.cell_manifest import new_manifest
 
-    assert facts(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"
-    assert facts(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None
+    assert new_manifest(to_cell(cell_of([*scaled, "scale=full"]), tmp_path), 1)["scale"] == "full"
+    assert new_manifest(to_cell(cell_of(["workload=uniform"]), tmp_path), 1)["scale"] is None
 
 
 def test_a_scale_that_is_not_there_is_one_line(scaled, tmp_path):

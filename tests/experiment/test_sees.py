@@ -7,8 +7,8 @@ import pytest
 from labkit.analysis.statistics.power import blocks_needed, mde_pct
 from labkit.config import Case, Design, Engine, Isolation, Look
 from labkit.experiment import doctor_noise, power_forecast, study_history
-from labkit.experiment.doctor_noise import Sight
-from labkit.experiment.study_history import History
+from labkit.experiment.doctor_noise import PilotNoise
+from labkit.experiment.study_history import StudyHistory
 
 
 def cell_json(sd=0.01, alpha_row=0.004, level=0.95, arms=1, blocks=4, runs=1):
@@ -36,14 +36,14 @@ def sees(design, tmp_path, arms=1, cases=10):
         arms=[SimpleNamespace(role=role) for role in roles],
         experiments=dict.fromkeys(range(len(roles)), experiment),
     )
-    return power_forecast.sees(SimpleNamespace(design=design), composed, History(tmp_path))
+    return power_forecast.sees(SimpleNamespace(design=design), composed, StudyHistory(tmp_path))
 
 
 @pytest.fixture
 def known(monkeypatch, tmp_path):
     def give(**facts):
         monkeypatch.setattr(
-            History, "studies", lambda self, c: iter([(tmp_path, cell_json(**facts))])
+            StudyHistory, "studies", lambda self, c: iter([(tmp_path, cell_json(**facts))])
         )
 
     return give
@@ -69,9 +69,9 @@ def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
 
 
 def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
-    monkeypatch.setattr(History, "studies", lambda self, c: iter(()))
-    monkeypatch.setattr(doctor_noise, "find", lambda: 0.01)
-    monkeypatch.setattr(doctor_noise, "find_sight", lambda kind: None)
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
     said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
     assert f"sees {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
     one = sees(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
@@ -79,10 +79,13 @@ def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, t
 
 
 def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
-    monkeypatch.setattr(History, "studies", lambda self, c: iter(()))
-    monkeypatch.setattr(doctor_noise, "find", lambda: 9.0)
-    sights = {"kernels": Sight(5, 0.01, 0.05, 2.0, 1.5), "requests": Sight(5, 0.02, 0.07, 2.0, 1.5)}
-    monkeypatch.setattr(doctor_noise, "find_sight", sights.get)
+    monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
+    monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 9.0)
+    sights = {
+        "kernels": PilotNoise(5, 0.01, 0.05, 2.0, 1.5),
+        "requests": PilotNoise(5, 0.02, 0.07, 2.0, 1.5),
+    }
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", sights.get)
     turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
     said = sees(turns, tmp_path, cases=5)
     assert f"sees {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in said

@@ -14,7 +14,7 @@ import pytest
 
 from labkit.experiment import Interrupted, StudyError
 from labkit.experiment.file_locks import cell_lock, job, lock_path, timing_lock
-from labkit.records import is_held, last_sitting
+from labkit.records import describe_last_session, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,17 +112,17 @@ def test_a_cell_is_worked_on_by_one_process_wherever_it_runs(tmp_path):
         if told:
             raise Interrupted("enough")
 
-    assert last_sitting(tmp_path / "cell") == "nobody has worked on it"
+    assert describe_last_session(tmp_path / "cell") == "nobody has worked on it"
     with cell_lock(tmp_path / "cell"):
-        assert is_held(tmp_path / "cell")
+        assert is_locked(tmp_path / "cell")
         with (
             pytest.raises(Interrupted),
             cell_lock(tmp_path / "cell", on_wait=told.append, check=give_up, poll_s=0.01),
         ):
             pytest.fail("two work on a cell")
     assert f"process {os.getpid()} on host" in told[0] and "works on it since" in told[0]
-    assert not is_held(tmp_path / "cell")
-    assert "ended its work at" in last_sitting(tmp_path / "cell")
+    assert not is_locked(tmp_path / "cell")
+    assert "ended its work at" in describe_last_session(tmp_path / "cell")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,9 @@ def test_a_cell_is_worked_on_by_one_process_wherever_it_runs(tmp_path):
 def test_a_sitting_says_what_stopped_it(tmp_path, error, says):
     with pytest.raises(type(error)), cell_lock(tmp_path):
         raise error
-    assert "was stopped at" in last_sitting(tmp_path) and says in last_sitting(tmp_path)
+    assert "was stopped at" in describe_last_session(tmp_path) and says in describe_last_session(
+        tmp_path
+    )
 
 
 def test_a_killed_sitting_has_no_end(tmp_path):
@@ -149,12 +151,12 @@ with cell_lock(Path({str(tmp_path)!r})):
 """
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_JOB_ID": "12"}
     subprocess.run([sys.executable, "-c", code], env=environ)
-    assert not is_held(tmp_path)
-    said = last_sitting(tmp_path)
+    assert not is_locked(tmp_path)
+    said = describe_last_session(tmp_path)
     assert said.startswith("Slurm job 12 (process ") and said.endswith("or its node is lost")
     with cell_lock(tmp_path):
         pass
-    assert "ended its work" in last_sitting(tmp_path)
+    assert "ended its work" in describe_last_session(tmp_path)
 
 
 def test_a_job_is_named_as_slurm_names_it():

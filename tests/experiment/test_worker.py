@@ -16,7 +16,7 @@ from labkit.experiment.cell_runner import run_cell
 from labkit.experiment.run_launcher import _environment, _marker
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.worker_environment import worker_environment
-from labkit.records import Arm, Record, read, read_runs, write_json
+from labkit.records import Arm, Record, read_record, read_runs, write_json
 
 STUB = Path(__file__).with_name("stub_worker.py")
 
@@ -36,7 +36,7 @@ def test_a_worker_started_by_hand_writes_its_record(make_cell):
     path = cell.dir / "b03-p01-base.json"
     done = by_hand(cell, str(path))
     assert done.returncode == 0, done.stderr
-    record = read(path)
+    record = read_record(path)
     assert (record.block, record.position, record.arm, record.outcome) == (3, 1, "base", "ok")
     assert list(record.probe) == ["before", "after"]
     assert record.environment_end["cpu_ticks"] if sys.platform == "linux" else True

@@ -18,14 +18,14 @@ from labkit.records import (
     RecordError,
     machine_difference,
     parse_run_name,
-    read,
     read_arm,
     read_arms,
     read_cell,
+    read_record,
     read_runs,
     run_name,
-    write,
     write_json,
+    write_record,
 )
 
 
@@ -50,13 +50,13 @@ def a_record(**changes) -> Record:
 def written(tmp_path, **changes):
     record = a_record(**changes)
     path = tmp_path / f"{record.run}.json"
-    write(path, record)
+    write_record(path, record)
     return path, record
 
 
 def test_what_is_written_is_read(tmp_path):
     path, record = written(tmp_path)
-    assert read(path) == record
+    assert read_record(path) == record
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -64,10 +64,10 @@ def test_a_key_of_a_later_version_is_kept(tmp_path):
     path, _ = written(tmp_path)
     data = json.loads(path.read_text())
     path.write_text(json.dumps({**data, "energy_j": 12.5}))
-    again = read(path)
+    again = read_record(path)
     assert again.extra == {"energy_j": 12.5}
     path.unlink()
-    write(path, again)
+    write_record(path, again)
     assert json.loads(path.read_text())["energy_j"] == 12.5
 
 
@@ -77,7 +77,7 @@ def test_every_truncation_is_refused_by_name(tmp_path):
     for length in range(0, len(whole.rstrip()), 7):
         path.write_bytes(whole[:length])
         with pytest.raises(RecordError, match=path.name) as error:
-            read(path)
+            read_record(path)
         assert "\n" not in str(error.value)
 
 
@@ -102,7 +102,7 @@ def test_a_foreign_record_is_refused(tmp_path, change, said):
     path, _ = written(tmp_path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(RecordError, match=said) as error:
-        read(path)
+        read_record(path)
     assert str(path) in str(error.value)
 
 
@@ -111,10 +111,10 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
     path = tmp_path / "b00-p00-a.json"
     path.write_text(text)
     with pytest.raises(RecordError, match=r"b00-p00-a\.json"):
-        read(path)
+        read_record(path)
     path.unlink()
     with pytest.raises(RecordError, match="No such file"):
-        read(path)
+        read_record(path)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_metric_that_is_no_number_is_refused(tmp_path, repeats):
     path, _ = written(tmp_path)
     path.write_text(path.read_text().replace("[1.5, 2.0]", repeats))
     with pytest.raises(RecordError):
-        read(path)
+        read_record(path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -139,10 +139,10 @@ def test_nan_is_not_written(tmp_path, value):
 def test_a_record_is_never_overwritten(tmp_path):
     path, record = written(tmp_path)
     with pytest.raises(RecordError, match="never overwritten"):
-        write(path, a_record(seed=99))
-    assert read(path) == record
+        write_record(path, a_record(seed=99))
+    assert read_record(path) == record
     with pytest.raises(RecordError, match="the run is"):
-        write(tmp_path / "b09-p09-seq_map.json", record)
+        write_record(tmp_path / "b09-p09-seq_map.json", record)
 
 
 def test_a_full_disk_leaves_no_half_record(tmp_path):
@@ -177,7 +177,7 @@ def test_runs_are_read_in_order_and_nothing_else_is(tmp_path):
         folder.mkdir(exist_ok=True)
     for block, position in ((10, 0), (0, 1), (0, 0), (100, 0)):
         record = a_record(block=block, position=position)
-        write(runs / f"{record.run}.json", record)
+        write_record(runs / f"{record.run}.json", record)
     (runs / "abandoned" / "b00-p00-seq_map.json").write_text("{}")
     (runs / "pending" / "b00-p00-seq_map.json").write_text("{}")
     (runs / ".b00-p02-seq_map.json.1.tmp").write_text("{")

@@ -18,7 +18,7 @@ from labkit.analysis.rendering.request_outcome_tables import load_figure
 from labkit.analysis.rendering.study_overview import overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
-from labkit.records import is_held, read_cell, write_json
+from labkit.records import is_locked, read_cell, write_json
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
 
@@ -30,7 +30,7 @@ def write_cell(cell_dir: str | Path, analysis_cache: AnalysisCache | None = None
 
 def _write_cell(analysis: CellAnalysis) -> dict[str, Any]:
     path, found = analysis.data.dir / "cell.json", dict(analysis.json)
-    if is_held(path.parent):  # whoever works on the cell writes the file too
+    if is_locked(path.parent):  # whoever works on the cell writes the file too
         return found
     kept = read_cell(path.parent)["design"] if path.is_file() else {}
     if "looks_taken" in kept:  # the runner may have noted it after the runs were analysed
