@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.engine.compute_dtype import dtype_name
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.paged_backend import Attention
+    from labkit.engine.attention.attention_protocol import Attention
 
 
 @dataclass(frozen=True, slots=True)

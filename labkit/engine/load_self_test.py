@@ -16,15 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit import config
+from labkit.engine.batch import Batch
 from labkit.engine.compute_dtype import MatrixStorage
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.input_builder import Batch, InputBuilder
-from labkit.engine.kv_layout.kv_cache_manager import (
-    KVCache,
-    KVCacheFactory,
-    KVCacheManager,
-    KVShape,
-)
+from labkit.engine.input_builder import InputBuilder
+from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.layer_cache import ShapeRecorder
 from labkit.engine.model_loader import LoadedModel, plain_caches
 from labkit.engine.packed_forward import PackedForward

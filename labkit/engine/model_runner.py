@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from labkit import config
+from labkit.engine.batch import Batch
 from labkit.engine.device_logits import Logits, WaitLogits
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.input_builder import Batch
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_cache_manager import KVMemory

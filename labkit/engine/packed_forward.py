@@ -11,15 +11,15 @@ import numpy as np
 
 from labkit.config import Device
 from labkit.engine import compute_dtype
+from labkit.engine.batch import Batch
 from labkit.engine.compiled_blocks import CompiledBlocks
 from labkit.engine.device_logits import DeviceLogits, Logits, WaitLogits
 from labkit.engine.engine_protocol import Counters, EngineError, StaleLaunchError
-from labkit.engine.input_builder import Batch
 from labkit.engine.layer_cache import ForwardContext, LayerCache
 from labkit.engine.model_loader import LoadedModel
 
 if TYPE_CHECKING:
-    from labkit.engine.attention.paged_backend import Arrays, Attention
+    from labkit.engine.attention.attention_protocol import Arrays, Attention
     from labkit.engine.kv_layout.kv_cache_manager import StepAttention
     from labkit.engine.numpy_port.graph_runner import GraphRunner
     from labkit.engine.numpy_port.model_conversion import Conversion

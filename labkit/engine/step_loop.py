@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from labkit import config
+from labkit.engine.batch import Batch
 from labkit.engine.device_logits import WaitLogits
 from labkit.engine.engine_protocol import Counters, TokenEvent
-from labkit.engine.input_builder import Batch, InputBuilder, Padding
+from labkit.engine.input_builder import InputBuilder, Padding
 from labkit.engine.model_runner import StepLauncher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler

@@ -58,8 +58,9 @@ from labkit.workload.measurement import Measurement
 from labkit.workload.output_digest import array_outputs
 
 if TYPE_CHECKING:
+    from labkit.engine.attention.attention_protocol import Arrays
     from labkit.engine.attention.launch_report import LaunchReport
-    from labkit.engine.attention.paged_backend import Arrays, PagedBackend
+    from labkit.engine.attention.paged_backend import PagedBackend
 
 SETTLED = 0.98  # a round this much of the fastest before is no longer falling
 MOST_ROUNDS = 20  # of warming up

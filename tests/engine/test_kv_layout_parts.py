@@ -9,7 +9,8 @@ from labkit import config
 from labkit.engine.budget.kv_demand import blocks_for, round_up_to_step, slots_for
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import contiguous, padded
-from labkit.engine.kv_layout.kv_cache_manager import ComputedTokenCount, KVCacheFactory, KVShape
+from labkit.engine.kv_layout.kv_cache_manager import ComputedTokenCount, KVCacheFactory
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 

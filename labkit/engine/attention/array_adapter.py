@@ -11,8 +11,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from labkit.engine.attention.attention_protocol import Arrays, Attention
 from labkit.engine.attention.launch_report import Reports
-from labkit.engine.attention.paged_backend import Arrays, Attention
 
 
 class ArrayAdapter:

@@ -159,12 +159,6 @@ def build(
     )
 
 
-def freeze(array: Ints) -> Ints:
-    """Return a new array that nobody will write to."""
-    array.flags.writeable = False
-    return array
-
-
 def frozen(array: Ints) -> bool:
     """Tell whether nobody can write to an array."""
     return array.base is None and not array.flags.writeable

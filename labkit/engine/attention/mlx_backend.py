@@ -10,7 +10,8 @@ import numpy as np
 
 from labkit.engine.attention import input_validation
 from labkit.engine.attention.attention_metadata import AttentionMetadata
-from labkit.engine.attention.paged_backend import Arrays, PagedBackend
+from labkit.engine.attention.attention_protocol import Arrays
+from labkit.engine.attention.paged_backend import PagedBackend
 
 
 class MlxBackend(PagedBackend):

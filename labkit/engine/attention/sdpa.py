@@ -37,7 +37,7 @@ class SdpaStep(Protocol):
 
 
 class SdpaAttention:
-    """The layers of a layout whose steps write and attend; see ``paged_backend.Attention``."""
+    """The layers of a layout whose steps write and attend; see ``Attention``."""
 
     arrays: Literal["any"] = "any"
 

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING
 
 from labkit import config
 from labkit.engine import compute_dtype
+from labkit.engine.batch import Batch
 from labkit.engine.budget import model_footprint, plan
 from labkit.engine.budget.budget_decision import BudgetDecision, BudgetRefusal
 from labkit.engine.budget.budget_policies import PROFILING_POLICIES
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.input_builder import Batch, InputBuilder
+from labkit.engine.input_builder import InputBuilder
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 if TYPE_CHECKING:
-    from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager, KVShape
+    from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
+    from labkit.engine.kv_layout.kv_shape import KVShape
     from labkit.engine.packed_forward import PackedForward
     from labkit.machine.memory_profile import MemoryProfile
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVShape
+from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory
+from labkit.engine.kv_layout.kv_shape import KVShape
 
 if TYPE_CHECKING:
     from labkit import config

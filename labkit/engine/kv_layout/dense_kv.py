@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.engine.budget.kv_demand import round_up_to_step
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager, KVShape
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
+from labkit.engine.kv_layout.kv_shape import KVShape
 
 
 @dataclass(slots=True)

@@ -15,27 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.kernel_switches import ITEM_BYTES
 from labkit.engine.budget.kv_demand import blocks_for
 
 if TYPE_CHECKING:
     from labkit import config
-    from labkit.engine.attention.paged_backend import Attention
-    from labkit.engine.input_builder import Batch
+    from labkit.engine.attention.attention_protocol import Attention
+    from labkit.engine.batch import Batch
+    from labkit.engine.kv_layout.kv_shape import KVShape
     from labkit.engine.request import RequestState
-
-
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one layer caches per token."""
-
-    num_kv_heads: int
-    key_dim: int
-    value_dim: int
-
-    def token_bytes(self, dtype: str = "float32") -> int:
-        """Return the bytes of one token's key and value, kept as ``dtype``."""
-        return ITEM_BYTES[dtype] * self.num_kv_heads * (self.key_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING
 from labkit.engine.attention.sdpa import SdpaAttention
 from labkit.engine.budget.kv_demand import round_up_to_step
 from labkit.engine.kv_layout.dense_kv import DenseKV, DenseKVCacheManager, TokenMove
-from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, KVShape, StepAttention
+from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCache, StepAttention
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.padded_batch import pad_batch
 
 if TYPE_CHECKING:
-    from labkit.engine.input_builder import Batch
+    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
 
 

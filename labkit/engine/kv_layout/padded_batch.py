@@ -14,7 +14,7 @@ from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.sdpa import SdpaLayer
 
 if TYPE_CHECKING:
-    from labkit.engine.input_builder import Batch
+    from labkit.engine.batch import Batch
     from labkit.engine.kv_layout.dense_kv import DenseKV
     from labkit.engine.kv_layout.padded import PaddedRow
 

@@ -14,15 +14,15 @@ from labkit.engine.kv_layout.kv_cache_manager import (
     BlockTable,
     KVCache,
     KVCacheManager,
-    KVShape,
     StepAttention,
 )
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
     from labkit import config
     from labkit.engine.attention.paged_backend import PagedBackend
-    from labkit.engine.input_builder import Batch
+    from labkit.engine.batch import Batch
     from labkit.engine.request import RequestState
 
 

@@ -18,7 +18,7 @@ from labkit.engine.layer_cache import ForwardContext, LayerCache
 if TYPE_CHECKING:
     from labkit.engine.attention.attention_metadata import AttentionMetadata
     from labkit.engine.attention.captured_layers import CapturedLayers
-    from labkit.engine.input_builder import Batch
+    from labkit.engine.batch import Batch
 
 
 class GraphRunner:

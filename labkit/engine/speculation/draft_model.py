@@ -16,9 +16,11 @@ import numpy as np
 
 from labkit import config
 from labkit.engine import compute_dtype, load_self_test
+from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.input_builder import Batch, Ints, pack, stack
-from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager, KVShape
+from labkit.engine.input_builder import stack
+from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.model_runner import RunModel
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import RequestState, RequestStatus

@@ -15,7 +15,7 @@ from labkit.cpu.simd_emitter import BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 from labkit.engine import attention
 from labkit.engine.attention import kv_dtypes
-from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 
 HALVES = ("float16", "bfloat16")
 ROUND = {"float16": round_to_float16, "bfloat16": round_to_bfloat16}

@@ -5,7 +5,7 @@ import pytest
 
 from labkit.engine import attention
 from labkit.engine.attention import array_adapter
-from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 
 BACKENDS = {"cpu": {}, "emulated": {"device": "emulated"}, "reference": {"backend": "reference"}}
 

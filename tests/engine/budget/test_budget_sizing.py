@@ -14,7 +14,7 @@ from labkit import config
 from labkit.engine import EngineError, Request, SamplingParams, create
 from labkit.engine.block_pool import BlockPool
 from labkit.engine.budget import model_footprint, pool_sizing
-from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.machine import memory_profile
 

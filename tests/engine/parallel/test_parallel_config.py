@@ -24,7 +24,7 @@ from labkit.config import (
 from labkit.engine import parallel
 from labkit.engine.budget.pool_sizing import size_pool
 from labkit.engine.engine_protocol import Counters, EngineError
-from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.parallel.schedule_check import ScheduleCheck, chain_digest
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
