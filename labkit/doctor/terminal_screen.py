@@ -40,7 +40,7 @@ def simulated_lines(machine: MemoryProfile) -> list[Line]:
     """Describe a simulated Mac."""
     return [
         ("memory", f"{_gib(machine.total)} RAM, {_gib(machine.available)} of it free (assumed)"),
-        ("Metal", f"recommends a working set of {_gib(machine.hint)}"),
+        ("Metal", f"recommends a working set of {_gib(machine.working_set)}"),
         ("wired", wired_text(machine)),
     ]
 
@@ -174,7 +174,7 @@ def _memory(here: Mapping[str, Any], machine: MemoryProfile) -> str:
     if (here.get("cgroup") or {}).get("memory_bytes"):
         parts[0] += " (the container's limit)"
     if machine.metal:
-        parts.append(f"Metal recommends {_gib(machine.hint)}")
+        parts.append(f"Metal recommends {_gib(machine.working_set)}")
     used = (here.get("swap") or {}).get("used_bytes", 0)
     parts.append(f"{_gib(used)} swapped" if used else "nothing swapped")
     pressure = (here.get("pressure") or {}).get("memory") or {}

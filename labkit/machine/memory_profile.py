@@ -42,7 +42,7 @@ class MemoryProfile:
         Metal's recommended working set; without Metal ``total``, as a CPU engine has
         nothing else to go by.
     metal
-        Whether ``hint`` is Metal's.
+        Whether ``working_set`` is Metal's.
     slack
         What ``available`` may move by between a plan and a run; 0 where it is simulated.
     wired
@@ -52,17 +52,17 @@ class MemoryProfile:
     name: str
     total: int
     available: int
-    hint: int
+    working_set: int
     metal: bool
     slack: int = 0
     wired: WiredSettings | None = None
 
     def __post_init__(self) -> None:
         """Refuse numbers that no machine has."""
-        if not (0 <= self.available <= self.total and 0 < self.hint <= self.total):
+        if not (0 <= self.available <= self.total and 0 < self.working_set <= self.total):
             raise ValueError(
                 f"{self.name}: {self.total} bytes of memory, {self.available} available and a "
-                f"hint of {self.hint} are no machine"
+                f"hint of {self.working_set} are no machine"
             )
 
     @property
@@ -108,7 +108,7 @@ def simulated_mac(name: str) -> MemoryProfile:
         name=name,
         total=total,
         available=total - max(3 * GIB, min(total // 4, 12 * GIB)),
-        hint=share if hint_mib is None else hint_mib * MIB,
+        working_set=share if hint_mib is None else hint_mib * MIB,
         metal=True,
         wired=WiredSettings(limit_mb=0, collector=True, dynamic_lwm=True),
     )
@@ -118,13 +118,13 @@ def this_machine() -> MemoryProfile:
     """Read this computer: RAM or the container's limit, what is free, Metal's hint."""
     total, free = operating_system().memory()
     total = min(total, cgroups.memory_limit() or total)
-    room, hint = cgroups.memory_headroom(), macos.recommended_working_set()
+    room, working_set = cgroups.memory_headroom(), macos.recommended_working_set()
     return MemoryProfile(
         name=THIS_MACHINE,
         total=total,
         available=min(total, free if room is None else min(free, room)),
-        hint=total if hint is None else min(hint, total),
-        metal=hint is not None,
+        working_set=total if working_set is None else min(working_set, total),
+        metal=working_set is not None,
         slack=int(total * SLACK_FRACTION),
         wired=macos.wired_settings() if sys.platform == "darwin" else None,
     )

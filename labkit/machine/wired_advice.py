@@ -36,7 +36,7 @@ def advise(machine: MemoryProfile, asked: int) -> tuple[WiredAdvice, ...]:
     if machine.wired is None:
         return ()
     found = []
-    if asked > machine.hint:
+    if asked > machine.working_set:
         found.append(_limit_advice(machine, asked))
     if machine.wired.collector:
         found.append(
@@ -73,7 +73,7 @@ def _limit_advice(machine: MemoryProfile, asked: int) -> WiredAdvice:
     set_by = "the default" if wired is None or not wired.limit_mb else f"{wired.limit_mb} MiB"
     left = machine.total - asked
     return WiredAdvice(
-        f"{_format_gib(asked)} asked, but Metal wires {_format_gib(machine.hint)} "
+        f"{_format_gib(asked)} asked, but Metal wires {_format_gib(machine.working_set)} "
         f"(wired limit: {set_by})",
         f"sudo sysctl iogpu.wired_limit_mb={-(-asked // MIB)}",
         f"macOS and all programs get the other {_format_gib(left)}; {RESET_NOTE}",

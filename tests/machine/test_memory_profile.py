@@ -32,18 +32,18 @@ def test_what_the_kernel_does_not_tell_stays_unknown():
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="tests that other systems have no Metal")
-def test_no_metal_no_hint():
+def test_without_metal_the_working_set_is_all_memory():
     assert macos.recommended_working_set() is None
     assert macos.sysctl("hw.memsize") is None
     machine = memory_profile.this_machine()
-    assert not machine.metal and machine.hint == machine.total and machine.wired is None
+    assert not machine.metal and machine.working_set == machine.total and machine.wired is None
 
 
 @pytest.mark.metal
 @pytest.mark.skipif(sys.platform != "darwin", reason="needs a Mac")
 def test_a_real_mac_tells_its_working_set():
     machine = memory_profile.this_machine()
-    assert machine.metal and machine.total // 2 < machine.hint <= machine.total
+    assert machine.metal and machine.total // 2 < machine.working_set <= machine.total
     assert macos.sysctl("hw.memsize") == memory_profile.operating_system().memory()[0]
 
 
@@ -55,7 +55,7 @@ def test_the_schema_lists_the_machines_there_are():
 
 
 @pytest.mark.parametrize(
-    ("name", "ram_gib", "hint_mib", "free_gib"),
+    ("name", "ram_gib", "working_set_mib", "free_gib"),
     [
         ("sim_m1_8gb", 8, 5461, 5),
         ("sim_m1_pro_16gb", 16, 10922, 12),
@@ -67,10 +67,10 @@ def test_the_schema_lists_the_machines_there_are():
         ("sim_m3_ultra_512gb", 512, 393216, 500),
     ],
 )
-def test_simulated_machines(name, ram_gib, hint_mib, free_gib):
+def test_simulated_machines(name, ram_gib, working_set_mib, free_gib):
     machine = memory_profile.find_profile(name)
     assert machine.total == ram_gib * GIB and machine.available == free_gib * GIB
-    assert machine.hint // MIB == hint_mib
+    assert machine.working_set // MIB == working_set_mib
     assert machine.is_simulated and machine.metal and machine.slack == 0
 
 
@@ -82,10 +82,10 @@ def test_this_machine():
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"available": 11}, {"available": -1}, {"hint": 0}, {"hint": 11}]
+    "numbers", [{"available": 11}, {"available": -1}, {"working_set": 0}, {"working_set": 11}]
 )
 def test_numbers_that_no_machine_has_are_refused(numbers):
-    given = {"total": 10, "available": 5, "hint": 7, **numbers}
+    given = {"total": 10, "available": 5, "working_set": 7, **numbers}
     with pytest.raises(ValueError, match="are no machine"):
         MemoryProfile("x", metal=True, **given)
 

@@ -1,6 +1,6 @@
-"""Memory budgets: how large the KV pool may be, decided before anything is loaded.
+"""Memory budgets: the size of the KV pool, decided before any weights are loaded.
 
-Imports neither MLX nor numba, so that the parent process can plan with it.
+The package imports neither MLX nor numba, so the parent process can plan with it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,21 @@ def plan(
     *,
     activations: int | None = None,
 ) -> BudgetDecision | BudgetRefusal:
-    """Size the KV pool, or say why there can be none. Pure, but for reading the machine.
+    """Size the KV pool by the configured policy, or return why it cannot be sized.
 
-    ``machine``: by default the one that ``engine.budget.machine`` names, else this one, now.
-    ``activations``: bytes of the largest step, where measured; by default estimated.
+    Apart from reading the machine's memory this function is pure.
+
+    Parameters
+    ----------
+    engine
+        The engine's options; ``engine.budget`` names the policy and its settings.
+    model
+        The model's sizes.
+    machine
+        The memory to plan for; by default the machine that ``engine.budget.machine`` names,
+        or this computer as it is now.
+    activations
+        Measured bytes of the largest step; by default they are estimated.
     """
     if activations is None:
         scheduler = engine.scheduler
@@ -49,26 +60,26 @@ def plan(
     if machine is None:
         machine = memory_profile.find_profile(engine.budget.machine)
     model = model_footprint.with_kv_bytes(model, kv_bytes_per_token(engine, model))
-    asked = PolicyInputs(engine.budget, engine.kv.block_size, model, machine, activations)
-    return apply_ceiling(asked, POLICIES[engine.budget.policy](asked))
+    inputs = PolicyInputs(engine.budget, engine.kv.block_size, model, machine, activations)
+    return apply_ceiling(inputs, POLICIES[engine.budget.policy](inputs))
 
 
 def kv_bytes_per_token(engine: config.Engine, model: ModelFootprint) -> int:
-    """Return the bytes of a token's keys and values, in the type that the engine keeps them in."""
+    """Return the bytes of one token's keys and values in the engine's KV dtype."""
     width = compute_dtype.kv_itemsize(engine, model.float_bytes)
     return width * model.kv_bytes_per_token // model_footprint.FLOAT32_BYTES
 
 
 def check(experiment: config.Experiment) -> BudgetDecision | None:
-    """Plan an arm's pool before anything runs.
+    """Size an arm's KV pool before anything runs.
 
-    Returns None where the arm has no pool (nothing is served, engine=mlx_lm or openai) or its
-    model does not tell enough; the worker then decides.
+    Returns None where the arm has no pool of ours (a kernel workload, engine=mlx_lm, engine=openai)
+    or its config.json lacks sizes that the plan needs; the worker then decides after loading.
 
     Raises
     ------
     ConfigError
-        The budget is refused: one line that ends in what to set.
+        The policy refuses the budget: one line that ends in the setting to change.
     """
     if not experiment.workload.serves:
         return None
@@ -80,7 +91,7 @@ def check(experiment: config.Experiment) -> BudgetDecision | None:
     )
     if model is None:
         return None
-    answer = plan(engine, model)
-    if isinstance(answer, BudgetRefusal):
-        raise config.ConfigError(str(answer))
-    return answer
+    result = plan(engine, model)
+    if isinstance(result, BudgetRefusal):
+        raise config.ConfigError(str(result))
+    return result

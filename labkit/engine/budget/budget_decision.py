@@ -1,4 +1,4 @@
-"""The question put to a budget policy, its ceiling, and the two answers: a pool, or why not."""
+"""A budget policy's inputs and results: a memory ceiling, then a pool size or a refusal."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from labkit import config
 from labkit.engine.budget.model_footprint import ModelFootprint
 from labkit.machine.memory_profile import MemoryProfile
 
-Setting = tuple[str, int | float | str]
-MIN_EXPLICIT_BLOCKS = 2  # the null block and one that a token can lie in
-# vllm-metal starts no engine with fewer blocks; the null block is one of them.
+Setting = tuple[str, int | float | str]  # an option's key and the value to set
+# The smallest pool that a user may ask for: the null block and one that holds tokens.
+MIN_EXPLICIT_BLOCKS = 2
+# The smallest pool that a policy may choose, null block included, as in vllm-metal.
 MIN_AUTO_BLOCKS = 16
 BYTE_UNITS = (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1))
 
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """What takes memory, and how much (bytes)."""
+    """A named consumer of memory and its size in bytes."""
 
     name: str
     bytes: int
 
     def __str__(self) -> str:
-        """Write it as in ``weights 24.5 MiB``."""
+        """Return for example ``weights 24.5 MiB``."""
         return f"{self.name} {format_bytes(self.bytes)}"
 
 
 @dataclass(frozen=True)
 class PolicyInputs:
-    """The question put to a policy: a budget, for a model, on a machine.
+    """Everything a budget policy may look at.
 
     ``activations``: bytes of the largest step, estimated or measured.
     """
@@ -54,32 +55,36 @@ class PolicyInputs:
 
     @property
     def policy(self) -> str:
-        """The policy's word."""
+        """The policy's name, as configured."""
         return self.budget.policy.value
 
-    def used(self, *, step: bool = True) -> tuple[MemoryPart, ...]:
-        """Return what a pool comes beside: the weights, and the largest step's activations."""
+    def fixed_parts(self, *, with_activations: bool = True) -> tuple[MemoryPart, ...]:
+        """Return the memory that is needed besides the pool: weights and activations."""
         weights = MemoryPart("weights", self.model.weight_bytes)
-        return (weights, MemoryPart("activations", self.activations)) if step else (weights,)
+        if not with_activations:
+            return (weights,)
+        return (weights, MemoryPart("activations", self.activations))
 
-    def used_bytes(self, *, step: bool = True) -> int:
-        """Return the bytes of ``used``."""
-        return sum(part.bytes for part in self.used(step=step))
+    def fixed_bytes(self, *, with_activations: bool = True) -> int:
+        """Return the sum of ``fixed_parts`` in bytes."""
+        return sum(part.bytes for part in self.fixed_parts(with_activations=with_activations))
 
-    def blocks_in(self, ceiling: int, *, step: bool = True) -> int:
-        """Return how many blocks ``ceiling`` bytes leave room for."""
-        return (ceiling - self.used_bytes(step=step)) // self.block_bytes
+    def blocks_under(self, ceiling: int, *, with_activations: bool = True) -> int:
+        """Return how many KV blocks fit under ``ceiling`` bytes beside ``fixed_parts``."""
+        free = ceiling - self.fixed_bytes(with_activations=with_activations)
+        return free // self.block_bytes
 
-    def pool(self, num_blocks: int) -> MemoryPart:
-        """So many KV blocks, as a part."""
+    def pool_part(self, num_blocks: int) -> MemoryPart:
+        """Return a pool of ``num_blocks`` KV blocks as a memory part."""
         return MemoryPart(f"{num_blocks} KV blocks", num_blocks * self.block_bytes)
 
 
 @dataclass(frozen=True)
 class BudgetDecision:
-    """A pool that fits: its blocks, the null block included, and where all memory goes.
+    """A KV pool that fits, and what takes the memory.
 
-    ``ceiling``: the bytes that the policy lets weights, activations and pool take together.
+    ``blocks`` includes the null block. ``ceiling``: the bytes that the policy allows for weights,
+    activations and pool together.
     """
 
     policy: str
@@ -95,7 +100,7 @@ class BudgetDecision:
         return self.blocks * self.block_bytes
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return one line: the policy, its ceiling and the parts."""
         return (
             f"engine.budget.policy={self.policy}: of {format_bytes(self.ceiling)} on "
             f"{self.machine}: {'; '.join(map(str, self.parts))}"
@@ -104,66 +109,73 @@ class BudgetDecision:
 
 @dataclass(frozen=True)
 class BudgetRefusal:
-    """Why there is no pool, in one line whose last part is what to set."""
+    """Why no pool can be sized, as one line that ends in what to do.
 
-    option: str  # what was set, as ``engine.budget.fraction=0.9``
-    asked: str  # what that asks for
-    free: str  # what there is, in words
-    parts: tuple[MemoryPart, ...]  # what takes memory
-    settings: tuple[Setting, ...] = ()  # what would fit; empty where nothing would
-    direction: str = ""  # ``or more``, ``or less`` or nothing
+    Example: ``engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM;
+    24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; ...; set engine.budget.fraction=0.75
+    or less``.
+    """
+
+    option: str  # the option at fault, as ``engine.budget.fraction=0.9``
+    problem: str  # what the option asks for, or why it cannot be granted
+    free: str  # the memory that is free, in words
+    parts: tuple[MemoryPart, ...]
+    settings: tuple[Setting, ...] = ()  # settings that would fit; empty where none does
+    direction: str = ""  # ``or more``, ``or less`` or empty
     otherwise: str = ""  # what to do where no setting fits
 
     def __post_init__(self) -> None:
-        """Refuse a refusal that leaves its reader alone."""
+        """Check that the refusal gives either a setting or other advice, not both."""
         if bool(self.settings) == bool(self.otherwise):
             raise ValueError("a refusal names a setting or says what to do instead")
 
     def __str__(self) -> str:
-        """Say it in one line."""
+        """Return one line: option, problem, free memory, parts, advice."""
         advice = self.otherwise
         if self.settings:
             options = " ".join(f"{key}={_format_setting(value)}" for key, value in self.settings)
             advice = f"set {options} {self.direction}".rstrip()
-        return "; ".join([f"{self.option}: {self.asked}", self.free, *map(str, self.parts), advice])
+        parts = map(str, self.parts)
+        return "; ".join([f"{self.option}: {self.problem}", self.free, *parts, advice])
 
 
 @dataclass(frozen=True)
 class MemoryCeiling:
-    """What a policy lets weights, activations and pool take together (bytes)."""
+    """The bytes that a policy allows for weights, activations and pool together."""
 
     bytes: int
-    refuse: Callable[[int], BudgetRefusal]  # says why so many blocks are none, and what to set
-    blocks: int | None = None  # the pool asked for; None: as many blocks as fit
-    free: int | None = None  # what may be claimed now; None: the policy does not look
-    step: bool = True  # whether it counts the activations
+    refuse: Callable[[int], BudgetRefusal]  # makes the refusal for a number of blocks
+    blocks: int | None = None  # the requested pool; None: as many blocks as fit
+    free: int | None = None  # bytes free now; None: the policy does not check free memory
+    with_activations: bool = True  # whether the policy subtracts the activations
 
 
 def apply_ceiling(
-    asked: PolicyInputs, ceiling: MemoryCeiling | BudgetRefusal
+    inputs: PolicyInputs, ceiling: MemoryCeiling | BudgetRefusal
 ) -> BudgetDecision | BudgetRefusal:
-    """Size the pool under a ceiling, or say why not."""
+    """Size the pool under a policy's ceiling, or return the refusal."""
     if isinstance(ceiling, BudgetRefusal):
         return ceiling
-    fits = asked.blocks_in(ceiling.bytes, step=ceiling.step)
-    least = MIN_AUTO_BLOCKS if ceiling.blocks is None else MIN_EXPLICIT_BLOCKS
-    blocks = fits if ceiling.blocks is None else ceiling.blocks
-    claimed = ceiling.free is None or ceiling.bytes <= ceiling.free
-    if not (claimed and least <= blocks <= fits):
+    max_blocks = inputs.blocks_under(ceiling.bytes, with_activations=ceiling.with_activations)
+    min_blocks = MIN_AUTO_BLOCKS if ceiling.blocks is None else MIN_EXPLICIT_BLOCKS
+    blocks = max_blocks if ceiling.blocks is None else ceiling.blocks
+    is_free = ceiling.free is None or ceiling.bytes <= ceiling.free
+    if not (is_free and min_blocks <= blocks <= max_blocks):
         return ceiling.refuse(blocks)
+    fixed = inputs.fixed_parts(with_activations=ceiling.with_activations)
     return BudgetDecision(
-        policy=asked.policy,
-        machine=asked.machine.name,
+        policy=inputs.policy,
+        machine=inputs.machine.name,
         ceiling=ceiling.bytes,
         blocks=blocks,
-        block_bytes=asked.block_bytes,
-        parts=(*asked.used(step=ceiling.step), asked.pool(blocks)),
+        block_bytes=inputs.block_bytes,
+        parts=(*fixed, inputs.pool_part(blocks)),
     )
 
 
 def make_refusal(
-    asked: PolicyInputs,
-    says: str,
+    inputs: PolicyInputs,
+    problem: str,
     pool: MemoryPart | None,
     *,
     settings: Sequence[Setting] = (),
@@ -171,31 +183,46 @@ def make_refusal(
     missing: int,
     option: str = "",
     free: str = "",
-    step: bool = True,
+    with_activations: bool = True,
 ) -> BudgetRefusal:
-    """Build a refusal; ``missing``: bytes, to be said where no setting fits.
+    """Build a refusal.
 
-    ``option`` is the policy unless said, ``free`` what the machine has now, ``step`` whether the
-    activations are among the parts; no ``pool``: the weights alone are too much.
+    Parameters
+    ----------
+    problem
+        What the option asks for, or why it cannot be granted.
+    pool
+        The pool that was asked for; None where the weights alone do not fit.
+    settings, direction
+        A setting that would fit, and whether more or less of it fits as well.
+    missing
+        The bytes that are missing; the message has them where no setting fits.
+    option
+        The option at fault; by default ``engine.budget.policy``.
+    free
+        The free memory in words; by default what the machine has available.
+    with_activations
+        Whether the activations are listed among the parts.
     """
-    machine = asked.machine
-    larger = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
+    machine = inputs.machine
+    remedy = "choose another engine.budget.machine" if machine.is_simulated else "free memory"
+    otherwise = (
+        f"no setting fits, {format_bytes(missing)} are missing: {remedy} or take a smaller model"
+    )
+    fixed = inputs.fixed_parts(with_activations=with_activations)
     return BudgetRefusal(
-        option=option or f"engine.budget.policy={asked.policy}",
-        asked=says,
-        free=f"free are {free or format_bytes(machine.available)} on {machine.name}",
-        parts=(*asked.used(step=step), *([] if pool is None else [pool])),
+        option=option or f"engine.budget.policy={inputs.policy}",
+        problem=problem,
+        free=f"{free or format_bytes(machine.available)} are free on {machine.name}",
+        parts=fixed if pool is None else (*fixed, pool),
         settings=tuple(settings),
         direction=direction,
-        otherwise=""
-        if settings
-        else f"no setting fits, {format_bytes(missing)} are missing: {larger} or take a smaller "
-        "model",
+        otherwise="" if settings else otherwise,
     )
 
 
 def format_bytes(count: int) -> str:
-    """Write bytes in the largest unit that they reach."""
+    """Format a number of bytes in the largest binary unit that it reaches, as ``24.5 MiB``."""
     for unit, scale, decimals in BYTE_UNITS:
         if abs(count) >= scale:
             return f"{count / scale:.{decimals}f} {unit}"
@@ -203,7 +230,7 @@ def format_bytes(count: int) -> str:
 
 
 def _format_setting(value: int | float | str) -> str:
-    """Write a number without an exponent."""
+    """Format an option's value; floats without an exponent."""
     if isinstance(value, float):
         return f"{value:.9f}".rstrip("0")
     return str(value)

@@ -1,7 +1,7 @@
-"""The published policies, a function each: what may a KV pool take, beside weights and activations?
+"""The published budget policies, one function each: how much memory may an engine take?
 
-A policy is pure: the same question has the same ceiling. Sources are named in the functions:
-"Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026) compares them.
+A policy is a pure function: the same inputs give the same ceiling. "Rethinking vllm-metal's Memory
+Budget for Apple Silicon" (14 February 2026) compares the policies; each function names its source.
 """
 
 from __future__ import annotations
@@ -26,160 +26,164 @@ from labkit.machine.memory_profile import MemoryProfile
 GIB = 1 << 30
 SMALL_MACHINE_BYTES = 36 * GIB
 MIN_HEADROOM_BYTES = 512 << 20
-# RAM up to (GiB): reserve (GiB).
+# (RAM up to, reserve), both in GiB.
 RESERVE_TIERS_GIB = ((16, 4), (64, 6), (128, 8))
 MAX_RESERVE_GIB = 12
 FRACTION_DECIMALS = range(2, 10)
 
 
-def fixed(asked: PolicyInputs) -> MemoryCeiling:
-    """``kv = engine.budget.blocks``, else ``engine.budget.bytes`` in whole blocks.
+def fixed(inputs: PolicyInputs) -> MemoryCeiling:
+    """``kv = engine.budget.blocks``, or ``engine.budget.bytes`` rounded down to whole blocks.
 
-    The number is the user's: it is refused only where weights, activations and pool
-    together are more than the machine has at all, or where two blocks are more than the
-    bytes.
+    The user's number is refused only where weights, activations and pool together exceed the
+    machine's memory, or where the bytes hold fewer than two blocks.
     """
-    given, total = asked.budget.blocks, asked.machine.total
-    blocks = asked.budget.bytes // asked.block_bytes if given is None else given
+    given, total = inputs.budget.blocks, inputs.machine.total
+    blocks = inputs.budget.bytes // inputs.block_bytes if given is None else given
 
-    def no(_blocks: int) -> BudgetRefusal:
-        small, fits = blocks < MIN_EXPLICIT_BLOCKS, asked.blocks_in(total)
-        least = MemoryPart("two KV blocks", MIN_EXPLICIT_BLOCKS * asked.block_bytes)
-        pool = least if small else asked.pool(blocks)
-        key, scale = ("blocks", 1) if given is not None else ("bytes", asked.block_bytes)
-        right = scale * (MIN_EXPLICIT_BLOCKS if small else fits)
+    def refuse(_blocks: int) -> BudgetRefusal:
+        too_small, max_blocks = blocks < MIN_EXPLICIT_BLOCKS, inputs.blocks_under(total)
+        smallest = MemoryPart("two KV blocks", MIN_EXPLICIT_BLOCKS * inputs.block_bytes)
+        pool = smallest if too_small else inputs.pool_part(blocks)
+        key, scale = ("blocks", 1) if given is not None else ("bytes", inputs.block_bytes)
+        fitting = scale * (MIN_EXPLICIT_BLOCKS if too_small else max_blocks)
         return make_refusal(
-            asked,
-            "two KV blocks are the least" if small else f"asks for {format_bytes(pool.bytes)}",
+            inputs,
+            "two KV blocks are the least" if too_small else f"asks for {format_bytes(pool.bytes)}",
             pool,
-            option=f"engine.budget.{key}={getattr(asked.budget, key)}",
-            free=f"{format_bytes(asked.machine.available)} of {format_bytes(total)}",
-            settings=[(f"engine.budget.{key}", right)] if fits >= MIN_EXPLICIT_BLOCKS else [],
-            direction="or more" if small else "or less",
-            missing=asked.used_bytes() + least.bytes - total,
+            option=f"engine.budget.{key}={getattr(inputs.budget, key)}",
+            free=f"{format_bytes(inputs.machine.available)} of {format_bytes(total)}",
+            settings=[(f"engine.budget.{key}", fitting)]
+            if max_blocks >= MIN_EXPLICIT_BLOCKS
+            else [],
+            direction="or more" if too_small else "or less",
+            missing=inputs.fixed_bytes() + smallest.bytes - total,
         )
 
-    return MemoryCeiling(total, no, blocks=blocks)
+    return MemoryCeiling(total, refuse, blocks=blocks)
 
 
-def fraction(asked: PolicyInputs) -> MemoryCeiling:
+def fraction(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram * fraction - weights - profile_peak``.
 
-    Refused where ``system_ram * fraction`` is more than is free now, so that a desktop
-    that shares its memory is told which fraction it has left.
+    Refused where ``system_ram * fraction`` exceeds the memory that is free now; the message names
+    the fraction that is left, for desktops that share their memory.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Proposal, path 2 (``VLLM_METAL_MEMORY_FRACTION``).
     """
-    return _fraction_of(asked, asked.machine.total, "RAM", free=asked.machine.available)
+    return _fraction_of(inputs, inputs.machine.total, "RAM", free=inputs.machine.available)
 
 
-def vllm(asked: PolicyInputs) -> MemoryCeiling:
+def vllm(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = device_memory * utilization - weights - profile_peak``.
 
-    Device memory is the GPU's own on CUDA; here it is what the device may hold, Metal's
-    recommended working set (without Metal, RAM), as in vllm-metal's released cache policy.
-    Refused where the target is not free: nothing smaller is tried. Utilization is
-    ``engine.budget.fraction``, 0.9 by default.
+    On CUDA, device memory is the GPU's own. Here it is Metal's recommended working set, as in
+    vllm-metal's released cache policy, or RAM without Metal. Refused where the target is not free;
+    no smaller pool is tried. Utilization is ``engine.budget.fraction``, 0.9 by default.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, vLLM.
     """
-    machine = asked.machine
-    free = min(machine.available, machine.hint)
-    return _fraction_of(asked, machine.hint, _working_set_name(machine), free=free)
+    machine = inputs.machine
+    free = min(machine.available, machine.working_set)
+    return _fraction_of(inputs, machine.working_set, _working_set_name(machine), free=free)
 
 
-def mistralrs(asked: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
+def mistralrs(inputs: PolicyInputs) -> MemoryCeiling | BudgetRefusal:
     """``kv = min(memory_hint, ram_cap) * utilization - used``.
 
-    ``ram_cap`` is 2/3 of RAM up to 36 GiB and 3/4 above. Weights come first, in what is
-    left of ``memory_hint - allocated`` (nothing is allocated before) after a headroom of
-    2 %, at least 512 MiB; mistral.rs would leave the layers that do not fit on the CPU,
-    labkit refuses. ``used`` is the weights: activations are not profiled. What others
-    hold is not looked at. Utilization is ``engine.budget.fraction``, 0.9 by default.
+    ``memory_hint`` is the recommended working set; ``ram_cap`` is 2/3 of RAM up to 36 GiB and 3/4
+    above. The weights are placed first, in ``memory_hint - allocated`` (nothing is allocated yet)
+    less a headroom of 2 %, at least 512 MiB. Where they do not fit, mistral.rs leaves layers on the
+    CPU; labkit refuses. ``used`` is the weights alone: activations are not profiled, and memory
+    held by other programs is not checked. Utilization is ``engine.budget.fraction``, 0.9 by
+    default.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, mistral.rs.
     """
-    hint, total = asked.machine.hint, asked.machine.total
-    headroom = max(hint // 50, MIN_HEADROOM_BYTES)
-    missing = asked.used_bytes(step=False) - (hint - headroom)
+    working_set, total = inputs.machine.working_set, inputs.machine.total
+    headroom = max(working_set // 50, MIN_HEADROOM_BYTES)
+    missing = inputs.fixed_bytes(with_activations=False) - (working_set - headroom)
     if missing > 0:
-        says = (
-            f"the weights must fit in {format_bytes(hint)} less a headroom of "
+        problem = (
+            f"the weights must fit in {format_bytes(working_set)} less a headroom of "
             f"{format_bytes(headroom)}"
         )
-        return make_refusal(asked, says, None, missing=missing, step=False)
+        return make_refusal(inputs, problem, None, missing=missing, with_activations=False)
     ram_cap = total * 2 // 3 if total <= SMALL_MACHINE_BYTES else total * 3 // 4
-    of = "of working set and RAM cap, the smaller"
-    return _fraction_of(asked, min(hint, ram_cap), of, free=None, step=False)
+    base_name = "(the smaller of working set and RAM cap)"
+    base = min(working_set, ram_cap)
+    return _fraction_of(inputs, base, base_name, free=None, with_activations=False)
 
 
-def llamacpp(asked: PolicyInputs) -> MemoryCeiling:
-    """``kv = layers * 2 * kv_heads * head_dim * n_ctx * bytes``, all of it at start.
+def llamacpp(inputs: PolicyInputs) -> MemoryCeiling:
+    """``kv = layers * 2 * kv_heads * head_dim * n_ctx * bytes``, allocated whole at start.
 
-    ``n_ctx`` is ``engine.budget.blocks`` (the null block aside) times the block size; by
+    ``n_ctx`` is ``engine.budget.blocks`` (without the null block) times the block size; by
     default the context that the model was trained for. Weights, KV and the compute
-    buffer must fit in ``memory_hint - allocated`` (nothing is allocated before). No RAM
-    cap, no utilization, and what others hold is not looked at.
+    buffer must fit in ``memory_hint - allocated`` (nothing is allocated yet). There is no RAM
+    cap and no utilization, and memory held by other programs is not checked.
 
     Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026),
     Related Work, llama.cpp.
     """
-    given, context, hint = asked.budget.blocks, asked.model.max_context, asked.machine.hint
+    given, context = inputs.budget.blocks, inputs.model.max_context
+    working_set = inputs.machine.working_set
     option, blocks = f"engine.budget.blocks={given}", given or 0
     if given is None:
         option = f"engine.budget.policy=llamacpp (n_ctx={context}, the model's own)"
-        blocks = 0 if context is None else -(-context // asked.block_size) + 1
+        blocks = 0 if context is None else -(-context // inputs.block_size) + 1
 
-    def no(_blocks: int) -> BudgetRefusal:
-        fits = asked.blocks_in(hint)
-        need = asked.used_bytes() + asked.pool(max(blocks, MIN_EXPLICIT_BLOCKS)).bytes
+    def refuse(_blocks: int) -> BudgetRefusal:
+        max_blocks = inputs.blocks_under(working_set)
+        pool = inputs.pool_part(max(blocks, MIN_EXPLICIT_BLOCKS))
+        need = inputs.fixed_bytes() + pool.bytes
         return make_refusal(
-            asked,
-            f"policy llamacpp asks for {format_bytes(need)} of {format_bytes(hint)} "
-            f"{_working_set_name(asked.machine)}"
+            inputs,
+            f"policy llamacpp asks for {format_bytes(need)} of {format_bytes(working_set)} "
+            f"{_working_set_name(inputs.machine)}"
             if blocks
             else "config.json does not say which context the model was trained for",
-            asked.pool(blocks),
+            inputs.pool_part(blocks),
             option=option,
-            settings=[("engine.budget.blocks", fits)] if fits >= MIN_EXPLICIT_BLOCKS else [],
+            settings=[("engine.budget.blocks", max_blocks)]
+            if max_blocks >= MIN_EXPLICIT_BLOCKS
+            else [],
             direction="or less",
-            missing=need - hint,
+            missing=need - working_set,
         )
 
-    return MemoryCeiling(hint, no, blocks=blocks)
+    return MemoryCeiling(working_set, refuse, blocks=blocks)
 
 
-def tiered_reserve(asked: PolicyInputs) -> MemoryCeiling:
+def tiered_reserve(inputs: PolicyInputs) -> MemoryCeiling:
     """``kv = system_ram - reserve - weights - profile_peak``.
 
     The reserve for macOS and other programs is 4 GiB up to 16 GiB of RAM, 6 up to 64,
     8 up to 128 and 12 above. It has no setting.
 
-    Source: a first form of "Rethinking vllm-metal's Memory Budget for Apple Silicon"
+    Source: an early draft of "Rethinking vllm-metal's Memory Budget for Apple Silicon"
     (14 February 2026).
     """
-    total = asked.machine.total
-    reserve = (
-        next((held for most, held in RESERVE_TIERS_GIB if total <= most * GIB), MAX_RESERVE_GIB)
-        * GIB
-    )
+    total = inputs.machine.total
+    tiers = (reserve for max_gib, reserve in RESERVE_TIERS_GIB if total <= max_gib * GIB)
+    reserve = next(tiers, MAX_RESERVE_GIB) * GIB
     ceiling = max(0, total - reserve)
 
-    def no(_blocks: int) -> BudgetRefusal:
-        least = asked.pool(MIN_AUTO_BLOCKS)
-        missing = asked.used_bytes() + least.bytes - total
+    def refuse(_blocks: int) -> BudgetRefusal:
+        smallest = inputs.pool_part(MIN_AUTO_BLOCKS)
+        missing = inputs.fixed_bytes() + smallest.bytes - total
         instead = ("engine.budget.policy", "fixed"), ("engine.budget.blocks", MIN_AUTO_BLOCKS)
-        says = (
+        problem = (
             f"it leaves {format_bytes(ceiling)} of {format_bytes(total)} RAM after a reserve of "
             f"{format_bytes(reserve)}"
         )
         settings: tuple[Setting, ...] = instead if missing <= 0 else ()
-        return make_refusal(asked, says, least, settings=settings, missing=missing)
+        return make_refusal(inputs, problem, smallest, settings=settings, missing=missing)
 
-    return MemoryCeiling(ceiling, no)
+    return MemoryCeiling(ceiling, refuse)
 
 
 POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefusal]] = {
@@ -190,46 +194,56 @@ POLICIES: dict[BudgetPolicy, Callable[[PolicyInputs], MemoryCeiling | BudgetRefu
     BudgetPolicy.llamacpp: llamacpp,
     BudgetPolicy.tiered_reserve: tiered_reserve,
 }
-# Whose formula subtracts the activations, so that measuring them is worth it.
+# Policies whose formula subtracts the activations, so that measuring them pays.
 PROFILING_POLICIES = frozenset(POLICIES) - {BudgetPolicy.fixed, BudgetPolicy.mistralrs}
 
 
 def _fraction_of(
-    asked: PolicyInputs, base: int, of: str, *, free: int | None, step: bool = True
+    inputs: PolicyInputs,
+    base: int,
+    base_name: str,
+    *,
+    free: int | None,
+    with_activations: bool = True,
 ) -> MemoryCeiling:
-    """``engine.budget.fraction`` of ``base`` bytes; at least 16 blocks must be left of it."""
-    claim = int(base * asked.fraction)
+    """Return ``engine.budget.fraction`` of ``base`` bytes as a ceiling; it must hold 16 blocks."""
+    ceiling = int(base * inputs.fraction)
 
-    def no(blocks: int) -> BudgetRefusal:
-        small, least = blocks < MIN_AUTO_BLOCKS, asked.pool(MIN_AUTO_BLOCKS)
-        need = asked.used_bytes(step=step) + least.bytes
-        most = base if free is None else min(base, free - asked.machine.slack)
-        # A byte more than needed, as the claim is rounded down to whole bytes.
-        fits = _shortest_fraction(need + 1, most, base, smallest=small)
+    def refuse(blocks: int) -> BudgetRefusal:
+        too_small, smallest = blocks < MIN_AUTO_BLOCKS, inputs.pool_part(MIN_AUTO_BLOCKS)
+        need = inputs.fixed_bytes(with_activations=with_activations) + smallest.bytes
+        limit = base if free is None else min(base, free - inputs.machine.slack)
+        # One byte more than needed, as the ceiling is rounded down to whole bytes.
+        fitting = _shortest_fraction(need + 1, limit, base, smallest=too_small)
         return make_refusal(
-            asked,
-            f"policy {asked.policy} asks for {format_bytes(claim)} of {format_bytes(base)} {of}",
-            MemoryPart(f"{least.name} at least", least.bytes) if small else asked.pool(blocks),
-            option=f"engine.budget.fraction={asked.fraction:g}",
+            inputs,
+            f"policy {inputs.policy} asks for {format_bytes(ceiling)} of {format_bytes(base)} "
+            f"{base_name}",
+            MemoryPart(f"{smallest.name} at least", smallest.bytes)
+            if too_small
+            else inputs.pool_part(blocks),
+            option=f"engine.budget.fraction={inputs.fraction:g}",
             free="" if free is None else format_bytes(free),
-            settings=[] if fits is None else [("engine.budget.fraction", fits)],
-            direction="or more" if small else "or less",
-            missing=max(1, need - most),
-            step=step,
+            settings=[] if fitting is None else [("engine.budget.fraction", fitting)],
+            direction="or more" if too_small else "or less",
+            missing=max(1, need - limit),
+            with_activations=with_activations,
         )
 
-    return MemoryCeiling(claim, no, free=free, step=step)
+    return MemoryCeiling(ceiling, refuse, free=free, with_activations=with_activations)
 
 
 def _shortest_fraction(low: int, high: int, base: int, *, smallest: bool) -> float | None:
-    """Return the shortest decimal just above ``low`` of ``base``, or just below ``high``.
+    """Return the shortest decimal that, times ``base``, lies between ``low`` and ``high`` bytes.
 
-    None: none of up to nine decimals lies between the two.
+    With ``smallest`` the decimal is just above ``low / base``, else just below ``high / base``.
+    Returns None where no number of up to nine decimals lies between the two. Example: a need of
+    2.3 GiB of 32 GiB gives 0.08.
     """
     for decimals in FRACTION_DECIMALS:
-        steps = 10**decimals
-        toward = math.ceil(low / base * steps) if smallest else math.floor(high / base * steps)
-        value: float = toward / steps
+        scale = 10**decimals
+        steps = math.ceil(low / base * scale) if smallest else math.floor(high / base * scale)
+        value: float = steps / scale
         if low / base <= value <= min(high / base, 1.0) and value > 0:
             return value
     return None

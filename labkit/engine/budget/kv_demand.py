@@ -1,4 +1,4 @@
-"""How much memory requests of so many tokens need, by the layout of the KV cache."""
+"""KV memory that requests of given lengths need, by the layout of the KV cache."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from labkit import config
 
-CACHE_STEP_TOKENS = (
-    256  # tokens: without blocks, memory comes in steps of it, as in mlx_lm's caches
-)
+# Layouts without blocks grow by this many tokens at a time, as mlx_lm's caches do.
+CACHE_STEP_TOKENS = 256
 
 
 def round_up_to_step(tokens: int) -> int:
-    """Round up to whole steps."""
+    """Round a number of tokens up to a multiple of ``CACHE_STEP_TOKENS``."""
     return -(-tokens // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
 
 
 def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
-    """Return the tokens of memory that requests of these lengths take together."""
+    """Return the KV slots (tokens) that requests of ``lengths`` tokens occupy together."""
     if kv.layout is config.KVLayout.padded:
         return len(lengths) * round_up_to_step(max(lengths, default=0))
     if kv.layout is config.KVLayout.contiguous:
@@ -26,6 +25,6 @@ def slots_for(kv: config.KV, lengths: Sequence[int]) -> int:
 
 
 def blocks_for(kv: config.KV, lengths: Sequence[int]) -> int:
-    """Return the same in blocks, of which one is the paged pool's null block."""
+    """Return ``slots_for`` in blocks; the paged layout's null block is included."""
     null_block = kv.layout is config.KVLayout.paged
     return -(-slots_for(kv, lengths) // kv.block_size) + null_block

@@ -1,4 +1,4 @@
-"""What a budget must know of a model, read without loading it."""
+"""A model's sizes for memory planning, read from config.json and tensor headers alone."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from labkit import config
 from labkit.engine.compute_dtype import MatrixStorage
 
-DEFAULT_GROUP_SIZE = 64  # mlx's, of quantised numbers that share a scale
-FLOAT32_BYTES = 4  # bytes of a number in float32, in which sizes are counted first
-# Bytes of what a safetensors header calls a number; any other takes one.
+DEFAULT_GROUP_SIZE = 64  # mlx's default: quantised weights that share a scale
+FLOAT32_BYTES = 4
+# Bytes by safetensors dtype; a dtype that is in neither table takes one byte.
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 INTEGER_BYTES = {"U64": 8, "I64": 8, "U32": 4, "I32": 4, "U16": 2, "I16": 2}
-LM_HEAD = "lm_head"  # a matrix that turns the last hidden state into logits
-# The types that weights can be cast to; None keeps each as it is stored.
+LM_HEAD = "lm_head"  # the matrix that turns the last hidden state into logits
+# The dtype that weights are cast to; None: each keeps the dtype it is stored in.
 CastDtype = str | None
 
 
@@ -29,25 +29,25 @@ CastDtype = str | None
 class ModelFootprint:
     """A model's sizes."""
 
-    name: str  # what messages call it
-    weight_bytes: int  # as loaded
-    kv_bytes_per_token: int  # keys and values of one token in all layers, float32
-    peak_live_floats: int  # that one token keeps alive at a forward's widest point
+    name: str  # for messages
+    weight_bytes: int  # after loading
+    kv_bytes_per_token: int  # keys and values of one token in all layers, in float32
+    peak_live_floats: int  # numbers per token at a forward's widest point
     vocab_size: int  # logits in a row
     max_context: int | None  # tokens it was trained for; None: config.json does not say
-    float_bytes: int = FLOAT32_BYTES  # of a number that it computes with
-    weights: int = 0  # numbers that its tensors stand for
-    lookup_weights: int = 0  # numbers of an embedding that is no output's too: never multiplied by
+    float_bytes: int = FLOAT32_BYTES  # bytes of a number that it computes with
+    weights: int = 0  # number of weights
+    lookup_weights: int = 0  # weights of an untied embedding: looked up, never multiplied
 
     @property
     def matmul_weights(self) -> int:
-        """Weights that every token is multiplied by; twice as many operations."""
+        """Weights that every token is multiplied by; a token costs two operations for each."""
         return self.weights - self.lookup_weights
 
     def activation_bytes(self, tokens: int, rows: int) -> int:
-        """Estimate the peak of a forward over ``tokens`` tokens and ``rows`` rows of logits.
+        """Estimate the peak bytes of a forward over ``tokens`` tokens and ``rows`` rows of logits.
 
-        The layers' arrays are gone when the logits are computed, so the larger of the two
+        The layers' arrays are freed before the logits are computed, so the larger of the two
         counts. Measured on two qwen3 shapes and four steps: within 6 %.
         """
         return self.float_bytes * max(tokens * self.peak_live_floats, rows * self.vocab_size)
@@ -56,11 +56,10 @@ class ModelFootprint:
 def from_model(
     model: config.Model, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> ModelFootprint | None:
-    """Read the facts of a configured model; nothing is built or loaded.
+    """Return the footprint of a configured model; nothing is built or loaded.
 
-    ``kind`` and ``matrices``: what becomes of its weights
-    (``labkit.engine.compute_dtype``). Returns
-    None where config.json does not tell enough to plan with.
+    ``kind`` and ``matrices`` say how its weights will be cast (``labkit.engine.compute_dtype``).
+    Returns None where config.json lacks a size that planning needs.
 
     Raises
     ------
@@ -75,10 +74,7 @@ def from_model(
 
 
 def from_shape(shape: config.ModelShape, name: str, kind: CastDtype = "float32") -> ModelFootprint:
-    """Count what a model built from ``shape`` (a qwen3 with a head of its own) holds.
-
-    It is built in float32.
-    """
+    """Return the footprint of a model built from ``shape``: a float32 qwen3 with an untied head."""
     size = _number_bytes("F32", kind)
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     attention = shape.hidden_size * (2 * queries + 2 * keys) + 2 * shape.head_dim
@@ -103,9 +99,9 @@ def from_shape(shape: config.ModelShape, name: str, kind: CastDtype = "float32")
 def from_directory(
     path: Path, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> ModelFootprint | None:
-    """Read config.json and the headers of the weights in ``path``.
+    """Return the footprint of a model directory, from config.json and the weights' headers.
 
-    Returns None where they do not tell enough; loading says what is wrong, if anything.
+    Returns None where they lack a size or cannot be read; loading reports what is wrong.
     """
     try:
         outer = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -118,7 +114,7 @@ def from_directory(
 def _from_config(
     settings: dict[str, Any], path: Path, loading: _WeightLoading
 ) -> ModelFootprint | None:
-    if "kv_lora_rank" in settings:  # caches latents, not keys and values of heads
+    if "kv_lora_rank" in settings:  # MLA: caches latents instead of keys and values
         return None
     hidden, heads = int(settings["hidden_size"]), int(settings["num_attention_heads"])
     keys = int(settings.get("num_key_value_heads") or heads)
@@ -127,43 +123,45 @@ def _from_config(
     context = settings.get("max_position_embeddings")
     vocabulary = int(settings["vocab_size"])
     tied = bool(settings.get("tie_word_embeddings"))
-    held = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
+    loaded = _loaded_weights(path, loading, settings.get("quantization") or {}, tied)
     return ModelFootprint(
         name=path.name,
-        weight_bytes=held.bytes,
+        weight_bytes=loaded.bytes,
         kv_bytes_per_token=FLOAT32_BYTES * int(settings["num_hidden_layers"]) * 2 * keys * head_dim,
         peak_live_floats=_peak_live_floats(hidden, heads * head_dim, keys * head_dim, inner),
         vocab_size=vocabulary,
         max_context=context if isinstance(context, int) else None,
-        float_bytes=held.float_bytes,
-        weights=held.numbers,
-        lookup_weights=vocabulary * hidden if held.own_head else 0,
+        float_bytes=loaded.float_bytes,
+        weights=loaded.weights,
+        lookup_weights=vocabulary * hidden if loaded.has_lm_head else 0,
     )
 
 
 def from_weights(
     path: Path, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> ModelFootprint:
-    """Count the weights in ``path`` where config.json tells no more.
+    """Return a footprint that knows the weights alone, for a config.json that lacks sizes.
 
     Raises
     ------
     ConfigError
-        They are no safetensors.
+        The weights are not readable as safetensors.
     """
     try:
-        held = _loaded_weights(path, _WeightLoading(kind, matrices), {})
+        loaded = _loaded_weights(path, _WeightLoading(kind, matrices), {})
     except (LookupError, TypeError, ValueError, struct.error):
         raise config.ConfigError(f"{path}: model*.safetensors cannot be read") from None
-    return ModelFootprint(path.name, held.bytes, 0, 0, 0, None, held.float_bytes, held.numbers)
+    return ModelFootprint(
+        path.name, loaded.bytes, 0, 0, 0, None, loaded.float_bytes, loaded.weights
+    )
 
 
 def weight_formats(
     model: config.Model, kind: CastDtype = "float32", matrices: MatrixStorage = MatrixStorage.cast
 ) -> frozenset[str]:
-    """Name what the weights of a configured model will be held in, as counters have it.
+    """Return the formats that a configured model's weights will be held in, as counters name them.
 
-    Norms and biases count too. Empty where no header can be read; loading says why.
+    Norms and biases are included. Empty where no header can be read; loading reports why.
 
     Raises
     ------
@@ -173,104 +171,104 @@ def weight_formats(
     loading = _WeightLoading(kind, matrices)
     if model.shape is not None:
         return frozenset(
-            {loading.form(_TensorHeader("F32", 1, 1, quantised=False, of_matrix=True))}
+            {loading.weight_format(_TensorHeader("F32", 1, 1, quantised=False, of_matrix=True))}
         )
     from labkit.models import resolve
 
     try:
-        found = _tensor_headers(_tensor_shapes(resolve(model).path), {})
-        return frozenset(loading.form(tensor) for _, tensor in found)
+        headers = _tensor_headers(_tensor_shapes(resolve(model).path), {})
+        return frozenset(loading.weight_format(tensor) for _, tensor in headers)
     except (LookupError, TypeError, ValueError, struct.error):
         return frozenset()
 
 
 def with_kv_bytes(model: ModelFootprint, kv_bytes_per_token: int) -> ModelFootprint:
-    """Return ``model`` with the KV bytes that its loaded layers really cache."""
+    """Return ``model`` with ``kv_bytes_per_token`` as the loaded layers cache it."""
     return replace(model, kv_bytes_per_token=kv_bytes_per_token)
 
 
 def _peak_live_floats(hidden: int, queries: int, keys: int, inner: int) -> int:
-    """Count the widest point of a layer: of attention and MLP the wider.
+    """Return the numbers per token that are alive at a layer's widest point.
 
-    Four arrays as wide as the residual; beside them queries before and after RoPE, keys,
-    values and the output, or the MLP's gate, up and their product.
+    That is four arrays as wide as the residual, and the larger of attention (queries before and
+    after RoPE, keys, values, output) and MLP (gate, up and their product).
     """
     return 4 * hidden + max(3 * queries + 3 * keys, 3 * inner)
 
 
 @dataclass(frozen=True)
 class _WeightLoading:
-    """What loading does to weights."""
+    """How loading casts weights."""
 
     kind: CastDtype
     matrices: MatrixStorage
 
     def bytes(self, tensor: _TensorHeader) -> int:
-        """Return the bytes of a tensor, as loaded."""
+        """Return the bytes of a tensor after loading."""
         if self.matrices is MatrixStorage.dequantized and tensor.quantised:
-            return FLOAT32_BYTES * tensor.numbers
-        return tensor.size * _number_bytes(tensor.word, self._kind_of(tensor))
+            return FLOAT32_BYTES * tensor.weights
+        return tensor.size * _number_bytes(tensor.dtype, self._kind_of(tensor))
 
-    def form(self, tensor: _TensorHeader) -> str:
-        """Name what a tensor is held in, as loaded; as counters have it."""
+    def weight_format(self, tensor: _TensorHeader) -> str:
+        """Return the format of a tensor after loading, as counters name it."""
         if self.matrices is MatrixStorage.dequantized and tensor.quantised:
             return "float32"
-        if tensor.word not in FLOAT_BYTES:
-            return "quantised" if tensor.quantised else tensor.word
-        return self._kind_of(tensor) or FLOAT_NAMES[tensor.word]
+        if tensor.dtype not in FLOAT_BYTES:
+            return "quantised" if tensor.quantised else tensor.dtype
+        return self._kind_of(tensor) or FLOAT_NAMES[tensor.dtype]
 
     def _kind_of(self, tensor: _TensorHeader) -> CastDtype:
-        """Return the type that a tensor's numbers are cast to; None: they stay."""
+        """Return the dtype that a tensor is cast to, or None where it keeps its own."""
         return None if self.matrices is MatrixStorage.as_stored and tensor.of_matrix else self.kind
 
 
 @dataclass(frozen=True)
 class _TensorHeader:
-    """What a safetensors header says of a tensor, and what it stands for.
+    """One entry of a safetensors header.
 
-    ``numbers``: weights, which the scales and biases of quantised ones are not.
+    ``size``: stored numbers. ``weights``: the weights they stand for (0 for the scales and
+    biases of a quantised matrix).
     """
 
-    word: str
+    dtype: str
     size: int
-    numbers: int
+    weights: int
     quantised: bool
     of_matrix: bool
 
 
 @dataclass(frozen=True)
 class _LoadedWeights:
-    """Weights as loaded: their bytes, and those of one of their floating point numbers."""
+    """Totals over a model's weights after loading; ``float_bytes``: bytes of one float."""
 
     bytes: int
     float_bytes: int
-    numbers: int
-    own_head: bool
+    weights: int
+    has_lm_head: bool
 
 
 def _loaded_weights(
     path: Path, loading: _WeightLoading, quantization: dict[str, Any], tied: bool = False
 ) -> _LoadedWeights:
-    """Count the weights in ``path``.
+    """Total the weights in ``path``.
 
-    Where the embedding is ``tied`` to the output, mlx_lm drops an output matrix that is stored
-    all the same.
+    Where the embedding is ``tied`` to the output, mlx_lm drops a stored output matrix; so do we.
     """
-    found = {
+    tensors = {
         name: tensor
         for name, tensor in _tensor_headers(_tensor_shapes(path), quantization)
         if not (tied and _is_lm_head(name))
     }
     floats = Counter[str]()
-    for tensor in found.values():
-        floats[tensor.word] += tensor.size if tensor.word in FLOAT_BYTES else 0
-    largest = max(floats, key=lambda word: floats[word], default="F32")
-    computed = largest if largest in FLOAT_BYTES else "F32"
+    for tensor in tensors.values():
+        floats[tensor.dtype] += tensor.size if tensor.dtype in FLOAT_BYTES else 0
+    most_used = max(floats, key=lambda dtype: floats[dtype], default="F32")
+    compute_dtype = most_used if most_used in FLOAT_BYTES else "F32"
     return _LoadedWeights(
-        bytes=sum(map(loading.bytes, found.values())),
-        float_bytes=_number_bytes(computed, loading.kind),
-        numbers=sum(tensor.numbers for tensor in found.values()),
-        own_head=any(map(_is_lm_head, found)),
+        bytes=sum(map(loading.bytes, tensors.values())),
+        float_bytes=_number_bytes(compute_dtype, loading.kind),
+        weights=sum(tensor.weights for tensor in tensors.values()),
+        has_lm_head=any(map(_is_lm_head, tensors)),
     )
 
 
@@ -281,40 +279,36 @@ def _is_lm_head(name: str) -> bool:
 def _tensor_headers(
     shapes: dict[str, tuple[str, tuple[int, ...]]], quantization: dict[str, Any]
 ) -> Iterator[tuple[str, _TensorHeader]]:
-    for name, (word, shape) in shapes.items():
+    for name, (dtype, shape) in shapes.items():
         layer, _, part = name.rpartition(".")
         quantised = f"{layer}.scales" in shapes and part in ("weight", "scales", "biases")
-        size = numbers = prod(shape)
+        size = weights = prod(shape)
         if quantised:
             own = quantization.get(layer)
             group = (own if isinstance(own, dict) else quantization).get(
                 "group_size", DEFAULT_GROUP_SIZE
             )
-            numbers = prod(shapes[f"{layer}.scales"][1]) * int(group) if part == "weight" else 0
+            weights = prod(shapes[f"{layer}.scales"][1]) * int(group) if part == "weight" else 0
         matrix = quantised or (part == "weight" and len(shape) == 2)
-        yield name, _TensorHeader(word, size, numbers, quantised, matrix)
+        yield name, _TensorHeader(dtype, size, weights, quantised, matrix)
 
 
-def _number_bytes(word: str, kind: CastDtype) -> int:
-    """Return the bytes of a number of a safetensors type, as loaded."""
-    if word not in FLOAT_BYTES:
-        return INTEGER_BYTES.get(word, 1)
-    return (
-        FLOAT_BYTES[word]
-        if kind is None
-        else FLOAT32_BYTES
-        if kind == "float32"
-        else FLOAT32_BYTES // 2
-    )
+def _number_bytes(dtype: str, kind: CastDtype) -> int:
+    """Return the bytes of a number of a safetensors dtype after loading."""
+    if dtype not in FLOAT_BYTES:
+        return INTEGER_BYTES.get(dtype, 1)
+    if kind is None:
+        return FLOAT_BYTES[dtype]
+    return FLOAT32_BYTES if kind == "float32" else FLOAT32_BYTES // 2
 
 
 def _tensor_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Map name to type and shape of every tensor in ``path``."""
+    """Return dtype and shape of every tensor in ``path``, by name."""
     return dict(entry for file in path.glob("model*.safetensors") for entry in _file_shapes(file))
 
 
 def _file_shapes(file: Path) -> Iterator[tuple[str, tuple[str, tuple[int, ...]]]]:
-    """Yield name, type and shape of what a safetensors file holds, by its header."""
+    """Yield name, dtype and shape of every tensor in a safetensors file's header."""
     with file.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header: dict[str, Any] = json.loads(stream.read(length))

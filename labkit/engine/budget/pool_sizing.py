@@ -1,4 +1,4 @@
-"""The pool's size as the worker finds it: exact KV shapes, measured activations."""
+"""The KV pool's size in the worker: from the loaded model's KV shapes and measured activations."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from labkit.engine.packed_forward import PackedForward
     from labkit.machine.memory_profile import MemoryProfile
 
-# A profiling forward of more operations than this takes seconds: estimate instead.
+# A profiling forward of more operations than this takes seconds: estimate it instead.
 MAX_PROFILING_FLOPS = 200e9
-ROUNDING_BYTES = 1 << 20  # bytes: rounded up to it, so that equal arms get equal pools
+ROUNDING_BYTES = 1 << 20  # measurements are rounded up to it, so that equal arms get equal pools
 
 
 def check_before_loading(options: config.Engine, model_dir: Path, machine: MemoryProfile) -> None:
-    """Refuse before the weights are loaded, where config.json tells enough to know.
+    """Check the budget before the weights are loaded, as far as config.json has the sizes.
 
     Raises
     ------
     EngineError
-        The budget is refused: one line that ends in what to set.
+        The policy refuses the budget: one line that ends in the setting to change.
     """
     model = model_footprint.from_directory(
         model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     )
-    answer = None if model is None else plan(options, model, machine)
-    if isinstance(answer, BudgetRefusal):
-        raise EngineError(str(answer))
+    result = None if model is None else plan(options, model, machine)
+    if isinstance(result, BudgetRefusal):
+        raise EngineError(str(result))
 
 
 def size_pool(
@@ -55,31 +55,37 @@ def size_pool(
 ) -> BudgetDecision:
     """Size the KV pool of a loaded model.
 
-    ``machine`` is its memory before the model was loaded; ``shapes`` what each layer caches per
-    token. ``measure`` runs the largest step and returns the bytes of its activations; it is
-    called where the policy subtracts them, or nothing else is known, and the step is cheap.
+    Parameters
+    ----------
+    machine
+        The memory before the model was loaded.
+    shapes
+        What each layer caches per token.
+    measure
+        Runs the largest step and returns the bytes of its activations. It is called where the
+        policy subtracts them and the step is cheap, or where they cannot be estimated.
 
     Raises
     ------
     EngineError
-        The budget is refused: one line that ends in what to set.
+        The policy refuses the budget: one line that ends in the setting to change.
     """
-    # A rank's shapes are its own heads; the budget counts the pools of all.
+    # A rank's shapes have its own heads; the budget counts the pools of all ranks.
     per_token = options.parallel.size * sum(shape.token_bytes() for shape in shapes)
     weights = model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     model = model_footprint.from_directory(*weights)
-    known = model is not None
+    can_estimate = model is not None
     model = model_footprint.with_kv_bytes(
         model or model_footprint.from_weights(*weights), per_token
     )
     flops = 2 * model.matmul_weights * options.scheduler.most_step_tokens
-    profile = not known or (
+    profile = not can_estimate or (
         options.budget.policy in PROFILING_POLICIES and flops <= MAX_PROFILING_FLOPS
     )
-    answer = plan(options, model, machine, activations=measure() if profile else None)
-    if isinstance(answer, BudgetRefusal):
-        raise EngineError(str(answer))
-    return answer
+    result = plan(options, model, machine, activations=measure() if profile else None)
+    if isinstance(result, BudgetRefusal):
+        raise EngineError(str(result))
+    return result
 
 
 def measure_activation_bytes(
@@ -88,10 +94,10 @@ def measure_activation_bytes(
     shapes: tuple[KVShape, ...],
     scheduler: config.Scheduler,
 ) -> int:
-    """Run the largest step twice and return the second's peak (bytes, NumPy's and MLX's).
+    """Run the largest step twice and return the second's peak bytes, NumPy's and MLX's together.
 
-    The step is ``most_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all
-    of which sample. The first forward compiles and fills caches.
+    The step has ``most_step_tokens`` prompt tokens of ``max_num_seqs`` requests, all of which
+    sample. The first forward compiles and fills caches, so only the second is measured.
     """
     lengths = prompt_lengths(scheduler)
     layout = kind.create_for(shapes, len(lengths), max(lengths))
@@ -109,13 +115,13 @@ def measure_activation_bytes(
 
 
 def prompt_lengths(scheduler: config.Scheduler) -> list[int]:
-    """Return how many tokens of each request the largest step computes."""
+    """Return the prompt tokens of each request in the largest step."""
     tokens, rows = scheduler.most_step_tokens, scheduler.max_num_seqs
     return [tokens // rows + (row < tokens % rows) for row in range(rows)]
 
 
 def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
-    """Return the batch of whole prompts of these lengths, token ids all 0."""
+    """Return a batch of whole prompts of ``lengths`` tokens; every token id is 0."""
     states = [RequestState(Request(str(row), (0,) * n)) for row, n in enumerate(lengths)]
     for state in states:
         cache.reserve(state, state.num_tokens)
@@ -124,7 +130,7 @@ def largest_step(lengths: list[int], cache: KVCacheManager) -> Batch:
 
 
 def _mlx_active() -> int:
-    """Return MLX's bytes in use, and start its peak anew (0 where MLX is not loaded)."""
+    """Reset MLX's peak and return its active bytes (0 where MLX is not loaded)."""
     if "mlx.core" not in sys.modules:
         return 0
     import mlx.core as mx

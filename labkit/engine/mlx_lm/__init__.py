@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def create(options: config.Engine, model_dir: Path, models: SharedModels) -> InferenceEngine:
-    """Give a model that is loaded as mlx_lm does to a BatchGenerator of its own.
+    """Load a model with mlx_lm's own loader and create an engine around a ``BatchGenerator``.
 
     Raises
     ------
     EngineError
-        mlx_lm cannot load the model; one line with its reason.
+        mlx_lm cannot load the model; one line with mlx_lm's reason.
     """
     from labkit.engine.mlx_lm.batch_generator import MlxLmEngine
 
     scheduler = options.scheduler
-    loaded = models.load_mlx_lm(
+    model = models.load_mlx_lm(
         model_dir, compute_dtype.cast_target(options), compute_dtype.matrix_storage(options)
     )
-    return MlxLmEngine(loaded, scheduler.max_num_seqs, scheduler.chunk)
+    return MlxLmEngine(model, scheduler.max_num_seqs, scheduler.chunk)

@@ -1,4 +1,4 @@
-"""The real mlx_lm BatchGenerator, driven step by step and counted from outside."""
+"""``MlxLmEngine``: mlx_lm's own BatchGenerator, stepped by labkit and counted from outside."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from labkit.engine.mlx_lm.mlx_lm_sampling import (
 from labkit.engine.request import Request
 from labkit.machine import openblas_for_mlx
 
-DEFAULT_PREFILL_BATCH_SIZE = 8  # its own default
-DEFAULT_PREFILL_STEP_SIZE = 2048  # its own default, in tokens of one prompt
+DEFAULT_PREFILL_BATCH_SIZE = 8  # mlx_lm's default
+DEFAULT_PREFILL_STEP_SIZE = 2048  # mlx_lm's default, prompt tokens per request and step
 NEGATIVE_INFINITY = np.float32(-np.inf)
 COUNTER_NAMES = (
     "engine.mlx_lm",
@@ -54,74 +54,83 @@ COUNTER_NAMES = (
 
 
 class MlxLmEngine:
-    """One step: admit, ``BatchGenerator.next``, events.
+    """Inference engine over a ``BatchGenerator``; a step admits requests and calls ``next`` once.
 
-    The generator's own queue lets more requests decode than its ``completion_batch_size``
-    (it does not count those in prefill), so requests wait here and are inserted only while
-    fewer than ``max_num_seqs`` are in it. ``prefill_step_size``: prompt tokens of one request
-    per step; None: mlx_lm's default of 2,048.
+    The generator's own queue lets more requests decode than its ``completion_batch_size``, because
+    it does not count those in prefill. So requests wait here, and are inserted only while fewer
+    than ``max_num_seqs`` are in the generator.
+
+    Parameters
+    ----------
+    model
+        The loaded model.
+    max_num_seqs
+        The most requests in the generator at once.
+    prefill_step_size
+        Prompt tokens of one request per step; None: mlx_lm's default of 2,048.
     """
 
     name = "mlx_lm"
     notes: Mapping[str, str]
 
-    def __init__(
-        self, loaded: MlxLmModel, max_num_seqs: int, prefill_step_size: int | None
-    ) -> None:
-        self.notes = {"dtype": loaded.dtype}
-        self._loaded = loaded
+    def __init__(self, model: MlxLmModel, max_num_seqs: int, prefill_step_size: int | None) -> None:
+        self.notes = {"dtype": model.dtype}
+        self._model = model
         self._max_num_seqs = max_num_seqs
         self._generator: Any = BatchGenerator(
-            loaded.model,
+            model.model,
             completion_batch_size=max_num_seqs,
             prefill_batch_size=min(max_num_seqs, DEFAULT_PREFILL_BATCH_SIZE),
             prefill_step_size=prefill_step_size or DEFAULT_PREFILL_STEP_SIZE,
         )
         self._waiting: deque[Request] = deque()
         self._live: dict[int, Request] = {}  # by the generator's uid
-        self._refused: list[TokenEvent] = []
-        self._stops: dict[frozenset[int], Any] = {}
+        self._pending_refusals: list[TokenEvent] = []
+        self._stop_sequences: dict[frozenset[int], Any] = {}  # by stop token ids
         self._counters = Counters()
-        self._work = BatchGeneratorCounters(self._counters, loaded.kv_bytes_by_window)
+        self._token_counters = BatchGeneratorCounters(self._counters, model.kv_bytes_by_window)
         self._peak_kv_bytes = 0
 
     def submit(self, request: Request) -> None:
-        """Queue a request; one that can never be served ends with an error event.
+        """Queue a request; a request that can never be served ends with an error event.
 
         Raises
         ------
         EngineError
-            The request id is live already, or the engine is closed.
+            The request id is already in use, or the engine is closed.
         """
         self._open_generator()
         request_id = request.request_id
         if self._is_live(request_id):
-            raise EngineError(f"request {request_id}: this id is live already")
+            raise EngineError(f"request {request_id}: this id is already in use")
         try:
             self._check(request)
         except EngineError as error:
             self._counters.add("requests.refused")
-            said = f"request {request_id}: {error}"
-            self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=said))
+            message = f"request {request_id}: {error}"
+            event = TokenEvent(request_id, NO_TOKEN, "error", error=message)
+            self._pending_refusals.append(event)
             return
         self._counters.add("requests.submitted")
         self._waiting.append(request)
 
     def _check(self, request: Request) -> None:
-        prompt, top = request.prompt_token_ids, self._loaded.vocab_size
+        prompt, vocab_size = request.prompt_token_ids, self._model.vocab_size
         if not prompt:
             raise EngineError("the prompt is empty")
-        if min(prompt) < 0 or max(prompt) >= top:
-            raise EngineError(f"token ids must be 0 to {top - 1}")
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            raise EngineError(f"token ids must be 0 to {vocab_size - 1}")
         check_supported(request.params)
 
     def _is_live(self, request_id: str) -> bool:
-        owners = (*self._waiting, *self._live.values())
-        return any(request.request_id == request_id for request in owners)
+        requests = (*self._waiting, *self._live.values())
+        return any(request.request_id == request_id for request in requests)
 
     def abort(self, request_id: str) -> None:
-        """End a request now and free what it holds; unknown or finished ids are ignored."""
-        self._refused = [event for event in self._refused if event.request_id != request_id]
+        """Drop a request and free its KV memory; unknown or finished ids are ignored."""
+        self._pending_refusals = [
+            event for event in self._pending_refusals if event.request_id != request_id
+        ]
         if not self._is_live(request_id):
             return
         self._counters.add("requests.aborted")
@@ -131,35 +140,35 @@ class MlxLmEngine:
                 with mx.stream(self._generator.stream):
                     self._generator.remove([uid])
                 del self._live[uid]
-                self._work.end(uid)
+                self._token_counters.remove_request(uid)
 
     def has_work(self) -> bool:
-        """Tell whether a request is live or a refusal is not yet reported."""
-        return bool(self._refused or self._waiting or self._live)
+        """Return whether a request is live or a refusal has not been reported yet."""
+        return bool(self._pending_refusals or self._waiting or self._live)
 
     def step(self) -> list[TokenEvent]:
-        """Run one call of the generator; return the refusals so far, then its tokens.
+        """Call the generator once; return pending refusals, then the tokens it sampled.
 
-        The call computes one token of every request that decodes, then up to
-        ``prefill_step_size`` tokens of each prompt in its batch of prompts.
+        The call computes one token of every decoding request, then up to
+        ``prefill_step_size`` tokens of each prompt in its prefill batch.
         """
         start = time.perf_counter()
-        events, self._refused = self._refused, []
+        events, self._pending_refusals = self._pending_refusals, []
         generator = self._open_generator()
         self._admit(generator)
         if not self._live:
             return events
-        called = time.perf_counter()
-        prompts, tokens = generator.next()
-        returned = time.perf_counter()
+        before_next = time.perf_counter()
+        prompt_responses, token_responses = generator.next()
+        after_next = time.perf_counter()
         self._peak_kv_bytes = max(self._peak_kv_bytes, generator.prompt_cache_nbytes)
-        self._work.count(prompts, tokens)
-        events += [self._event(response) for response in tokens]
+        self._token_counters.count_call(prompt_responses, token_responses)
+        events += [self._event(response) for response in token_responses]
         self._counters.add_all(
             {
                 "engine.mlx_lm": 1,
                 "steps.total": 1,
-                "device_ms": (returned - called) * 1e3,
+                "device_ms": (after_next - before_next) * 1e3,
                 "step_ms": (time.perf_counter() - start) * 1e3,
             }
         )
@@ -172,16 +181,16 @@ class MlxLmEngine:
                 [list(request.prompt_token_ids)],
                 [request.params.max_tokens],
                 samplers=[make_request_sampler(request)],
-                stop_sequences=[self._stop(request)],
+                stop_sequences=[self._request_stop_sequences(request)],
             )
             self._live[uid] = request
-            self._work.begin(uid)
+            self._token_counters.add_request(uid)
 
-    def _stop(self, request: Request) -> Any:
-        ids = stop_token_ids(request.params, self._loaded.eos_token_ids)
-        if ids not in self._stops:
-            self._stops[ids] = StopSequences([[token] for token in sorted(ids)])
-        return self._stops[ids]
+    def _request_stop_sequences(self, request: Request) -> Any:
+        ids = stop_token_ids(request.params, self._model.eos_token_ids)
+        if ids not in self._stop_sequences:
+            self._stop_sequences[ids] = StopSequences([[token] for token in sorted(ids)])
+        return self._stop_sequences[ids]
 
     def _event(self, response: Any) -> TokenEvent:
         request = self._live[response.uid]
@@ -189,64 +198,65 @@ class MlxLmEngine:
         if request.params.greedy:
             margin = logit_margin(response.logprobs, response.token)
             if np.isnan(margin):
-                raise InvalidLogitsError(f"logits are not numbers for request {request.request_id}")
+                raise InvalidLogitsError(f"request {request.request_id}: logits contain NaN")
         if response.finish_reason is not None:
             del self._live[response.uid]
-            self._work.end(response.uid)
+            self._token_counters.remove_request(response.uid)
             self._counters.add("requests.finished")
         return TokenEvent(request.request_id, response.token, response.finish_reason, margin)
 
     def drain(self) -> None:
-        """Wait for the step that the generator computes ahead; the next call returns its tokens."""
+        """Wait for the step computed ahead; the next ``step`` returns its tokens."""
         mx.synchronize(self._open_generator().stream)
 
     def counters(self) -> dict[str, float]:
-        """Return what was counted: steps, tokens, KV bytes, requests and time.
+        """Return the counters: steps, tokens, KV bytes, requests and times (ms).
 
-        ``device_ms`` is the time inside ``BatchGenerator.next``, ``host_ms`` the rest of
-        the steps. ``peak_kv_bytes``: the most that the generator's caches hold where a
-        step ends, padding and spare room included. ``BatchGeneratorCounters`` counts
-        the tokens.
-        ``blas.*`` says which BLAS MLX multiplies with, ``dtype.*`` in which type, ``weights.*``
-        what the weights are held in.
+        ``device_ms`` is the time inside ``BatchGenerator.next``, ``host_ms`` the rest of the
+        steps. ``peak_kv_bytes`` is the largest size of the generator's caches at the end of a step,
+        padding and unused capacity included. ``BatchGeneratorCounters`` describes the token
+        counters. ``blas.*`` names the BLAS that MLX uses, ``dtype.*`` the dtype it computes in,
+        ``weights.*`` the formats of the weights.
         """
         values = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
         return values | {
             "host_ms": values["step_ms"] - values["device_ms"],
             "peak_kv_bytes": self._peak_kv_bytes,
             f"blas.{openblas_for_mlx.active_blas()}": 1,
-            f"dtype.{self._loaded.dtype}": 1,
-            **compute_dtype.weight_counters(self._loaded.weights),
+            f"dtype.{self._model.dtype}": 1,
+            **compute_dtype.weight_counters(self._model.weights),
         }
 
     def is_running(self, request_id: str) -> bool:
-        """Tell whether a request is in the generator."""
+        """Return whether a request is in the generator."""
         return any(request.request_id == request_id for request in self._live.values())
 
     def kv_bytes(self) -> KVBytes:
-        """Say what the generator's caches hold now, and how much of it is computed tokens."""
-        return KVBytes(self._open_generator().prompt_cache_nbytes, self._work.used_bytes())
+        """Return the bytes of the generator's caches, and how many of them hold computed tokens."""
+        return KVBytes(
+            self._open_generator().prompt_cache_nbytes, self._token_counters.used_kv_bytes()
+        )
 
     def reset_counters(self) -> None:
-        """Start counting anew; the peak restarts from what is held now."""
+        """Set the counters to 0; the KV peak restarts from the caches' size now."""
         self._counters.reset()
         self._peak_kv_bytes = self._open_generator().prompt_cache_nbytes
 
     def clear_cache(self) -> None:
-        """Do nothing: the generator keeps nothing of finished requests."""
+        """Do nothing: the generator has no prefix cache."""
 
     def close(self) -> None:
-        """End every request and drop the model and the KV memory."""
+        """Drop every request, the model and the KV memory."""
         if self._generator is None:
             return
         if self._live:
             self._generator.remove(list(self._live))
         self._generator.close()
         self._generator = None
-        self._loaded = replace(self._loaded, model=None)
+        self._model = replace(self._model, model=None)
         self._waiting.clear()
         self._live.clear()
-        self._refused = []
+        self._pending_refusals = []
 
     def _open_generator(self) -> Any:
         if self._generator is None:
@@ -255,7 +265,10 @@ class MlxLmEngine:
 
 
 def logit_margin(logprobs: mx.array, token: int) -> float:
-    """Return a token's lead over the best other one; ``logprobs`` [vocabulary], evaluated."""
+    """Return the log probability of ``token`` minus the largest of all others.
+
+    ``logprobs``: [vocab_size], evaluated.
+    """
     row = np.asarray(logprobs.astype(mx.float32))
     below = np.maximum.reduce(row[:token], initial=NEGATIVE_INFINITY)
     above = np.maximum.reduce(row[token + 1 :], initial=NEGATIVE_INFINITY)

@@ -1,4 +1,4 @@
-"""What a BatchGenerator computes, told from what it returns."""
+"""Token counters of a BatchGenerator, derived from the responses it returns."""
 
 from __future__ import annotations
 
@@ -9,68 +9,75 @@ from labkit.engine.engine_protocol import Counters
 
 
 class BatchGeneratorCounters:
-    """Tokens computed for something and for nothing, per call of ``BatchGenerator.next``.
+    """Counts useful and wasted tokens of each call of ``BatchGenerator.next``.
 
-    ``tokens.prefill``: prompt tokens. ``tokens.padded``: positions computed in prefill
-    beside them, since all prompts of a chunk are padded to the longest. ``tokens.decode``:
-    rows of decode forwards. ``tokens.discarded``: those among them that were computed
-    ahead for a request that had ended. ``kv.padded_slots``: left-padding in the KV cache
-    that the decode forwards attended to, summed over forwards.
+    - ``tokens.prefill``: prompt tokens computed.
+    - ``tokens.padded``: padding computed in prefill, where a chunk's prompts are padded to the
+      longest.
+    - ``tokens.decode``: rows of decode forwards.
+    - ``tokens.discarded``: decode rows computed ahead for a request that had already ended.
+    - ``kv.padded_slots``: left padding in the KV cache that decode forwards attended to, summed
+      over forwards.
 
-    ``slot_bytes``: KV bytes of one token, by the sliding window of the layers.
+    Parameters
+    ----------
+    counters
+        The engine's counters, which are added to.
+    kv_bytes_by_window
+        KV bytes of one token by the layers' sliding window (tokens; None: no window).
     """
 
-    def __init__(self, counters: Counters, slot_bytes: Mapping[int | None, int]) -> None:
+    def __init__(self, counters: Counters, kv_bytes_by_window: Mapping[int | None, int]) -> None:
         self._counters = counters
-        self._slot_bytes = dict(slot_bytes)
-        self._cached: dict[int, int] = {}  # KV slots in use, by uid
+        self._kv_bytes_by_window = dict(kv_bytes_by_window)
+        self._cached: dict[int, int] = {}  # tokens in the KV cache, by uid
 
-    def begin(self, uid: int) -> None:
-        """Take note of an inserted request."""
+    def add_request(self, uid: int) -> None:
+        """Start counting a request that was inserted into the generator."""
         self._cached[uid] = 0
 
-    def end(self, uid: int) -> None:
-        """Forget a request."""
+    def remove_request(self, uid: int) -> None:
+        """Stop counting a request."""
         del self._cached[uid]
 
-    def used_bytes(self) -> int:
-        """Return the bytes of keys and values that live requests have computed and still need."""
+    def used_kv_bytes(self) -> int:
+        """Return the bytes of live requests' keys and values that are inside the sliding window."""
         return sum(
             size * (length if window is None else min(length, window))
-            for window, size in self._slot_bytes.items()
+            for window, size in self._kv_bytes_by_window.items()
             for length in self._cached.values()
         )
 
-    def count(self, prompts: Sequence[Any], tokens: Sequence[Any]) -> None:
-        """Count one call by its prompt responses and its generation responses."""
+    def count_call(self, prompt_responses: Sequence[Any], token_responses: Sequence[Any]) -> None:
+        """Count one call of ``BatchGenerator.next`` by what it returned."""
         cached = self._cached
-        slots = []
-        for response in tokens:
+        cached_tokens = []
+        for response in token_responses:
             cached[response.uid] += 1
-            slots.append(cached[response.uid])
-        chunks, last = [], 0
-        for response in prompts:
-            done = response.progress[0]
-            if response.end_of_prompt:  # its last token, in a decode forward of its own
-                last += 1
+            cached_tokens.append(cached[response.uid])
+        chunks, num_last_tokens = [], 0
+        for response in prompt_responses:
+            computed = response.progress[0]
+            if response.end_of_prompt:  # the prompt's last token has a decode forward of its own
+                num_last_tokens += 1
             else:
-                chunks.append(done - cached[response.uid])
-            cached[response.uid] = done
-        prefill, padded = sum(chunks) + last, num_padding(chunks)
-        ended = sum(response.finish_reason is not None for response in tokens)
+                chunks.append(computed - cached[response.uid])
+            cached[response.uid] = computed
+        prefill, padded = sum(chunks) + num_last_tokens, num_padding(chunks)
+        ended = sum(response.finish_reason is not None for response in token_responses)
         self._counters.add_all(
             {
                 "tokens.prefill": prefill,
                 "tokens.padded": padded,
-                "tokens.decode": len(tokens),
+                "tokens.decode": len(token_responses),
                 "tokens.discarded": ended,
-                "tokens.computed": prefill + padded + len(tokens),
-                "tokens.sampled": len(tokens),
-                "kv.padded_slots": num_padding(slots),
+                "tokens.computed": prefill + padded + len(token_responses),
+                "tokens.sampled": len(token_responses),
+                "kv.padded_slots": num_padding(cached_tokens),
             }
         )
 
 
 def num_padding(lengths: Sequence[int]) -> int:
-    """Return what padding every length to the longest adds."""
+    """Return the padding that brings every length to the longest."""
     return max(lengths) * len(lengths) - sum(lengths) if lengths else 0

@@ -1,4 +1,4 @@
-"""A model directory through mlx_lm's own loader."""
+"""Load a model directory with mlx_lm's own loader."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labkit.engine.model_loader import read_eos_token_ids
 
 @dataclass(frozen=True, slots=True)
 class MlxLmModel:
-    """A plain mlx_lm model; prompts hold ids below ``vocab_size``.
+    """A loaded mlx_lm model and its sizes.
 
-    ``kv_bytes_by_window``: KV bytes of one token over all layers, by the layers' sliding window.
-    ``dtype``: the type of the keys that it caches, in MLX's words. ``weights``: bytes by what
-    they are held in, as counters have it.
+    Prompts may hold token ids below ``vocab_size``. ``kv_bytes_by_window``: KV bytes of one token,
+    summed over the layers of each sliding window (None: no window). ``dtype``: the MLX name of the
+    cached keys' dtype. ``weights``: bytes by format, as counters name it.
     """
 
     model: Any
@@ -36,12 +36,12 @@ def load(
     kind: str | None = "float32",
     matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
-    """Load a model and cast it; ``kind`` and ``matrices`` as in ``model_loader.load``.
+    """Load a model and cast it; ``kind`` and ``matrices`` are those of ``model_loader.load``.
 
     Raises
     ------
     EngineError
-        mlx_lm refuses the directory; its reason in one line.
+        mlx_lm refuses the directory; one line with its reason.
     """
     from mlx_lm.models.cache import make_prompt_cache
     from mlx_lm.utils import load_model
@@ -53,14 +53,17 @@ def load(
         raise EngineError(f"engine=mlx_lm: {model_dir}: {reason}") from None
     compute_dtype.cast_parameters(model, kind, matrices)
     caches = make_prompt_cache(model)
-    vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])  # shapes: nothing is computed
-    ends = read_eos_token_ids(settings, model_dir)
-    held = compute_dtype.weight_bytes_by_dtype(model)
-    return MlxLmModel(model, vocab_size, ends, kv_bytes_by_window(caches), key_dtype(caches), held)
+    # MLX is lazy: this computes shapes alone.
+    vocab_size = int(model(mx.array([[0]]), cache=caches).shape[-1])
+    eos_token_ids = read_eos_token_ids(settings, model_dir)
+    weights = compute_dtype.weight_bytes_by_dtype(model)
+    return MlxLmModel(
+        model, vocab_size, eos_token_ids, kv_bytes_by_window(caches), key_dtype(caches), weights
+    )
 
 
 def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
-    """Sum a token's bytes over the layers' filled caches, by sliding window."""
+    """Return one token's KV bytes, summed over the layers' filled caches, by sliding window."""
     total: dict[int | None, int] = {}
     for cache in caches:
         if getattr(cache, "keys", None) is not None:
@@ -71,7 +74,7 @@ def kv_bytes_by_window(caches: Sequence[Any]) -> dict[int | None, int]:
 
 
 def key_dtype(caches: Sequence[Any]) -> str:
-    """Return the type of the first layer's keys; of a cache without keys, of its state."""
+    """Return the dtype of the first layer's cached keys, or of its state where it has no keys."""
     cache = caches[0]
     while hasattr(cache, "caches"):
         cache = cache.caches[0]

@@ -1,4 +1,4 @@
-"""How mlx_lm is told to choose a request's tokens and when to stop."""
+"""Sampling parameters and stop tokens in the form that mlx_lm's BatchGenerator takes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labkit.engine.sampler import request_seed
 
 Sampler = Callable[[mx.array], mx.array]
 
-# Shared by all greedy requests: mlx_lm samples a batch in one call where its rows have the
-# same sampler object, and row by row otherwise.
+# Shared by all greedy requests: mlx_lm samples a whole batch in one call only where all rows have
+# the same sampler object.
 GREEDY_SAMPLER: Sampler = make_sampler(temp=0.0)
 DEFAULT_PARAMS = SamplingParams()
 SUPPORTED_PARAMS = (
@@ -31,11 +31,11 @@ SUPPORTED_PARAMS = (
 
 
 class SeededSampler:
-    """mlx_lm's own filters, then a draw from a stream of the request's own.
+    """A sampler with mlx_lm's filters and a random stream of the request's own.
 
-    mlx_lm's samplers draw from one global stream, so that a request's tokens would depend
-    on its batch. The filters come in mlx_lm's order (top-p over the untempered
-    probabilities, top-k, temperature), which is not that of labkit's sampler.
+    mlx_lm's samplers draw from one global stream, so a request's tokens would depend on its batch.
+    The filters run in mlx_lm's order (top-p over the untempered probabilities, top-k,
+    temperature), which differs from labkit's sampler.
     """
 
     def __init__(self, params: SamplingParams, seed: int) -> None:
@@ -43,7 +43,7 @@ class SeededSampler:
         self._key = mx.random.key(seed)
 
     def __call__(self, logprobs: mx.array) -> mx.array:
-        """Choose a token of each row; ``logprobs`` is [1, vocabulary]."""
+        """Draw a token for each row; ``logprobs``: [1, vocab_size]."""
         params = self._params
         if params.top_p < 1:
             logprobs = apply_top_p(logprobs, params.top_p)
@@ -54,7 +54,7 @@ class SeededSampler:
 
 
 def make_request_sampler(request: Request) -> Sampler:
-    """Return the sampler of one request."""
+    """Return the sampler for one request."""
     if request.params.greedy:
         return GREEDY_SAMPLER
     return SeededSampler(request.params, request_seed(RequestState(request)))
@@ -67,12 +67,12 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
 
 
 def check_supported(params: SamplingParams) -> None:
-    """Refuse what this engine would otherwise silently leave out.
+    """Refuse sampling parameters that this engine would silently ignore.
 
     Raises
     ------
     EngineError
-        A parameter that it does not have is set.
+        A parameter that mlx_lm does not have differs from its default.
     """
     for item in dataclasses.fields(params):
         value: Any = getattr(params, item.name)
@@ -81,4 +81,6 @@ def check_supported(params: SamplingParams) -> None:
             and item.name not in SUPPORTED_PARAMS
             and value != getattr(DEFAULT_PARAMS, item.name)
         ):
-            raise EngineError(f"{item.name}={value}: engine=mlx_lm does not have it")
+            raise EngineError(
+                f"{item.name}={value}: not supported by engine=mlx_lm; leave it at its default"
+            )

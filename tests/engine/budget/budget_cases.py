@@ -32,8 +32,10 @@ def ask(machine=None, *, model=MODEL, activations=STEP, block_size=16, **budget_
     return budget.plan(engine, model, machine, activations=activations)
 
 
-def mac(total, *, hint=None, available=None):
+def mac(total, *, working_set=None, available=None):
     """A Mac of ``total`` bytes at the default limits, all of it free unless said."""
     share = total * 2 // 3 if total <= 32 * GIB else total * 3 // 4
     free = total if available is None else available
-    return MemoryProfile("a test's", total, free, share if hint is None else hint, metal=True)
+    return MemoryProfile(
+        "a test's", total, free, share if working_set is None else working_set, metal=True
+    )

@@ -66,7 +66,7 @@ def test_a_hint_is_between_66_and_75_percent_of_ram_by_default():
     for name in config.MACHINES:
         machine = memory_profile.simulated_mac(name)
         if name != "sim_m5_max_128gb":  # logged with 107.52 GiB under a newer macOS
-            assert 0.66 < machine.hint / machine.total <= 0.75
+            assert 0.66 < machine.working_set / machine.total <= 0.75
 
 
 def test_llamacpp_does_not_see_what_others_hold_and_vllm_does():
@@ -76,13 +76,13 @@ def test_llamacpp_does_not_see_what_others_hold_and_vllm_does():
     for policy in ("vllm", "fraction"):
         refusal = ask(crowded, policy=policy)
         assert isinstance(refusal, BudgetRefusal)
-        assert "free are 4.00 GiB" in str(refusal)
+        assert "; 4.00 GiB are free on " in str(refusal)
 
 
 def test_mistralrs_keeps_headroom_for_the_weights():
     """Headroom is 2 % of what is left, at least 512 MiB."""
-    large = mac(200 * GIB, hint=100 * GIB)  # 2 %: 2 GiB
-    small = mac(20 * GIB, hint=10 * GIB)  # 512 MiB
+    large = mac(200 * GIB, working_set=100 * GIB)  # 2 %: 2 GiB
+    small = mac(20 * GIB, working_set=10 * GIB)  # 512 MiB
     for machine, most in ((large, 98 * GIB), (small, 10 * GIB - 512 * MIB)):
         heavy = MODEL.__class__(**{**vars(MODEL), "weight_bytes": most + 1})
         assert "headroom" in str(ask(machine, policy="mistralrs", model=heavy))
@@ -120,8 +120,8 @@ SHARED = ("fraction", "vllm", "mistralrs")
 @st.composite
 def machines(draw):
     total = draw(BYTES)
-    hint = draw(st.integers(total // 2, total))
-    return mac(total, hint=hint, available=draw(st.integers(0, total)))
+    working_set = draw(st.integers(total // 2, total))
+    return mac(total, working_set=working_set, available=draw(st.integers(0, total)))
 
 
 @given(machines(), st.sampled_from([p.value for p in config.BudgetPolicy]), FRACTIONS)
@@ -138,7 +138,7 @@ def test_a_pool_is_never_negative_and_never_above_the_limit(machine, policy, fra
     if policy in ("fraction", "vllm"):
         assert answer.ceiling <= machine.available
     if policy in ("llamacpp", "mistralrs", "vllm"):
-        assert answer.ceiling <= machine.hint
+        assert answer.ceiling <= machine.working_set
 
 
 @given(BYTES, st.sampled_from(SHARED), FRACTIONS, FRACTIONS)

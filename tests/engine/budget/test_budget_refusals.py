@@ -56,7 +56,7 @@ def test_a_refusal_names_a_setting_that_works(bad, machine):
     line = str(refusal)
     assert "\n" not in line
     assert line.startswith("engine.budget.")
-    assert "; free are " in line and "; weights 1.00 GiB; " in line and "KV blocks" in line
+    assert " are free on " in line and "; weights 1.00 GiB; " in line and "KV blocks" in line
     better, _ = settings(line)
     answer = ask(machine, **{**bad, **better})
     assert isinstance(answer, BudgetDecision), answer
@@ -120,8 +120,8 @@ def test_advice_keeps_away_from_free_memory_that_moves():
     [
         ("fraction", mac(16 * GIB, available=GIB)),
         ("vllm", mac(16 * GIB, available=GIB)),
-        ("mistralrs", mac(2 * GIB, hint=1100 * MIB)),
-        ("llamacpp", mac(2 * GIB, hint=1100 * MIB)),
+        ("mistralrs", mac(2 * GIB, working_set=1100 * MIB)),
+        ("llamacpp", mac(2 * GIB, working_set=1100 * MIB)),
         ("fixed", mac(GIB)),
         ("tiered_reserve", mac(GIB)),
     ],
@@ -134,8 +134,8 @@ def test_where_no_setting_fits_the_refusal_says_what_is_missing(policy, machine)
 def test_the_parts_add_up_to_what_was_asked():
     refusal = ask(SIM32, policy="fraction", fraction=0.9)
     assert str(refusal) == (
-        "engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM; free "
-        "are 24.00 GiB on sim_m1_pro_32gb; weights 1.00 GiB; activations 256.0 MiB; 28211 KV "
+        "engine.budget.fraction=0.9: policy fraction asks for 28.80 GiB of 32.00 GiB RAM; "
+        "24.00 GiB are free on sim_m1_pro_32gb; weights 1.00 GiB; activations 256.0 MiB; 28211 KV "
         "blocks 27.55 GiB; set engine.budget.fraction=0.75 or less"
     )
 

@@ -28,7 +28,7 @@ def test_end_of_text_and_stop_tokens(shared, plain_greedy, monkeypatch):
     tokens, last = serve(engine, requests(stop_token_ids=(stop,))[1:2])
     assert tokens["1"] == expected and last["1"].finish_reason == "stop"
     monkeypatch.setattr(
-        engine, "_loaded", dataclasses.replace(engine._loaded, eos_token_ids=frozenset({stop}))
+        engine, "_model", dataclasses.replace(engine._model, eos_token_ids=frozenset({stop}))
     )
     tokens, last = serve(engine, requests(ignore_eos=False)[1:2])
     assert tokens["1"] == expected and last["1"].finish_reason == "stop"
@@ -37,7 +37,7 @@ def test_end_of_text_and_stop_tokens(shared, plain_greedy, monkeypatch):
 
 
 def test_the_models_own_end_of_text_is_known(shared):
-    assert shared()._loaded.eos_token_ids == {299}
+    assert shared()._model.eos_token_ids == {299}
 
 
 def test_abort_leaves_the_others_as_they_were(shared, plain_greedy):
@@ -80,7 +80,10 @@ def test_what_cannot_be_served_ends_with_an_error_event(shared):
     assert [last[r.request_id].finish_reason for r in bad] == ["error"] * 4
     assert "the prompt is empty" in last["empty"].error
     assert "token ids must be 0 to 299" in last["high"].error
-    assert last["other"].error == "request other: min_p=0.1: engine=mlx_lm does not have it"
+    assert (
+        last["other"].error
+        == "request other: min_p=0.1: not supported by engine=mlx_lm; leave it at its default"
+    )
     assert last["0"].finish_reason == "length"
     assert engine.counters()["requests.refused"] == 4
 
@@ -88,10 +91,10 @@ def test_what_cannot_be_served_ends_with_an_error_event(shared):
 def test_an_id_that_is_live_is_refused(shared):
     engine = shared()
     engine.submit(requests()[0])
-    with pytest.raises(EngineError, match="request 0: this id is live already"):
+    with pytest.raises(EngineError, match="request 0: this id is already in use"):
         engine.submit(requests()[0])
     engine.step()
-    with pytest.raises(EngineError, match="request 0: this id is live already"):
+    with pytest.raises(EngineError, match="request 0: this id is already in use"):
         engine.submit(requests()[0])
     engine.abort("0")
     assert not engine.has_work() and in_flight(engine) == 0

@@ -35,7 +35,7 @@ def test_the_counters_say_what_was_computed(shared):
 def test_padding_is_counted_as_the_generator_computes_it(chunk, shared, monkeypatch):
     """Against the shapes that the model is really given."""
     engine = shared("llama", chunk)
-    model = type(engine._loaded.model)
+    model = type(engine._model.model)
     shapes, call = [], model.__call__
 
     def spy(self, inputs, *args, **kwargs):
