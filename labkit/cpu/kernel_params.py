@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import extending, from_dtype, types
 from numpy.typing import NDArray
 
+from labkit.cpu.address_views import StructType, address_of
 from labkit.cpu.kv_conversion import MARKS
 from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
@@ -48,27 +48,9 @@ LAYERS = {
 (LAYER_BYTES,) = {layer.itemsize for layer in LAYERS.values()}
 
 
-class LayerType(types.Record):  # type: ignore[misc]
-    """A layer's numba type, whose functions are called the same in every process.
-
-    numba calls those of a record by the number that the type happens to have in its process:
-    functions for other pools, compiled in another process and cached, could bear that name.
-    """
-
-    @property
-    def mangling_args(self) -> tuple[str, tuple[()]]:
-        """What tells functions for this type from others."""
-        return f"Layer_{self.typeof('element')}", ()
-
-
-extending.register_model(LayerType)(extending.models.RecordModel)
-
-
-def layer_type(layer: np.dtype[Any]) -> LayerType:
+def layer_type(layer: np.dtype[Any]) -> StructType:
     """Return the numba type of one of ``LAYERS``."""
-    record = from_dtype(layer)
-    fields = [(name, field._asdict()) for name, field in record.fields.items()]
-    return LayerType(fields, record.size, record.aligned)
+    return StructType(f"Layer_{layer['element']}", layer)
 
 
 class Partials(NamedTuple):
@@ -91,7 +73,7 @@ def pack(layer: AttentionLayer, metadata: AttentionMetadata, window_skip: bool) 
     It points into the metadata, which must outlive the launch.
     """
     values = {
-        "block_tables": address(metadata.block_tables),
+        "block_tables": address_of(metadata.block_tables),
         "max_blocks": metadata.block_tables.shape[1],
         "num_q_heads": layer.num_q_heads,
         "num_kv_heads": layer.num_kv_heads,
@@ -130,8 +112,8 @@ def split(layer: NDArray[Any], count: int, partitions: int, parts: Partials | No
         before = members * partitions
         layers["partition"] = np.tile(np.arange(partitions), count)
         layers["partitions"] = partitions
-        layers["partial_sums"] = address(parts.sums) + before * head_bytes
-        layers["partial_states"] = address(parts.states) + before * 2 * FLOAT_BYTES
+        layers["partial_sums"] = address_of(parts.sums) + before * head_bytes
+        layers["partial_states"] = address_of(parts.states) + before * 2 * FLOAT_BYTES
     return layers
 
 
@@ -140,10 +122,3 @@ def base2(sinks: NDArray[np.float32] | None) -> NDArray[np.float32]:
     if sinks is None:
         return np.zeros(0, np.float32)
     return sinks * np.float32(LOG2E)
-
-
-def address(array: NDArray[Any]) -> int:
-    """Return where an array's memory begins."""
-    if array.dtype.fields:  # whose description alone takes 20 us
-        return int(array.ctypes.data)
-    return int(array.__array_interface__["data"][0])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import kernel_params
+from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_launch import NUM_COUNTERS
 from labkit.cpu.graph_capture import (
     BODY,
@@ -78,9 +78,7 @@ class CapturedLayers:
         launches[:, KV_HEADS] = [layer.num_kv_heads for layer in self.all]
         launches[:, K_POOL : V_POOL + 1] = self.pools
         launches[:, _OF_KIND] = np.array(kinds, np.int64)[self.kind]
-        launches[:, LAYER] = kernel_params.address(packed) + packed.itemsize * np.arange(
-            len(packed)
-        )
+        launches[:, LAYER] = address_of(packed) + packed.itemsize * np.arange(len(packed))
         launches[:, KIND] = self.kind
         return launches
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu import attention_launch, decode_attention, kernel_params, tiled_attention
+from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_intrinsics import KEYS
 from labkit.cpu.graph_capture import FIRST, OUT, CapturedAttention
 from labkit.engine.attention import input_validation, kernel_dispatch
@@ -61,7 +62,7 @@ class CpuBackend(PagedBackend):
         if not all(pool.flags.c_contiguous for pool in (*keys, *values)):
             raise ValueError("k_pool and v_pool must be contiguous: they are written in place")
         pairs = zip(keys, values, strict=True)
-        self._addresses = [(kernel_params.address(k), kernel_params.address(v)) for k, v in pairs]
+        self._addresses = [(address_of(k), address_of(v)) for k, v in pairs]
 
     def _sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
@@ -91,10 +92,10 @@ class CpuBackend(PagedBackend):
         k_pool, v_pool = self._addresses[layer]
         if k is not None:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
-            new = kernel_params.address(k), kernel_params.address(v), k_pool, v_pool
+            new = address_of(k), address_of(v), k_pool, v_pool
             attention_launch.scatter(ready.element, *new, metadata.slot_mapping, ready.slot_numbers)
-        sinks = 0 if bound.sinks is None else kernel_params.address(bound.sinks)
-        arrays = kernel_params.address(q), k_pool, v_pool, kernel_params.address(out), sinks
+        sinks = 0 if bound.sinks is None else address_of(bound.sinks)
+        arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
         for field, address in zip(ready.fields, arrays, strict=True):
             field[0] = address
         counters = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
@@ -197,7 +198,7 @@ class CpuBackend(PagedBackend):
             heads = layer.num_q_heads, layer.num_kv_heads
             if one.shapes != tuple((n, layer.head_dim) for n in heads[: len(one.shapes)]):
                 raise ValueError(f"layer {one.layer}: recorded with {one.shapes}, not {heads}")
-        sinks = [0 if x.sinks is None else kernel_params.address(x.sinks) for x in layers]
+        sinks = [0 if x.sinks is None else address_of(x.sinks) for x in layers]
         pools = [self._addresses[layer.index] for layer in layers]
         rows = [one.row for one in attended]
         return CapturedLayers(layers, *(np.array(each, np.int64) for each in (rows, pools, sinks)))
@@ -225,7 +226,7 @@ class CpuBackend(PagedBackend):
         ready = _Ready(
             dispatch=dispatch,
             packed=packed,
-            address=kernel_params.address(packed),
+            address=address_of(packed),
             fields=tuple(packed[name] for name in _ARRAYS),
             body=body,
             workers=workers,
@@ -256,7 +257,7 @@ class CpuBackend(PagedBackend):
         packed = kernel_params.split(ready.packed, members, dispatch.partitions, parts)
         work = (
             ready.body,
-            kernel_params.address(packed),
+            address_of(packed),
             *work,
             dispatch.kv_heads_per_unit,
             len(packed),
@@ -300,5 +301,5 @@ class _Ready:
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:
     """Return uint8 [rows, row_bytes] of zeros that starts on a cache line."""
     memory = np.zeros(rows * row_bytes + 64, dtype=np.uint8)
-    start = -kernel_params.address(memory) % 64
+    start = -address_of(memory) % 64
     return memory[start : start + rows * row_bytes].reshape(rows, row_bytes)
