@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.experiment import worker
-from labkit.experiment.worker_process import Process
+from labkit.experiment.worker_process import WorkerProcess
 from labkit.records import read_arm
 
 
@@ -50,17 +50,17 @@ def plant() -> None:
     from labkit.engine.attention.cpu_backend import CpuBackend
     from labkit.engine.llm_engine import LLMEngine
 
-    planted, turn = Planted(), Process._turn
+    planted, turn = Planted(), WorkerProcess._turn
 
     @contextmanager
-    def known(self: Process, arm: int) -> Any:
-        asked = re.match(r"planted_([\d.]+)pct", self.members[arm].arm.name)
+    def known(self: WorkerProcess, arm: int) -> Any:
+        asked = re.match(r"planted_([\d.]+)pct", self.runs[arm].arm.name)
         with turn(self, arm):
             planted.share = float(asked[1]) / 100 if asked else 0.0
             yield
             planted.share = 0.0
 
-    Process._turn = known  # type: ignore[method-assign]
+    WorkerProcess._turn = known  # type: ignore[method-assign]
     kernels = read_arm(Path(sys.argv[1])).config["workload"]["kind"] == "kernel"
     owner, name = (CpuBackend, "forward") if kernels else (LLMEngine, "step")
     setattr(owner, name, planted.slow(getattr(owner, name)))

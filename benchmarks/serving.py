@@ -97,7 +97,7 @@ def child() -> None:
     openblas_for_mlx.activate(
         engine.blas.value, worker_environment.blas_threads(engine.name, engine.threads)
     )
-    run_stages.use_threads(run_stages.budget_threads(experiment))
+    run_stages.apply_thread_budget(run_stages.thread_budget(experiment))
     measurement = workload.measure(experiment)
     served = measurement.cases[0]
     metrics = {m.name: m.repeats[0] for m in served.metrics}

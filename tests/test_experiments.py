@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 
 from labkit import app, workload
 from labkit.config import Budget, Identity, LengthKind, ModelShape
-from labkit.experiment import run_stages
 from labkit.experiment.cell_composer import _with_arm, compose_cell, with_scale_overrides
-from labkit.experiment.run_stages import Draft, Stopwatch
+from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.records import Record, read_cell
 from labkit.study_runner import Study
 
@@ -148,9 +147,9 @@ class Here:
         arm = cell.arm(run.arm)
         place = run.block, run.position, cell.seed
         record = Record(arm.name, arm.role, *place, "ok", "2026-11-22T20:00:00Z")
-        draft = Draft(record, Stopwatch(time.monotonic_ns()))
-        with run_stages.named_failures(draft):
-            run_stages.accept(workload.measure(self._arms[run.arm]), arm, draft)
+        draft = RunDraft(record, StageTimer(time.monotonic_ns()))
+        with draft.catch_failures():
+            draft.add_measurement(workload.measure(self._arms[run.arm]), arm)
         return draft.record
 
 

@@ -19,6 +19,8 @@ OWN_CLASS = "package.module:Class"
 class ConfigError(ValueError):
     """A mistake in the configuration, said in one line."""
 
+    outcome = "refused"  # of the run that raises it: labkit.experiment.run_failures
+
 
 def require(condition: bool, message: str) -> None:
     """Raise ``ConfigError(message)`` unless ``condition`` holds."""

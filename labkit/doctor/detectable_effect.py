@@ -17,8 +17,8 @@ from pathlib import Path
 
 from labkit.experiment.cell_manifest import write_manifest
 from labkit.experiment.doctor_noise import MIN_PROCESSES, PilotNoise
+from labkit.experiment.run_failures import one_line
 from labkit.experiment.run_launcher import ProcessLauncher
-from labkit.experiment.run_stages import one_line
 from labkit.records import Record
 
 MOST = 5  # processes of each kind

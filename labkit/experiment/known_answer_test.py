@@ -18,6 +18,8 @@ _calls = itertools.count(os.getpid() % 1000)
 class StaleResult(RuntimeError):
     """MLX returned something else than what it was asked to compute."""
 
+    outcome = "stale"  # of the run that raises it: labkit.experiment.run_failures
+
 
 def check() -> bool:
     """Check known values if this process has imported MLX; tell whether it has.

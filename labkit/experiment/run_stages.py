@@ -1,181 +1,91 @@
-"""The stages of a run's process, and the names of what can go wrong in them.
+"""The stages of a worker process: what each of them does, and their order.
 
-fingerprint, probe, load, canary, warm_up, measure, probe, fingerprint: in every process
-the same code in the same order (:mod:`labkit.experiment.worker_process`).
+========================  ======================================================================
+stage (key of a record's  work
+``seconds``)
+========================  ======================================================================
+``startup``               from the parent's spawn to the first line of the worker
+``fingerprint``           facts about the machine and the software
+``numba``                 start numba and its thread pool, load the probe's kernels
+``probe``                 time kernels that are the same for every arm
+``load``                  memory limit, BLAS, threads, then the workload and every arm's engine
+``canary``                check that MLX still computes known values
+``warm_up``               unmeasured work, the same rule for every arm
+``measure``               the measurement
+``canary``, ``probe``     again, for diagnosis
+``limits``                peak rates of the machine, for kernels on the CPU in the first blocks
+``fingerprint``           the machine's state at the end
+========================  ======================================================================
+
+:class:`labkit.experiment.worker_process.WorkerProcess` runs them in this order.
 """
 
 from __future__ import annotations
 
 import gc
-import math
-import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from labkit.config import ConfigError, Device, Experiment, from_plain
-from labkit.experiment import known_answer_test
-from labkit.machine import fingerprint
-from labkit.records import Arm, Record, RecordError
+from labkit.config import Device, Experiment, from_plain
+from labkit.records import Arm
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from labkit.workload.interleaving import Setting, Turns
-    from labkit.workload.measurement import Measurement
 
-
-LIMITS_BLOCKS = 3  # whose processes measure the machine's limits
-# How MLX, C++ and the system say that there is no memory left.
-OUT_OF_MEMORY = ("Unable to allocate", "bad_alloc", "Cannot allocate memory")
-
-
-class Failure(Exception):
-    """A run that went wrong: the outcome's name and one line of detail."""
-
-    def __init__(self, outcome: str, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
-        self.detail = detail
-
-
-@dataclass
-class Stopwatch:
-    """Wall seconds per stage (monotonic clock), and which stage is on."""
-
-    spawned_ns: int
-    seconds: dict[str, float] = field(default_factory=dict)
-    stage: str = "startup"
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        """Time one stage; a stage may come twice."""
-        self.stage = stage
-        start = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            spent = (time.monotonic_ns() - start) / 1e9
-            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 6)
-
-    def since_spawn(self) -> float:
-        """Return the seconds since the parent started this process."""
-        return round((time.monotonic_ns() - self.spawned_ns) / 1e9, 6)
-
-
-@dataclass
-class Draft:
-    """What is known about the run so far; becomes a record however the run ends."""
-
-    record: Record
-    watch: Stopwatch
-    compiles: dict[str, int] = field(default_factory=dict)
-    values: dict[str, NDArray[np.float32]] = field(default_factory=dict)  # by digest
-
-    def note(self, **items: Any) -> None:
-        """Add to the record's notes."""
-        self.record = replace(self.record, notes={**self.record.notes, **items})
-
-    def fail(self, failure: Failure) -> None:
-        """Name the run's failure; the first one counts."""
-        if self.record.ok:
-            self.record = replace(self.record, outcome=failure.outcome, detail=failure.detail)
+PEAK_RATE_BLOCKS = 3  # whose processes measure the machine's peak rates
 
 
 def experiment_of(arm: Arm) -> Experiment:
-    """Build the arm's config; every rule is checked again."""
+    """Build an arm's config; every rule is checked again."""
     return from_plain(Experiment, {**arm.config, "ablation": {"arms": {"base": {}}}})
 
 
-def uses_mlx(experiment: Experiment) -> bool:
-    """Tell whether MLX multiplies for the arm; labkit's own kernels are NumPy and numba."""
-    kernel, backend = experiment.workload.times_kernels, experiment.engine.attention.backend
-    if experiment.engine.name == "openai":
-        return False
-    return experiment.workload.serves or (kernel and backend not in ("fused", "reference"))
+def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]:
+    """Start numba with its thread pool, and load the probe's kernels.
 
+    ``on_compile`` is called at every compilation by numba from now on.
 
-def begin(draft: Draft) -> Any:
-    """Take the fingerprint and the first probe; return the probe."""
-    with draft.watch.time("fingerprint"):
-        draft.record = replace(draft.record, environment=fingerprint.take())
-    with draft.watch.time("numba"):
-        probe = start_probe(draft)
-    with draft.watch.time("probe"):
-        draft.record = replace(draft.record, probe={"before": probe.time()})
-    return probe
-
-
-def probe_again(draft: Draft, probe: Any) -> None:
-    """Take the second probe, which is for diagnosis only."""
-    with draft.watch.time("probe"):
-        draft.record = replace(draft.record, probe={**draft.record.probe, "after": probe.time()})
-
-
-def note_limits(draft: Draft, experiment: Experiment) -> None:
-    """Measure what the machine can do at best, for the roofline of kernels on the CPU.
-
-    The first blocks do: what all of them reach at best is the limit, and it costs 0.2 s.
+    Returns
+    -------
+    probe, facts about the thread pool
     """
-    from labkit.cpu import roofline_peaks
-
-    engine = experiment.engine
-    on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None
-    if experiment.workload.times_kernels and on_cpu and draft.record.block < LIMITS_BLOCKS:
-        threads = budget_threads(experiment)
-        use_threads(threads)
-        with draft.watch.time("limits"):
-            draft.note(limits=roofline_peaks.measure(threads))
-
-
-def finish(draft: Draft) -> None:
-    """Take the machine's state at the end."""
-    with draft.watch.time("fingerprint"):
-        draft.record = replace(draft.record, environment_end=fingerprint.state())
-
-
-def start_probe(draft: Draft) -> Any:
-    """Start numba and its pool, load the arm-blind kernels, and count compilations from now on."""
     from labkit.machine.worker_environment import core_count, numba_without_scipy
 
-    with _kept_for_good(), numba_without_scipy():
-        _count_compilations(draft)
+    with _out_of_garbage_collection(), numba_without_scipy():
+        _call_at_compilations(on_compile)
         from labkit.cpu import thread_pool
         from labkit.cpu.speed_probe import Probe
 
-        draft.note(pool=thread_pool.install().facts)
+        pool = thread_pool.install()
         probe = Probe(threads=core_count())
         probe.load()
-    return probe
+    return probe, pool.facts
 
 
 @contextmanager
-def _kept_for_good() -> Iterator[None]:
-    """Look for garbage neither meanwhile nor, ever after, among what there is then: modules stay.
+def _out_of_garbage_collection() -> Iterator[None]:
+    """Exempt all objects that exist at the end of the ``with`` block from garbage collection.
 
-    Among numba's some 90,000 objects the search took a fifth of its start, and 50 ms more whenever
-    everything is searched.
+    The collector searching numba's 90,000 objects took a fifth of numba's start, and 50 ms at
+    every later full collection.
     """
-    was_on = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        if was_on:
+        if was_enabled:
             gc.enable()
 
 
-def _count_compilations(draft: Draft) -> None:
+def _call_at_compilations(on_compile: Callable[[], None]) -> None:
     from numba.core import event
 
     class Listener(event.Listener):  # type: ignore[misc]
         def on_start(self, event: Any) -> None:
-            stage = draft.watch.stage
-            draft.compiles[stage] = draft.compiles.get(stage, 0) + 1
+            on_compile()
 
         def on_end(self, event: Any) -> None:
             """Nothing to count."""
@@ -183,8 +93,11 @@ def _count_compilations(draft: Draft) -> None:
     event.register("numba:compile", Listener())
 
 
-def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> Turns:
-    """Set what the process has one of, then load the workload and the arms' engines."""
+def load(experiments: Sequence[Experiment], setting: Setting, note: Callable[..., None]) -> Turns:
+    """Apply the memory limit, BLAS and threads, then load the workload and the arms' engines.
+
+    ``note`` adds to the record's notes at once, so that they are there if a later step fails.
+    """
     from labkit import workload
     from labkit.machine import openblas_for_mlx, process_memory_limit
     from labkit.machine.worker_environment import blas_threads
@@ -192,82 +105,53 @@ def load(experiments: Sequence[Experiment], setting: Setting, draft: Draft) -> T
     first = experiments[0]
     limit = first.engine.memory_limit
     if limit is not None:
-        draft.note(
-            memory_limit={"bytes": limit, "held_by": process_memory_limit.apply_memory_limit(limit)}
-        )
+        held_by = process_memory_limit.apply_memory_limit(limit)
+        note(memory_limit={"bytes": limit, "held_by": held_by})
     if any(map(uses_mlx, experiments)):
         threads = max(blas_threads(e.engine.name, e.engine.threads) for e in experiments)
-        draft.note(blas=openblas_for_mlx.activate(first.engine.blas.value, threads))
-    use_threads(budget_threads(first))
+        note(blas=openblas_for_mlx.activate(first.engine.blas.value, threads))
+    apply_thread_budget(thread_budget(first))
     return workload.load(experiments, setting)
 
 
-def budget_threads(experiment: Experiment) -> int:
-    """Return the arm's CPU budget in threads."""
+def uses_mlx(experiment: Experiment) -> bool:
+    """Return whether MLX multiplies matrices for an arm; labkit's kernels use NumPy and numba."""
+    engine, workload = experiment.engine, experiment.workload
+    if engine.name == "openai":
+        return False
+    own_kernels = engine.attention.backend in ("fused", "reference")
+    return workload.serves or (workload.times_kernels and not own_kernels)
+
+
+def thread_budget(experiment: Experiment) -> int:
+    """Return the number of threads that an arm may use."""
     from labkit.machine.worker_environment import core_count
 
     return experiment.engine.threads or core_count()
 
 
-def use_threads(budget: int) -> None:
-    """Hand numba's kernels a CPU budget from here on, as far as the pool has threads."""
+def apply_thread_budget(threads: int) -> None:
+    """Let numba's kernels use ``threads`` threads from now on, at most those of the pool."""
     import numba
 
-    numba.set_num_threads(min(budget, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
 
 
-def accept(measurement: Measurement, arm: Arm, draft: Draft) -> None:
-    """Put a measurement into the record; refuse what is not a number or did not happen."""
-    counters = {name: float(value) for name, value in measurement.counters.items()}
-    broken = [name for name, value in counters.items() if not math.isfinite(value)]
-    for name in broken:
-        draft.fail(Failure("invalid_output", f"counter {name} is {counters.pop(name)}"))
-    draft.values |= measurement.values
-    draft.record = replace(draft.record, cases=measurement.cases, counters=counters)
-    draft.note(**measurement.notes)
-    if arm.all_served:
-        for case in measurement.cases:
-            unserved = case.notes.get("traffic", {}).get("unserved")
-            if unserved:
-                first = unserved[0]
-                what = f"request {first['id']} {first['outcome']}: {first['error']}"
-                claim = "the ablation claims that all are served (claims.all_served)"
-                draft.fail(Failure("invalid_output", f"{what}; {claim}"))
-    for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
-        if not counters.get(name, 0) > 0:
-            said = "stayed 0" if name in counters else "is missing"
-            draft.fail(Failure("vacuous", f"the claimed counter {name} {said}"))
+def needs_peak_rates(experiment: Experiment, block: int) -> bool:
+    """Return whether a process measures the machine's peak rates, for the roofline.
+
+    Only kernels on the CPU have a roofline. The first blocks measure it, which takes 0.2 s each;
+    the best rate of any of them is the peak.
+    """
+    engine = experiment.engine
+    on_cpu = engine.attention.device is Device.cpu and engine.memory_limit is None
+    return experiment.workload.times_kernels and on_cpu and block < PEAK_RATE_BLOCKS
 
 
-@contextmanager
-def named_failures(draft: Draft) -> Iterator[None]:
-    """Turn an exception into the outcome that names it."""
-    try:
-        yield
-    except Exception as error:
-        traceback.print_exc()
-        draft.fail(_failure(error, draft.watch.stage))
-        try:
-            known_answer_test.check()
-        except Exception as stale:
-            draft.note(canary=one_line(stale))
+def measure_peak_rates(experiment: Experiment) -> Mapping[str, float]:
+    """Return the machine's peak rates with the arm's number of threads."""
+    from labkit.cpu import roofline_peaks
 
-
-def _failure(error: Exception, stage: str) -> Failure:
-    kind = type(error).__name__
-    if isinstance(error, Failure):
-        return error
-    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-        return Failure("oom", f"{stage}: out of memory: {one_line(error) or kind}")
-    if isinstance(error, ConfigError) or (isinstance(error, ValueError) and stage == "load"):
-        return Failure("refused", one_line(error))
-    if isinstance(error, known_answer_test.StaleResult) or kind == "StaleOutput":
-        return Failure("stale", one_line(error))
-    if kind == "InvalidOutput" or isinstance(error, RecordError):  # a metric that is no number
-        return Failure("invalid_output", one_line(error))
-    return Failure("crashed", f"{stage}: {kind}: {one_line(error)}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's message as one line, or its name where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
+    threads = thread_budget(experiment)
+    apply_thread_budget(threads)
+    return roofline_peaks.measure(threads)

@@ -1,12 +1,12 @@
-"""A run's process: ``python -m labkit.experiment.worker ARM RUN [ARM RUN ...]``.
+"""A worker process's command line: ``python -m labkit.experiment.worker ARM RUN [ARM RUN ...]``.
 
-``ARM`` is ``arms/ARM.json`` and ``RUN`` the record to write, ``.../b00-p02-ARM.json``,
-whose name says block, position and arm. Several pairs are a block whose arms take turns
-(:mod:`labkit.experiment.worker_process`). ``--keep CELL`` keeps array outputs in that cell's
+``ARM`` is ``arms/ARM.json``. ``RUN`` is the record to write, ``.../b00-p02-ARM.json``, whose name
+holds block, position and arm. Several pairs are one block, whose arms are interleaved
+(:mod:`labkit.experiment.worker_process`). ``--keep CELL`` stores array outputs in that cell's
 folder (:mod:`labkit.experiment.differing_outputs`). ``--prepare ARM ...`` loads and warms up arms
-without measuring, so that no compilation falls inside a measured run. The stages are in
-:mod:`labkit.experiment.run_stages`; the record is written by rename, or not at all where the
-parent is gone.
+without measuring, so that nothing is compiled during a measured run.
+
+A record is written by rename. If the parent process has died, no record is written.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
 from labkit.experiment import differing_outputs, run_stages
-from labkit.experiment.run_stages import Stopwatch, one_line
-from labkit.experiment.worker_process import Process
+from labkit.experiment.run_draft import StageTimer
+from labkit.experiment.run_failures import one_line
+from labkit.experiment.worker_process import WorkerProcess
 from labkit.machine import fingerprint, parent_death
 from labkit.records import (
     Arm,
@@ -47,11 +48,16 @@ def perform(
     arm_paths: Sequence[Path],
     run_paths: Sequence[Path],
     spawned_ns: int,
-    keep: Path | None = None,
+    outputs_dir: Path | None = None,
 ) -> list[Record]:
-    """Do one run, or a block's runs side by side; return their records, whatever the outcome.
+    """Do one run, or a block's runs interleaved, and return their records, failed ones too.
 
-    ``keep``: the cell's folder, if the values of array outputs are to be kept there.
+    Parameters
+    ----------
+    spawned_ns
+        The monotonic clock when the parent started this process.
+    outputs_dir
+        The cell's folder if array outputs are to be stored there, else None.
 
     Raises
     ------
@@ -59,21 +65,20 @@ def perform(
         An arm's file is not valid, or a run's name does not fit it.
     """
     arms = [read_arm(path) for path in arm_paths]
-    watch = Stopwatch(spawned_ns)
-    watch.seconds["startup"] = watch.since_spawn()
-    records = list(map(_begun, arms, arm_paths, run_paths))
-    process = Process(records, arms, watch)
+    timer = StageTimer(spawned_ns)
+    timer.seconds["startup"] = timer.since_spawn()
+    process = WorkerProcess(list(map(_new_record, arms, arm_paths, run_paths)), arms, timer)
     records = process.run()
-    _keep(keep, process.values)
+    _store_outputs(outputs_dir, process.output_values)
     return records
 
 
-def _keep(cell_dir: Path | None, values: Values) -> None:
+def _store_outputs(cell_dir: Path | None, values: Values) -> None:
     if cell_dir is not None and values:
         differing_outputs.save(cell_dir, values)
 
 
-def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
+def _new_record(arm: Arm, arm_path: Path, run_path: Path) -> Record:
     block, position, name = parse_run_name(run_path.stem)
     if name != arm.name:
         raise RecordError(f"{run_path}: a run of arm {name}, but {arm_path} is arm {arm.name}")
@@ -82,18 +87,18 @@ def _begun(arm: Arm, arm_path: Path, run_path: Path) -> Record:
 
 
 def prepare(arm_paths: Sequence[Path]) -> None:
-    """Compile, build and cache what the runs of an arm, or of arms that take turns, will need."""
+    """Compile, build and cache what the runs of one arm, or of interleaved arms, need."""
     arms = list(map(read_arm, arm_paths))
     now = fingerprint.utc_now()
     records = [
         Record(arm.name, arm.role, 0, place, run_stages.experiment_of(arm).seed, "ok", now)
         for place, arm in enumerate(arms)
     ]
-    Process(records, arms, Stopwatch(time.monotonic_ns())).prepare()
+    WorkerProcess(records, arms, StageTimer(time.monotonic_ns())).prepare()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 0 whenever a record was written."""
+    """Run the command line; the exit status is 0 whenever every record was written."""
     parser = argparse.ArgumentParser(prog="python -m labkit.experiment.worker")
     parser.add_argument("paths", metavar="ARM RUN", type=Path, nargs="+")
     parser.add_argument("--prepare", action="store_true")
@@ -104,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     paths = options.paths
     if not options.prepare and len(paths) % 2:
-        parser.error("give ARM RUN pairs to do, or --prepare ARM ...")
+        parser.error("arguments must be pairs: ARM RUN [ARM RUN ...], or --prepare ARM ...")
     spawned_ns = options.spawned or time.monotonic_ns()
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -118,11 +123,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RecordError, ConfigError) as error:
         print(one_line(error), file=sys.stderr)
         return os.EX_DATAERR
-    written = [
+    statuses = [
         _publish(path, record, options.parent)
         for path, record in zip(paths[1::2], records, strict=True)
     ]
-    return max(written)
+    return max(statuses)
 
 
 def _publish(path: Path, record: Record, parent: int | None) -> int:
@@ -146,5 +151,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The record is on disk: taking LLVM and the thread pools apart would only cost time.
+    # The record is on disk: skip the teardown of LLVM and the thread pools, which only takes time.
     os._exit(status)

@@ -1,9 +1,9 @@
-"""What happens in a run's process, for one arm or for all arms of a block in turn.
+"""A worker process: all stages for one arm, or for all arms of a block interleaved.
 
-The finest pairing: what the machine does in a second happens to all arms alike. What
-happens to the process as a whole (where its code and memory lie) does too, so the process
-is the unit of inference: a block is one process and holds every arm once, and each arm
-leaves one record as anywhere else. An arm alone in its process takes the same way.
+Interleaving is the finest pairing: what the machine does in a second happens to all arms alike.
+So does what happens to the process as a whole (where its code and memory lie), so the process is
+the unit of inference. A block is one process, holds every arm once, and leaves one record per
+arm. An arm alone in its process runs the same code.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment
 from labkit.experiment import known_answer_test, run_stages
-from labkit.experiment.run_stages import Draft, Failure, Stopwatch
+from labkit.experiment.run_draft import RunDraft, StageTimer
+from labkit.experiment.run_failures import RunFailure
+from labkit.machine import fingerprint
 from labkit.records import Arm, Record
 from labkit.workload.interleaving import Machine, Setting
 
@@ -25,114 +27,153 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from labkit.workload.measurement import Measurement
+
 
 @dataclass
-class Member:
-    """One arm in the process: its draft, and what it is asked."""
+class ArmRun:
+    """One arm's run in the process: the draft of its record, the arm and its config."""
 
-    draft: Draft
+    draft: RunDraft
     arm: Arm
     experiment: Experiment
 
     @cached_property
     def threads(self) -> int:
-        """Its CPU budget: asked of the system once, for a turn is shorter than the answer."""
-        return run_stages.budget_threads(self.experiment)
+        """Its thread budget; cached, because counting cores takes longer than a turn."""
+        return run_stages.thread_budget(self.experiment)
 
 
-class Process:
-    """One process with one arm, or with all arms of a block.
+class WorkerProcess:
+    """The process with one arm, or with all arms of a block.
 
-    ``common`` is the draft of what they share; ``culprit`` the arm whose turn it is.
+    ``shared`` is the draft of what the arms share, ``running`` the arm whose turn it is.
     """
 
-    def __init__(self, records: Sequence[Record], arms: Sequence[Arm], watch: Stopwatch) -> None:
-        self.common = Draft(records[0], watch)
-        self.members = [
-            Member(Draft(record, Stopwatch(watch.spawned_ns)), arm, run_stages.experiment_of(arm))
+    def __init__(self, records: Sequence[Record], arms: Sequence[Arm], timer: StageTimer) -> None:
+        self.shared = RunDraft(records[0], timer)
+        self.runs = [
+            ArmRun(
+                RunDraft(record, StageTimer(timer.spawned_ns)), arm, run_stages.experiment_of(arm)
+            )
             for record, arm in zip(records, arms, strict=True)
         ]
-        self.culprit: Member | None = None
+        self.running: ArmRun | None = None
 
     def run(self) -> list[Record]:
-        """Go through all stages, and give every arm's record whatever happened."""
-        experiments = [member.experiment for member in self.members]
-        with run_stages.named_failures(self.common):
-            probe = run_stages.begin(self.common)
-            with self.common.watch.time("load"):
-                turns = run_stages.load(experiments, self._setting(probe), self.common)
-            try:
-                self._canary()
-                with self.common.watch.time("warm_up"):
-                    turns.warm_up()
-                with self.common.watch.time("measure"):
-                    measurements = turns.measure(lambda what: None)
-                self._canary()
-            finally:
-                turns.close()
-            run_stages.probe_again(self.common, probe)
-            run_stages.note_limits(self.common, experiments[0])
-            for member, measurement in zip(self.members, measurements, strict=True):
-                run_stages.accept(measurement, member.arm, member.draft)
-        run_stages.finish(self.common)
-        return [self._record(member) for member in self.members]
+        """Run all stages and return every arm's record, also if a stage fails."""
+        with self.shared.catch_failures():
+            self._run_stages()
+        with self.shared.stage("fingerprint"):
+            self.shared.set(environment_end=fingerprint.state())
+        return [self._record(run) for run in self.runs]
+
+    def _run_stages(self) -> None:
+        """Run the stages in the order of :mod:`labkit.experiment.run_stages`."""
+        shared = self.shared
+        with shared.stage("fingerprint"):
+            shared.set(environment=fingerprint.take())
+        with shared.stage("numba"):
+            probe = self._start_probe()
+        with shared.stage("probe"):
+            shared.set(probe={"before": probe.time()})
+        measurements = self._measure(probe)
+        with shared.stage("probe"):
+            shared.set(probe={**shared.record.probe, "after": probe.time()})
+        self._measure_peak_rates()
+        for run, measurement in zip(self.runs, measurements, strict=True):
+            run.draft.add_measurement(measurement, run.arm)
+
+    def _measure(self, probe: Any) -> Sequence[Measurement]:
+        """Load the arms, warm up and measure, between two known-answer tests."""
+        shared = self.shared
+        with shared.stage("load"):
+            arms = run_stages.load(self._experiments, self._setting(probe), shared.note)
+        try:
+            self._test_known_answers()
+            with shared.stage("warm_up"):
+                arms.warm_up()
+            with shared.stage("measure"):
+                measurements = arms.measure(lambda progress: None)
+            self._test_known_answers()
+        finally:
+            arms.close()
+        return measurements
 
     def prepare(self) -> None:
-        """Compile, build and cache whatever the arms' runs will need; measure nothing."""
+        """Compile, build and cache what the arms' runs need, without measuring."""
         from labkit import workload
 
-        experiments = [member.experiment for member in self.members]
-        probe = run_stages.start_probe(self.common)
+        probe = self._start_probe()
         probe.time()
-        for experiment in experiments:
+        for experiment in self._experiments:
             workload.prepare(experiment)
-        turns = run_stages.load(experiments, self._setting(probe), self.common)
+        arms = run_stages.load(self._experiments, self._setting(probe), self.shared.note)
         try:
-            turns.prepare()
+            arms.prepare()
         finally:
-            turns.close()
-        run_stages.note_limits(self.common, experiments[0])
-
-    def _setting(self, machine: Machine) -> Setting:
-        lead = self.common.record
-        order = random.Random(f"labkit turns/{lead.seed}/{lead.block}/{lead.position}")
-        return Setting(lead.seed, order, self._turn, machine)
+            arms.close()
+        self._measure_peak_rates()
 
     @property
-    def values(self) -> dict[str, NDArray[np.float32]]:
-        """The outputs that arms do not agree on, by digest."""
-        return {d: v for member in self.members for d, v in member.draft.values.items()}
+    def _experiments(self) -> list[Experiment]:
+        return [run.experiment for run in self.runs]
+
+    @property
+    def output_values(self) -> dict[str, NDArray[np.float32]]:
+        """The array outputs that arms may differ in, by digest."""
+        return {
+            digest: values
+            for run in self.runs
+            for digest, values in run.draft.output_values.items()
+        }
+
+    def _start_probe(self) -> Any:
+        probe, pool = run_stages.start_probe(self.shared.count_compilation)
+        self.shared.note(pool=pool)
+        return probe
+
+    def _test_known_answers(self) -> None:
+        with self.shared.stage("canary"):
+            self.shared.note(canary="ok" if known_answer_test.check() else "no mlx")
+
+    def _measure_peak_rates(self) -> None:
+        experiment = self.runs[0].experiment
+        if run_stages.needs_peak_rates(experiment, self.shared.record.block):
+            with self.shared.stage("limits"):
+                self.shared.note(limits=run_stages.measure_peak_rates(experiment))
+
+    def _setting(self, machine: Machine) -> Setting:
+        first = self.shared.record
+        order = random.Random(f"labkit turns/{first.seed}/{first.block}/{first.position}")
+        return Setting(first.seed, order, self._turn, machine)
 
     @contextmanager
     def _turn(self, arm: int) -> Iterator[None]:
-        """Time one arm's turn; its CPU budget holds, and it is to blame for what goes wrong."""
-        member = self.culprit = self.members[arm]
-        run_stages.use_threads(member.threads)
-        with member.draft.watch.time("turns"):
+        """Time an arm's turn with its thread budget; an exception inside is this arm's failure."""
+        run = self.running = self.runs[arm]
+        run_stages.apply_thread_budget(run.threads)
+        with run.draft.stage("turns"):
             yield
-        self.culprit = None
+        self.running = None
 
-    def _canary(self) -> None:
-        with self.common.watch.time("canary"):
-            self.common.note(canary="ok" if known_answer_test.check() else "no mlx")
-
-    def _record(self, member: Member) -> Record:
-        """Return an arm's record: its own, and an equal share of the seconds spent on all."""
-        common, draft, alone = self.common, member.draft, len(self.members) == 1
-        if not common.record.ok:
-            detail = common.record.detail or ""
-            if self.culprit is not None and self.culprit is not member:
-                detail = f"in one process with {self.culprit.draft.record.run}: {detail}"
-            draft.fail(Failure(common.record.outcome, detail))
-        draft.note(**common.record.notes, compiles=dict(common.compiles))
-        if not alone:
-            draft.note(together=[m.draft.record.run for m in self.members])
-        spent = {**common.watch.seconds, "total": common.watch.since_spawn()}
-        shared = {stage: round(s / len(self.members), 6) for stage, s in spent.items()}
+    def _record(self, run: ArmRun) -> Record:
+        """Return an arm's record, with an equal share of the seconds that all arms share."""
+        shared, draft = self.shared, run.draft
+        if not shared.record.ok:
+            detail = shared.record.detail or ""
+            if self.running is not None and self.running is not run:
+                detail = f"in one process with {self.running.draft.record.run}: {detail}"
+            draft.fail(RunFailure(shared.record.outcome, detail))
+        draft.note(**shared.record.notes, compiles=dict(shared.compiles))
+        if len(self.runs) > 1:
+            draft.note(together=[other.draft.record.run for other in self.runs])
+        spent = {**shared.timer.seconds, "total": shared.timer.since_spawn()}
+        share = {stage: round(s / len(self.runs), 6) for stage, s in spent.items()}
         return replace(
             draft.record,
-            environment=common.record.environment,
-            environment_end=common.record.environment_end,
-            probe=common.record.probe,
-            seconds={**shared, **draft.watch.seconds},
+            environment=shared.record.environment,
+            environment_end=shared.record.environment_end,
+            probe=shared.record.probe,
+            seconds={**share, **draft.timer.seconds},
         )

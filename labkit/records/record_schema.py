@@ -32,6 +32,8 @@ RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+
 class RecordError(ValueError):
     """A file that is not what it should be; the message is one line and names the file."""
 
+    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
+
 
 def require(condition: bool, message: str) -> None:
     """Raise ``RecordError(message)`` unless ``condition`` holds."""

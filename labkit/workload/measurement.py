@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 class InvalidOutput(Exception):
     """An output that cannot be right: NaN left in it, tokens missing, repeats that differ."""
 
+    outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
+
 
 class StaleOutput(Exception):
     """An output that another launch wrote: the kernel's stamp is not the expected one."""
+
+    outcome = "stale"  # of the run that raises it: labkit.experiment.run_failures
 
 
 @dataclass(frozen=True, slots=True)

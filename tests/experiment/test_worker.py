@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from labkit import config
-from labkit.experiment import child_process, run_stages, worker
+from labkit.experiment import child_process, worker
 from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.run_failures import failure_of
 from labkit.experiment.run_launcher import _environment, _marker
 from labkit.machine import fingerprint, parent_death
 from labkit.machine.worker_environment import worker_environment
@@ -153,7 +154,7 @@ def test_a_parent_that_died_during_the_run_gets_no_record(tmp_path, monkeypatch)
     ],
 )
 def test_what_an_exception_while_loading_is_called(error, outcome):
-    assert run_stages._failure(error, "load").outcome == outcome
+    assert failure_of(error, "load").outcome == outcome
 
 
 def test_an_arm_s_mlx_variables_are_those_that_it_asks_for_and_no_others(monkeypatch):

@@ -13,8 +13,8 @@ from labkit import analysis, config
 from labkit.config import ConfigError, Isolation
 from labkit.experiment import run_stages, worker_process
 from labkit.experiment.cell_runner import run_cell
+from labkit.experiment.run_draft import StageTimer
 from labkit.experiment.run_launcher import ProcessLauncher
-from labkit.experiment.run_stages import Stopwatch
 from labkit.machine import cache_dir
 from labkit.records import CaseRecord, Metric, Record, read_cell, read_runs
 from labkit.workload.measurement import Measurement
@@ -94,35 +94,34 @@ class Turns:
 @pytest.fixture
 def world(monkeypatch):
     ok = {"engine.paged": 1.0, "resolver.seq_map": 1.0}
-    world = SimpleNamespace(events=[], threads=None, asked=0, counters=[ok, ok, ok])
+    probe = SimpleNamespace(time=dict)
+    world = SimpleNamespace(events=[], threads=None, asked=0, counters=[ok, ok, ok], probe=probe)
 
-    def budget_threads(experiment):
+    def thread_budget(experiment):
         world.asked += 1
         return experiment.engine.attention.resolver
 
-    def use_threads(budget):
-        world.threads = budget
+    def apply_thread_budget(threads):
+        world.threads = threads
 
-    def load(experiments, setting, draft):
+    def load(experiments, setting, note):
         return Turns(world, experiments, setting)
 
     monkeypatch.setattr(run_stages, "load", load)
-    monkeypatch.setattr(run_stages, "begin", lambda draft: None)
-    monkeypatch.setattr(run_stages, "probe_again", lambda draft, probe: None)
-    monkeypatch.setattr(run_stages, "note_limits", lambda draft, experiment: None)
-    monkeypatch.setattr(run_stages, "finish", lambda draft: None)
-    monkeypatch.setattr(run_stages, "budget_threads", budget_threads)
-    monkeypatch.setattr(run_stages, "use_threads", use_threads)
+    monkeypatch.setattr(run_stages, "start_probe", lambda on_compile: (probe, {}))
+    monkeypatch.setattr(run_stages, "needs_peak_rates", lambda experiment, block: False)
+    monkeypatch.setattr(run_stages, "thread_budget", thread_budget)
+    monkeypatch.setattr(run_stages, "apply_thread_budget", apply_thread_budget)
     return world
 
 
 def block_of(cell, number=0, arms=None) -> list[Record]:
     arms = cell.arms if arms is None else arms
-    begun = [
+    new = [
         Record(arm.name, arm.role, number, i, cell.seed, "ok", "2026-11-20T20:00:00Z")
         for i, arm in enumerate(arms)
     ]
-    return worker_process.Process(begun, arms, Stopwatch(0)).run()
+    return worker_process.WorkerProcess(new, arms, StageTimer(0)).run()
 
 
 def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
@@ -145,7 +144,7 @@ def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, mo
             super().measure(beat)
             return super().measure(beat)
 
-    def load(experiments, setting, draft):
+    def load(experiments, setting, note):
         return Twice(world, experiments, setting)
 
     monkeypatch.setattr(run_stages, "load", load)
@@ -155,16 +154,15 @@ def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, mo
 
 
 def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
-    machine, given = SimpleNamespace(), []
+    given = []
 
-    def load(experiments, setting, draft):
+    def load(experiments, setting, note):
         given.append(setting.machine)
         return Turns(world, experiments, setting)
 
-    monkeypatch.setattr(run_stages, "begin", lambda draft: machine)
     monkeypatch.setattr(run_stages, "load", load)
     block_of(make())
-    assert len(given) == 1 and given[0] is machine
+    assert len(given) == 1 and given[0] is world.probe
 
 
 def test_an_arm_alone_takes_the_same_way(make, world):
@@ -188,13 +186,23 @@ def test_a_vacuous_arm_fails_alone(make, world):
     assert [r.outcome for r in block_of(make())] == ["ok", "vacuous", "ok"]
 
 
-def test_what_goes_wrong_between_turns_is_no_arm_s_fault(make, world, monkeypatch):
-    def fails(draft, probe):
-        raise RuntimeError("planted")
+def test_a_failure_between_turns_is_no_arm_s(make, world):
+    def fail_after_the_measurement():
+        if "close" in world.events:
+            raise RuntimeError("planted")
+        return {}
 
-    monkeypatch.setattr(run_stages, "probe_again", fails)
-    assert {r.detail.split(": ", 1)[1] for r in block_of(make())} == {"RuntimeError: planted"}
-    assert not any("in one process" in r.detail for r in block_of(make()))
+    world.probe.time = fail_after_the_measurement
+    records = block_of(make())
+    assert {r.detail.split(": ", 1)[1] for r in records} == {"RuntimeError: planted"}
+    assert not any("in one process" in r.detail for r in records)
+
+
+def test_a_record_has_the_probe_s_times_before_and_after(make, world):
+    times = iter([{"matmul_us": 1.0}, {"matmul_us": 2.0}])
+    world.probe.time = lambda: next(times)
+    for record in block_of(make()):
+        assert record.probe == {"before": {"matmul_us": 1.0}, "after": {"matmul_us": 2.0}}
 
 
 def test_an_arm_s_budget_of_threads_is_numba_s(monkeypatch):
@@ -204,7 +212,7 @@ def test_an_arm_s_budget_of_threads_is_numba_s(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "numba", numba)
     for threads in (1, 3, 9):
-        run_stages.use_threads(threads)
+        run_stages.apply_thread_budget(threads)
     assert asked == [1, 3, 4]
 
 

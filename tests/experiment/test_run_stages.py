@@ -1,4 +1,4 @@
-"""What a run settles before its engine loads."""
+"""Stages of a worker process: probe, threads, BLAS, peak rates; and drafts of records."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from labkit import workload
 from labkit.config import Device, Experiment, from_plain
 from labkit.cpu import roofline_peaks, thread_pool
 from labkit.experiment import run_stages
+from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
 from labkit.workload.interleaving import by_itself
@@ -34,17 +35,20 @@ def experiment(workload=REQUESTS, **engine):
     )
 
 
-def test_what_numbas_start_leaves_is_searched_for_garbage_no_more():
+def a_draft(block=0):
+    return RunDraft(Record("a", "arm", block, 0, 0, "ok", "now"), StageTimer(0))
+
+
+def test_numba_s_objects_are_exempt_from_garbage_collection():
     code = (
-        "import gc; from labkit.experiment import stages; from labkit.records import Record\n"
-        "record = Record('a', 'arm', 0, 0, 0, 'ok', 'now')\n"
-        "stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))\n"
+        "import gc; from labkit.experiment import run_stages\n"
+        "run_stages.start_probe(lambda: None)\n"
         "print(gc.isenabled(), len(gc.get_objects()), gc.get_freeze_count())"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    enabled, searched, kept = done.stdout.split()
+    enabled, collectable, frozen = done.stdout.split()
     assert enabled == "True"
-    assert int(searched) < 10_000 < 50_000 < int(kept)
+    assert int(collectable) < 10_000 < 50_000 < int(frozen)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +60,17 @@ def test_what_numbas_start_leaves_is_searched_for_garbage_no_more():
         ({"name": "paged"}, 1),
     ],
 )
-def test_the_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, monkeypatch):
+def test_the_thread_budget_goes_to_the_pool_that_does_the_work(engine, blas_threads, monkeypatch):
     monkeypatch.setattr(worker_environment, "core_count", lambda: 5)
     asked = experiment(**engine).engine
     assert worker_environment.blas_threads(asked.name, asked.threads) == blas_threads
-    assert run_stages.budget_threads(experiment(**engine)) == engine.get("threads", 5)
+    assert run_stages.thread_budget(experiment(**engine)) == engine.get("threads", 5)
 
 
-def test_a_record_says_which_pool_of_threads_ran():
-    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
-    run_stages.start_probe(draft)
-    noted = draft.record.notes["pool"]
-    assert (noted["name"], noted["threads"]) == ("labkit", numba.config.NUMBA_NUM_THREADS)
-    assert noted == thread_pool.install().facts
+def test_starting_the_probe_returns_the_facts_of_the_thread_pool():
+    _, pool = run_stages.start_probe(lambda: None)
+    assert (pool["name"], pool["threads"]) == ("labkit", numba.config.NUMBA_NUM_THREADS)
+    assert pool == thread_pool.install().facts
 
 
 @pytest.mark.parametrize(
@@ -86,50 +88,38 @@ def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, note
         openblas_for_mlx, "activate", lambda kind, threads: {"name": kind, "threads": threads}
     )
     monkeypatch.setattr(workload, "load", lambda *_, **__: None)
-    monkeypatch.setattr(run_stages, "use_threads", lambda budget: None)
-    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
+    monkeypatch.setattr(run_stages, "apply_thread_budget", lambda threads: None)
+    draft = a_draft()
     arm = experiment(asked, attention={"backend": backend}, blas="stock")
-    run_stages.load([arm], by_itself(0), draft)
+    run_stages.load([arm], by_itself(0), draft.note)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)
 
 
-def test_a_record_has_the_probe_of_before_and_of_after(monkeypatch):
-    times = iter([{"matmul_us": 1.0}, {"matmul_us": 2.0}])
-    probe = SimpleNamespace(time=lambda: next(times))
-    monkeypatch.setattr(run_stages, "start_probe", lambda draft: probe)
-    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
-    assert run_stages.begin(draft) is probe
-    run_stages.probe_again(draft, probe)
-    assert draft.record.probe == {"before": {"matmul_us": 1.0}, "after": {"matmul_us": 2.0}}
-
-
-def test_the_budget_of_threads_holds_before_anything_loads_and_before_limits(monkeypatch):
+def test_the_thread_budget_is_applied_before_loading_and_before_peak_rates(monkeypatch):
     done = []
-    monkeypatch.setattr(run_stages, "use_threads", done.append)
+    monkeypatch.setattr(run_stages, "apply_thread_budget", done.append)
     monkeypatch.setattr(workload, "load", lambda *_: done.append("load"))
-    monkeypatch.setattr(roofline_peaks, "measure", lambda threads: done.append(("limits", threads)))
-    draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
+    monkeypatch.setattr(roofline_peaks, "measure", lambda threads: done.append(("peaks", threads)))
     arms = [experiment(KERNELS, threads=n) for n in (3, 2)]
-    run_stages.load(arms, by_itself(0), draft)
-    run_stages.note_limits(draft, arms[1])
-    assert done == [3, "load", 2, ("limits", 2)]
+    run_stages.load(arms, by_itself(0), a_draft().note)
+    run_stages.measure_peak_rates(arms[1])
+    assert done == [3, "load", 2, ("peaks", 2)]
 
 
-def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
+def test_only_kernels_on_the_cpu_have_peak_rates(monkeypatch):
     monkeypatch.setattr(roofline_peaks, "measure", lambda threads: {"threads": threads})
 
     used = []
-    monkeypatch.setattr(run_stages, "use_threads", used.append)
+    monkeypatch.setattr(run_stages, "apply_thread_budget", used.append)
 
     def noted(kind, device, memory_limit=None, block=0):
-        draft = run_stages.Draft(
-            Record("a", "arm", block, 0, 0, "ok", "now"), run_stages.Stopwatch(0)
-        )
         attention = SimpleNamespace(device=device)
         engine = SimpleNamespace(threads=3, attention=attention, memory_limit=memory_limit)
         workload = SimpleNamespace(times_kernels=kind == "kernel")
-        run_stages.note_limits(draft, SimpleNamespace(engine=engine, workload=workload))
-        return draft.record.notes.get("limits") == {"threads": 3}
+        asked = SimpleNamespace(engine=engine, workload=workload)
+        if not run_stages.needs_peak_rates(asked, block):
+            return False
+        return run_stages.measure_peak_rates(asked) == {"threads": 3}
 
     assert noted("kernel", Device.cpu)
     assert used == [3]
@@ -141,11 +131,10 @@ def test_only_kernels_on_the_cpu_have_limits(monkeypatch):
 
 
 def test_compilations_are_counted_by_stage():
-    record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
-    draft = run_stages.Draft(record, run_stages.Stopwatch(0))
-    run_stages.start_probe(draft)
+    draft = a_draft()
+    run_stages.start_probe(draft.count_compilation)
     add = numba.njit(lambda a, b: a + b)
-    with draft.watch.time("measure"):
+    with draft.stage("measure"):
         add(1, 2)
         add(3, 4)
         add(1.0, 2.0)
@@ -157,10 +146,8 @@ def test_compilations_are_counted_by_stage():
 def test_numba_starts_without_scipy_and_finds_it_later():
     script = """
 import sys
-from labkit.experiment import stages
-from labkit.records import Arm, CaseRecord, Record
-record = Record("base", "baseline", 0, 0, 7, "ok", "2026-11-20T20:00:00Z")
-probe = stages.start_probe(stages.Draft(record, stages.Stopwatch(0)))
+from labkit.experiment import run_stages
+probe, _ = run_stages.start_probe(lambda: None)
 assert not any(name.startswith("scipy.linalg") for name in sys.modules)
 assert all(v > 0 for v in probe.time().values())
 import numba, numpy as np
@@ -192,8 +179,8 @@ def test_a_request_that_is_not_served_voids_a_run_only_where_all_are_claimed():
     measured = Measurement(cases, {})
 
     def outcome(**claims):
-        draft = run_stages.Draft(Record("a", "arm", 0, 0, 0, "ok", "now"), run_stages.Stopwatch(0))
-        run_stages.accept(measured, Arm("a", "arm", {}, {}, **claims), draft)
+        draft = a_draft()
+        draft.add_measurement(measured, Arm("a", "arm", {}, {}, **claims))
         return draft.record.outcome, draft.record.detail
 
     assert outcome() == ("ok", None)

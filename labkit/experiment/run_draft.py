@@ -1,0 +1,142 @@
+"""Drafts of records: the state of a run in progress, from which its record is made.
+
+A draft is complete at any moment: however the run ends, its record says how far it came.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from labkit.experiment import known_answer_test
+from labkit.experiment.run_failures import RunFailure, failure_of, one_line
+from labkit.records import Arm, Record
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from labkit.workload.measurement import Measurement
+
+
+@dataclass
+class StageTimer:
+    """Wall seconds per stage (monotonic clock), and the name of the current stage."""
+
+    spawned_ns: int
+    seconds: dict[str, float] = field(default_factory=dict)
+    stage: str = "startup"
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Add the time of the ``with`` block to a stage."""
+        self.stage = stage
+        start = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            spent = (time.monotonic_ns() - start) / 1e9
+            self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 6)
+
+    def since_spawn(self) -> float:
+        """Return the seconds since the parent started this process."""
+        return round((time.monotonic_ns() - self.spawned_ns) / 1e9, 6)
+
+
+@dataclass
+class RunDraft:
+    """The state of one run, or of the stages that the runs of one process share.
+
+    Parameters
+    ----------
+    record
+        The record as far as it is known.
+    timer
+        The wall time of each stage so far.
+    compiles
+        Compilations by numba, by stage.
+    output_values
+        Array outputs by digest, for reports on arms whose outputs differ.
+    """
+
+    record: Record
+    timer: StageTimer
+    compiles: dict[str, int] = field(default_factory=dict)
+    output_values: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """Return a context manager that times a stage."""
+        return self.timer.time(name)
+
+    def set(self, **fields: Any) -> None:
+        """Set fields of the record."""
+        self.record = replace(self.record, **fields)
+
+    def note(self, **notes: Any) -> None:
+        """Add to the record's notes."""
+        self.set(notes={**self.record.notes, **notes})
+
+    def count_compilation(self) -> None:
+        """Count a compilation in the current stage."""
+        self.compiles[self.timer.stage] = self.compiles.get(self.timer.stage, 0) + 1
+
+    def fail(self, failure: RunFailure) -> None:
+        """Make the run a failed one, unless it has failed before."""
+        if self.record.ok:
+            self.set(outcome=failure.outcome, detail=failure.detail)
+
+    @contextmanager
+    def catch_failures(self) -> Iterator[None]:
+        """Turn an exception of the ``with`` block into the run's failure."""
+        try:
+            yield
+        except Exception as error:
+            traceback.print_exc()
+            self.fail(failure_of(error, self.timer.stage))
+            try:
+                known_answer_test.check()
+            except Exception as stale:
+                self.note(canary=one_line(stale))
+
+    def add_measurement(self, measurement: Measurement, arm: Arm) -> None:
+        """Add an arm's measurement; fail the run if a claim about it does not hold.
+
+        A counter that is NaN or infinite fails the run and is left out.
+        """
+        finite = {
+            name: float(value)
+            for name, value in measurement.counters.items()
+            if math.isfinite(value)
+        }
+        self.output_values |= measurement.values
+        self.set(cases=measurement.cases, counters=finite)
+        self.note(**measurement.notes)
+        for failure in _broken_claims(measurement, arm, finite):
+            self.fail(failure)
+
+
+def _broken_claims(
+    measurement: Measurement, arm: Arm, finite: Mapping[str, float]
+) -> Iterator[RunFailure]:
+    """Yield a failure for each counter that is not finite and each claim that does not hold."""
+    for name, value in measurement.counters.items():
+        if name not in finite:
+            yield RunFailure("invalid_output", f"counter {name} is {float(value)}")
+    for case in measurement.cases if arm.all_served else ():
+        unserved = case.notes.get("traffic", {}).get("unserved")
+        if unserved:
+            request = unserved[0]
+            yield RunFailure(
+                "invalid_output",
+                f"request {request['id']} {request['outcome']}: {request['error']}; "
+                "the ablation claims that all are served (claims.all_served)",
+            )
+    for name in dict.fromkeys(filter(None, [arm.engine_counter, *arm.engaged])):
+        if not finite.get(name, 0) > 0:
+            state = "stayed 0" if name in finite else "is missing"
+            yield RunFailure("vacuous", f"the claimed counter {name} {state}")

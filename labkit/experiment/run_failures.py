@@ -1,0 +1,43 @@
+"""Failures of runs: which outcome an exception in a worker process stands for.
+
+An exception class of labkit names its outcome in its class attribute ``outcome``, one of
+:data:`labkit.records.OUTCOMES`. Every other exception is judged by its type and message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from labkit.records import OUTCOMES
+
+# Messages of MLX, C++ and the operating system when no memory is left.
+OUT_OF_MEMORY_MESSAGES = ("Unable to allocate", "bad_alloc", "Cannot allocate memory")
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """The outcome of a failed run, and one line of detail."""
+
+    outcome: str
+    detail: str
+
+
+def failure_of(error: Exception, stage: str) -> RunFailure:
+    """Return the failure that an exception raised in ``stage`` stands for.
+
+    A ``ValueError`` while loading says that the arm cannot run as configured: ``refused``.
+    """
+    name, message = type(error).__name__, one_line(error)
+    if isinstance(error, MemoryError) or any(m in str(error) for m in OUT_OF_MEMORY_MESSAGES):
+        return RunFailure("oom", f"{stage}: out of memory: {message}")
+    if isinstance(error, ValueError) and stage == "load":
+        return RunFailure("refused", message)
+    outcome = getattr(type(error), "outcome", None)
+    if isinstance(outcome, str) and outcome in OUTCOMES:
+        return RunFailure(outcome, message)
+    return RunFailure("crashed", f"{stage}: {name}: {message}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message on one line, or its class name if it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
