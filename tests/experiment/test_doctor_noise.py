@@ -95,5 +95,5 @@ def test_a_minute_holds_as_many_blocks_as_its_seconds_allow():
     [(2, 0.1, 0.1, 1, 1), (5, -0.1, 0.1, 1, 1), (5, 0.1, 0.1, 0, 1), (5, 0.1, float("nan"), 1, 1)],
 )
 def test_a_sight_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ValueError, match="Sight"):
+    with pytest.raises(ValueError, match="PilotNoise"):
         PilotNoise(*wrong)
