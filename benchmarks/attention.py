@@ -49,15 +49,15 @@ def reader(array: np.ndarray) -> Callable[[], object]:
 
 def launcher(sequences, queries, context, heads, kv_heads, head_dim, kv_dtype="float32"):
     """Return (function that attends, its K pool): sequences on shuffled blocks of 16."""
+    from labkit.cpu import kv_dtypes
     from labkit.engine import attention
-    from labkit.engine.attention import kv_dtypes
 
     random = np.random.default_rng(0)
     blocks = -(-context // 16)
     tables = random.permutation(sequences * blocks).reshape(sequences, blocks).astype(np.int32)
     shape = (sequences * blocks, 16, kv_heads, head_dim)
     pattern = random.standard_normal((64, *shape[1:])).astype(np.float32)
-    pattern = kv_dtypes.rounded(pattern, kv_dtype)
+    pattern = kv_dtypes.from_float32(pattern, kv_dtype)
     k_pool, v_pool = (np.resize(pattern, shape) for _ in range(2))
     q = random.standard_normal((sequences * queries, heads, head_dim)).astype(np.float32)
     backend = attention.create()

@@ -23,6 +23,7 @@ READERS = {
     "engine.server.args": "Opponent.words",
     **{f"engine.mlx.{name}": "Mlx.environment" for name in options(config.Mlx)},
     "engine.attention.gqa_sharing": "labkit.engine.attention.kernel_switches.KernelSwitches",
+    "engine.attention.tile_threshold": "labkit.engine.attention.kernel_switches.KernelSwitches",
     "engine.attention.window_skip": "labkit.engine.attention.kernel_switches.KernelSwitches",
 }
 

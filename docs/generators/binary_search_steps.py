@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from labkit.engine.attention.kernel_switches import BQ
+from labkit.kernel_abi import BQ
 
 BATCH = (1, 1, 1, 1, 40, 64)  # decodes first, as the scheduler packs them
 WIDTH = 64  # characters of a strip

@@ -24,6 +24,7 @@ from labkit.cpu.attention_intrinsics import (
 )
 from labkit.cpu.jit import inner, kernel
 from labkit.cpu.kernel_params import LAYER_BYTES
+from labkit.cpu.kv_dtypes import NUMPY_DTYPES
 from labkit.cpu.resolver_variants import (
     find_qblock,
     find_token,
@@ -32,17 +33,16 @@ from labkit.cpu.resolver_variants import (
     token_units,
 )
 from labkit.cpu.vector_registers import LANES
-from labkit.engine.attention.kernel_switches import (
-    BLOCKS,
+from labkit.kernel_abi import (
+    BLOCKS_COLUMN,
     BQ,
-    ITERATIONS,
+    ITERATIONS_COLUMN,
     KERNEL_IDS,
-    STAMP,
+    STAMP_COLUMN,
     STAMP_FACTORS,
     STAMP_MASK,
-    SURPLUS,
+    SURPLUS_COLUMN,
 )
-from labkit.engine.attention.kv_dtypes import STORED_AS
 
 NUM_COUNTERS = 8  # int64 per worker: one cache line
 _DECODE = KERNEL_IDS["decode"]
@@ -51,7 +51,7 @@ _REDUCE = KERNEL_IDS["reduce"]
 _LAYER_BYTES = LAYER_BYTES
 _NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
 _MASK = STAMP_MASK
-ELEMENTS = tuple(STORED_AS.values())
+ELEMENTS = tuple(NUMPY_DTYPES.values())
 _FLOAT32, _FLOAT16, _BFLOAT16 = range(len(ELEMENTS))
 
 
@@ -98,10 +98,10 @@ def decode_share(
         else:
             surplus += 1
         unit = take_ticket(queue)
-    counters[worker, STAMP] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
-    counters[worker, ITERATIONS] = iterations
-    counters[worker, SURPLUS] = surplus
-    counters[worker, BLOCKS] = blocks
+    counters[worker, STAMP_COLUMN] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
+    counters[worker, ITERATIONS_COLUMN] = iterations
+    counters[worker, SURPLUS_COLUMN] = surplus
+    counters[worker, BLOCKS_COLUMN] = blocks
 
 
 @kernel
@@ -186,10 +186,10 @@ def tiled(
             else:
                 surplus += 1
             unit = take_ticket(queue)
-        counters[worker, STAMP] = stamp(nonce, _TILED, resolver_id(lookup)) + worker
-        counters[worker, ITERATIONS] = iterations
-        counters[worker, SURPLUS] = surplus
-        counters[worker, BLOCKS] = blocks
+        counters[worker, STAMP_COLUMN] = stamp(nonce, _TILED, resolver_id(lookup)) + worker
+        counters[worker, ITERATIONS_COLUMN] = iterations
+        counters[worker, SURPLUS_COLUMN] = surplus
+        counters[worker, BLOCKS_COLUMN] = blocks
 
 
 @kernel
@@ -238,7 +238,7 @@ def reduce(
             if total != 0:
                 for d in range(head_dim):
                     merged[d] /= total
-        counters[worker, STAMP] = stamp(nonce, _REDUCE, resolver) + worker
+        counters[worker, STAMP_COLUMN] = stamp(nonce, _REDUCE, resolver) + worker
 
 
 @kernel

@@ -71,13 +71,13 @@ from labkit.cpu.quantized_weights import PANELS, SPAN
 from labkit.cpu.rope import rotate_row
 from labkit.cpu.simd_emitter import BYTES, I32, I64, LINE, POINTER, Emitter
 from labkit.cpu.vector_registers import LANES
-from labkit.engine.attention.kernel_switches import (
-    BLOCKS,
-    ITERATIONS,
-    STAMP,
+from labkit.kernel_abi import (
+    BLOCKS_COLUMN,
+    ITERATIONS_COLUMN,
+    STAMP_COLUMN,
     STAMP_FACTORS,
     STAMP_MASK,
-    SURPLUS,
+    SURPLUS_COLUMN,
 )
 
 SHARES = 4  # units per thread of a large product: a late thread costs so much less
@@ -375,10 +375,10 @@ def _audit(first: int, launches: NDArray[Any], counters: NDArray[Any], left: NDA
         off = 0
         for worker in range(counters.shape[1] - 1):
             if off == 0:
-                off = (counters[i, worker, STAMP] - worker - expected) & STAMP_MASK
-            mine[LEFT_ITERATIONS] += counters[i, worker, ITERATIONS]
-            mine[LEFT_BLOCKS] += counters[i, worker, BLOCKS]
-            mine[LEFT_SURPLUS] += counters[i, worker, SURPLUS]
+                off = (counters[i, worker, STAMP_COLUMN] - worker - expected) & STAMP_MASK
+            mine[LEFT_ITERATIONS] += counters[i, worker, ITERATIONS_COLUMN]
+            mine[LEFT_BLOCKS] += counters[i, worker, BLOCKS_COLUMN]
+            mine[LEFT_SURPLUS] += counters[i, worker, SURPLUS_COLUMN]
         wrong += off != 0
         if mine[SHOWN] < 0 or (off != 0 and mine[OFF] == 0):
             mine[EXPECTED], mine[SHOWN], mine[OFF] = expected, i, off

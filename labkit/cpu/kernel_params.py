@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from labkit.cpu.address_views import StructType, address_of
 from labkit.cpu.kv_conversion import MARKS
+from labkit.cpu.kv_dtypes import NUMPY_DTYPES
 from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
-from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.kv_dtypes import STORED_AS
 
 _NO_WINDOW = 1 << 40  # keys: more than any context
 
@@ -43,7 +42,7 @@ _FIELDS = (
 # that numba compiles every part of a kernel for the pools that it is given.
 LAYERS = {
     stored: np.dtype([*_FIELDS, ("element", MARKS[name])], align=True)
-    for name, stored in STORED_AS.items()
+    for name, stored in NUMPY_DTYPES.items()
 }
 (LAYER_BYTES,) = {layer.itemsize for layer in LAYERS.values()}
 
@@ -67,29 +66,42 @@ def partials(q: NDArray[np.float32], partitions: int) -> Partials:
     return Partials(np.empty((*rows, head_dim), np.float32), np.empty((*rows, 2), np.float32))
 
 
-def pack(layer: AttentionLayer, metadata: AttentionMetadata, window_skip: bool) -> NDArray[Any]:
-    """Return one of ``LAYERS``, without the addresses of the layer's own arrays.
+def pack(
+    kv_dtype: str,
+    block_tables: NDArray[np.int32],
+    *,
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    window_skip: bool,
+) -> NDArray[Any]:
+    """Return the parameters of a launch, with 0 for the addresses that differ by layer.
 
-    It points into the metadata, which must outlive the launch.
+    It holds the address of ``block_tables``, which must outlive the launch. ``window`` and
+    ``softcap``: None is off.
     """
     values = {
-        "block_tables": address_of(metadata.block_tables),
-        "max_blocks": metadata.block_tables.shape[1],
-        "num_q_heads": layer.num_q_heads,
-        "num_kv_heads": layer.num_kv_heads,
-        "pitch": layer.num_q_heads // layer.num_kv_heads,
-        "group": layer.num_q_heads // layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "block_size": layer.block_size,
-        "window": _NO_WINDOW if layer.window is None else layer.window,
-        "query_scale": layer.scale * LOG2E,
+        "block_tables": address_of(block_tables),
+        "max_blocks": block_tables.shape[1],
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        "pitch": num_q_heads // num_kv_heads,
+        "group": num_q_heads // num_kv_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+        "window": _NO_WINDOW if window is None else window,
+        "query_scale": scale * LOG2E,
         "window_skip": window_skip,
         "partitions": 1,
     }
-    if layer.softcap is not None:
-        values["query_scale"] = layer.scale / layer.softcap
-        values["softcap"] = layer.softcap * LOG2E
-    packed = np.zeros(1, LAYERS[STORED_AS[layer.dtype]])
+    if softcap is not None:
+        values["query_scale"] = scale / softcap
+        values["softcap"] = softcap * LOG2E
+    packed = np.zeros(1, LAYERS[NUMPY_DTYPES[kv_dtype]])
     # All at once: by name each would take as long as all of them.
     packed[0] = tuple(values.get(name, 0) for name in packed.dtype.names or ())
     return packed

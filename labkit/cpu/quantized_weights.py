@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.gemm import WIDTH
-from labkit.engine.attention.kv_dtypes import widened
+from labkit.cpu.kv_dtypes import to_float32
 
 # A single row of x has too few accumulators in one panel to hide the latency of an FMA.
 PANELS = 2
@@ -130,8 +130,8 @@ class Affine:
             return False
         with np.errstate(all="ignore"):
             bias, scales = (
-                widened(self.biases),
-                widened(self.scales) * np.float32(-(1 << self.bits)),
+                to_float32(self.biases),
+                to_float32(self.scales) * np.float32(-(1 << self.bits)),
             )
             total = bias + scales
             rest = total - bias

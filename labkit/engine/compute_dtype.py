@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any
 
 from labkit import config
-from labkit.engine.attention.kernel_switches import ITEM_BYTES
+from labkit.cpu.kv_dtypes import ITEM_BYTES
 from labkit.machine.macos import has_metal
 
 # What MLX's attention is part of: the model runs on MLX's default device then.

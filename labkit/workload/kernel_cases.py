@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.config import Case, Precision, Workload
-from labkit.engine.attention.kernel_switches import ITEM_BYTES
-from labkit.engine.attention.kv_dtypes import STORED_AS, rounded, widened
+from labkit.cpu.kv_dtypes import ITEM_BYTES, NUMPY_DTYPES, from_float32, to_float32
 
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
@@ -178,7 +177,7 @@ class Arrays:
     """One arm's view of a case's memory, as ``Memory``.
 
     ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
-    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``STORED_AS`` says.
+    [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``NUMPY_DTYPES`` says.
     """
 
     q: Any
@@ -240,7 +239,7 @@ def allocate(
     repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
     """
     numbers = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
-    template, stored = rounded(numbers, dtype.value), STORED_AS[dtype.value]
+    template, stored = from_float32(numbers, dtype.value), NUMPY_DTYPES[dtype.value]
     half = pool_bytes // POOLS // stored.itemsize
     keys, values = np.empty(half, stored), np.empty(half, stored)
     q, out = np.empty(query_numbers, stored), np.empty(query_numbers, stored)
@@ -256,7 +255,7 @@ def allocate(
 
 def in_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
     """Return stored numbers exactly; as they are, where they are float32."""
-    return stored if stored.dtype == np.float32 else widened(stored)
+    return stored if stored.dtype == np.float32 else to_float32(stored)
 
 
 def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:

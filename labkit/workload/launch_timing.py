@@ -34,7 +34,7 @@ PLANS = 5  # of which the median is taken
 
 
 class Queue(Protocol):
-    """Arrays that may be lazy, and where they are evaluated; NumPy's as ``STORED_AS``."""
+    """Arrays that may be lazy, and where they are evaluated; NumPy's as ``NUMPY_DTYPES``."""
 
     def put(self, array: NDArray[Any]) -> Any:
         """Copy an array to the device; it lies there when this returns."""

@@ -29,14 +29,14 @@ def gemm():
 
 
 def attention():
+    from labkit.cpu import kv_dtypes
     from labkit.engine import attention
-    from labkit.engine.attention import kv_dtypes
 
     numbers, heads, kv_heads, head_dim = Numbers(), 10, 2, 80
     for name, lengths in (("decode", [(1, 70), (1, 150)]), ("tiled", [(40, 70), (1, 9)])):
         pools = [numbers(24, 16, kv_heads, head_dim) for _ in range(2)]
         backend = attention.create()
-        backend.adopt(*([kv_dtypes.rounded(pool, "float16")] for pool in pools))
+        backend.adopt(*([kv_dtypes.from_float32(pool, "float16")] for pool in pools))
         backend.bind(0, scale=0.1, heads=heads, window=61, softcap=7.0, sinks=numbers(heads))
         counts, contexts = np.array(lengths, np.int32).T
         plan = backend.plan(

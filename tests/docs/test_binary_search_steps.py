@@ -7,9 +7,9 @@ import pytest
 
 from docs.generators import binary_search_steps
 from labkit.engine.attention import paged_attention
-from labkit.engine.attention.kernel_switches import BQ
 from labkit.engine.attention.resolvers.binary_search import BinarySearchLookup, BinarySearchResolver
 from labkit.engine.attention.resolvers.seq_map import qblock_map, token_map
+from labkit.kernel_abi import BQ
 
 BATCHES = (
     (1,),

@@ -1,4 +1,5 @@
 import ast
+import inspect
 import multiprocessing
 import re
 import shutil
@@ -6,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from labkit.engine.attention import resolvers
 from labkit.machine import cache_dir, numba_sources
 
 
@@ -144,6 +146,12 @@ def test_every_module_with_a_compiled_function_is_among_the_sources():
         and path.relative_to(PACKAGE.parent).as_posix() not in found
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("resolver", resolvers.BY_LOOKUP_TYPE.values(), ids=lambda one: one.variant)
+def test_resolvers_that_kernels_compile_in_are_among_the_sources(resolver):
+    path = Path(inspect.getfile(resolver)).resolve()
+    assert path.relative_to(PACKAGE.parent).as_posix() in numba_sources.read_sources(PACKAGE)
 
 
 def test_imports_are_read_as_the_parser_reads_them():

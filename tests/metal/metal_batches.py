@@ -7,10 +7,11 @@ import numpy as np
 
 from labkit.config import RESOLVERS
 from labkit.engine.attention import kernel_dispatch
-from labkit.engine.attention.kernel_switches import BQ, KernelSwitches
+from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.metal_backend import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMapLookup
 from labkit.engine.attention.resolvers.work_plan import WorkPlanLookup, work_plan
+from labkit.kernel_abi import BQ
 from labkit.metal.emulator.cpp_compilation import Build
 from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.kernel_process import THREE

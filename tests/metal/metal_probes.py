@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from metal_batches import Batch, attend, batch, check, prover
 
-from labkit.engine.attention.kernel_switches import BQ
+from labkit.kernel_abi import BQ
 from labkit.metal.emulator.cpp_compilation import Build
 from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.kernel_process import ONE

@@ -10,7 +10,7 @@ from metal_batches import attend, batch
 from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
-from labkit.engine.attention.kernel_switches import KERNEL_IDS, KernelSwitches
+from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.launch_report import (
     Launch,
     Rows,
@@ -20,6 +20,7 @@ from labkit.engine.attention.launch_report import (
     launch_stamp,
 )
 from labkit.engine.attention.resolvers.work_plan import work_plan
+from labkit.kernel_abi import KERNEL_IDS
 from labkit.metal.kernels import header, source
 
 

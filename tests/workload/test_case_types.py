@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, Precision, Workload, from_plain, to_plain
-from labkit.engine.attention.kv_dtypes import rounded, widened
+from labkit.cpu.kv_dtypes import from_float32, to_float32
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.mlx_backend import MlxBackend
 from labkit.workload import kernel_cases, kind_of
@@ -30,11 +30,11 @@ def test_numbers_are_rounded_as_mlx_rounds_them(dtype):
     numbers = np.concatenate([rng.standard_normal(4096, dtype=np.float32), bits.view(np.float32)])
     for signed in (numbers, -numbers):
         expected = mx.array(signed).astype(getattr(mx, dtype.value))
-        stored = rounded(signed, dtype.value)
+        stored = from_float32(signed, dtype.value)
         assert mx.array_equal(kernel_cases.to_mlx(stored, dtype), expected)
         np.testing.assert_array_equal(kernel_cases.from_mlx(expected, dtype), stored)
         single = expected.astype(mx.float32)
-        np.testing.assert_array_equal(widened(stored), np.asarray(single))
+        np.testing.assert_array_equal(to_float32(stored), np.asarray(single))
 
 
 def test_every_type_holds_the_same_numbers_rounded():
@@ -42,7 +42,7 @@ def test_every_type_holds_the_same_numbers_rounded():
     for dtype in HALF:
         half = kernel_cases.allocate(1 << 15, 512, seed=3, dtype=dtype)
         for name in ("q", "keys", "values"):
-            expected = rounded(getattr(single, name), dtype.value)
+            expected = from_float32(getattr(single, name), dtype.value)
             np.testing.assert_array_equal(getattr(half, name), expected)
 
 
@@ -87,7 +87,7 @@ def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype)
     assert values.dtype == np.float32 and not np.isnan(values).any()
     # The template is repeated, and every memory begins with it.
     expected = kernel_cases.allocate(1 << 10, values.size, 1, dtype).q
-    np.testing.assert_array_equal(rounded(values.reshape(-1), dtype.value), expected)
+    np.testing.assert_array_equal(from_float32(values.reshape(-1), dtype.value), expected)
 
 
 def experiment(dtype, **engine):

@@ -216,8 +216,8 @@ def test_preparing_imports_neither_mlx_nor_an_engine_but_what_its_memory_needs()
         "[workload.prepare(e) or workload.estimate(e) for e in made]; "
         "bad = [m for m in sys.modules if m.split('.')[0] in ('mlx', 'numba', 'hydra') "
         "or m.startswith('labkit.engine.') and not m.removeprefix('labkit.engine.').startswith("
-        "('budget', 'dtype', 'plugins')) and m not in ('labkit.engine.attention', "
-        "'labkit.engine.attention.kernel_switches', 'labkit.engine.attention.kv_dtypes')]; "
+        "('budget', 'compute_dtype', 'plugins')) and m not in ('labkit.engine.attention', "
+        "'labkit.engine.attention.kernel_switches')]; "
         "print(bad)"
     )
     source = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.kernel_switches import ITEM_BYTES
+from labkit.cpu.kv_dtypes import ITEM_BYTES
 from labkit.engine.attention.resolvers.resolver import Resolver
 
 Ints = NDArray[np.int32]

@@ -27,9 +27,9 @@ from labkit.cpu.graph_capture import (
     V_POOL,
 )
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.kernel_switches import STAMP_MASK
 from labkit.engine.attention.launch_report import LaunchTotals, launch_stamp, report_step
 from labkit.engine.engine_protocol import Counters
+from labkit.kernel_abi import STAMP_MASK
 
 Ints = NDArray[np.int64]
 _OF_KIND = [BODY, HEADS, ELEMENT, SLOT_NUMBERS]

@@ -11,24 +11,34 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import attention_launch, decode_attention, kernel_params, tiled_attention
+from labkit.cpu import (
+    attention_launch,
+    decode_attention,
+    kernel_params,
+    resolver_variants,
+    tiled_attention,
+)
 from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_intrinsics import KEYS
 from labkit.cpu.graph_capture import FIRST, OUT, CapturedAttention
-from labkit.engine.attention import input_validation, kernel_dispatch
+from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
+from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.captured_layers import CapturedLayers, ReplayState
 from labkit.engine.attention.kernel_dispatch import Dispatch
-from labkit.engine.attention.kernel_switches import BQ, RESOLVER_IDS, KernelSwitches
-from labkit.engine.attention.kv_dtypes import STORED_AS, name_of
+from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.launch_report import Launch, Reports, report_step
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.engine_protocol import Counters
+from labkit.kernel_abi import BQ, RESOLVER_IDS
 
 if TYPE_CHECKING:  # it brings the kernels of a whole model
     from labkit.cpu.graph_replay import ExecutableGraph
 
 _ARRAYS = ("q", "k_pool", "v_pool", "out", "sinks")
+
+for lookup_type, resolver in resolvers.BY_LOOKUP_TYPE.items():
+    resolver_variants.register(lookup_type, resolver)
 
 
 class CpuBackend(PagedBackend):
@@ -42,7 +52,7 @@ class CpuBackend(PagedBackend):
     """
 
     name = "cpu"
-    dtypes = tuple(STORED_AS)
+    dtypes = tuple(NUMPY_DTYPES)
 
     def __init__(self, switches: KernelSwitches) -> None:
         super().__init__(switches.resolver)
@@ -51,10 +61,10 @@ class CpuBackend(PagedBackend):
         self._addresses: list[tuple[int, int]] = []
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return np.zeros(shape, STORED_AS[dtype])
+        return np.zeros(shape, NUMPY_DTYPES[dtype])
 
     def _types(self, pool: Any) -> tuple[str, str | None]:
-        return name_of(pool), "float32"
+        return dtype_name(pool), "float32"
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
         """Take over pools that exist; see ``PagedBackend.adopt``."""
@@ -209,7 +219,7 @@ class CpuBackend(PagedBackend):
         dispatch = kernel_dispatch.choose_kernel(
             metadata, layer, self._switches, kernel_dispatch.cpu_limits(workers)
         )
-        stored = STORED_AS[layer.dtype]
+        stored = NUMPY_DTYPES[layer.dtype]
         if dispatch.kernel == "tiled":
             size = tiled_attention.scratch_bytes(BQ * group, layer.head_dim)
             body = tiled_attention.body(stored, self._switches.window_skip)
@@ -222,7 +232,18 @@ class CpuBackend(PagedBackend):
             )
         if self._memory.shape[1] < size:  # for as many workers as there can ever be
             self._memory = aligned_zeros(numba.config.NUMBA_NUM_THREADS, size)
-        packed = kernel_params.pack(layer, metadata, self._switches.window_skip)
+        packed = kernel_params.pack(
+            layer.dtype,
+            metadata.block_tables,
+            num_q_heads=layer.num_q_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            block_size=layer.block_size,
+            scale=layer.scale,
+            window=layer.window,
+            softcap=layer.softcap,
+            window_skip=self._switches.window_skip,
+        )
         ready = _Ready(
             dispatch=dispatch,
             packed=packed,

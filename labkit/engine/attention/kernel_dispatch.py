@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.kernel_switches import BQ, KernelSwitches
+from labkit.engine.attention.kernel_switches import KernelSwitches
+from labkit.kernel_abi import BQ
 
 SPLIT_TOKENS = 512  # keys per partition of split_kv=auto
 MAX_PARTITIONS = 16

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.kernel_switches import (
-    BLOCKS,
-    ITERATIONS,
+from labkit.kernel_abi import (
+    BLOCKS_COLUMN,
+    ITERATIONS_COLUMN,
     KERNEL_IDS,
     RESOLVER_IDS,
-    STAMP,
+    STAMP_COLUMN,
     STAMP_FACTORS,
     STAMP_MASK,
-    SURPLUS,
+    SURPLUS_COLUMN,
 )
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Rows:
         """Return by how much the stamps of each launch are off: the first wrong one's, or 0."""
         units = np.arange(self.written.shape[1], dtype=np.uint32)
         expected = np.array(self.expected, np.uint32)[:, None]
-        off = self.written[:, :, STAMP].astype(np.uint32) - (units + expected)  # wraps
+        off = self.written[:, :, STAMP_COLUMN].astype(np.uint32) - (units + expected)  # wraps
         if not off.any():
             return np.zeros(len(off), np.int64)
         first: NDArray[np.int64] = off[np.arange(len(off)), (off != 0).argmax(axis=1)].astype(int)
@@ -274,14 +274,14 @@ def _read_one(metadata: AttentionMetadata, launch: Launch) -> LaunchTotals:
         count=1,
         expected=expected,
         off=off,
-        iterations=sum(row[ITERATIONS] for row in rows),
-        blocks=sum(row[BLOCKS] for row in rows),
-        surplus=sum(row[SURPLUS] for row in rows),
+        iterations=sum(row[ITERATIONS_COLUMN] for row in rows),
+        blocks=sum(row[BLOCKS_COLUMN] for row in rows),
+        surplus=sum(row[SURPLUS_COLUMN] for row in rows),
     )
 
 
 def _first_off(rows: Sequence[Sequence[int]], expected: int) -> int:
-    offs = ((row[STAMP] - unit - expected) & STAMP_MASK for unit, row in enumerate(rows))
+    offs = ((row[STAMP_COLUMN] - unit - expected) & STAMP_MASK for unit, row in enumerate(rows))
     return next((off for off in offs if off), 0)
 
 
@@ -304,9 +304,9 @@ def _read(metadata: AttentionMetadata, alike: Launches) -> LaunchTotals:
         count=len(alike.layers),
         expected=int(main.expected[shown]),
         off=int(off[shown]),
-        iterations=main.total(ITERATIONS),
-        blocks=main.total(BLOCKS),
-        surplus=main.total(SURPLUS),
+        iterations=main.total(ITERATIONS_COLUMN),
+        blocks=main.total(BLOCKS_COLUMN),
+        surplus=main.total(SURPLUS_COLUMN),
     )
 
 

@@ -15,9 +15,10 @@ import mlx.core as mx
 from labkit.engine.attention import input_validation, kernel_dispatch
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_dispatch import Dispatch
-from labkit.engine.attention.kernel_switches import RESOLVER_IDS, KernelSwitches
+from labkit.engine.attention.kernel_switches import KernelSwitches
 from labkit.engine.attention.launch_report import Launch, Reports, report_step
 from labkit.engine.attention.mlx_backend import MlxBackend
+from labkit.kernel_abi import RESOLVER_IDS
 from labkit.metal.executor import executor_for
 from labkit.metal.kernel_call import Executor, KernelCall
 from labkit.metal.kernels import header, source

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from labkit.engine.attention.kernel_switches import ITEM_BYTES
+from labkit.cpu.kv_dtypes import ITEM_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from labkit.cpu import kv_dtypes
 from labkit.engine import attention
-from labkit.engine.attention import array_adapter, kv_dtypes
+from labkit.engine.attention import array_adapter
 from labkit.metal.emulator.cpp_compilation import find_compiler
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
@@ -59,12 +60,12 @@ class Batch:
 
     def stored(self, kind):
         """Return the batch with pools of that type."""
-        pools = (kv_dtypes.rounded(pool, kind) for pool in (self.k_pool, self.v_pool))
+        pools = (kv_dtypes.from_float32(pool, kind) for pool in (self.k_pool, self.v_pool))
         return self._with(*pools)
 
     def widened(self):
         """Return the batch with float32 pools of what its pools hold, for the oracle."""
-        return self._with(*map(kv_dtypes.widened, (self.k_pool, self.v_pool)))
+        return self._with(*map(kv_dtypes.to_float32, (self.k_pool, self.v_pool)))
 
     def _with(self, k_pool, v_pool):
         return replace(self, k_pool=k_pool, v_pool=v_pool)

@@ -7,14 +7,13 @@ import pytest
 from numba import njit, types
 from numba.core.itanium_mangler import mangle
 
-from labkit.cpu import kv_conversion
+from labkit.cpu import kv_conversion, kv_dtypes
 from labkit.cpu.attention_intrinsics import copy_wide, round_to_bfloat16, round_to_float16
 from labkit.cpu.jit import intrinsic
 from labkit.cpu.kernel_params import LAYERS, layer_type
 from labkit.cpu.simd_emitter import BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 from labkit.engine import attention
-from labkit.engine.attention import kv_dtypes
 from labkit.engine.kv_layout.kv_shape import KVShape
 
 HALVES = ("float16", "bfloat16")
@@ -39,7 +38,7 @@ def as_float(words, kind):
 
 @pytest.mark.parametrize("kind", HALVES)
 def test_every_word_widens_exactly(kind):
-    stored, out = WORDS.view(kv_dtypes.STORED_AS[kind]), np.empty(len(WORDS), np.float32)
+    stored, out = WORDS.view(kv_dtypes.NUMPY_DTYPES[kind]), np.empty(len(WORDS), np.float32)
     layer = np.zeros(1, LAYERS[stored.dtype])
 
     @njit
@@ -48,7 +47,7 @@ def test_every_word_widens_exactly(kind):
 
     widen(layer, out.ctypes.data, stored.ctypes.data, len(out) // LANES)
     same_numbers(out, as_float(WORDS, kind))
-    same_numbers(kv_dtypes.widened(stored), as_float(WORDS, kind))
+    same_numbers(kv_dtypes.to_float32(stored), as_float(WORDS, kind))
 
 
 def test_float16_widens_exactly_without_the_instruction():
@@ -98,7 +97,7 @@ def test_float32_is_rounded_to_the_nearest_and_ties_to_even(kind):
     assert np.array_equal(out[~nan], expected[~nan])
     assert np.isnan(as_float(out[nan], kind)).all()
     with np.errstate(over="ignore"):
-        twin = kv_dtypes.rounded(numbers, kind).view(np.uint16)
+        twin = kv_dtypes.from_float32(numbers, kind).view(np.uint16)
     assert np.array_equal(twin[~nan], expected[~nan])
 
 
@@ -111,14 +110,14 @@ def test_a_write_rounds(batch, kind):
     backend = attention.create()
     plan = pools.plan(backend)
     for new, pool in ((k, expected.k_pool), (v, expected.v_pool)):
-        pool.reshape(-1, 2, 64)[plan.slot_mapping] = kv_dtypes.rounded(new, kind)
+        pool.reshape(-1, 2, 64)[plan.slot_mapping] = kv_dtypes.from_float32(new, kind)
     out, _ = pools.forward(backend, plan, k, v)
     assert np.array_equal(pools.k_pool, expected.k_pool)
     assert np.array_equal(pools.v_pool, expected.v_pool)
     assert np.array_equal(out, expected.attend()[0])
 
 
-@pytest.mark.parametrize("kind", kv_dtypes.STORED_AS)
+@pytest.mark.parametrize("kind", kv_dtypes.NUMPY_DTYPES)
 def test_a_slot_of_minus_one_is_skipped(batch, kind):
     made = batch([(3, 20)], poison=False).stored(kind)
     guarded = np.concatenate([made.k_pool[:1], made.k_pool])
@@ -135,7 +134,7 @@ def test_functions_for_other_pools_are_called_otherwise_in_every_process():
     """Else two that were compiled in different processes may be taken for each other."""
     kinds = {name: layer_type(layer) for name, layer in LAYERS.items()}
     names = [mangle("f", [types.CPointer(kind), kind]) for kind in kinds.values()]
-    assert len(set(names)) == len(kv_dtypes.STORED_AS)
+    assert len(set(names)) == len(kv_dtypes.NUMPY_DTYPES)
     for kind in kinds.values():  # numba's own name for a record has its number in it
         assert kind.mangling_args == (f"Layer_{kind.typeof('element')}", ())
 
@@ -144,7 +143,7 @@ def test_functions_for_other_pools_are_called_otherwise_in_every_process():
 def test_pools_are_allocated_in_half_precision(kind):
     backend = attention.create()
     backend.allocate([KVShape(2, 64, 64)], 4, 16, kind)
-    assert backend.keys[0].dtype == kv_dtypes.STORED_AS[kind]
+    assert backend.keys[0].dtype == kv_dtypes.NUMPY_DTYPES[kind]
     assert backend.values[0].shape == (4, 16, 2, 64)
 
 
@@ -214,4 +213,4 @@ def test_mlx_converts_to_the_type_of_its_pools(batch, device, request):
 
 def test_a_pool_of_another_type_is_refused():
     with pytest.raises(ValueError, match="a KV pool holds float32, float16, bfloat16, not float64"):
-        kv_dtypes.name_of(np.zeros(1))
+        kv_dtypes.dtype_name(np.zeros(1))

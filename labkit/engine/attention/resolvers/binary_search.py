@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from labkit.engine.attention.kernel_switches import BQ
 from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.kernel_abi import BQ
 
 
 class BinarySearchLookup(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.engine.attention.kernel_switches import BQ
+from labkit.kernel_abi import BQ
 
 Ints = NDArray[np.int32]
 

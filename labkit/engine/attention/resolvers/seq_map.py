@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine import plugins
-from labkit.engine.attention.kernel_switches import BQ
 from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.kernel_abi import BQ
 
 SURPLUS = -1
 
