@@ -1,4 +1,4 @@
-"""The doctor: it measures in a process of its own, and its rules name what is wrong."""
+"""The doctor: measurement in a separate process, caveats with fixes, and pilot A/A runs."""
 
 import json
 import math
@@ -33,7 +33,7 @@ QUIET = {
         "side": 768,
     },
 }
-SIGHT = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
+ESTIMATE = PilotNoise(5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5)
 MAC = {"os": "Darwin", "settings": {}, "thermal": "nominal", "low_power_mode": False}
 LINUX = {"os": "Linux", "settings": {"governor": "performance", "numa_nodes": "0"}}
 
@@ -43,24 +43,24 @@ def facts(environment=LINUX, *, noise=None, mlx=None, free=20 * GIB, shares=None
     measured["noise"].update(noise or {})
     measured["mlx"].update(mlx or {})
     machine = MemoryProfile("a test's", 32 * GIB, free, 32 * GIB, metal=False)
-    return machine_caveats.Facts(environment, machine, measured, **others)
+    return machine_caveats.MachineFacts(environment, machine, measured, **others)
 
 
 @pytest.mark.parametrize("environment", [LINUX, MAC])
-def test_a_quiet_machine_has_no_weakness(environment):
+def test_a_quiet_machine_has_no_caveats(environment):
     quiet = facts(environment, on_battery=False)
-    assert machine_caveats.find(quiet) == []
+    assert machine_caveats.find_caveats(quiet) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "what", "fix"),
+    ("change", "text", "fix"),
     [
         ({"noise": {"bandwidth_cv_pct": 3.0}}, "varies by 3.0 %", "design=strict"),
         ({"shares": {"others_pct": 30.0}}, "took 30 % of the cores", "end them"),
         ({"shares": {"steal_pct": 4.0}}, "virtual machines took 4 %", "dedicated host"),
         ({"free": GIB}, "only 1.0 GiB", "close programs"),
         ({"on_battery": True}, "battery", "plug it in"),
-        ({"mlx": {"metal": False}}, "no Metal here", "on a Mac"),
+        ({"mlx": {"metal": False}}, "no Metal on this machine", "on a Mac"),
         ({"mlx": {"blas_reason": "patchelf is not installed"}}, "reference BLAS", "patchelf"),
         ({"environment": {**MAC, "low_power_mode": True}}, "low power", "System Settings"),
         ({"environment": {**MAC, "thermal": "serious"}}, "serious", "cool down"),
@@ -69,9 +69,9 @@ def test_a_quiet_machine_has_no_weakness(environment):
         ({"environment": {**LINUX, "cgroup": {"cores": 1.5}}}, "quota of 1.5", "cpuset"),
     ],
 )
-def test_each_weakness_has_its_fix(change, what, fix):
-    (found,) = machine_caveats.find(facts(**change))
-    assert what in found.what and fix in found.fix
+def test_each_caveat_has_its_fix(change, text, fix):
+    (caveat,) = machine_caveats.find_caveats(facts(**change))
+    assert text in caveat.text and fix in caveat.fix
 
 
 @pytest.mark.parametrize(
@@ -85,18 +85,19 @@ def test_each_weakness_has_its_fix(change, what, fix):
 )
 def test_settings_come_with_the_command_that_changes_them(setting, command):
     environment = {**LINUX, "settings": {**LINUX["settings"], **setting}}
-    (found,) = machine_caveats.find(facts(environment))
-    assert found.fix == command
+    (caveat,) = machine_caveats.find_caveats(facts(environment))
+    assert caveat.fix == command
 
 
-def test_the_gravest_comes_first():
-    found = machine_caveats.find(facts(noise={"matmul_cv_pct": 9.0}, mlx={"metal": False}))
-    assert "varies by 9.0 %" in found[0].what and "Metal" in found[-1].what
+def test_the_gravest_caveat_comes_first():
+    caveats = machine_caveats.find_caveats(
+        facts(noise={"matmul_cv_pct": 9.0}, mlx={"metal": False})
+    )
+    assert "varies by 9.0 %" in caveats[0].text and "Metal" in caveats[-1].text
 
 
-def test_a_macs_lines():
-    """What a Mac tells, as its screen says it."""
-    told = {
+def test_lines_of_a_mac():
+    environment = {
         **MAC,
         "pressure": {"memory": {"level": 2}},
         "compressed_bytes": 6 * GIB,
@@ -104,7 +105,9 @@ def test_a_macs_lines():
     }
     measured = {**QUIET, "mlx": {**QUIET["mlx"], "gpu_gb_s": 150.0}}
     machine = memory_profile.simulated_mac("sim_m1_pro_32gb")
-    lines = dict(terminal_screen.machine_lines(machine_caveats.Facts(told, machine, measured)))
+    lines = dict(
+        terminal_screen.machine_lines(machine_caveats.MachineFacts(environment, machine, measured))
+    )
     assert "pressure warning; 6.0 GiB compressed" in lines["memory"]
     assert "Metal recommends 21.3 GiB" in lines["memory"]
     assert "collector on" in lines["wired"] and "thermal: fair" in lines["power"]
@@ -124,23 +127,23 @@ def own_lock(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path, monkeypatch):
-    """Folders of the test's own, and nothing tried in them."""
+    """A temporary folder of the test's own."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
 
 @pytest.fixture
-def seen(monkeypatch, no_cache):
-    """What the processes showed, without any; kept in a cache of the test's own."""
-    kinds = {"kernels": SIGHT, "requests": "crashed: load: ImportError: no mlx"}
-    monkeypatch.setattr(detectable_effect, "look", lambda on_step: kinds)
+def stub_pilots(monkeypatch, no_cache):
+    """Results of pilots without running any, and a cache of the test's own."""
+    results = {"kernels": ESTIMATE, "requests": "crashed: load: ImportError: no mlx"}
+    monkeypatch.setattr(detectable_effect, "run_pilots", lambda on_step: results)
 
 
 @pytest.fixture(scope="module")
 def measured():
-    """A real, short measurement, and the steps that it said."""
+    """A real, short measurement, and the steps that it reported."""
     steps = []
-    return measurement_process.measure(steps.append, seconds=0.3), steps
+    return measurement_process.measure(steps.append, noise_s=0.3), steps
 
 
 def test_it_measures_in_another_process(measured):
@@ -151,35 +154,39 @@ def test_it_measures_in_another_process(measured):
     assert result["noise"]["seconds"] >= 0.3
 
 
-def test_one_screen_of_80_columns(measured, seen, monkeypatch, capsys):
+def test_one_screen_of_80_columns(measured, stub_pilots, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     monkeypatch.setenv("COLUMNS", "200")
     assert doctor.main([]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) <= 50
-    for word in ("chip", "memory", "MLX", "matmul", "bandwidth", "wired", "power", "noise"):
-        assert re.search(rf"^ *{word}  ", out, re.MULTILINE), word
+    for label in ("chip", "memory", "MLX", "matmul", "bandwidth", "wired", "power", "noise"):
+        assert re.search(rf"^ *{label}  ", out, re.MULTILINE), label
     assert "GFLOP/s" in out and "GB/s" in out and "budgets" in out
 
 
-def test_it_says_what_a_minute_sees_and_keeps_it(measured, seen, monkeypatch, capsys):
+def test_detectable_effects_are_shown_and_stored(measured, stub_pilots, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     assert doctor.main([]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"kernels {SIGHT.interleaved_pct:.1f} % {SIGHT.separate_pct:.1f} % " in out
-    assert "5 short processes of kernels (2.0 s each)" in out and "estimated" in out
-    assert "sees of requests is not known: crashed: load: ImportError: no mlx" in out
-    assert doctor_noise.load_pilot_noise("kernels") == SIGHT
+    assert f"kernels {ESTIMATE.interleaved_pct:.1f} % {ESTIMATE.separate_pct:.1f} % " in out
+    assert (
+        "5 short processes of kernels (2.0 s each)" in out
+        and "(estimated)" in out
+        and "80 % power" in out
+    )
+    assert "effect for requests is unknown: crashed: load: ImportError: no mlx" in out
+    assert doctor_noise.load_pilot_noise("kernels") == ESTIMATE
     assert (
         doctor_noise.load_pilot_noise("requests") is None
         and doctor_noise.load_noise_sd() is not None
     )
 
 
-def test_a_minute_that_is_too_short_for_a_verdict_says_so(capsys):
+def test_too_few_blocks_in_a_minute_are_reported(capsys):
     slow = PilotNoise(3, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=11.0, separate_s=6.0)
-    terminal_screen.show_sights(doctor._console(sys.stdout), {"kernels": slow})
+    terminal_screen.show_pilots(doctor._console(sys.stdout), {"kernels": slow})
     assert capsys.readouterr().out.count("too few blocks") == 2
 
 
@@ -215,7 +222,7 @@ def test_a_smaller_fraction_needs_no_higher_limit(capsys):
 @pytest.mark.parametrize(
     "arguments", [["--machine", "toaster"], ["--fraction", "1.5"], ["--fraction", "x"], ["nope"]]
 )
-def test_a_mistake_is_one_line_and_2(arguments, capsys):
+def test_a_usage_error_is_one_line_and_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         doctor.main(arguments)
     assert stopped.value.code == 2
@@ -223,19 +230,19 @@ def test_a_mistake_is_one_line_and_2(arguments, capsys):
     assert line.startswith("labkit.doctor: ")
 
 
-def test_a_measurement_that_fails_is_one_line_and_1(monkeypatch, capsys):
+def test_a_failed_measurement_is_one_line_and_exit_code_1(monkeypatch, capsys):
     def fail(on_step):
-        raise measurement_process.CannotMeasure("the measuring process failed: boom")
+        raise measurement_process.MeasurementError("the measuring process failed: boom")
 
     monkeypatch.setattr(doctor, "measure", fail)
     assert doctor.main([]) == 1
     assert "labkit.doctor: the measuring process failed: boom" in capsys.readouterr().err
 
 
-def test_a_study_that_is_timing_is_not_disturbed(monkeypatch, capsys):
+def test_a_running_study_is_not_disturbed(monkeypatch, capsys):
     from labkit.experiment import file_locks
 
-    monkeypatch.setattr(doctor, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(doctor, "LOCK_TIMEOUT_S", 0.0)
     monkeypatch.setattr(doctor, "measure", lambda on_step: pytest.fail("it measured"))
     with file_locks.timing_lock("outputs/a_study"):
         assert doctor.main([]) == 1
@@ -244,14 +251,14 @@ def test_a_study_that_is_timing_is_not_disturbed(monkeypatch, capsys):
     assert "outputs/a_study" in line and "would disturb it" in line
 
 
-def test_a_process_that_hangs_is_ended():
-    with pytest.raises(measurement_process.CannotMeasure, match="status -9"):
-        measurement_process.measure(lambda step: None, seconds=60, timeout=1.0)
+def test_a_hanging_process_is_killed():
+    with pytest.raises(measurement_process.MeasurementError, match="status -9"):
+        measurement_process.measure(lambda step: None, noise_s=60, timeout_s=1.0)
 
 
-def test_a_process_that_fails_says_its_last_line():
-    with pytest.raises(measurement_process.CannotMeasure, match="ValueError"):
-        measurement_process.measure(lambda step: None, seconds="no number")
+def test_a_failed_process_reports_its_last_line():
+    with pytest.raises(measurement_process.MeasurementError, match="ValueError"):
+        measurement_process.measure(lambda step: None, noise_s="no number")
 
 
 @pytest.mark.slow
@@ -262,98 +269,102 @@ def test_the_whole_command():
     assert done.returncode == 0, done.stderr
     assert memory_profile.THIS_MACHINE in done.stdout and "GFLOP/s" in done.stdout
     assert re.search(r"^ *kernels +[0-9.]+ % ", done.stdout, re.MULTILINE), done.stdout
-    assert done.stderr.strip() == f"labkit doctor: {doctor.TAKES}"
+    assert done.stderr.strip() == f"labkit doctor: {doctor.PROGRESS_TEXT}"
 
 
-# --------------------------------------------------------------------------- what a minute sees
+# --------------------------------------------------------------------------- pilot A/A runs
 
 
 def block(number, base, control, turns=(0.5, 0.4)):
-    """One process of two equal arms: their repeats (us), and the seconds of their turns."""
+    """Records of one process with two equal arms: repeats (us), and seconds of their turns."""
 
     def record(role, position, repeats, seconds):
         metric = Metric("dispatch_us", "us", "lower", True, tuple(repeats))
         cases = (CaseRecord("one", None, (metric,), None, {}),)
-        when, spent = "2026-11-22T09:00:00Z", {"turns": seconds}
-        return Record(role, role, number, position, 0, "ok", when, cases=cases, seconds=spent)
+        start, stages = "2026-11-22T09:00:00Z", {"turns": seconds}
+        return Record(role, role, number, position, 0, "ok", start, cases=cases, seconds=stages)
 
     return [record("baseline", 0, base, turns[0]), record("control", 1, control, turns[1])]
 
 
-def test_turns_take_away_what_processes_differ_in():
+def test_interleaving_removes_the_differences_between_processes():
     """Processes 10 % apart, in each of which the control is 0 or 2 % slower."""
     records, slow, apart = [], (1.0, 1.1, 1.2, 1.1), (1.0, 1.02, 1.0, 1.02)
     for number, (machine, control) in enumerate(zip(slow, apart, strict=True)):
         rounds = [100 * machine, 300 * machine, 200 * machine]
         records += block(number, rounds, [r * control for r in rounds])
-    found = detectable_effect.estimate(records, [2.0, 2.0, 3.0, 1.0])
-    assert (found.processes, found.interleaved_s, found.separate_s) == (4, 2.0, pytest.approx(1.6))
+    estimate = detectable_effect.estimate_noise(records, [2.0, 2.0, 3.0, 1.0])
+    assert (estimate.processes, estimate.interleaved_s, estimate.separate_s) == (
+        4,
+        2.0,
+        pytest.approx(1.6),
+    )
     paired = math.log(1.02) / math.sqrt(3)  # of 0, 1, 0, 1
-    assert found.interleaved_sd == pytest.approx(paired / math.sqrt(2))
-    assert 0.06 < found.separate_sd < 0.09 and found.separate_sd > 5 * found.interleaved_sd
+    assert estimate.interleaved_sd == pytest.approx(paired / math.sqrt(2))
+    assert 0.06 < estimate.separate_sd < 0.09 and estimate.separate_sd > 5 * estimate.interleaved_sd
 
 
-class FakeTrial:
-    """A kind of workload that takes so long, or breaks where it is told."""
+class FakePilot:
+    """A pilot whose processes take ``seconds``, or that raises the errors in ``errors``."""
 
-    made: list["FakeTrial"]
-    breaks: dict[str, BaseException]
+    instances: list["FakePilot"]
+    errors: dict[str, BaseException]
     seconds = 0.0
 
     def __init__(self, overrides, folder):
-        self.kind, self.ran = folder.name, 0
+        self.kind, self.num_runs = folder.name, 0
         folder.mkdir()
-        self.strike("prepare")
-        type(self).made.append(self)
+        self.raise_error("prepare")
+        type(self).instances.append(self)
 
-    def strike(self, where):
-        if f"{where} {self.kind}" in self.breaks:
-            raise self.breaks[f"{where} {self.kind}"]
+    def raise_error(self, where):
+        if f"{where} {self.kind}" in self.errors:
+            raise self.errors[f"{where} {self.kind}"]
 
-    def fits(self, seconds):
-        return self.seconds <= seconds
+    def fits(self, remaining_s):
+        return self.seconds <= remaining_s
 
     def run(self):
-        self.strike("run")
-        self.ran += 1
+        self.raise_error("run")
+        self.num_runs += 1
 
-    def sight(self):
-        return SIGHT
+    def estimate(self):
+        return ESTIMATE
 
 
 @pytest.fixture
-def trials(monkeypatch):
-    monkeypatch.setattr(FakeTrial, "made", [], raising=False)
-    monkeypatch.setattr(FakeTrial, "breaks", {}, raising=False)
-    monkeypatch.setattr(detectable_effect, "Trial", FakeTrial)
-    return FakeTrial
+def pilots(monkeypatch):
+    monkeypatch.setattr(FakePilot, "instances", [], raising=False)
+    monkeypatch.setattr(FakePilot, "errors", {}, raising=False)
+    monkeypatch.setattr(detectable_effect, "Pilot", FakePilot)
+    return FakePilot
 
 
-def test_every_kind_gets_its_processes_and_says_so(trials):
+def test_every_kind_runs_all_its_processes_and_reports_steps(pilots):
     steps = []
-    assert detectable_effect.look(steps.append) == {"kernels": SIGHT, "requests": SIGHT}
-    assert [trial.ran for trial in trials.made] == [detectable_effect.MOST] * 2
-    assert sum("process" in step for step in steps) == 2 * detectable_effect.MOST
+    assert detectable_effect.run_pilots(steps.append) == {"kernels": ESTIMATE, "requests": ESTIMATE}
+    assert [pilot.num_runs for pilot in pilots.instances] == [detectable_effect.MAX_PROCESSES] * 2
+    assert sum("process" in step for step in steps) == 2 * detectable_effect.MAX_PROCESSES
     assert any("kernels" in step for step in steps) and any("requests" in step for step in steps)
 
 
 @pytest.mark.parametrize("where", ["prepare", "run"])
-def test_a_kind_that_breaks_is_said_and_the_other_goes_on(trials, where):
-    trials.breaks[f"{where} kernels"] = ImportError("no numba\nhere")
-    found = detectable_effect.look(lambda step: None)
-    assert found == {"kernels": "no numba here", "requests": SIGHT}
-    assert trials.made[-1].ran == detectable_effect.MOST
+def test_an_error_of_one_kind_is_reported_and_the_other_runs(pilots, where):
+    pilots.errors[f"{where} kernels"] = ImportError("no numba\nhere")
+    results = detectable_effect.run_pilots(lambda step: None)
+    assert results == {"kernels": "no numba here", "requests": ESTIMATE}
+    assert pilots.instances[-1].num_runs == detectable_effect.MAX_PROCESSES
 
 
-def test_no_process_begins_that_would_end_too_late(trials, monkeypatch):
-    monkeypatch.setattr(trials, "seconds", 1e9)
-    detectable_effect.look(lambda step: None, seconds=60.0)
-    assert [trial.ran for trial in trials.made] == [0, 0]
+def test_no_process_starts_that_would_end_too_late(pilots, monkeypatch):
+    monkeypatch.setattr(pilots, "seconds", 1e9)
+    detectable_effect.run_pilots(lambda step: None, time_limit_s=60.0)
+    assert [pilot.num_runs for pilot in pilots.instances] == [0, 0]
 
 
 @pytest.mark.parametrize("where", ["prepare", "run"])
-def test_control_c_ends_it_and_leaves_nothing(trials, where, measured, monkeypatch, no_cache):
-    trials.breaks[f"{where} requests"] = Interrupted("SIGINT")
+def test_control_c_leaves_no_files(pilots, where, measured, monkeypatch, no_cache):
+    pilots.errors[f"{where} requests"] = Interrupted("SIGINT")
     monkeypatch.setattr(doctor, "measure", lambda on_step: measured[0])
     assert doctor.main([]) == 130
     assert list(Path(tempfile.gettempdir()).iterdir()) == []
@@ -362,45 +373,47 @@ def test_control_c_ends_it_and_leaves_nothing(trials, where, measured, monkeypat
 
 @pytest.fixture
 def bare():
-    """A trial that was never made ready."""
+    """Pilots that were never prepared."""
 
-    def make(walls, records=()):
-        trial = object.__new__(detectable_effect.Trial)
-        trial.walls, trial.records = list(walls), list(records)
-        return trial
+    def make(wall_times_s, records=()):
+        pilot = object.__new__(detectable_effect.Pilot)
+        pilot.wall_times_s, pilot.records = list(wall_times_s), list(records)
+        return pilot
 
     return make
 
 
-def test_a_trial_goes_on_while_it_works_and_fits(bare):
+def test_a_pilot_continues_while_it_works_and_fits(bare):
     good, bad = block(0, [1.0], [1.0]), SimpleNamespace(ok=False, outcome="oom", detail="killed")
     assert bare([]).fits(0.1) and bare([2.0, 1.0], good).fits(2.1)
     assert not bare([2.0, 1.0], good).fits(1.9) and not bare([]).fits(-0.1)
     assert not bare([1.0], [bad]).fits(60.0)
-    assert bare([1.0] * 5, [bad]).sight() == "oom: killed"
+    assert bare([1.0] * 5, [bad]).estimate() == "oom: killed"
 
 
-def test_too_few_processes_are_not_estimated_from(bare):
+def test_too_few_processes_give_no_estimate(bare):
     records = [r for n in range(3) for r in block(n, [100.0 + n], [100.0])]
-    assert "only 2 of 3 processes" in bare([1.0] * 2, records[:4]).sight()
-    assert isinstance(bare([1.0] * 3, records).sight(), PilotNoise)
+    assert "only 2 of 3 processes" in bare([1.0] * 2, records[:4]).estimate()
+    assert isinstance(bare([1.0] * 3, records).estimate(), PilotNoise)
 
 
-def test_a_trial_is_a_study_s_own_process(tmp_path):
-    """Real: two equal arms, which take turns in one worker."""
-    trial = detectable_effect.Trial(detectable_effect.ASKED["kernels"], tmp_path / "kernels")
-    trial.run()
-    assert trial.failed is None and len(trial.walls) == 1
-    assert [record.role for record in trial.records] != [] and len(trial.records) == 2
-    for record in trial.records:
+def test_a_pilot_runs_a_study_s_own_process(tmp_path):
+    """A real run: two equal arms, interleaved in one worker."""
+    overrides = detectable_effect.OVERRIDES_BY_KIND["kernels"]
+    pilot = detectable_effect.Pilot(overrides, tmp_path / "kernels")
+    pilot.run()
+    assert pilot.failure is None and len(pilot.wall_times_s) == 1
+    assert [record.role for record in pilot.records] != [] and len(pilot.records) == 2
+    for record in pilot.records:
         assert record.block == 0 and record.notes["isolation"] == "in_process"
-        assert 0 < record.seconds["turns"] < trial.walls[0]
+        assert 0 < record.seconds["turns"] < pilot.wall_times_s[0]
         assert len(record.cases[0].metrics[0].repeats) == 40
 
 
 @pytest.mark.slow
 def test_both_kinds_for_real():
-    found = detectable_effect.look(lambda step: None, seconds=120.0)
-    for one in found.values():
-        assert isinstance(one, PilotNoise), found
-        assert one.processes == detectable_effect.MOST and one.separate_s < one.interleaved_s
+    results = detectable_effect.run_pilots(lambda step: None, time_limit_s=120.0)
+    for estimate in results.values():
+        assert isinstance(estimate, PilotNoise), results
+        assert estimate.processes == detectable_effect.MAX_PROCESSES
+        assert estimate.separate_s < estimate.interleaved_s

@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import app
-from labkit.analysis.rendering.published_table import AGREEMENT
+from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published_rows
 from labkit.experiment.cell_composer import with_scale_overrides
@@ -43,7 +43,7 @@ def cases(whole):
         *serving_metrics.counted_metrics(dict.fromkeys(COUNTED, 1.0)),
         *serving_metrics.sending_metrics([SERVED, LATER]),
     ]
-    found = {"all": {metric.name for metric in made} | set(AGREEMENT)}
+    found = {"all": {metric.name for metric in made} | set(AGREEMENT_METRICS)}
     if asked.per_request:
         assert asked.prompts.source == "listed"
         own = {metric.name for metric in serving_metrics.request_metrics(SERVED)}

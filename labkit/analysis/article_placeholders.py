@@ -23,10 +23,10 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.analysis.rendering.markdown_report import markdown_table
-from labkit.analysis.rendering.published_table import published_line
+from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.report_sections import CellReport
-from labkit.analysis.rendering.results_table import Result, verdict_text
-from labkit.analysis.rendering.tables import Column, said
+from labkit.analysis.rendering.results_table import ResultLine, verdict_text
+from labkit.analysis.rendering.tables import Column, text_or_empty
 from labkit.analysis.study_analysis import AnalysisCache
 from labkit.config.option_index import did_you_mean
 
@@ -171,7 +171,7 @@ SENTENCES: dict[str, Callable[[CellReport], str | None]] = {
     "answer": lambda report: f"**{report.answer}**",
     "control": lambda report: next((x for x in report.notes if x.startswith("A/A control")), None),
     "machine": lambda report: report.machine[0],
-    "published": lambda report: published_line(report.cell),
+    "published": lambda report: published_source(report.cell),
 }
 
 
@@ -261,16 +261,16 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else value_text(value)
 
 
-def _linked(column: Column[Result], page: str) -> Column[Result]:
+def _linked(column: Column[ResultLine], page: str) -> Column[ResultLine]:
     """Return a column of results whose numbers lead to their runs on the page."""
     if column.link is None:
         return column
     link, text = column.link, column.text
 
-    def value(line: Result) -> str:
+    def value(line: ResultLine) -> str:
         return f"[{shown}]({page}{link(line)})" if (shown := text(line)) else ""
 
-    return replace(column, value=value, form=said)
+    return replace(column, value=value, form=text_or_empty)
 
 
 def _one_of(kind: str, name: str, known: Iterable[str]) -> str:

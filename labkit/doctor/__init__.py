@@ -1,7 +1,7 @@
-"""``python -m labkit.doctor``: what is this machine, how noisy, and what can a minute see?
+"""``python -m labkit.doctor``: what this machine is, how noisy it is, what one minute can detect.
 
-The parent reads what the system tells; what must be measured is measured in a short
-process that starts as a worker does
-(``labkit.doctor.measurement_worker``), and what a minute sees in
-workers themselves (``labkit.doctor.detectable_effect``).
+The parent process only reads what the operating system reports. Noise and speed are measured in
+a short process that starts the way a worker does (``labkit.doctor.measurement_worker``). The
+smallest detectable effect comes from pilot runs in real workers
+(``labkit.doctor.detectable_effect``).
 """

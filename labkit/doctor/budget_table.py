@@ -1,4 +1,4 @@
-"""What each policy would give a model on a machine, before weights, in one line each."""
+"""The memory that each budget policy would give the engine on a machine, before weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from labkit.engine import budget
 from labkit.engine.budget import BudgetRefusal, ModelFootprint
 from labkit.machine.memory_profile import MemoryProfile
 
-# A model without weights or activations: what is left is the policy's own ceiling.
-WEIGHTLESS = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)
-SHARES = (
+# A model without weights or activations: what remains is the policy's own ceiling.
+WEIGHTLESS_MODEL = ModelFootprint("none", 0, 1 << 10, 0, 0, 4096)
+FRACTION_POLICIES = (
     config.BudgetPolicy.fraction,
     config.BudgetPolicy.vllm,
     config.BudgetPolicy.mistralrs,
@@ -19,26 +19,29 @@ SHARES = (
 
 
 @dataclass(frozen=True)
-class Ceiling:
-    """A policy's ceiling (bytes), or None and what to set instead."""
+class BudgetCeiling:
+    """A policy's ceiling (bytes), or None and the setting to change."""
 
     policy: str
     bytes: int | None
     advice: str = ""
 
 
-def ceilings(machine: MemoryProfile, fraction: float | None) -> list[Ceiling]:
-    """Ask every policy but ``fixed``, which has no ceiling of its own."""
-    found = []
+def budget_ceilings(machine: MemoryProfile, fraction: float | None) -> list[BudgetCeiling]:
+    """Return the ceiling of every policy except ``fixed``, which has none of its own.
+
+    ``fraction`` replaces the default of those policies that take one.
+    """
+    ceilings = []
     for policy in config.BudgetPolicy:
         if policy is config.BudgetPolicy.fixed:
             continue
-        share = fraction if policy in SHARES else None
+        share = fraction if policy in FRACTION_POLICIES else None
         engine = config.Engine(budget=config.Budget(policy=policy, fraction=share))
-        answer = budget.plan(engine, WEIGHTLESS, machine)
-        if isinstance(answer, BudgetRefusal):
-            advice = str(answer).rsplit("; ", 1)[1]
-            found.append(Ceiling(policy.value, None, advice))
+        decision = budget.plan(engine, WEIGHTLESS_MODEL, machine)
+        if isinstance(decision, BudgetRefusal):
+            advice = str(decision).rsplit("; ", 1)[1]
+            ceilings.append(BudgetCeiling(policy.value, None, advice))
         else:
-            found.append(Ceiling(policy.value, answer.ceiling))
-    return found
+            ceilings.append(BudgetCeiling(policy.value, decision.ceiling))
+    return ceilings

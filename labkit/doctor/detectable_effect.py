@@ -1,8 +1,8 @@
-"""What a minute can see here: short A/A processes, for kernels and for requests.
+"""Pilot A/A runs that estimate the smallest effect one minute can detect on this machine.
 
-They are a study's own processes (the worker, turns and all), two equal arms in each, so
-that their noise and their cost are a study's. Whatever cannot be tried is said in a line;
-the rest of the doctor does not need it.
+A pilot runs a study's own worker processes, with two identical arms interleaved in each, so its
+noise and its cost are those of a study. There is one pilot for kernels and one for requests. A
+pilot that cannot run reports the reason in one line; the rest of the doctor does not need it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from labkit.experiment.run_failures import one_line
 from labkit.experiment.run_launcher import ProcessLauncher
 from labkit.records import Record
 
-MOST = 5  # processes of each kind
-SECONDS = 24.0  # for all of them; no process begins that would likely end later
-ALWAYS = (
+MAX_PROCESSES = 5  # of each kind of workload
+TIME_LIMIT_S = 24.0  # for the processes of all kinds together
+COMMON_OVERRIDES = (
     "ablation=none",
     "design=quick",
-    f"design.blocks={MOST}",
+    f"design.blocks={MAX_PROCESSES}",
     "design.runs_per_block=1",
     "design.isolation=in_process",
     "design.timeout_s=20",
     "engine=paged",
     "model=tiny",
 )
-ASKED: Mapping[str, Sequence[str]] = {
+OVERRIDES_BY_KIND: Mapping[str, Sequence[str]] = {
     "kernels": (
         "workload=kernel_decode",
         "workload.repeats=40",
@@ -43,20 +43,20 @@ ASKED: Mapping[str, Sequence[str]] = {
 }
 
 
-class Trial:
-    """Short processes of one kind, made ready at construction.
+class Pilot:
+    """Short A/A processes of one kind of workload, prepared at construction.
 
     Parameters
     ----------
     overrides
-        What is asked, as on the command line.
+        Hydra overrides of this kind, added to ``COMMON_OVERRIDES``.
     folder
-        Where its files go; it need not exist.
+        Folder for the files of its cell; it need not exist.
 
     Raises
     ------
     Exception
-        Whatever keeps this machine from it.
+        Any error that keeps this machine from preparing the cell.
     """
 
     def __init__(self, overrides: Sequence[str], folder: Path) -> None:
@@ -64,117 +64,134 @@ class Trial:
         from labkit.experiment.cell_composer import to_cell
 
         app.register()
-        (composed,) = app.compose_cells(app.Command((), (*ALWAYS, *overrides), multirun=False))
+        command = app.Command((), (*COMMON_OVERRIDES, *overrides), multirun=False)
+        (composed,) = app.compose_cells(command)
         workload.prepare(composed.experiment)
         self.cell = to_cell(composed, folder)
         self.launcher = ProcessLauncher()
         self.records: list[Record] = []
-        self.walls: list[float] = []
-        write_manifest(self.cell, MOST)
+        self.wall_times_s: list[float] = []
+        write_manifest(self.cell, MAX_PROCESSES)
         self.launcher.prepare(self.cell)
 
     @property
-    def failed(self) -> str | None:
-        """What the first run that failed says, or None."""
-        bad = next((record for record in self.records if not record.ok), None)
-        return None if bad is None else f"{bad.outcome}: {bad.detail}"
+    def failure(self) -> str | None:
+        """Outcome and detail of the first run that failed, or None."""
+        failed = next((record for record in self.records if not record.ok), None)
+        return None if failed is None else f"{failed.outcome}: {failed.detail}"
 
-    def fits(self, seconds: float) -> bool:
-        """Tell whether one more process is worth it and likely ends in time."""
-        return self.failed is None and max(self.walls, default=0.0) <= seconds
+    def fits(self, remaining_s: float) -> bool:
+        """Return whether another process is likely to end within ``remaining_s`` seconds.
+
+        False after a failure.
+        """
+        return self.failure is None and max(self.wall_times_s, default=0.0) <= remaining_s
 
     def run(self) -> None:
-        """Run the next process: every arm once, in turns."""
-        start, block = time.monotonic(), len(self.walls)
+        """Run the next process, which interleaves both arms."""
+        start, block = time.monotonic(), len(self.wall_times_s)
         runs = [run for run in self.cell.schedule() if run.block == block]
         self.records += self.launcher.launch(runs, self.cell)
-        self.walls.append(time.monotonic() - start)
+        self.wall_times_s.append(time.monotonic() - start)
 
-    def sight(self) -> PilotNoise | str:
-        """Return what was seen, or say why nothing was."""
-        if self.failed is not None:
-            return self.failed
-        if len(self.walls) < MIN_PROCESSES:
-            return f"only {len(self.walls)} of {MIN_PROCESSES} processes fit into {SECONDS:g} s"
-        return estimate(self.records, self.walls)
+    def estimate(self) -> PilotNoise | str:
+        """Return noise and cost, or the reason why they are unknown."""
+        if self.failure is not None:
+            return self.failure
+        done = len(self.wall_times_s)
+        if done < MIN_PROCESSES:
+            return f"only {done} of {MIN_PROCESSES} processes fit into {TIME_LIMIT_S:g} s"
+        return estimate_noise(self.records, self.wall_times_s)
 
 
-def estimate(records: Sequence[Record], walls: Sequence[float]) -> PilotNoise:
-    """Estimate noise and cost from the records of processes that took so many seconds each.
+def estimate_noise(records: Sequence[Record], wall_times_s: Sequence[float]) -> PilotNoise:
+    """Return noise and cost from the records of A/A processes.
 
-    Every block is one process that holds a baseline and its control.
+    Block ``i`` is one process, which held a baseline and its control and took
+    ``wall_times_s[i]`` seconds.
     """
     from labkit.analysis.observations import build_rows, log_values
     from labkit.analysis.statistics.power import between_run_sd
 
-    blocks = range(len(walls))
-    one, other = (
+    blocks = range(len(wall_times_s))
+    baseline, control = (
         next(r.arm for r in records if r.role == role) for role in ("baseline", "control")
     )
-    paired = next(row for row in build_rows(records, paired_baseline=one) if row.primary)
-    alone = next(row for row in build_rows(records) if row.primary)
+    paired = next(row for row in build_rows(records, paired_baseline=baseline) if row.primary)
+    unpaired = next(row for row in build_rows(records) if row.primary)
     interleaved_sd = between_run_sd(
-        log_values(paired, one, blocks), log_values(paired, other, blocks)
+        log_values(paired, baseline, blocks), log_values(paired, control, blocks)
     )
-    assert interleaved_sd is not None, "a process would do"
-    spread = [log_values(alone, arm, blocks).var(ddof=1) for arm in (one, other)]
+    assert interleaved_sd is not None, "one process is enough"
+    variances = [log_values(unpaired, arm, blocks).var(ddof=1) for arm in (baseline, control)]
     return PilotNoise(
-        processes=len(walls),
+        processes=len(wall_times_s),
         interleaved_sd=interleaved_sd,
-        separate_sd=math.sqrt(statistics.fmean(map(float, spread))),
-        interleaved_s=statistics.median(walls),
-        separate_s=statistics.median(_alone_s(records, walls)),
+        separate_sd=math.sqrt(statistics.fmean(map(float, variances))),
+        interleaved_s=statistics.median(wall_times_s),
+        separate_s=statistics.median(_one_arm_times_s(records, wall_times_s)),
     )
 
 
-def _alone_s(records: Sequence[Record], walls: Sequence[float]) -> list[float]:
-    """Return each process's seconds without one arm's turns: the shorter, for it loaded nothing."""
+def _one_arm_times_s(records: Sequence[Record], wall_times_s: Sequence[float]) -> list[float]:
+    """Return each process's seconds without the turns of one arm.
+
+    The arm with the shorter turns is left out: it did not pay for loading what both share.
+    """
     return [
-        wall - min(record.seconds["turns"] for record in records if record.block == block)
-        for block, wall in enumerate(walls)
+        wall_s - min(record.seconds["turns"] for record in records if record.block == block)
+        for block, wall_s in enumerate(wall_times_s)
     ]
 
 
 @contextmanager
-def _reason(kind: str, found: dict[str, PilotNoise | str]) -> Iterator[None]:
-    """Note what went wrong: whatever is broken here is a finding, and the next kind may work."""
+def _error_as_result(kind: str, results: dict[str, PilotNoise | str]) -> Iterator[None]:
+    """Store an exception as the result of its kind, so that the other kinds still run."""
     try:
         yield
     except Exception as error:
-        found[kind] = one_line(error)
+        results[kind] = one_line(error)
 
 
-def look(on_step: Callable[[str], None], seconds: float = SECONDS) -> dict[str, PilotNoise | str]:
-    """Try every kind, a process of each in turn; return its sight, or why there is none.
+def run_pilots(
+    on_step: Callable[[str], None], time_limit_s: float = TIME_LIMIT_S
+) -> dict[str, PilotNoise | str]:
+    """Run the pilots of all kinds, one process of each in turn.
 
     Parameters
     ----------
     on_step
-        Called with the words of each step as it begins.
-    seconds
-        For all processes; making ready, which compiles the first time, is not counted.
+        Called with a description of each step as it begins.
+    time_limit_s
+        Seconds for all processes. No process starts that would likely end later. Preparation,
+        which compiles the first time, does not count.
+
+    Returns
+    -------
+    dict
+        By kind of workload, the estimate or the reason why there is none.
 
     Raises
     ------
     Interrupted
         A signal came; no process is left.
     """
-    found: dict[str, PilotNoise | str] = {}
-    trials: dict[str, Trial] = {}
+    results: dict[str, PilotNoise | str] = {}
+    pilots: dict[str, Pilot] = {}
     with tempfile.TemporaryDirectory(prefix="labkit-doctor-") as folder:
-        for kind, overrides in ASKED.items():
-            on_step(f"{kind}: making ready what the first study would")
-            with _reason(kind, found):
-                trials[kind] = Trial(overrides, Path(folder) / kind)
-        end = time.monotonic() + seconds
-        for number in range(1, MOST + 1):
-            for kind, trial in trials.items():
-                if kind not in found and trial.fits(end - time.monotonic()):
-                    on_step(f"{kind}: equal arms in turns, process {number} of {MOST}")
-                    with _reason(kind, found):
-                        trial.run()
-        for kind, trial in trials.items():
-            if kind not in found:
-                with _reason(kind, found):
-                    found[kind] = trial.sight()
-    return {kind: found[kind] for kind in ASKED}
+        for kind, overrides in OVERRIDES_BY_KIND.items():
+            on_step(f"{kind}: preparing, as for a first study")
+            with _error_as_result(kind, results):
+                pilots[kind] = Pilot(overrides, Path(folder) / kind)
+        end = time.monotonic() + time_limit_s
+        for number in range(1, MAX_PROCESSES + 1):
+            for kind, pilot in pilots.items():
+                if kind not in results and pilot.fits(end - time.monotonic()):
+                    on_step(f"{kind}: two equal arms, process {number} of {MAX_PROCESSES}")
+                    with _error_as_result(kind, results):
+                        pilot.run()
+        for kind, pilot in pilots.items():
+            if kind not in results:
+                with _error_as_result(kind, results):
+                    results[kind] = pilot.estimate()
+    return {kind: results[kind] for kind in OVERRIDES_BY_KIND}

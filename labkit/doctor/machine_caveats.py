@@ -1,6 +1,6 @@
-"""What would weaken a study on this machine, and how to fix each.
+"""Caveats of this machine: what would weaken a study here, and how to fix each.
 
-``Facts`` is what was read and measured; every rule yields the weaknesses that it sees in it.
+``MachineFacts`` holds what the doctor read and measured; each rule yields the caveats it finds.
 """
 
 from __future__ import annotations
@@ -12,143 +12,148 @@ from typing import Any
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.machine.memory_profile import GIB, MemoryProfile
 
-NOISY_PCT = 2.0  # the default margin: noise above it hides what is not trivial
-OTHERS_PCT = 5.0
-STEAL_PCT = 1.0
-LITTLE = 2 * GIB
+MAX_NOISE_PCT = 2.0  # the default margin: more noise hides effects that are not trivial
+MAX_OTHERS_PCT = 5.0
+MAX_STEAL_PCT = 1.0
+MIN_FREE_BYTES = 2 * GIB
+NOTABLE_SWAP_BYTES = GIB // 4
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What was read and measured.
+class MachineFacts:
+    """Everything the doctor read and measured.
 
     Parameters
     ----------
     environment
-        The fingerprint (labkit.machine.fingerprint).
+        The machine's fingerprint (``labkit.machine.fingerprint``).
     machine
-        The memory of this machine.
+        Its memory.
     measured
-        What ``labkit.doctor.measurement_worker`` gave, and meanwhile the shares of the cores that
-        other programs (``others_pct``) and other virtual machines (``steal_pct``, None
-        where it is not told) took, in percent.
-    sights
-        What a minute sees, by kind of workload; a text says why it is not known.
+        The result of ``labkit.doctor.measurement_worker``, and the percentage of the cores that
+        other programs (``others_pct``) and other virtual machines (``steal_pct``, None if
+        unknown) took meanwhile.
+    pilots
+        By kind of workload, the pilot's estimate or the reason why there is none.
     on_battery
-        None where there is no battery to ask.
+        None on a machine without a battery.
     """
 
     environment: Mapping[str, Any]
     machine: MemoryProfile
     measured: Mapping[str, Any]
-    sights: Mapping[str, PilotNoise | str] = field(default_factory=dict)
+    pilots: Mapping[str, PilotNoise | str] = field(default_factory=dict)
     on_battery: bool | None = None
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The kernel's settings that change timings."""
+        """Kernel settings that change timings, such as the CPU frequency governor."""
         return dict(self.environment.get("settings") or {})
 
 
 @dataclass(frozen=True)
-class Weakness:
-    """What is wrong, and what to do about it."""
+class MachineCaveat:
+    """Something that would weaken a study, and how to fix it."""
 
-    what: str
+    text: str
     fix: str
 
 
-def find(facts: Facts) -> list[Weakness]:
-    """Return what there is, the gravest first."""
+def find_caveats(facts: MachineFacts) -> list[MachineCaveat]:
+    """Return all caveats, the gravest first."""
     rules = (_noise, _memory, _blas, _power, _clock, _container, _metal)
-    return [weakness for rule in rules for weakness in rule(facts)]
+    return [caveat for rule in rules for caveat in rule(facts)]
 
 
-def _noise(facts: Facts) -> Iterator[Weakness]:
-    """Judge what was measured."""
+def _noise(facts: MachineFacts) -> Iterator[MachineCaveat]:
     noise = facts.measured["noise"]
     worst = max(noise["matmul_cv_pct"], noise["bandwidth_cv_pct"])
-    if worst > NOISY_PCT:
-        yield Weakness(
-            f"equal work varies by {worst:.1f} %, more than the {NOISY_PCT:g} % margin",
-            "fix the causes below, or design=strict (8 blocks)",
+    if worst > MAX_NOISE_PCT:
+        yield MachineCaveat(
+            f"equal work varies by {worst:.1f} %, more than the {MAX_NOISE_PCT:g} % margin",
+            "fix the causes below, or use more blocks: design=strict",
         )
     others, steal = facts.measured["others_pct"], facts.measured["steal_pct"]
-    if others > OTHERS_PCT:
-        yield Weakness(
-            f"other programs took {others:.0f} % of the cores meanwhile",
+    if others > MAX_OTHERS_PCT:
+        yield MachineCaveat(
+            f"other programs took {others:.0f} % of the cores while the doctor measured",
             "end them (top shows which), or wait",
         )
-    if steal is not None and steal > STEAL_PCT:
-        yield Weakness(
+    if steal is not None and steal > MAX_STEAL_PCT:
+        yield MachineCaveat(
             f"other virtual machines took {steal:.0f} % of the cores",
             "use a dedicated host, or more blocks: design=strict",
         )
 
 
-def _memory(facts: Facts) -> Iterator[Weakness]:
+def _memory(facts: MachineFacts) -> Iterator[MachineCaveat]:
     free = facts.machine.available
-    if free < LITTLE:
-        yield Weakness(f"only {free / GIB:.1f} GiB of memory are free", "close programs")
-    used = (facts.environment.get("swap") or {}).get("used_bytes", 0)
-    if used >= GIB // 4:
-        yield Weakness(f"{used / GIB:.1f} GiB are swapped out", "close programs, or reboot")
+    if free < MIN_FREE_BYTES:
+        yield MachineCaveat(f"only {free / GIB:.1f} GiB of memory are free", "close programs")
+    swapped = (facts.environment.get("swap") or {}).get("used_bytes", 0)
+    if swapped >= NOTABLE_SWAP_BYTES:
+        yield MachineCaveat(f"{swapped / GIB:.1f} GiB are swapped out", "close programs, or reboot")
 
 
-def _blas(facts: Facts) -> Iterator[Weakness]:
+def _blas(facts: MachineFacts) -> Iterator[MachineCaveat]:
     reason = facts.measured["mlx"]["blas_reason"]
     if reason is not None:
-        what = "MLX multiplies with the reference BLAS, 30 to 60 times slower"
-        yield Weakness(what, str(reason))
+        text = "MLX uses the reference BLAS: its matrix products are 30 to 60 times slower"
+        yield MachineCaveat(text, str(reason))
 
 
-def _power(facts: Facts) -> Iterator[Weakness]:
+def _power(facts: MachineFacts) -> Iterator[MachineCaveat]:
     if facts.on_battery:
-        yield Weakness("the machine runs on its battery", "plug it in")
+        yield MachineCaveat("the machine runs on battery", "plug it in")
     if facts.environment.get("low_power_mode"):
-        yield Weakness("low power mode is on", "System Settings, Battery: Low Power Mode: Never")
+        yield MachineCaveat(
+            "low power mode is on", "System Settings, Battery: Low Power Mode: Never"
+        )
     thermal = facts.environment.get("thermal")
     if isinstance(thermal, str) and thermal != "nominal":
-        yield Weakness(f"the thermal state is {thermal}", "let it cool down for some minutes")
+        yield MachineCaveat(f"the thermal state is {thermal}", "let it cool down for a few minutes")
 
 
-def _clock(facts: Facts) -> Iterator[Weakness]:
+def _clock(facts: MachineFacts) -> Iterator[MachineCaveat]:
     governor = facts.settings.get("governor")
     if governor not in (None, "performance"):
-        yield Weakness(
-            f"the clock's governor is {governor}", "sudo cpupower frequency-set -g performance"
+        yield MachineCaveat(
+            f"the CPU frequency governor is {governor}",
+            "sudo cpupower frequency-set -g performance",
         )
-    turbo = "turbo is on: the clock follows temperature and load"
+    turbo = "turbo is on: the clock rate depends on temperature and load"
     if facts.settings.get("boost") == "1":
-        yield Weakness(turbo, "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost")
+        yield MachineCaveat(turbo, "echo 0 | sudo tee /sys/devices/system/cpu/cpufreq/boost")
     elif facts.settings.get("no_turbo") == "0":
-        yield Weakness(turbo, "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo")
+        yield MachineCaveat(
+            turbo, "echo 1 | sudo tee /sys/devices/system/cpu/intel_pstate/no_turbo"
+        )
 
 
-def _container(facts: Facts) -> Iterator[Weakness]:
-    """Judge what a container or a virtual machine is given, and hides."""
+def _container(facts: MachineFacts) -> Iterator[MachineCaveat]:
+    """Yield what a container or virtual machine restricts or hides."""
     cores = (facts.environment.get("cgroup") or {}).get("cores")
     if cores is not None:
-        yield Weakness(
-            f"a CPU quota of {cores:g} cores stops the process when it is spent",
-            "ask for whole cores (a cpuset) instead of a quota",
+        yield MachineCaveat(
+            f"a CPU quota of {cores:g} cores pauses a process that has used it up",
+            "assign whole cores (a cpuset) instead of a quota",
         )
     nodes = str(facts.settings.get("numa_nodes", "0")).strip()
     if nodes != "0":
-        yield Weakness(
+        yield MachineCaveat(
             f"memory is spread over NUMA nodes {nodes}",
             "numactl --cpunodebind=0 --membind=0 python -m labkit ...",
         )
     if facts.environment.get("os") == "Linux" and "governor" not in facts.settings:
-        yield Weakness(
-            "the clock's governor cannot be read (a virtual machine or container)",
-            "nothing to set: the A/A control shows what it does",
+        yield MachineCaveat(
+            "the CPU frequency governor cannot be read (a virtual machine or container)",
+            "nothing to set: the A/A control shows the noise that it causes",
         )
 
 
-def _metal(facts: Facts) -> Iterator[Weakness]:
+def _metal(facts: MachineFacts) -> Iterator[MachineCaveat]:
     if not facts.measured["mlx"]["metal"]:
-        yield Weakness(
-            "no Metal here: timings are of CPU kernels and say nothing about a Mac's GPU",
+        yield MachineCaveat(
+            "no Metal on this machine: timings of CPU kernels say nothing about a Mac's GPU",
             "run the same command on a Mac to publish Metal numbers",
         )

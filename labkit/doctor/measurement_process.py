@@ -1,4 +1,4 @@
-"""Starts the measuring process, passes its steps on and gives its result."""
+"""Runs ``labkit.doctor.measurement_worker`` in a process and returns its result."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from typing import Any
 from labkit.machine.worker_environment import core_count, worker_environment
 
 NOISE_S = 8.0
-TIMEOUT_S = 120.0  # the first time on a machine it compiles
+TIMEOUT_S = 120.0  # the first process on a machine also compiles
 
 
-class CannotMeasure(Exception):
-    """The measuring process failed; one line says how."""
+class MeasurementError(Exception):
+    """The measuring process failed; the message is one line with the reason."""
 
 
 def measure(
-    on_step: Callable[[str], None], *, seconds: float = NOISE_S, timeout: float = TIMEOUT_S
+    on_step: Callable[[str], None], *, noise_s: float = NOISE_S, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
-    """Measure this machine in a process that starts as a worker does.
+    """Measure this machine in a process that starts the way a worker does.
 
     Parameters
     ----------
     on_step
-        Called with the words of each step as it begins.
-    seconds
-        How long the noise is measured.
-    timeout
-        After so many seconds the process is ended.
+        Called with a description of each step as it begins.
+    noise_s
+        Seconds for which the noise is measured.
+    timeout_s
+        Seconds after which the process is killed.
 
     Raises
     ------
-    CannotMeasure
-        It failed or took too long.
+    MeasurementError
+        The process failed or took too long.
     """
     cores = core_count()
     environment, _ = worker_environment(os.environ, threads=cores, cores=cores)
     environment["OPENBLAS_NUM_THREADS"] = str(cores)
-    command = [sys.executable, "-m", "labkit.doctor.measurement_worker", str(seconds)]
+    command = [sys.executable, "-m", "labkit.doctor.measurement_worker", str(noise_s)]
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
-        timer = threading.Timer(timeout, process.kill)
+        timer = threading.Timer(timeout_s, process.kill)
         timer.start()
         try:
-            result = _follow(process, on_step)
+            result = _read_messages(process, on_step)
             status = process.wait()
         finally:
             timer.cancel()
@@ -62,20 +62,21 @@ def measure(
             return result
         errors.seek(0)
         last = (errors.read().strip().splitlines() or [f"it ended with status {status}"])[-1]
-        raise CannotMeasure(f"the measuring process failed: {last}")
+        raise MeasurementError(f"the measuring process failed: {last}")
 
 
-def _follow(
+def _read_messages(
     process: subprocess.Popen[str], on_step: Callable[[str], None]
 ) -> dict[str, Any] | None:
+    """Pass the worker's steps on until its result comes; None if it ends without one."""
     assert process.stdout is not None
     for line in process.stdout:
         try:
-            said = json.loads(line)
+            message = json.loads(line)
         except ValueError:
             continue
-        if "step" in said:
-            on_step(said["step"])
-        if "result" in said:
-            return dict(said["result"])
+        if "step" in message:
+            on_step(message["step"])
+        if "result" in message:
+            return dict(message["result"])
     return None

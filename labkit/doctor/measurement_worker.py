@@ -1,7 +1,7 @@
-"""The measuring process: ``python -m labkit.doctor.measurement_worker SECONDS``.
+"""The measuring process: ``python -m labkit.doctor.measurement_worker NOISE_SECONDS``.
 
-Writes JSON lines to standard output: ``{"step": TEXT}`` as it goes on, then
-``{"result": {...}}``. Noise comes first, before a BLAS with threads of its own is loaded.
+It writes JSON lines to standard output: ``{"step": TEXT}`` as each step begins, then
+``{"result": {...}}``. Noise is measured first, before a BLAS starts threads of its own.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
-WINDOWS = 16  # the noise is the variation between their medians
-SIDE = 768  # rows and columns of the product: 0.9 GFLOP
+NOISE_WINDOWS = 16  # the noise is the variation between the windows' medians
+MATMUL_SIZE = 768  # rows and columns: 0.9 GFLOP
 STREAM_BYTES = 256 << 20
-SPENT_S = 0.6  # on the product, and on reading memory
+TIMING_S = 0.6  # for the matrix product, and for reading the GPU's memory
 
 
 def noise(seconds: float) -> dict[str, Any]:
-    """Time the arm-blind kernels for ``seconds``: the variation between equal windows.
+    """Time the arm-blind probe's kernels for ``seconds`` and return how much they vary.
 
-    Returns ``matmul_cv_pct``, ``bandwidth_cv_pct`` (standard deviation of the windows'
-    medians over their mean) and ``windows``.
+    The time is split into ``windows`` equal windows. ``matmul_cv_pct`` and ``bandwidth_cv_pct``
+    are coefficients of variation: the standard deviation of the windows' medians over their mean.
     """
     from labkit.cpu.speed_probe import Probe
     from labkit.machine.worker_environment import core_count
 
     probe = Probe(core_count())
     probe.time()
-    found: dict[str, list[float]] = {"matmul": [], "bandwidth": []}
+    window_medians: dict[str, list[float]] = {"matmul": [], "bandwidth": []}
     start = time.monotonic()
-    for window in range(1, WINDOWS + 1):
-        times: list[dict[str, float]] = []
-        while not times or time.monotonic() < start + window * seconds / WINDOWS:
-            times.append(probe.time())
-        for name, medians in found.items():
-            medians.append(statistics.median(one[f"{name}_us"] for one in times))
+    for window in range(1, NOISE_WINDOWS + 1):
+        samples: list[dict[str, float]] = []
+        while not samples or time.monotonic() < start + window * seconds / NOISE_WINDOWS:
+            samples.append(probe.time())
+        for name, medians in window_medians.items():
+            medians.append(statistics.median(sample[f"{name}_us"] for sample in samples))
     variation = {
         f"{name}_cv_pct": 100 * statistics.stdev(medians) / statistics.fmean(medians)
-        for name, medians in found.items()
+        for name, medians in window_medians.items()
     }
-    return {**variation, "windows": WINDOWS, "seconds": time.monotonic() - start}
+    return {**variation, "windows": NOISE_WINDOWS, "seconds": time.monotonic() - start}
 
 
 def cpu_bandwidth() -> dict[str, Any]:
-    """Read memory with all cores: GB/s."""
+    """Return the bandwidth of reading memory with all cores (GB/s) and the bytes read (MiB)."""
     import numpy as np
 
     from labkit.cpu.roofline_peaks import read_rate
@@ -60,7 +60,7 @@ def cpu_bandwidth() -> dict[str, Any]:
 
 
 def mlx() -> dict[str, Any]:
-    """Load the BLAS and MLX as a worker does; measure its product, and the GPU's memory."""
+    """Load BLAS and MLX as a worker does; time a matrix product and reading the GPU's memory."""
     from labkit.machine import openblas_for_mlx
     from labkit.machine.worker_environment import core_count
 
@@ -73,30 +73,30 @@ def mlx() -> dict[str, Any]:
     from labkit.experiment import known_answer_test
 
     metal = bool(mx.metal.is_available())
-    a, b = mx.random.normal((SIDE, SIDE)), mx.random.normal((SIDE, SIDE))
+    a, b = (mx.random.normal((MATMUL_SIZE, MATMUL_SIZE)) for _ in range(2))
     mx.eval(a, b)
     seconds = _median_s(lambda: mx.eval(a @ b))
-    found = {
+    result = {
         "version": version("mlx"),
         "metal": metal,
         "blas": library,
         "blas_reason": reason,
-        "gflop_s": 2 * SIDE**3 / seconds / 1e9,
-        "side": SIDE,
+        "gflop_s": 2 * MATMUL_SIZE**3 / seconds / 1e9,
+        "side": MATMUL_SIZE,
     }
     if metal:
         stream = mx.ones(STREAM_BYTES // 4)
         mx.eval(stream)
-        found["gpu_gb_s"] = STREAM_BYTES / _median_s(lambda: mx.eval(mx.sum(stream))) / 1e9
+        result["gpu_gb_s"] = STREAM_BYTES / _median_s(lambda: mx.eval(mx.sum(stream))) / 1e9
     known_answer_test.check()
-    return found
+    return result
 
 
 def _median_s(run: Callable[[], object]) -> float:
-    """Return the median time (seconds) of as many runs as fit, after one to warm up."""
+    """Return the median time (seconds) of the runs that fit into ``TIMING_S``, after a warm-up."""
     run()
     times: list[float] = []
-    end = time.perf_counter() + SPENT_S
+    end = time.perf_counter() + TIMING_S
     while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         run()
@@ -105,22 +105,22 @@ def _median_s(run: Callable[[], object]) -> float:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure everything, and say each step as it begins."""
+    """Measure everything and report each step as it begins."""
     seconds = float(argv[0])
-    _say(step="loading the reference kernels")
+    _write(step="loading the probe's kernels")
     import labkit.cpu.speed_probe  # noqa: F401
 
-    _say(step=f"noise: the same work for {seconds:g} s")
+    _write(step=f"noise: repeating the same work for {seconds:g} s")
     result: dict[str, Any] = {"noise": noise(seconds)}
-    _say(step="memory bandwidth")
+    _write(step="memory bandwidth")
     result["bandwidth"] = cpu_bandwidth()
-    _say(step="MLX's matrix product")
+    _write(step="MLX's matrix product")
     result["mlx"] = mlx()
-    _say(result=result)
+    _write(result=result)
     return 0
 
 
-def _say(**line: Any) -> None:
+def _write(**line: Any) -> None:
     print(json.dumps(line), flush=True)
 
 

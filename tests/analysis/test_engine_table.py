@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from labkit.analysis.rendering.counter_tables import engine_table
-from labkit.analysis.rendering.results_table import deaths, results_table
+from labkit.analysis.rendering.results_table import failure_outcomes, results_table
 
 SLOW = {
     "steps.total": 10.0,
@@ -63,7 +63,7 @@ def test_an_arm_that_died_in_every_run_shows_what_of():
         {"run": "b01-p00-padded_tight", "outcome": "oom", "detail": "killed"},
         {"run": "b01-p01-naive-2", "outcome": "timeout", "detail": "killed"},
     ]
-    died = deaths({"failures": failures})
+    died = failure_outcomes({"failures": failures})
     assert died == {"padded_tight": "oom", "naive-2": "timeout"}
     medians = {"base": {"median": 250.0}, "padded_tight": {"median": None}}
     row = {"case": "all", "metric": "total_tok_s", "unit": "tok/s", "primary": True}

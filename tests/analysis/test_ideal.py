@@ -1,7 +1,7 @@
 """What arms could reach at best and did, and the disagreements that controls find."""
 
 from labkit.analysis.attained_rates import attained_rates
-from labkit.analysis.rendering.attained_rates_table import ideal_table
+from labkit.analysis.rendering.attained_rates_table import attained_rates_table
 from labkit.records import Record
 
 CELL = {"arms": [{"name": "a", "role": "baseline"}, {"name": "b", "role": "arm"}]}
@@ -27,7 +27,7 @@ def test_shares_stand_beside_what_was_allowed():
         run("a", hits(400, **{"tokens.padded": 25.0, "tokens.computed": 75.0})),
         run("b", {"spec.drafted": 200.0, "spec.accepted": 30.0}),
     ]
-    table = ideal_table(CELL, records)
+    table = attained_rates_table(CELL, records)
     assert [c.heading for c in table.columns] == [
         "arm", "prefix hits allowed", "reached", "drafts accepted", "rows of padding",
     ]  # fmt: skip
@@ -62,7 +62,7 @@ def test_the_controls_find_counts_that_are_not_what_they_are_called():
 
 def test_records_of_before_and_arms_with_nothing_to_reach_have_no_table():
     old = Record("a", "baseline", 0, 0, 0, "ok", "now", counters=hits(4))
-    assert ideal_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
+    assert attained_rates_table(CELL, [old, run("b", {"tokens.computed": 5.0})]) is None
 
 
 def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **more):
@@ -72,7 +72,7 @@ def padding(padded, computed=100, *, tokens=80, slots=100, prompts=1.0, **more):
 
 
 def test_padding_stands_beside_that_of_a_rectangle():
-    table = ideal_table(CELL, [padding(10, 90)])
+    table = attained_rates_table(CELL, [padding(10, 90)])
     heads = ["arm", "padding of one rectangle", "rows of padding"]
     assert [c.heading for c in table.columns] == heads
     assert [table.cells(line) for line in table.lines] == [["a", "20.0%", "10.0%"]]
@@ -83,7 +83,7 @@ def test_padding_of_requests_that_are_alike_is_a_disagreement():
     assert disagreements(padding(1, 99, tokens=100)) == [
         "a: 1.0% of its rows are padding, and all requests are alike"
     ]
-    alike = ideal_table(CELL, [padding(0, tokens=100)])
+    alike = attained_rates_table(CELL, [padding(0, tokens=100)])
     assert [alike.cells(line) for line in alike.lines] == [["a", "0.0%", "0.0%"]]
     # Rows wait for the prompts of others, and a fixed shape pads by its own rule.
     assert disagreements(padding(1, 99, tokens=100, prompts=2.0)) == []

@@ -11,20 +11,20 @@ from labkit.analysis.cell_analysis import analyse
 from labkit.analysis.rendering.counter_tables import dispatch_table, queue_table, roofline_table
 from labkit.analysis.rendering.results_table import results_table
 from labkit.analysis.rendering.roofline import (
-    Limits,
-    Point,
+    RooflineLimits,
+    RooflinePoint,
     _places,
     _ranges,
     case_labels,
     cases_line,
     find_limits,
-    points,
+    roofline_points,
 )
-from labkit.analysis.rendering.svg_elements import power, power_ticks
+from labkit.analysis.rendering.svg_elements import power_of_ten_text, power_of_ten_ticks
 from labkit.analysis.rendering.tables import host_table
 from labkit.records import Metric
 
-LIMITS = Limits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
+LIMITS = RooflineLimits(read_gb_s=50.0, sgemm_gflop_s=400.0, threads=2, read_bytes=128 << 20)
 
 
 def cells(table):
@@ -34,14 +34,14 @@ def cells(table):
 
 def test_a_point_s_share_is_of_the_limit_that_binds():
     # 10 MB at 50 GB/s take 200 us, 10 MFLOP at 400 GFLOP/s take 25 us.
-    memory = Point("a", "x", 10**7, 10**7, 400e-6, LIMITS)
+    memory = RooflinePoint("a", "x", 10**7, 10**7, 400e-6, LIMITS)
     assert (memory.bound, memory.share) == ("memory", pytest.approx(0.5))
     assert memory.intensity == 1 and memory.gb_s == pytest.approx(25)
     # 1 GFLOP takes 2,500 us.
-    compute = Point("a", "x", 10**7, 10**9, 10_000e-6, LIMITS)
+    compute = RooflinePoint("a", "x", 10**7, 10**9, 10_000e-6, LIMITS)
     assert (compute.bound, compute.share) == ("compute", pytest.approx(0.25))
     assert compute.gflop_s == pytest.approx(100)
-    assert Point("a", "x", 1, 1, 1.0, None).share is None
+    assert RooflinePoint("a", "x", 1, 1, 1.0, None).share is None
 
 
 def test_limits_are_the_best_that_any_good_run_reached(make_cell):
@@ -59,7 +59,7 @@ def test_limits_are_the_best_that_any_good_run_reached(make_cell):
 
 def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
     analysis = analyse(make_cell(noise=0.0, repeats=1))
-    table = roofline_table(points(analysis.json, analysis.data.records))
+    table = roofline_table(roofline_points(analysis.json, analysis.data.records))
     first, *_, last = cells(table)
     assert (first["batch"], first["arm"]) == ("decode, 64 reqs, ctx 128", "binary_search")
     assert (first["bound by"], first["share of limit"]) == ("memory", "62%")  # 200 of 322.6 us
@@ -67,7 +67,7 @@ def test_the_roofline_table_names_the_source_of_its_limits(make_cell):
     assert last["share of limit"] == "35%"  # 2,500 of 7,049 us
     assert "50.0 GB/s reading 128 MiB, 400.0 GFLOP/s" in table.notes[1]
     bare = [replace(r, notes={}) for r in analysis.data.records]
-    table = roofline_table(points(analysis.json, bare))
+    table = roofline_table(roofline_points(analysis.json, bare))
     assert "share of limit" not in [c.heading for c in table.columns]
     assert "no shares" in table.notes[1]
 
@@ -190,8 +190,8 @@ def test_old_records_have_neither(make_cell):
 
     analysis = analyse(make_cell(change=change))
     assert dispatch_table(analysis.json, analysis.data.records) is None
-    assert points(analysis.json, analysis.data.records) == []
-    assert points(analysis.json, analysis.data.records) == []
+    assert roofline_points(analysis.json, analysis.data.records) == []
+    assert roofline_points(analysis.json, analysis.data.records) == []
 
 
 def test_the_report_holds_both_and_the_picture(make_cell):
@@ -204,14 +204,22 @@ def test_the_report_holds_both_and_the_picture(make_cell):
 
 
 def test_axes_of_powers():
-    assert [power(e) for e in power_ticks(-1.0, 1.0)] == [
+    assert [power_of_ten_text(e) for e in power_of_ten_ticks(-1.0, 1.0)] == [
         "0.1", "0.2", "0.5", "1", "2", "5", "10"
     ]  # fmt: skip
-    assert [power(e) for e in power_ticks(0.0, 3.0)] == ["1", "10", "100", "1,000"]
+    assert [power_of_ten_text(e) for e in power_of_ten_ticks(0.0, 3.0)] == [
+        "1",
+        "10",
+        "100",
+        "1,000",
+    ]
 
 
 def test_the_roofline_s_axes_leave_room_for_every_point():
-    found = [Point("a", "x", 10, 103, 1e-8, None), Point("b", "x", 10, 999, 1e-8, None)]
+    found = [
+        RooflinePoint("a", "x", 10, 103, 1e-8, None),
+        RooflinePoint("b", "x", 10, 999, 1e-8, None),
+    ]
     for (low, high), name in zip(_ranges(found), ("intensity", "gflop_s"), strict=True):
         places = [log10(getattr(p, name)) for p in found]
         assert low + 0.09 <= min(places) and max(places) <= high - 0.09
@@ -245,7 +253,9 @@ def many(arms=("a", "b")):
     """Points of cases that lie close together, each arm's on top of the other's."""
     work = [(f"case {i}", 10**6, 2 * 10**6 + 10**4 * i) for i in range(6)]
     return [
-        Point(case, arm, size, flops, 1e-3, LIMITS) for case, size, flops in work for arm in arms
+        RooflinePoint(case, arm, size, flops, 1e-3, LIMITS)
+        for case, size, flops in work
+        for arm in arms
     ]
 
 

@@ -8,10 +8,10 @@ from labkit.analysis.caveats import _traffic
 from labkit.analysis.latency_throughput import METRICS, load_curves
 from labkit.analysis.rendering.markdown_report import markdown_table
 from labkit.analysis.rendering.request_outcome_tables import (
-    load_chart,
-    load_figure,
-    load_table,
-    traffic_table,
+    latency_throughput_chart,
+    latency_throughput_figure,
+    latency_throughput_table,
+    request_outcomes_table,
 )
 from labkit.records import Arm, CaseRecord, Record
 
@@ -30,7 +30,7 @@ BAD = {"served": 8, "refused": 1, "failed": 1, "good": 4,
 
 def test_counts_are_sums_over_runs_and_records_of_before_have_no_table():
     records = [run("base", 0, arrivals="closed"), run("other", 0, **BAD), run("other", 1, **BAD)]
-    table = traffic_table(CELL, records)
+    table = request_outcomes_table(CELL, records)
     assert [column.heading for column in table.columns] == [
         "arm", "requests", "served", "refused", "failed", "within the limits",
         "sender's share of a core",
@@ -39,13 +39,13 @@ def test_counts_are_sums_over_runs_and_records_of_before_have_no_table():
         ["base", "10", "10", "0", "0", "0", "1.00%"],
         ["other", "20", "16", "2", "2", "8", "1.00%"],
     ]
-    assert traffic_table(CELL, [run("base", 0)]) is None
+    assert request_outcomes_table(CELL, [run("base", 0)]) is None
 
 
 def test_what_arrives_by_itself_has_rates_and_waits():
     spread = {"p50": 1.5, "p99": 20.0, "max": 30.0}
     sent = {"asked_per_s": 4.0, "due_per_s": 3.9, "sent_per_s": None}
-    table = traffic_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
+    table = request_outcomes_table(CELL, [run("base", 0, queue_ms=spread, late_ms=spread, **sent)])
     assert table.cells("base")[5:11] == ["4.00", "3.90", "", "1.50", "20.00", "20.00"]
 
 
@@ -83,12 +83,12 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
     assert [load.size for load in curve.loads] == [1, 4, 8]
     assert [load.power for load in curve.loads] == pytest.approx([2.0, 3.8 / 0.7, 2.1])
     assert curve.knee.size == 4
-    table = load_table([curve])
+    table = latency_throughput_table([curve])
     lines = markdown_table(table).split("\n")[2:]
     assert ["knee" in line for line in lines] == [False, True, False]
-    drawn = load_chart([curve])
+    drawn = latency_throughput_chart([curve])
     assert drawn.count("<circle") == 3 and "base: knee" in drawn
-    (axes,) = load_figure([curve]).axes
+    (axes,) = latency_throughput_figure([curve]).axes
     (line,) = axes.lines
     assert list(zip(*line.get_data(), strict=True)) == [(1.0, 500.0), (3.8, 700.0), (4.2, 2000.0)]
     unit = {"rate": "requests/s", "clients": "clients"}[by]
@@ -99,10 +99,10 @@ def test_the_knee_is_the_load_with_the_greatest_power(by):
 
 def test_no_knee_is_marked_where_power_still_grows():
     (curve,) = load_curves([cell(n, n, 500.0) for n in (1, 2, 4)])
-    assert curve.knee is None and "knee" not in load_chart([curve])
+    assert curve.knee is None and "knee" not in latency_throughput_chart([curve])
 
 
 def test_cells_that_differ_in_more_than_their_load_are_no_curve():
     assert load_curves([cell(1, 1.0, 5.0), cell(2, 2.0, 5.0)]) == []
     assert load_curves([cell(n, 1.0, 5.0, seed=n) for n in (1, 2, 4)]) == []
-    assert load_table([]) is None
+    assert latency_throughput_table([]) is None

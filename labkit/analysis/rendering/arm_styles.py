@@ -62,7 +62,7 @@ def arm_classes(cell: Json) -> dict[str, tuple[str, str]]:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def figure_style() -> Iterator[None]:
     """Draw in the report's style, whatever this machine's own settings are."""
     import matplotlib as mpl
 
@@ -71,7 +71,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, stem: Path) -> None:
+def save_figure(figure: Figure, stem: Path) -> None:
     """Write a figure as PNG and SVG without dates or versions."""
     figure.savefig(f"{stem}.png", dpi=110, metadata={"Software": None})
     figure.savefig(f"{stem}.svg", metadata={"Date": None, "Creator": None})

@@ -13,7 +13,7 @@ from labkit.records import Record
 Json = Mapping[str, Any]
 
 
-def ideal_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
+def attained_rates_table(cell: Json, records: Sequence[Record]) -> Table[AttainedRates] | None:
     """Lay out what arms could reach and did; None where none has anything of the kind."""
     found = attained_rates(real_arms(cell), records)
     if not found:

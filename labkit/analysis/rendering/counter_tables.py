@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from labkit.analysis.number_format import value_text
-from labkit.analysis.rendering.roofline import Point
-from labkit.analysis.rendering.tables import Column, Table, said
+from labkit.analysis.rendering.roofline import RooflinePoint
+from labkit.analysis.rendering.tables import Column, Table, text_or_empty
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record, counter_registry
 
@@ -184,11 +184,11 @@ def number(value: float) -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def roofline_table(found: Sequence[Point]) -> Table[Point]:
+def roofline_table(found: Sequence[RooflinePoint]) -> Table[RooflinePoint]:
     """Lay out work, speed and share of the binding limit; ``found``: one point at least."""
     limits = found[0].limits
     columns = [
-        Column[Point]("batch", lambda p: p.case, number=False),
+        Column[RooflinePoint]("batch", lambda p: p.case, number=False),
         Column("arm", lambda p: p.arm, number=False),
         Column("MB", lambda p: p.bytes / 1e6, value_text),
         Column("MFLOP", lambda p: p.flops / 1e6, value_text),
@@ -203,7 +203,7 @@ def roofline_table(found: Sequence[Point]) -> Table[Point]:
     if limits is None:
         missing = "No limits were measured for this device, so there are no shares."
         return Table(tuple(columns), tuple(found), (note, missing))
-    columns.append(Column("bound by", lambda p: p.bound, said, number=False))
+    columns.append(Column("bound by", lambda p: p.bound, text_or_empty, number=False))
     columns.append(Column("share of limit", lambda p: p.share, "{:.0%}".format))
     known = f"{limits.text()} A small batch may live in the cache and exceed the reads."
     return Table(tuple(columns), tuple(found), (note, known))

@@ -13,7 +13,7 @@ from labkit.analysis.number_format import scaled, unit_name, value_text
 from labkit.analysis.observations import MEASURED_OUTCOMES
 from labkit.analysis.rendering.arm_styles import arm_classes
 from labkit.analysis.rendering.matplotlib_figures import run_positions
-from labkit.analysis.rendering.svg_elements import Chart, padded
+from labkit.analysis.rendering.svg_elements import SvgChart, padded
 from labkit.analysis.statistics.permutation_test import Floats
 from labkit.analysis.verdict_sentences import row_name
 
@@ -40,7 +40,7 @@ def forest(cell: Json) -> str | None:
     keys = ("effect_pct", "ci_low_pct", "ci_high_pct")
     margin = float(cell["design"]["margin_pct"])
     known = [c[k] for _, c in lines for k in keys if c[k] is not None]
-    chart = Chart(
+    chart = SvgChart(
         title="effects with their intervals",
         x=padded([*known, -margin, margin]),
         y=(0.0, float(len(lines))),
@@ -68,7 +68,7 @@ def runs_in_order(cell: Json, row: Json, order: Mapping[str, int], folder: str) 
     if not values:
         return None
     total = sum(len(arms) for arms in cell["design"]["order"])
-    chart = Chart(
+    chart = SvgChart(
         title=f"runs of {row_name(row)}",
         x=(0.5, total + 0.5),
         y=padded([scaled(v, row["unit"]) for v in values]),
@@ -94,7 +94,7 @@ def runs_in_order(cell: Json, row: Json, order: Mapping[str, int], folder: str) 
     return chart.svg()
 
 
-def _shade_blocks(chart: Chart, cell: Json) -> None:
+def _shade_blocks(chart: SvgChart, cell: Json) -> None:
     start = 0
     for block, arms in enumerate(cell["design"]["order"]):
         if block % 2:
@@ -120,7 +120,7 @@ def drift(analysis: CellAnalysis) -> str | None:
     if len(metric) < 2:
         return None
     total = sum(len(arms) for arms in cell["design"]["order"])
-    chart = Chart(
+    chart = SvgChart(
         title="drift and probe",
         x=(0.5, total + 0.5),
         y=padded([y for _, y in [*metric, *probe]]),
@@ -158,7 +158,7 @@ def latency_cdfs(analysis: CellAnalysis) -> Iterator[tuple[str, str]]:
         if not lines:
             continue
         high = max(float(np.percentile(v, 99.5)) for v in lines.values())
-        chart = Chart(
+        chart = SvgChart(
             title=name, x=(0.0, high or 1.0), y=(0.0, 1.0), x_label=f"{name} (ms)",
             y_label="share of values", height=240,
         )  # fmt: skip

@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import scaled, slug, unit_name
-from labkit.analysis.rendering.arm_styles import arm_styles, save, style
-from labkit.analysis.rendering.kv_utilization import held, held_figure, held_stem
+from labkit.analysis.rendering.arm_styles import arm_styles, figure_style, save_figure
+from labkit.analysis.rendering.kv_utilization import (
+    kv_utilization_figure,
+    kv_utilization_stem,
+    kv_utilizations,
+)
 from labkit.analysis.rendering.memory_timeline_chart import (
     timeline_figure,
     timeline_stem,
     timelines,
 )
-from labkit.analysis.rendering.roofline import points, roofline_figure, roofline_stem
+from labkit.analysis.rendering.roofline import roofline_figure, roofline_points, roofline_stem
 from labkit.analysis.rendering.video_tables import drawn, picks_figure, picks_stem, videos
 from labkit.analysis.verdict_sentences import real_arms, title
 from labkit.records import Record, parse_run_name
@@ -33,20 +37,20 @@ def case_names(cell: Json) -> list[str]:
 
 def write_figures(cell: Json, records: Sequence[Record], folder: Path) -> None:
     """Draw a picture per case, roofline, picked frames and memory, where they are known."""
-    order, found = run_positions(cell), points(cell, records)
-    with style():
+    order, found = run_positions(cell), roofline_points(cell, records)
+    with figure_style():
         for case in case_names(cell):
             figure = case_figure(cell, [r for r in cell["rows"] if r["case"] == case], order)
-            save(figure, folder / case_stem(cell, case))
+            save_figure(figure, folder / case_stem(cell, case))
         if found:
-            save(roofline_figure(cell, found), folder / roofline_stem(cell))
-        if stored := held(cell):
-            save(held_figure(stored), folder / held_stem(cell))
+            save_figure(roofline_figure(cell, found), folder / roofline_stem(cell))
+        if stored := kv_utilizations(cell):
+            save_figure(kv_utilization_figure(stored), folder / kv_utilization_stem(cell))
         clips = videos(cell, records)
         if clips is not None and drawn(clips):
-            save(picks_figure(cell, clips), folder / picks_stem(cell))
+            save_figure(picks_figure(cell, clips), folder / picks_stem(cell))
         for timeline in timelines(records, real_arms(cell)):
-            save(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
+            save_figure(timeline_figure(timeline), folder / timeline_stem(cell, timeline.arm))
 
 
 def case_stem(cell: Json, case: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import COLOURS
-from labkit.analysis.rendering.svg_elements import Chart
+from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.records import Record
 
 if TYPE_CHECKING:
@@ -147,12 +147,12 @@ def timeline_charts(timeline: Timeline) -> tuple[str, str]:
     """Draw a timeline for the page: memory, and the requests' phases on the same time axis."""
     x = (0.0, timeline.end)
     top = max((max(values) for values in timeline.memory.values()), default=1.0)
-    memory = Chart("memory over time", x, (0.0, 1.05 * top), "", "memory (MiB)", height=230)
+    memory = SvgChart("memory over time", x, (0.0, 1.05 * top), "", "memory (MiB)", height=230)
     memory.axes()
     for name, values in timeline.memory.items():
         memory.line(list(zip(timeline.t_s, values, strict=True)), line_style(name))
     count = len(timeline.bars)
-    phases = Chart(
+    phases = SvgChart(
         "phases of the requests", x, (0.0, float(count)), X_LABEL, "request",
         height=70 + min(240, 9 * count),
     )  # fmt: skip

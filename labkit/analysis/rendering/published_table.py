@@ -16,7 +16,7 @@ from labkit.records import Record, counter_registry
 Json = Mapping[str, Any]
 
 
-def published_line(cell: Json) -> str | None:
+def published_source(cell: Json) -> str | None:
     """Say whose numbers stand in the published column."""
     published = cell["published"]
     if not isinstance(published, Mapping):
@@ -90,7 +90,7 @@ def published_table(cell: Json, more: Sequence[Json] = ()) -> Table[Beside] | No
         heading = "delta" if len(deltas) == 1 else f"delta, {arm}"
         columns.append(Column(heading, _asked(Beside.delta, arm)))
     shown = [c for c in columns if any(map(c.text, lines))]
-    return Table(tuple(shown), tuple(lines), (published_line(cell) or "",))
+    return Table(tuple(shown), tuple(lines), (published_source(cell) or "",))
 
 
 def _asked(ask: Callable[[Beside, str], str], arm: str) -> Callable[[Beside], str]:
@@ -106,7 +106,7 @@ def published_tables(cell: Json) -> Iterator[tuple[str, Table[Sequence[Any]]]]:
             Column[Sequence[Any]](str(heading), _at(place), number=place > 0)
             for place, heading in enumerate(table["columns"])
         )
-        notes = (*map(str, table.get("notes") or ()), published_line(cell) or "")
+        notes = (*map(str, table.get("notes") or ()), published_source(cell) or "")
         yield str(table["title"]), Table(columns, tuple(table["rows"]), notes)
 
 
@@ -114,17 +114,17 @@ def _at(place: int) -> Callable[[Sequence[Any]], str]:
     return lambda row: str(row[place]) if place < len(row) else ""
 
 
-AGREEMENT = ("agreeing_prefix", "differing_requests")  # what is published of outputs
+AGREEMENT_METRICS = ("agreeing_prefix", "differing_requests")  # what is published of outputs
 
 
 def agreement_rows(found: Sequence[OutputAgreement]) -> list[Json]:
-    """Return how far outputs agree, as rows of a cell: the two metrics of :data:`AGREEMENT`."""
+    """Return how far outputs agree as rows with the two :data:`AGREEMENT_METRICS`."""
     shares = {a.arm: {"median": a.prefix} for a in found}
     misses = {a.arm: {"median": float(a.total - a.agree)} for a in found}
     units = ("share", "requests")
     return [
         _row("all", metric, unit, arms)
-        for metric, unit, arms in zip(AGREEMENT, units, (shares, misses), strict=True)
+        for metric, unit, arms in zip(AGREEMENT_METRICS, units, (shares, misses), strict=True)
     ]
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.number_format import slug
-from labkit.analysis.rendering.arm_styles import save, style
+from labkit.analysis.rendering.arm_styles import figure_style, save_figure
 from labkit.analysis.rendering.csv_latex import csv_text, latex_text
 from labkit.analysis.rendering.html_report import study_html
 from labkit.analysis.rendering.markdown_report import markdown_table, study_markdown
 from labkit.analysis.rendering.report_sections import CellReport
-from labkit.analysis.rendering.request_outcome_tables import load_figure
+from labkit.analysis.rendering.request_outcome_tables import latency_throughput_figure
 from labkit.analysis.rendering.study_overview import overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
@@ -87,8 +87,8 @@ def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], fol
         write_figures(analysis.json, analysis.data.records, folder)
     for overview in overviews(study, analyses):
         if overview.curves:
-            with style():
-                save(load_figure(overview.curves), folder / overview.stem)
+            with figure_style():
+                save_figure(latency_throughput_figure(overview.curves), folder / overview.stem)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -30,7 +30,7 @@ from labkit.analysis.rendering import (
     video_tables,
 )
 from labkit.analysis.rendering.arm_styles import arm_classes
-from labkit.analysis.rendering.attained_rates_table import ideal_table
+from labkit.analysis.rendering.attained_rates_table import attained_rates_table
 from labkit.analysis.rendering.matplotlib_figures import case_names, case_stem, run_positions
 from labkit.analysis.rendering.memory_timeline_chart import (
     SERIES,
@@ -46,9 +46,14 @@ from labkit.analysis.rendering.published_table import (
     published_table,
     published_tables,
 )
-from labkit.analysis.rendering.request_outcome_tables import traffic_table
-from labkit.analysis.rendering.results_table import Result, results_table
-from labkit.analysis.rendering.roofline import cases_line, points, roofline_chart, roofline_stem
+from labkit.analysis.rendering.request_outcome_tables import request_outcomes_table
+from labkit.analysis.rendering.results_table import ResultLine, results_table
+from labkit.analysis.rendering.roofline import (
+    cases_line,
+    roofline_chart,
+    roofline_points,
+    roofline_stem,
+)
 from labkit.analysis.rendering.tables import Table, gates_text
 from labkit.analysis.sensitivity_analysis import (
     CORRELATES,
@@ -189,12 +194,12 @@ class CellReport:
         return headline(self.analysis)
 
     @cached_property
-    def results(self) -> Table[Result]:
+    def results(self) -> Table[ResultLine]:
         """The primary rows."""
         return results_table(self.cell, self.records, anchor=self.anchor)
 
     @cached_property
-    def secondary(self) -> Table[Result]:
+    def secondary(self) -> Table[ResultLine]:
         """All other rows; no lines where there are none."""
         rest = results_table(self.cell, self.records, primary=False, anchor=self.anchor)
         return replace(rest, notes=())
@@ -336,7 +341,7 @@ def _effects(report: CellReport) -> Sequence[Part]:
 
 
 def _roofline(report: CellReport) -> Sequence[Part]:
-    cell, found = report.cell, points(report.cell, report.records)
+    cell, found = report.cell, roofline_points(report.cell, report.records)
     if not found:
         return []
     drawn = Chart(roofline_chart(cell, found), cases_line(found))
@@ -385,11 +390,11 @@ def _memory(report: CellReport) -> Iterator[Part]:
 
 
 def _held(report: CellReport) -> Sequence[Part]:
-    found = kv_utilization.held(report.cell)
+    found = kv_utilization.kv_utilizations(report.cell)
     if not found:
         return []
-    chart = Chart(kv_utilization.held_chart(found), kv_utilization.CAPTION)
-    return [chart, Picture(kv_utilization.held_stem(report.cell), kv_utilization.CAPTION)]
+    chart = Chart(kv_utilization.kv_utilization_chart(found), kv_utilization.CAPTION)
+    return [chart, Picture(kv_utilization.kv_utilization_stem(report.cell), kv_utilization.CAPTION)]
 
 
 def _drift(report: CellReport) -> Sequence[Part]:
@@ -447,12 +452,12 @@ WORK = (
     ),
     Section(
         "The ideal beside the achieved",
-        lambda report: _tables(ideal_table(report.cell, report.records)),
+        lambda report: _tables(attained_rates_table(report.cell, report.records)),
     ),
     Section("KV memory held and used", _held),
     Section(
         "What became of the requests",
-        lambda report: _tables(traffic_table(report.cell, report.records)),
+        lambda report: _tables(request_outcomes_table(report.cell, report.records)),
     ),
     Section("Over HTTP", lambda report: _over_http(report)),
     Section("Decoding, clip by clip", _decoding),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.analysis.latency_throughput import LoadCurve, LoadPoint
 from labkit.analysis.number_format import value_text
 from labkit.analysis.rendering.arm_styles import COLOURS, MARKS
-from labkit.analysis.rendering.svg_elements import Chart, padded
+from labkit.analysis.rendering.svg_elements import SvgChart, padded
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -35,7 +35,7 @@ def traffic(records: Sequence[Record]) -> dict[str, list[Json]]:
     return found
 
 
-def traffic_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
+def request_outcomes_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
     """Lay out what became of every arm's requests; None where no run notes it."""
     noted = traffic(records)
     arms = [arm for arm in real_arms(cell) if arm in noted]
@@ -112,7 +112,9 @@ SENT: Mapping[str, Callable[[Json], float | None]] = {
 }
 
 
-def load_table(curves: Sequence[LoadCurve]) -> Table[tuple[LoadCurve, LoadPoint]] | None:
+def latency_throughput_table(
+    curves: Sequence[LoadCurve],
+) -> Table[tuple[LoadCurve, LoadPoint]] | None:
     """Lay out every arm under every load, the knees marked; None without curves."""
     if not curves:
         return None
@@ -135,11 +137,11 @@ def load_table(curves: Sequence[LoadCurve]) -> Table[tuple[LoadCurve, LoadPoint]
 
 
 X_LABEL, Y_LABEL = "requests served per second", "time to the last token, median (ms)"
-LOAD_STEM = "throughput-against-latency"
+LATENCY_THROUGHPUT_STEM = "throughput-against-latency"
 
 
-def load_figure(curves: Sequence[LoadCurve]) -> Figure:
-    """Draw the same as :func:`load_chart`, as a picture."""
+def latency_throughput_figure(curves: Sequence[LoadCurve]) -> Figure:
+    """Draw the same as :func:`latency_throughput_chart`, as a picture."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -163,11 +165,11 @@ def load_figure(curves: Sequence[LoadCurve]) -> Figure:
     return figure
 
 
-def load_chart(curves: Sequence[LoadCurve]) -> str:
+def latency_throughput_chart(curves: Sequence[LoadCurve]) -> str:
     """Draw throughput against latency, a line per arm, its knee with a tip of its own."""
     served = [load.medians["request_s"] for curve in curves for load in curve.loads]
     waited = [load.medians["e2e_p50_ms"] for curve in curves for load in curve.loads]
-    chart = Chart(
+    chart = SvgChart(
         title="throughput against latency",
         x=padded([0.0, *served]),
         y=padded([0.0, *waited]),

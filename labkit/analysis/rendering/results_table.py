@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit.analysis.number_format import interval_text, p_text, percent_text, unit_name, value_text
-from labkit.analysis.rendering.published_table import published_line
+from labkit.analysis.rendering.published_table import published_source
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import control_name, level_text, relabellings_text
 from labkit.records import Record, parse_run_name
@@ -21,7 +21,7 @@ WIDE, WIDER = 92, 110  # characters of a terminal below which a column is left o
 
 
 @dataclass(frozen=True)
-class Result:
+class ResultLine:
     """A line of a table of results: a row of the cell, an arm and its comparison.
 
     ``index``: the row's place in the cell. ``several``: whether the row has more lines.
@@ -53,10 +53,10 @@ class Result:
         return self.found if self.row["skipped"] is None else None
 
 
-def _compared(form: Callable[..., str], *keys: str) -> Callable[[Result], str]:
+def _compared(form: Callable[..., str], *keys: str) -> Callable[[ResultLine], str]:
     """Return a column's value: numbers of the comparison, written; nothing without one."""
 
-    def value(line: Result) -> str:
+    def value(line: ResultLine) -> str:
         found = line.comparison
         return "" if found is None else form(*(found[key] for key in keys))
 
@@ -88,7 +88,7 @@ def shown_arms(cell: Json) -> list[str]:
 
 def results_table(
     cell: Json, records: Sequence[Record], primary: bool = True, anchor: str = ""
-) -> Table[Result]:
+) -> Table[ResultLine]:
     """Lay out the primary rows of a cell (or, with ``primary=False``, all the others).
 
     ``anchor``: of the cell on the page; numbers lead to the runs that they are made of.
@@ -110,7 +110,7 @@ def results_table(
             )
         )
 
-    def runs(line: Result) -> str:
+    def runs(line: ResultLine) -> str:
         return f"#{anchor}r{line.index}"
 
     columns += _arm_columns(cell, arms, unit, runs) if arms else [_alone(cell, unit, runs)]
@@ -125,7 +125,7 @@ def results_table(
         )
     shown: list[str | None] = [*arms] or [None]
     lines = [
-        Result(i, row, arm, {c["arm"]: c for c in row["comparisons"]}.get(arm), len(arms) > 1)
+        ResultLine(i, row, arm, {c["arm"]: c for c in row["comparisons"]}.get(arm), len(arms) > 1)
         for i, row in rows
         for arm in shown
     ]
@@ -133,12 +133,12 @@ def results_table(
     return Table(tuple(columns), tuple(lines), tuple(notes), wide=True)
 
 
-def _named(rows: Sequence[Json], unit: str) -> Column[Result]:
+def _named(rows: Sequence[Json], unit: str) -> Column[ResultLine]:
     """Name a row by its case, its metric, or both where there are several metrics."""
     requests = all(row["case"] == "all" for row in rows)
     mixed = not requests and len({row["metric"] for row in rows if row["metric"]}) > 1
 
-    def name(line: Result) -> str:
+    def name(line: ResultLine) -> str:
         row = line.row
         text = str(row["metric"] if requests and row["metric"] else row["case"])
         if mixed and row["metric"]:
@@ -148,11 +148,11 @@ def _named(rows: Sequence[Json], unit: str) -> Column[Result]:
     return Column("metric" if requests else "batch", name, number=False, once=True)
 
 
-def _alone(cell: Json, unit: str, link: Callable[[Result], str]) -> Column[Result]:
+def _alone(cell: Json, unit: str, link: Callable[[ResultLine], str]) -> Column[ResultLine]:
     """Show the baseline where nothing is compared with it."""
     baseline = cell["arms"][0]["name"]
 
-    def value(line: Result) -> str:
+    def value(line: ResultLine) -> str:
         row = line.row
         return row["skipped"] or value_text(row["arms"][baseline]["median"], row["unit"])
 
@@ -160,11 +160,11 @@ def _alone(cell: Json, unit: str, link: Callable[[Result], str]) -> Column[Resul
 
 
 def _arm_columns(
-    cell: Json, arms: Sequence[str], unit: str, link: Callable[[Result], str]
-) -> Iterator[Column[Result]]:
-    baseline, level, died = cell["arms"][0]["name"], level_text(cell), deaths(cell)
+    cell: Json, arms: Sequence[str], unit: str, link: Callable[[ResultLine], str]
+) -> Iterator[Column[ResultLine]]:
+    baseline, level, died = cell["arms"][0]["name"], level_text(cell), failure_outcomes(cell)
 
-    def measured(line: Result, arm: str | None) -> str:
+    def measured(line: ResultLine, arm: str | None) -> str:
         if line.row["skipped"] is not None:
             return ""
         middle = line.row["arms"][arm]["median"]
@@ -174,7 +174,7 @@ def _arm_columns(
             else value_text(middle, line.row["unit"])
         )
 
-    def decided(line: Result) -> str:
+    def decided(line: ResultLine) -> str:
         if line.row["skipped"] is not None:
             return f"skipped: {line.row['skipped']}"
         return "" if line.verdict is None else verdict_text(line.verdict)
@@ -212,7 +212,7 @@ def _states(records: Sequence[Record]) -> list[str]:
     return [f"Timed on {'; '.join(known)}."] if known else []
 
 
-def deaths(cell: Json) -> dict[str, str]:
+def failure_outcomes(cell: Json) -> dict[str, str]:
     """Map every arm with failed runs to the names of their outcomes."""
     found: dict[str, list[str]] = {}
     for failure in cell["failures"]:
@@ -251,7 +251,7 @@ def _published_delta(published: Mapping[tuple[str, str], Json], row: Json, arm: 
 
 
 def _notes(cell: Json, published: Any) -> list[str]:
-    line = published_line(cell) if published else None
+    line = published_source(cell) if published else None
     notes, shown = [line] if line else [], shown_arms(cell)
     floors = {
         c["p_floor"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
-from labkit.analysis.rendering.svg_elements import Chart
+from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
 
@@ -33,7 +33,7 @@ Range = tuple[float, float]  # exponents of ten
 
 
 @dataclass(frozen=True)
-class Limits:
+class RooflineLimits:
     """GB/s (1e9 bytes) and GFLOP/s, and how they were measured."""
 
     read_gb_s: float
@@ -51,7 +51,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Point:
+class RooflinePoint:
     """One case and arm: the work, the median time, and what follows from them."""
 
     case: str
@@ -59,7 +59,7 @@ class Point:
     bytes: int
     flops: int
     seconds: float
-    limits: Limits | None
+    limits: RooflineLimits | None
 
     @property
     def intensity(self) -> float:
@@ -89,19 +89,19 @@ class Point:
         """Least possible time over the time taken; above 1 only where a cache helped."""
         return None if self.limits is None else max(self._least_s(self.limits)) / self.seconds
 
-    def _least_s(self, limits: Limits) -> tuple[float, float]:
+    def _least_s(self, limits: RooflineLimits) -> tuple[float, float]:
         return (
             self.bytes / (limits.read_gb_s * 1e9),
             self.flops / (limits.sgemm_gflop_s * 1e9),
         )
 
 
-def find_limits(records: Iterable[Record]) -> Limits | None:
+def find_limits(records: Iterable[Record]) -> RooflineLimits | None:
     """Return the best limits that any run noted; None where no run did."""
     noted = [r.notes["limits"] for r in records if r.ok and r.notes.get("limits")]
     if not noted:
         return None
-    return Limits(
+    return RooflineLimits(
         read_gb_s=max(float(n["read_gb_s"]) for n in noted),
         sgemm_gflop_s=max(float(n["sgemm_gflop_s"]) for n in noted),
         threads=max(int(n["threads"]) for n in noted),
@@ -109,7 +109,7 @@ def find_limits(records: Iterable[Record]) -> Limits | None:
     )
 
 
-def points(cell: Json, records: Sequence[Record]) -> list[Point]:
+def roofline_points(cell: Json, records: Sequence[Record]) -> list[RooflinePoint]:
     """Return every case and arm (but the control) whose work the records know."""
     limits = find_limits(records)
     work: dict[str, tuple[int, int]] = {}
@@ -118,7 +118,9 @@ def points(cell: Json, records: Sequence[Record]) -> list[Point]:
             if case.notes.get("flops") and case.notes.get("least_bytes"):
                 work[case.case] = (int(case.notes["least_bytes"]), int(case.notes["flops"]))
     return [
-        Point(row["case"], arm, *work[row["case"]], row["arms"][arm]["median"] / 1e6, limits)
+        RooflinePoint(
+            row["case"], arm, *work[row["case"]], row["arms"][arm]["median"] / 1e6, limits
+        )
         for row in cell["rows"]
         if row["metric"] == METRIC and row["case"] in work
         for arm in real_arms(cell)
@@ -126,7 +128,7 @@ def points(cell: Json, records: Sequence[Record]) -> list[Point]:
     ]
 
 
-def _ranges(found: Sequence[Point]) -> tuple[tuple[float, float], tuple[float, float]]:
+def _ranges(found: Sequence[RooflinePoint]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the exponents of 10 between which all points and the roof's corner lie."""
     x, y = [p.intensity for p in found], [p.gflop_s for p in found]
     limits = found[0].limits
@@ -141,7 +143,7 @@ def _exponents(values: Sequence[float]) -> tuple[float, float]:
     return min(floor(low), low - ROOM), max(ceil(high), high + ROOM)
 
 
-def _roof(found: Sequence[Point], x: tuple[float, float]) -> list[tuple[float, float]]:
+def _roof(found: Sequence[RooflinePoint], x: tuple[float, float]) -> list[tuple[float, float]]:
     """Return the roof's points (intensity, GFLOP/s); empty without limits."""
     limits = found[0].limits
     if limits is None:
@@ -151,12 +153,12 @@ def _roof(found: Sequence[Point], x: tuple[float, float]) -> list[tuple[float, f
     return [(p, min(p * limits.read_gb_s, limits.sgemm_gflop_s)) for p in places]
 
 
-def case_numbers(found: Sequence[Point]) -> dict[str, int]:
+def case_numbers(found: Sequence[RooflinePoint]) -> dict[str, int]:
     """Number the cases from 1: a number fits beside a mark where a name does not."""
     return {case: n for n, case in enumerate(dict.fromkeys(p.case for p in found), 1)}
 
 
-def cases_line(found: Sequence[Point]) -> str:
+def cases_line(found: Sequence[RooflinePoint]) -> str:
     """Name the cases by their numbers, and say why marks stand beside each other."""
     text = "; ".join(f"{n} {case}" for case, n in case_numbers(found).items())
     arms = len({p.arm for p in found})
@@ -164,7 +166,7 @@ def cases_line(found: Sequence[Point]) -> str:
     return f"Cases: {text}{beside if arms > 1 else ''}"
 
 
-def _places(found: Sequence[Point], x: Range) -> list[tuple[float, float]]:
+def _places(found: Sequence[RooflinePoint], x: Range) -> list[tuple[float, float]]:
     """Place every point (exponents of 10): a case's arms side by side, around its intensity."""
     arms = list(dict.fromkeys(p.arm for p in found))
     step = MARK_SHARE * (x[1] - x[0])
@@ -189,7 +191,7 @@ class Label:
         return self.x + (LABEL_WIDTH if self.right else -LABEL_WIDTH) / 2
 
 
-def case_labels(found: Sequence[Point], x: Range, y: Range) -> list[Label]:
+def case_labels(found: Sequence[RooflinePoint], x: Range, y: Range) -> list[Label]:
     """Put every case's number right of its marks, or left, or lower: where there is room."""
     marks: dict[str, list[tuple[float, float]]] = {}
     for p, (a, b) in zip(found, _places(found, x), strict=True):
@@ -221,10 +223,10 @@ def _free(label: Label, others: Iterable[tuple[float, float]]) -> bool:
     )
 
 
-def roofline_chart(cell: Json, found: Sequence[Point]) -> str:
+def roofline_chart(cell: Json, found: Sequence[RooflinePoint]) -> str:
     """Draw the roofline for the page; ``found``: one point at least."""
     x, y = _ranges(found)
-    chart = Chart("roofline", x, y, X_LABEL, Y_LABEL, height=340, powers=True)
+    chart = SvgChart("roofline", x, y, X_LABEL, Y_LABEL, height=340, powers=True)
     chart.axes()
     styles = arm_classes(cell)
     roof = [(log10(a), log10(b)) for a, b in _roof(found, x)]
@@ -242,7 +244,7 @@ def roofline_chart(cell: Json, found: Sequence[Point]) -> str:
     return chart.svg()
 
 
-def roofline_figure(cell: Json, found: Sequence[Point]) -> Figure:
+def roofline_figure(cell: Json, found: Sequence[RooflinePoint]) -> Figure:
     """Draw the roofline with matplotlib."""
     from matplotlib.figure import Figure
 

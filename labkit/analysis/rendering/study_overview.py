@@ -9,7 +9,11 @@ from typing import Any
 from labkit.analysis.cell_analysis import CellAnalysis
 from labkit.analysis.host_groups import host_groups
 from labkit.analysis.latency_throughput import LoadCurve, load_curves
-from labkit.analysis.rendering.request_outcome_tables import LOAD_STEM, load_chart, load_table
+from labkit.analysis.rendering.request_outcome_tables import (
+    LATENCY_THROUGHPUT_STEM,
+    latency_throughput_chart,
+    latency_throughput_table,
+)
 from labkit.analysis.rendering.tables import Table, cells_table
 
 
@@ -28,12 +32,12 @@ class Overview:
     @property
     def loads(self) -> Table[Any] | None:
         """The curves as a table; None without any."""
-        return load_table(self.curves)
+        return latency_throughput_table(self.curves)
 
     @property
     def chart(self) -> str:
         """The curves as an ``<svg>``; empty without any."""
-        return load_chart(self.curves) if self.curves else ""
+        return latency_throughput_chart(self.curves) if self.curves else ""
 
 
 def overviews(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> list[Overview]:
@@ -44,7 +48,7 @@ def overviews(study: Mapping[str, Any], analyses: Sequence[CellAnalysis]) -> lis
             machine.name if len(found) > 1 else None,
             cells_table(study, machine.cells) if len(analyses) > 1 else None,
             load_curves([analyses[index] for index in machine.cells]),
-            LOAD_STEM if number == 0 else f"{LOAD_STEM}-{number + 1}",
+            LATENCY_THROUGHPUT_STEM if number == 0 else f"{LATENCY_THROUGHPUT_STEM}-{number + 1}",
         )
         for number, machine in enumerate(found)
     ]

@@ -24,7 +24,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(i * step, 10) for i in range(first, last + 1)]
 
 
-def power_ticks(low: float, high: float) -> list[float]:
+def power_of_ten_ticks(low: float, high: float) -> list[float]:
     """Return exponents of ten between ``low`` and ``high``, with 2 and 5 where there is room."""
     steps = (1, 2, 5) if high - low <= 2 else (1,)
     exponents = range(math.floor(low), math.ceil(high) + 1)
@@ -32,12 +32,12 @@ def power_ticks(low: float, high: float) -> list[float]:
     return [mark for mark in marks if low - 1e-9 <= mark <= high + 1e-9]
 
 
-def power(exponent: float) -> str:
+def power_of_ten_text(exponent: float) -> str:
     """Write a power of ten."""
-    return number(10.0**exponent)
+    return tick_text(10.0**exponent)
 
 
-def number(value: float) -> str:
+def tick_text(value: float) -> str:
     """Write a tick's number."""
     if value == 0:
         return "0"
@@ -46,7 +46,7 @@ def number(value: float) -> str:
 
 
 @dataclass
-class Chart:
+class SvgChart:
     """A chart of fixed size in view-box units; the page scales it to its width.
 
     ``x`` and ``y`` are (low, high) in data units. ``left``: room for the labels of y.
@@ -82,7 +82,7 @@ class Chart:
     def axes(self, y_ticks: bool = True) -> None:
         """Draw the grid, the numbers and the labels."""
         top, floor = 12, self.height - self.bottom
-        find, show = (power_ticks, power) if self.powers else (ticks, number)
+        find, show = (power_of_ten_ticks, power_of_ten_text) if self.powers else (ticks, tick_text)
         for value in find(*self.x):
             at = f"{self.px(value):.1f}"
             anchor = "end" if self.px(value) > self.width - 24 else "middle"

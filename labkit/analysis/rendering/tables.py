@@ -22,7 +22,7 @@ Json = Mapping[str, Any]
 SECONDS = "Of each row alone, not adjusted. The verdicts above do not use these numbers."
 
 
-def said(value: Any) -> str:
+def text_or_empty(value: Any) -> str:
     """Write what needs no format; what is not known stays empty."""
     return "" if value is None else str(value)
 
@@ -51,7 +51,7 @@ class Column(Generic[T]):
 
     heading: str
     value: Callable[[T], Any]
-    form: Callable[[Any], str] = said
+    form: Callable[[Any], str] = text_or_empty
     number: bool = True
     short: str | None = None
     least_width: int = 0
@@ -68,8 +68,8 @@ class Column(Generic[T]):
 class Table(Generic[T]):
     """Columns, lines and notes below (the source of published numbers, units).
 
-    ``wide``: a table of results, whose lines are :class:`.results.Result`. ``prose``: its cells are
-    phrases, which may be broken.
+    ``wide``: a table of results, whose lines are :class:`.results_table.ResultLine`.
+    ``prose``: its cells are phrases, which may be broken.
     """
 
     columns: tuple[Column[T], ...]
@@ -113,7 +113,7 @@ def host_table(cell: Json, records: Sequence[Record]) -> Table[str] | None:
 
     planned = any(name == "plan_us" for _, name in found)
     words = {"map_us": " maps", "plan_us": " plan"} if planned else {"map_us": ""}
-    columns = [Column[str]("batch", said, number=False)]
+    columns = [Column[str]("batch", text_or_empty, number=False)]
     columns += [
         Column(f"{arm['name']}{word} (µs)", middle(arm["name"], name))
         for arm in cell["arms"]

@@ -15,7 +15,7 @@ from labkit.analysis.number_format import (
     value_text,
 )
 from labkit.analysis.rendering.report_sections import CellReport
-from labkit.analysis.rendering.results_table import Result, verdict_text
+from labkit.analysis.rendering.results_table import ResultLine, verdict_text
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.study_analysis import AnalysisCache
 
@@ -75,7 +75,7 @@ def _subtitle(report: CellReport) -> str:
     )
 
 
-def _rich(table: Table[Result], width: int) -> Any:
+def _rich(table: Table[ResultLine], width: int) -> Any:
     """Build the table; on narrow terminals what can be done without is left out."""
     from rich import box
     from rich.table import Table as RichTable
@@ -104,7 +104,7 @@ def _rich(table: Table[Result], width: int) -> Any:
     return shown
 
 
-def _heading(column: Column[Result]) -> str:
+def _heading(column: Column[ResultLine]) -> str:
     """Break a heading where a name has joints, so that it is no wider than its numbers."""
     name = column.heading
     if column.short is not None:
@@ -112,7 +112,7 @@ def _heading(column: Column[Result]) -> str:
     return re.sub(r"([_-])(?=\w)", r"\1\n", name.replace(" (", "\n(")) if len(name) > 10 else name
 
 
-def _compact(column: Column[Result], line: Result) -> str:
+def _compact(column: Column[ResultLine], line: ResultLine) -> str:
     """Shorten a cell: the heading has the unit, what weakens the table the reason."""
     text = column.text(line)
     if column.verdict:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.analysis.number_format import slug, value_text
 from labkit.analysis.rendering.arm_styles import arm_classes, arm_styles
-from labkit.analysis.rendering.published_table import published_line
-from labkit.analysis.rendering.svg_elements import Chart
+from labkit.analysis.rendering.published_table import published_source
+from labkit.analysis.rendering.svg_elements import SvgChart
 from labkit.analysis.rendering.tables import Column, Table
 from labkit.analysis.verdict_sentences import real_arms
 from labkit.records import Record
@@ -87,7 +87,7 @@ def decode_table(cell: Json, found: Videos | None) -> Table[Json] | None:
         if theirs:
             columns.append(Column(f"published: {arm} (ms)", _theirs(theirs)))
     notes = ["One request: open, pick, decode, convert. Medians over runs.", *_job(cell)]
-    return Table(tuple(columns), tuple(rows), (*notes, published_line(cell) or ""))
+    return Table(tuple(columns), tuple(rows), (*notes, published_source(cell) or ""))
 
 
 def _published(cell: Json) -> dict[str, Json]:
@@ -237,7 +237,7 @@ def picks_charts(cell: Json, found: Videos | None) -> Iterator[tuple[str, str]]:
         facts, arms = found.facts(clip), found.clips[clip]
         rows = [arm for arm in real_arms(cell) if arm in arms]
         end = float(facts["seconds"]) or 1.0
-        chart = Chart(
+        chart = SvgChart(
             title=f"frames picked of {clip}",
             x=(-0.01 * end, 1.01 * end),
             y=(-1.0, float(len(rows))),
