@@ -1,4 +1,4 @@
-"""One arm against the baseline, over all rows of a cell: numbers, no judgement."""
+"""Comparison of one arm with the baseline over all rows of a cell: numbers, no verdict."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from labkit.analysis.statistics.power import between_run_sd, mde_pct
 
 @dataclass(frozen=True)
 class DecisionCriteria:
-    """What the design fixed beforehand: runs per block, alpha, margin (percent).
+    """Criteria fixed by the design beforehand: runs per block, alpha, margin (percent).
 
-    ``withheld``: why nothing may be claimed now; alpha is 0 then.
+    ``withheld_reason`` says why nothing may be claimed yet (then ``alpha`` is 0), or is None.
     """
 
     runs: int
@@ -39,15 +39,15 @@ class DecisionCriteria:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """What the runs say about one arm in one row; None is unknown.
+    """Effect, intervals, p-values and power of one arm in one row; None is unknown.
 
-    ``effect_pct`` is above 0 where the metric is larger. ``ci_pct`` and ``p_adjusted`` are
-    one test's, adjusted over the rows and arms: the interval is simultaneous and leaves out
-    0 iff ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` are the row's alone.
-    ``level``: of both intervals (0.95; 0.99 at a look that spends 0.01). ``p_floor``: the
-    smallest ``p_adjusted`` that there can be. ``mde_pct``: the effect that gets a verdict in
-    80 of 100 studies like this one; ``alpha_row`` the level that a row alone has for it.
-    ``sd``: between runs, log scale.
+    ``effect_pct`` is above 0 if the metric is larger than the baseline's. ``ci_pct`` and
+    ``p_adjusted`` belong to one test, adjusted over rows and arms: the interval is simultaneous
+    and excludes 0 if and only if ``p_adjusted`` is at most alpha. ``ci_raw_pct`` and ``p`` are
+    those of the row alone. ``level`` is the confidence level of both intervals (0.95, or 0.99
+    at a look that spends 0.01). ``p_floor`` is the smallest possible ``p_adjusted``.
+    ``mde_pct`` is the effect that 80 of 100 such studies detect, and ``alpha_row`` the level at
+    which they test the row. ``sd`` is the standard deviation between runs, on the log scale.
     """
 
     arm: str
@@ -71,34 +71,36 @@ def compare_arm(
     rows: Sequence[MetricRow],
     arm: str,
     baseline: str,
-    levels: DecisionCriteria,
+    criteria: DecisionCriteria,
     arms_tested: int = 1,
 ) -> list[ArmComparison]:
     """Compare ``arm`` with ``baseline`` in every row.
 
-    Intervals and p-values are adjusted over the rows of the primary metric as one family,
-    over all other metrics as another (single-step max-T), and for ``arms_tested`` arms
-    (C. E. Bonferroni): their relabellings are not shared.
+    Intervals and p-values are adjusted by single-step max-T over the rows of the primary metric
+    as one family and over all other rows as another, and for ``arms_tested`` arms, which share
+    no relabelling (C. E. Bonferroni).
     """
-    found = [ArmComparison(arm, baseline) for _ in rows]
+    comparisons = [ArmComparison(arm, baseline) for _ in rows]
     for primary in (True, False):
-        tests = row_tests(rows, arm, baseline, levels.runs, primary)
+        tests = row_tests(rows, arm, baseline, criteria.runs, primary)
         if not tests:
             continue
-        each = per_row_alphas(list(tests.values()), levels.alpha / arms_tested)
+        each = per_row_alphas(list(tests.values()), criteria.alpha / arms_tested)
         others = max_of_other_rows(list(tests.values()))
         for (index, test), rest, alpha in zip(tests.items(), others, each, strict=True):
-            region = test.inverted_test(rest, arms_tested)
-            found[index] = _compare(rows[index], found[index], test, region, levels, alpha)
-    return found
+            adjusted = test.inverted_test(rest, arms_tested)
+            comparisons[index] = _compare(
+                rows[index], comparisons[index], test, adjusted, criteria, alpha
+            )
+    return comparisons
 
 
 def row_tests(
     rows: Sequence[MetricRow], arm: str, baseline: str, runs: int, primary: bool
 ) -> dict[int, RowPermutations]:
-    """Return the tests of one family by the rows' indices; rows without values have none.
+    """Return the tests of one family by row index; rows without values have none.
 
-    Rows that lack a block are tested on their own blocks, under the same relabellings.
+    A row that lacks a block is tested on the blocks that it has, under the same relabellings.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, row in enumerate(rows):
@@ -107,20 +109,20 @@ def row_tests(
         blocks = complete_blocks(row, (baseline, arm), runs)
         if blocks and row.primary == primary:
             groups.setdefault(blocks, []).append(index)
-    every = sorted({block for blocks in groups for block in blocks})
-    found: dict[int, RowPermutations] = {}
+    all_blocks = sorted({block for blocks in groups for block in blocks})
+    tests: dict[int, RowPermutations] = {}
     for blocks, members in groups.items():
-        labels = relabellings(len(every), runs).restrict_to_blocks(
-            [every.index(block) for block in blocks]
+        labels = relabellings(len(all_blocks), runs).restrict_to_blocks(
+            [all_blocks.index(block) for block in blocks]
         )
         pairs = [_arms(rows[i], arm, baseline, blocks) for i in members]
-        units = np.stack([pool_by_block(*pair) for pair in pairs], axis=1)
-        statistics = labels.mean_differences(units).T
-        within = units.reshape(len(blocks), 2 * runs, len(members))
+        values = np.stack([pool_by_block(*pair) for pair in pairs], axis=1)
+        differences = labels.mean_differences(values).T
+        within = values.reshape(len(blocks), 2 * runs, len(members))
         squares = ((within - within.mean(axis=1, keepdims=True)) ** 2).sum(axis=(0, 1))
         for column, index in enumerate(members):
-            found[index] = RowPermutations(labels, statistics[column], float(squares[column]))
-    return dict(sorted(found.items()))
+            tests[index] = RowPermutations(labels, differences[column], float(squares[column]))
+    return dict(sorted(tests.items()))
 
 
 def _arms(row: MetricRow, arm: str, baseline: str, blocks: Sequence[int]) -> tuple[Floats, Floats]:
@@ -131,37 +133,41 @@ def _compare(
     row: MetricRow,
     start: ArmComparison,
     test: RowPermutations,
-    region: InvertedTest,
-    levels: DecisionCriteria,
+    adjusted: InvertedTest,
+    criteria: DecisionCriteria,
     alpha: float,
 ) -> ArmComparison:
-    """Fill in one row; ``alpha``: the level that the row alone is tested at."""
-    blocks = complete_blocks(row, (start.baseline, start.arm), levels.runs)
+    """Compare one row; ``alpha`` is the level at which the row alone is tested."""
+    blocks = complete_blocks(row, (start.baseline, start.arm), criteria.runs)
     base, other = _arms(row, start.arm, start.baseline, blocks)
     alone, sd = test.inverted_test(), between_run_sd(base, other)
     sign = 1.0 if row.better == "higher" else -1.0
     better = sign * (other.mean(axis=1) - base.mean(axis=1)) > 0
-    floor = region.n_families * min_p(len(blocks), levels.runs)
-    claims = levels.withheld_reason is None
+    floor = adjusted.n_families * min_p(len(blocks), criteria.runs)
+    claims = criteria.withheld_reason is None
     return ArmComparison(
         arm=start.arm,
         baseline=start.baseline,
         effect_pct=to_percent(hodges_lehmann(base, other)),
-        ci_pct=interval_to_percent(region.interval(levels.alpha)),
+        ci_pct=interval_to_percent(adjusted.interval(criteria.alpha)),
         p=alone.p(0.0),
-        p_adjusted=region.p(0.0) if claims else None,
+        p_adjusted=adjusted.p(0.0) if claims else None,
         p_floor=min(1.0, floor),
-        mde_pct=None if sd is None else mde_pct(sd, len(blocks), levels.runs, alpha),
+        mde_pct=None if sd is None else mde_pct(sd, len(blocks), criteria.runs, alpha),
         wins=int(np.count_nonzero(better)),
         blocks=len(blocks),
         sd=sd,
-        equivalence=equivalence_test(region, levels.margin_pct, levels.alpha) if claims else None,
-        ci_raw_pct=interval_to_percent(alone.interval(levels.alpha)),
-        level=1.0 - levels.alpha if claims else None,
+        equivalence=equivalence_test(adjusted, criteria.margin_pct, criteria.alpha)
+        if claims
+        else None,
+        ci_raw_pct=interval_to_percent(alone.interval(criteria.alpha)),
+        level=1.0 - criteria.alpha if claims else None,
         alpha_row=alpha if claims else None,
     )
 
 
 def interval_to_percent(limits: tuple[float, float] | None) -> tuple[float, float] | None:
-    """Turn an interval of log ratios into percent."""
-    return None if limits is None else (to_percent(limits[0]), to_percent(limits[1]))
+    """Convert an interval of log ratios to percent."""
+    if limits is None:
+        return None
+    return to_percent(limits[0]), to_percent(limits[1])

@@ -255,7 +255,7 @@ def _modes(analysis: CellAnalysis) -> Iterator[str]:
     if not found:
         return
     case, modes = max(found, key=lambda item: item[1].gap_pct)
-    counts = ", ".join(f"{a} {modes.upper[a]} of {modes.total[a]}" for a in modes.upper)
+    counts = ", ".join(f"{a} {modes.above_gap[a]} of {modes.total[a]}" for a in modes.above_gap)
     tests = ", ".join(f"{a} p = {p_text(p)}" for a, p in modes.fisher_p.items())
     least = min((p, where) for where, each in found for p in each.fisher_p.values())
     rows = "" if len(found) == 1 else f"in {len(found)} rows, the widest "

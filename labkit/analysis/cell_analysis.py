@@ -269,11 +269,11 @@ class CellAnalysis:
     def _judge(self, index: int, found: ArmComparison, noise: ArmComparison | None) -> Verdict:
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
         causes = [cause for gate in gates if (cause := gate.cause(found.arm)) is not None]
-        levels, row = self.data.criteria, self.rows[index]
-        verdict = judge(found, row.better, levels, causes, noise)
+        criteria, row = self.data.criteria, self.rows[index]
+        verdict = judge(found, row.better, criteria, causes, noise)
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
-        return self.stalls.limit(verdict, found.arm, levels.margin_pct)
+        return self.stalls.limit(verdict, found.arm, criteria.margin_pct)
 
     @cached_property
     def json(self) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Rows of a cell: for each case and metric, one number per run.
+"""Observations of a cell: for each case and metric, one number per run.
 
-The number is the median of the metric over the run's repeats, on the log scale (for an
-even count the geometric mean of the middle two). Repeats are never tested.
+The number is the median of the metric over the run's repeats, on the log scale (for an even
+count, the geometric mean of the middle two). Repeats are never tested.
 
-Where all arms of a block took turns in one process (``in_process``), repeat ``i`` of every
-arm was taken in the same round, and what the machine did in that round happened to all. An
-arm is compared with the baseline round by round then: its log value is the baseline's plus
-the :func:`median_over_rounds` of the rounds' log ratios. Whose turn is first finds the caches
-of the round before, whoever it is: what an arm's place in the rounds adds is taken out first
-(:func:`without_position_effects`). Per-arm medians stay as they are.
+In a block whose arms were interleaved in one process (``in_process``), repeat ``i`` of every
+arm was taken in the same round, and whatever the machine did in that round happened to all
+arms. There an arm is compared with the baseline round by round: its log value is the
+baseline's plus the :func:`median_over_rounds` of the rounds' log ratios. The arm that comes
+first in a round finds the caches as the round before left them, so the effect of an arm's
+position in the rounds is removed first (:func:`without_position_effects`). Per-arm medians are
+not changed.
 """
 
 from __future__ import annotations
@@ -25,27 +26,30 @@ from labkit.analysis.statistics.permutation_test import Floats
 from labkit.records import Metric, Record, RecordError
 
 MEASURED_OUTCOMES = ("ok", "vacuous")
-PASSES = 10  # of median polish at most
+MAX_POLISH_PASSES = 10
 
 
 @dataclass(frozen=True)
 class RunValue:
-    """One run's number and where it came from (``file`` is relative to the cell)."""
+    """One run's number and its record (``file`` is relative to the cell).
+
+    ``round_positions`` is the arm's position in each round, from 0, or empty if not recorded.
+    """
 
     block: int
     position: int
     file: str
     value: float
     repeats: tuple[float, ...] = ()
-    places: tuple[int, ...] = ()  # of the arm's turn in each round, from 0; (): not recorded
+    round_positions: tuple[int, ...] = ()
 
 
 @dataclass
 class MetricRow:
-    """One case and metric with every arm's values; ``metric`` is None if it was skipped.
+    """One case and metric with every arm's values; ``metric`` is None if the case was skipped.
 
-    ``paired_baseline``: the arm that the others are compared with round by round, in its own
-    process; None where every run had a process of its own.
+    ``paired_baseline`` is the arm that the others are compared with round by round, within a
+    process. It is None where every run had a process of its own.
     """
 
     case: str
@@ -61,19 +65,20 @@ class MetricRow:
     )
 
     def rounds(self, block: int) -> dict[str, Floats]:
-        """Return every arm's log values in a process, float64 [rounds], places taken out if known.
+        """Return every arm's log values in a block's process, float64 [rounds], by arm.
 
-        Worked out once: every arm and analysis asks again, and a row that was built stays as it is.
+        Position effects are removed where positions were recorded. Results are cached, because
+        every arm and analysis needs them again.
         """
         if block not in self._rounds:
-            found = {
+            by_arm = {
                 arm: v for arm, values in self.arms.items() for v in values if v.block == block
             }
-            logs = np.log([v.repeats for v in found.values()])
-            places = [v.places for v in found.values()]
-            if all(len(each) == logs.shape[1] for each in places):
-                logs = without_position_effects(logs, np.array(places))
-            self._rounds[block] = dict(zip(found, logs, strict=True))
+            logs = np.log([v.repeats for v in by_arm.values()])
+            positions = [v.round_positions for v in by_arm.values()]
+            if all(len(each) == logs.shape[1] for each in positions):
+                logs = without_position_effects(logs, np.array(positions))
+            self._rounds[block] = dict(zip(by_arm, logs, strict=True))
         return self._rounds[block]
 
     def by_block(self, arm: str) -> dict[int, list[float]]:
@@ -85,15 +90,15 @@ class MetricRow:
 
     @property
     def positive(self) -> bool:
-        """Whether all values have a logarithm, and all repeats where rounds are paired."""
-        every = (v for values in self.arms.values() for v in values)
+        """Whether all values (and repeats, where rounds are paired) have a logarithm."""
+        all_values = (v for values in self.arms.values() for v in values)
         if self.paired_baseline is not None:
-            return all(min(v.repeats) > 0 for v in every)
-        return all(v.value > 0 for v in every)
+            return all(min(v.repeats) > 0 for v in all_values)
+        return all(v.value > 0 for v in all_values)
 
 
 def run_value(repeats: Sequence[float]) -> float:
-    """Return the median of the repeats on the log scale (plain, where one is not positive)."""
+    """Return the median of the repeats on the log scale, or plain if one is not positive."""
     values = sorted(repeats)
     median_over_rounds = len(values) // 2
     if len(values) % 2:
@@ -103,39 +108,40 @@ def run_value(repeats: Sequence[float]) -> float:
 
 
 def median_over_rounds(log_ratios: Floats) -> float:
-    """Return one number for a run's rounds, float64 [rounds]: their median."""
+    """Return the median of a run's log ratios, float64 [rounds]."""
     return float(_medians(log_ratios))
 
 
-def without_position_effects(logs: Floats, places: NDArray[np.int64]) -> Floats:
-    """Return log values without what an arm's place in a round adds to them.
+def without_position_effects(logs: Floats, positions: NDArray[np.int64]) -> Floats:
+    """Return log values without the effect of an arm's position in a round.
 
-    The same is taken from all arms, so swapped labels swap the results: median polish of the
-    distances from each round's middle, by arm and by place (J. W. Tukey).
+    Median polish (J. W. Tukey) of the differences from each round's median, by arm and by
+    position. The same effects are subtracted from all arms, so swapping two arms' labels swaps
+    their results.
 
     Parameters
     ----------
     logs
         float64 [arms, rounds].
-    places
-        int [arms, rounds]: whose turn was first, second, ...
+    positions
+        int [arms, rounds]: 0 for the arm that came first in the round, 1 for the second, ...
     """
-    left = logs - _medians(logs.T)
-    added = np.zeros(places.max() + 1)
-    turns = [(place, places == place) for place in np.unique(places)]
-    for _ in range(PASSES):
-        before = added.copy()
-        apart = left - _medians(left - added[places])[:, None]
-        for place, taken in turns:
-            added[place] = _medians(apart[taken])
-        if np.array_equal(before, added):
+    centred = logs - _medians(logs.T)
+    effects = np.zeros(positions.max() + 1)
+    masks = [(position, positions == position) for position in np.unique(positions)]
+    for _ in range(MAX_POLISH_PASSES):
+        before = effects.copy()
+        residual = centred - _medians(centred - effects[positions])[:, None]
+        for position, mask in masks:
+            effects[position] = _medians(residual[mask])
+        if np.array_equal(before, effects):
             break
-    less: Floats = logs - added[places]
-    return less
+    without: Floats = logs - effects[positions]
+    return without
 
 
 def _medians(values: Floats) -> Floats:
-    """Return the medians along the last axis: numpy's own takes five times as long on so few."""
+    """Return medians along the last axis; on so few values np.median takes five times as long."""
     ordered, half = np.sort(values), values.shape[-1] // 2
     if values.shape[-1] % 2:
         return np.asarray(ordered[..., half])
@@ -148,12 +154,12 @@ def build_rows(records: Iterable[Record], paired_baseline: str | None = None) ->
     Parameters
     ----------
     by_round
-        The baseline, where the arms of a block took turns in one process.
+        The baseline's name, if the arms of a block were interleaved in one process.
 
     Raises
     ------
     RecordError
-        Arms that took turns do not have as many repeats as the baseline.
+        An interleaved arm does not have as many repeats as the baseline.
     """
     cases: dict[str, dict[str, MetricRow]] = {}
     skipped: dict[str, str] = {}
@@ -191,9 +197,9 @@ def build_rows(records: Iterable[Record], paired_baseline: str | None = None) ->
 def _row(
     rows: dict[str, MetricRow], case: str, metric: Metric, paired_baseline: str | None
 ) -> MetricRow:
-    found = rows.get(metric.name)
-    if found is None:
-        found = MetricRow(
+    row = rows.get(metric.name)
+    if row is None:
+        row = MetricRow(
             case,
             metric.name,
             metric.unit,
@@ -201,12 +207,12 @@ def _row(
             metric.primary,
             paired_baseline=paired_baseline,
         )
-        rows[metric.name] = found
-    return found
+        rows[metric.name] = row
+    return row
 
 
 def _check_rounds(row: MetricRow) -> None:
-    """Refuse arms whose rounds are not the baseline's."""
+    """Raise :class:`RecordError` if an arm has other rounds than the baseline."""
     if row.paired_baseline is None:
         return
     rounds = {v.block: len(v.repeats) for v in row.arms.get(row.paired_baseline, ())}
@@ -220,12 +226,12 @@ def _check_rounds(row: MetricRow) -> None:
 
 
 def _name_skipped(rows: list[MetricRow]) -> list[MetricRow]:
-    """Name skipped rows by the primary metric of the others: they are rows of the same table."""
-    known = next((row for row in rows if row.metric is not None and row.primary), None)
-    if known is not None:
+    """Give skipped rows the primary metric of the others: they are rows of the same table."""
+    primary = next((row for row in rows if row.metric is not None and row.primary), None)
+    if primary is not None:
         for row in rows:
             if row.metric is None:
-                row.metric, row.unit, row.better = known.metric, known.unit, known.better
+                row.metric, row.unit, row.better = primary.metric, primary.unit, primary.better
     return rows
 
 
@@ -236,7 +242,7 @@ def complete_blocks(row: MetricRow, arms: Sequence[str], runs: int) -> tuple[int
 
 
 def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return an arm's log values, float64 [blocks, runs]; see the module for turns."""
+    """Return an arm's log values, float64 [blocks, runs], paired by round if interleaved."""
     if row.paired_baseline is not None and arm != row.paired_baseline:
         return _paired_values(row, arm, blocks)
     values = row.by_block(arm)
@@ -244,15 +250,15 @@ def log_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
 
 
 def _paired_values(row: MetricRow, arm: str, blocks: Sequence[int]) -> Floats:
-    """Return the baseline's log values plus the middle of the log ratios, float64 [blocks, 1]."""
-    first = str(row.paired_baseline)
-    ratios = [median_over_rounds(logs[arm] - logs[first]) for logs in map(row.rounds, blocks)]
-    paired: Floats = log_values(row, first, blocks) + np.array(ratios)[:, None]
+    """Return the baseline's log values plus the median log ratios, float64 [blocks, 1]."""
+    baseline = str(row.paired_baseline)
+    ratios = [median_over_rounds(logs[arm] - logs[baseline]) for logs in map(row.rounds, blocks)]
+    paired: Floats = log_values(row, baseline, blocks) + np.array(ratios)[:, None]
     return paired
 
 
 def summary(values: Sequence[RunValue]) -> dict[str, Any]:
-    """Return median, quartiles and count of an arm's runs, with the runs themselves."""
+    """Return median, quartiles, count and list of an arm's runs."""
     runs = [{"file": v.file, "value": v.value} for v in values]
     if not values:
         return {"median": None, "q1": None, "q3": None, "n": 0, "runs": runs}
@@ -267,10 +273,10 @@ def summary(values: Sequence[RunValue]) -> dict[str, Any]:
 
 
 def probe_values(records: Iterable[Record]) -> Mapping[tuple[int, int], float]:
-    """Return each run's probe before the arm, by block and position: mean log microseconds."""
-    found = {}
+    """Return each run's probe before its arm, in mean log microseconds, by (block, position)."""
+    probes = {}
     for record in records:
         times = [t for t in record.probe.get("before", {}).values() if t > 0]
         if times:
-            found[record.block, record.position] = float(np.mean(np.log(times)))
-    return found
+            probes[record.block, record.position] = float(np.mean(np.log(times)))
+    return probes

@@ -230,9 +230,9 @@ def _family(items: Sequence[_Compared]) -> list[ArmComparison]:
     order = {int(index): rank for rank, index in enumerate(np.argsort(ps, kind="stable"))}
     found = []
     for i, item in enumerate(items):
-        levels = item.pair.criteria
-        rejected = sum(p <= levels.alpha for p in adjusted)
-        level = levels.alpha / (size - min(order[i], rejected))
+        criteria = item.pair.criteria
+        rejected = sum(p <= criteria.alpha for p in adjusted)
+        level = criteria.alpha / (size - min(order[i], rejected))
         found.append(_comparison(item, adjusted[i], level, size))
     return found
 
@@ -244,22 +244,22 @@ def _alone(item: _Compared) -> ArmComparison:
 
 
 def _comparison(item: _Compared, adjusted: float, level: float, size: int) -> ArmComparison:
-    found, levels = item.change, item.pair.criteria
+    found, criteria = item.change, item.pair.criteria
     assert found is not None
     points = breakpoints(found.null_distribution, found)
     limits = points.interval(level)
-    equal = equivalence_test(points, levels.margin_pct, levels.alpha / size)
+    equal = equivalence_test(points, criteria.margin_pct, criteria.alpha / size)
     return ArmComparison(
         arm=item.arm,
         baseline=item.pair.old.data.baseline,
         effect_pct=to_percent(found.estimate),
         ci_pct=interval_to_percent(limits),
-        ci_raw_pct=interval_to_percent(points.interval(levels.alpha)),
-        level=1.0 - levels.alpha,
+        ci_raw_pct=interval_to_percent(points.interval(criteria.alpha)),
+        level=1.0 - criteria.alpha,
         p=found.p,
         p_adjusted=adjusted,
         p_floor=min(1.0, size * found.min_p),
-        mde_pct=found.mde_pct(levels.alpha / size),
+        mde_pct=found.mde_pct(criteria.alpha / size),
         blocks=item.blocks,
         equivalence=Equivalence(min(1.0, size * equal.p), equal.bound_pct),
     )
@@ -309,8 +309,8 @@ def _pair(old: CellAnalysis, new: CellAnalysis, margin_pct: float) -> _Pair:
     runs = min(a.data.criteria.runs for a in (old, new))
     why = [f"{name}: {a.data.withheld_reason}" for name, a in zip(NAMES, (old, new), strict=True)
            if a.data.withheld_reason is not None]  # fmt: skip
-    levels = DecisionCriteria(runs, alpha, margin_pct, "; ".join(why) or None)
-    return _Pair(old, new, levels, probe_shift_pct(old, new))
+    criteria = DecisionCriteria(runs, alpha, margin_pct, "; ".join(why) or None)
+    return _Pair(old, new, criteria, probe_shift_pct(old, new))
 
 
 def _moved(pair: _Pair) -> bool:

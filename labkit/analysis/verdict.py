@@ -1,22 +1,22 @@
-"""The verdict on one row: one word, and the reason where the word needs one.
+"""The verdict on one row: one word, and a reason where the word needs one.
 
-Rules, first match wins:
+The first rule that applies decides:
 
-1. a failed gate that touches the arm: ``invalid``, with its cause;
-2. no values, or values without a logarithm: ``inconclusive``;
-3. under 3 blocks of 2 runs (6 blocks of 1), alpha out of the design's reach, or nothing
-   to be claimed now (blocks added after results were shown, blocks still to run, no look
-   declared here): ``estimate_only``;
-4. the interval lies inside the margin: ``trivial`` where the difference is significant,
-   ``equivalent`` where it is not; both are withheld where the A/A control's own interval,
-   that of its row alone, exceeds the margin;
-5. significant (adjusted p at most alpha): ``faster`` or ``slower``;
-6. else ``inconclusive``, with the smallest effect that could have been seen.
+1. ``invalid``, with the cause: a failed gate affects the arm;
+2. ``inconclusive``: there are no values, or values without a logarithm;
+3. ``estimate_only``: there are under 3 blocks of 2 runs (6 blocks of 1), the design cannot
+   reach alpha, or nothing may be claimed yet (blocks were added after results were shown,
+   blocks are still to run, or no look was declared here);
+4. the interval lies inside the margin: ``trivial`` if the difference is significant, else
+   ``equivalent``. Both are withheld where the A/A control's own interval, that of its row
+   alone, exceeds the margin;
+5. ``faster`` or ``slower``: the adjusted p is at most alpha;
+6. ``inconclusive``, with the smallest detectable effect.
 
-The interval is simultaneous over the rows and arms, and p is adjusted over them: a study
-says a wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary
-rows with a probability of at most alpha. The control's is not, for it describes the noise of a
-row, which is no larger for there being others.
+Interval and p are simultaneous over the rows and arms: the probability that a study claims a
+wrong ``faster``, ``slower``, ``equivalent`` or ``trivial`` anywhere in its primary rows is at
+most alpha. The control's interval is not, because it describes the noise of one row, which
+other rows do not increase.
 """
 
 from __future__ import annotations
@@ -50,83 +50,90 @@ class Verdict:
 
 
 def exceeds_margin(control: ArmComparison | None, margin_pct: float) -> bool:
-    """Tell whether the A/A control's own interval reaches beyond the margin."""
+    """Return whether the A/A control's own interval exceeds the margin."""
     if control is None or control.ci_raw_pct is None:
         return False
     return max(abs(limit) for limit in control.ci_raw_pct) > margin_pct
 
 
 def judge(
-    found: ArmComparison,
+    comparison: ArmComparison,
     better: str | None,
-    levels: DecisionCriteria,
+    criteria: DecisionCriteria,
     causes: Sequence[str],
     control: ArmComparison | None,
 ) -> Verdict:
-    """Judge one comparison.
+    """Return the verdict on one comparison.
 
     Parameters
     ----------
     better
-        ``higher`` or ``lower``: which direction of the metric is faster.
+        ``higher`` or ``lower``: the direction of the metric that is faster.
     causes
-        Why a failed gate forbids a verdict; empty where all hold.
+        Why failed gates forbid a verdict; empty if all gates hold.
     control
-        The A/A control's comparison in the same row, or None where there is none.
+        The A/A control's comparison in the same row, or None if there is no control.
     """
     if causes:
         return Verdict("invalid", "; ".join(causes))
-    if found.effect_pct is None:
+    if comparison.effect_pct is None:
         return Verdict("inconclusive", "no complete block with values above 0")
-    fewest = min_blocks_to_claim(levels.runs)
-    if found.blocks < fewest:
-        blocks = count_text(found.blocks, "block")
+    needed = min_blocks_to_claim(criteria.runs)
+    if comparison.blocks < needed:
+        blocks = count_text(comparison.blocks, "block")
         return Verdict(
-            "estimate_only", f"{blocks} of {levels.runs}: a claim needs at least {fewest}"
+            "estimate_only", f"{blocks} of {criteria.runs}: a claim needs at least {needed}"
         )
-    if levels.withheld_reason is not None:
-        return Verdict("estimate_only", levels.withheld_reason)
-    if found.p_adjusted is None or found.equivalence is None:
-        raise ValueError(f"{found.arm}: an effect without its test")
-    if found.p_floor is None or found.p_floor > levels.alpha:
+    if criteria.withheld_reason is not None:
+        return Verdict("estimate_only", criteria.withheld_reason)
+    if comparison.p_adjusted is None or comparison.equivalence is None:
+        raise ValueError(f"{comparison.arm}: a comparison has an effect but no test")
+    if comparison.p_floor is None or comparison.p_floor > criteria.alpha:
         return Verdict(
             "estimate_only",
-            f"{found.blocks} blocks cannot reach p = {levels.alpha:g} "
-            f"(smallest: {found.p_floor:.2g})",
+            f"{comparison.blocks} blocks cannot reach p = {criteria.alpha:g} "
+            f"(smallest: {comparison.p_floor:.2g})",
         )
-    significant = found.p_adjusted <= levels.alpha
-    if found.equivalence.p <= levels.alpha:
-        if exceeds_margin(control, levels.margin_pct):
+    significant = comparison.p_adjusted <= criteria.alpha
+    if comparison.equivalence.p <= criteria.alpha:
+        if exceeds_margin(control, criteria.margin_pct):
             return Verdict("inconclusive", NOISE_EXCEEDS_MARGIN)
-        return Verdict("trivial" if significant else "equivalent", _bound(found))
+        return Verdict("trivial" if significant else "equivalent", _bound_reason(comparison))
     if significant:
-        up = found.effect_pct > 0
+        up = comparison.effect_pct > 0
         return Verdict("faster" if up == (better == "higher") else "slower")
-    return Verdict("inconclusive", _sight(found, levels))
+    return Verdict("inconclusive", _power_reason(comparison, criteria))
 
 
-def _bound(found: ArmComparison) -> str | None:
-    bound = found.equivalence.bound_pct if found.equivalence is not None else None
+def _bound_reason(comparison: ArmComparison) -> str | None:
+    bound = comparison.equivalence.bound_pct if comparison.equivalence is not None else None
     return None if bound is None else f"any difference is within ±{bound:.2g} %"
 
 
-def _sight(found: ArmComparison, levels: DecisionCriteria) -> str:
-    """Say what this design could have seen, and how many blocks would see the effect seen.
+def _power_reason(comparison: ArmComparison, criteria: DecisionCriteria) -> str:
+    """State the smallest detectable effect, and how many blocks the estimated effect needs.
 
-    The target is the effect seen, or 1 % where that is smaller.
+    An estimate below 1 % is replaced by 1 %.
     """
     parts = []
-    if found.p is not None and found.p <= levels.alpha:
+    if comparison.p is not None and comparison.p <= criteria.alpha:
         parts.append(
-            f"p = {found.p:.2g} alone, {found.p_adjusted:.2g} adjusted over all rows and arms"
+            f"p = {comparison.p:.2g} for this row alone, {comparison.p_adjusted:.2g} adjusted over "
+            "all rows and arms"
         )
-    if found.mde_pct is not None and found.sd is not None and found.effect_pct is not None:
-        text = f"this design sees {magnitude_text(found.mde_pct)} % at best"
-        target = max(1.0, abs(round(found.effect_pct, 1)))
-        need = blocks_needed(found.sd, levels.runs, found.alpha_row or levels.alpha, target)
+    if (
+        comparison.mde_pct is not None
+        and comparison.sd is not None
+        and comparison.effect_pct is not None
+    ):
+        text = f"smallest detectable effect: {magnitude_text(comparison.mde_pct)} %"
+        target = max(1.0, abs(round(comparison.effect_pct, 1)))
+        need = blocks_needed(
+            comparison.sd, criteria.runs, comparison.alpha_row or criteria.alpha, target
+        )
         if need is None:
-            text += f"; more than 1,000 blocks would be needed to see {target:g} %"
-        elif need > found.blocks:
-            text += f"; a new study of about {need} blocks would see {target:g} %"
+            text += f"; detecting {target:g} % would need more than 1,000 blocks"
+        elif need > comparison.blocks:
+            text += f"; a new study of about {need} blocks would detect {target:g} %"
         parts.append(text)
     return "; ".join(parts)

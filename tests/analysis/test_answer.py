@@ -12,7 +12,7 @@ from labkit.analysis.observations import MetricRow
 from labkit.analysis.verdict import Verdict
 from labkit.records import Arm
 
-SIGHT = "this design sees 6.8 % at best"
+SIGHT = "smallest detectable effect: 6.8 %"
 
 
 def arm(name, role="arm", device="cpu"):

@@ -130,13 +130,13 @@ def test_noise_gives_inconclusive_with_what_could_be_seen(make_cell):
     cell = analyse_cell(make_cell(effects={"seq_map": 1.0}, noise=0.04, margin_pct=2.0))
     c = found(cell)
     assert c["verdict"] == "inconclusive"
-    assert f"this design sees {c['mde_pct']:.1f} % at best; a new study of about" in c["reason"]
+    assert f"smallest detectable effect: {c['mde_pct']:.1f} %; a new study of about" in c["reason"]
     # Both at the level that is left to the row.
     assert c["mde_pct"] == pytest.approx(mde_pct(c["sd"], 4, 2, c["alpha_row"]))
     target = max(1.0, abs(round(c["effect_pct"], 1)))
     need = blocks_needed(c["sd"], 2, c["alpha_row"], target)
-    assert f"about {need} blocks would see {target:g} %" in c["reason"]
-    assert "can't tell: this design sees" in verdict_sentences(cell, "bitwise")[0]
+    assert f"about {need} blocks would detect {target:g} %" in c["reason"]
+    assert "can't tell: smallest detectable effect" in verdict_sentences(cell, "bitwise")[0]
 
 
 def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
@@ -144,22 +144,22 @@ def test_noise_beyond_the_margin_withholds_equivalence(make_cell):
     from labkit.analysis.statistics.effect_size import Equivalence
     from labkit.analysis.verdict import judge
 
-    levels = DecisionCriteria(2, 0.05, 2.0)
+    criteria = DecisionCriteria(2, 0.05, 2.0)
     flat = ArmComparison("b", "a", 0.1, (-1.0, 1.0), 0.8, 0.8, 2 / 1296, 1.5, 2, 4, 0.01,
                       Equivalence(0.01, 0.9))  # fmt: skip
     loud = replace(flat, ci_raw_pct=(-3.0, 1.0))
     # Wider for there being other rows, which are not noise of this one.
     one_of_many = replace(flat, ci_pct=(-3.0, 1.0), ci_raw_pct=(-1.5, 0.5))
-    assert judge(flat, "lower", levels, [], flat).word == "equivalent"
-    assert judge(flat, "lower", levels, [], one_of_many).word == "equivalent"
-    withheld = judge(flat, "lower", levels, [], loud)
+    assert judge(flat, "lower", criteria, [], flat).word == "equivalent"
+    assert judge(flat, "lower", criteria, [], one_of_many).word == "equivalent"
+    withheld = judge(flat, "lower", criteria, [], loud)
     assert (withheld.word, withheld.reason) == ("inconclusive", "noise exceeds margin")
     certain = replace(flat, p=0.01, p_adjusted=0.01)
-    assert judge(certain, "lower", levels, [], flat).word == "trivial"
-    assert judge(certain, "lower", levels, [], loud).word == "inconclusive"
+    assert judge(certain, "lower", criteria, [], flat).word == "trivial"
+    assert judge(certain, "lower", criteria, [], loud).word == "inconclusive"
     far = replace(certain, effect_pct=9.0, equivalence=Equivalence(0.9, 9.9))
-    assert judge(far, "lower", levels, [], loud).word == "slower"
-    assert judge(far, "higher", levels, [], None).word == "faster"
+    assert judge(far, "lower", criteria, [], loud).word == "slower"
+    assert judge(far, "higher", criteria, [], None).word == "faster"
 
 
 @pytest.mark.parametrize(("blocks", "runs"), [(2, 2), (3, 1), (5, 1)])

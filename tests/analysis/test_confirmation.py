@@ -23,8 +23,8 @@ def simulated(rng, effect, noise, blocks, runs):
             for block in range(blocks)
             for run in range(runs)
         ]
-    levels = DecisionCriteria(runs, 0.05, 2.0)
-    (comparison,) = compare_arm([row], "arm", "base", levels)
+    criteria = DecisionCriteria(runs, 0.05, 2.0)
+    (comparison,) = compare_arm([row], "arm", "base", criteria)
     arms = [SimpleNamespace(name="base", role="baseline"), SimpleNamespace(name="arm", role="arm")]
     return SimpleNamespace(
         rows=[row],

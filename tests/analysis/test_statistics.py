@@ -1,5 +1,6 @@
 """Known answers of every statistic, from scipy, the literature or a count by hand."""
 
+import doctest
 from itertools import combinations, product
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from labkit.analysis.statistics import permutation_test as permutation_module
 from labkit.analysis.statistics.bimodality import find_modes, fisher_p
 from labkit.analysis.statistics.effect_size import (
     breakpoints,
@@ -323,7 +325,7 @@ def test_modes_are_found_counted_and_tested():
     base[:2] += 0.06
     arm[0] += 0.06
     modes = find_modes({"base": base, "arm": arm}, "base")
-    assert (modes.upper["base"], modes.upper["arm"]) == (2, 1)
+    assert (modes.above_gap["base"], modes.above_gap["arm"]) == (2, 1)
     assert modes.fisher_p["arm"] == pytest.approx(1.0)
     assert modes.gap_pct == pytest.approx(6.0, abs=1.5)
     clean = {"base": rng(3).normal(size=8), "arm": rng(4).normal(9.0, 1.0, 8)}
@@ -357,3 +359,8 @@ def test_blocks_that_were_added_after_results_were_shown_claim_nothing():
     looks = parse_looks([{"blocks": 4, "alpha": 0.02}, {"blocks": 8, "alpha": 0.03}], 0.05)
     assert withheld_reason(8, 8, looks, [4, 8]) is None  # they were declared
     assert withheld_reason(8, 8, looks, [6, 8]).startswith("exploratory")
+
+
+def test_the_worked_example_of_the_permutation_test():
+    results = doctest.testmod(permutation_module)
+    assert results.attempted >= 6 and results.failed == 0

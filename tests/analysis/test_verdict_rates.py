@@ -97,9 +97,9 @@ def levels_of(design, done, asked, shown):
 
 def answers(design, values, asked=None, shown=(), arms=1):
     """Compare and judge the blocks that there are."""
-    levels = levels_of(design, values.shape[1], asked or values.shape[1], shown)
-    found = compare_arm(as_rows(values), "arm", "base", levels, arms)
-    return found, [judge(one, "lower", levels, [], None).word for one in found]
+    criteria = levels_of(design, values.shape[1], asked or values.shape[1], shown)
+    found = compare_arm(as_rows(values), "arm", "base", criteria, arms)
+    return found, [judge(one, "lower", criteria, [], None).word for one in found]
 
 
 DECIDED = {"faster", "slower", "equivalent", "trivial"}

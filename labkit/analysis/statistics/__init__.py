@@ -1,1 +1,1 @@
-"""Exact tests, intervals, power and predeclared looks; imports nothing else of labkit."""
+"""Exact tests, intervals, power and interim analysis; imports nothing else of labkit."""

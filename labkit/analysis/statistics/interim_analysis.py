@@ -1,11 +1,11 @@
-"""Sequential looks: stopping early without fooling oneself.
+"""Interim analysis: predeclared looks at the data that may stop a study early.
 
-The looks (numbers of blocks) are declared before the first run, and each spends a part of
-alpha fixed beforehand; the parts sum to alpha (C. E. Bonferroni), so that however many
-looks are taken the chance of a false claim stays below alpha. At a look the test and the
-interval use that look's part alone. There is no other early stopping: between looks, before
-the end, and after blocks were added to a study whose results had been shown (a look that
-nobody declared), effects are estimated and nothing is claimed.
+Looks are numbers of blocks, declared before the first run. Each look spends a fixed part of
+alpha; the parts sum to alpha (C. E. Bonferroni), so the chance of a false claim stays below
+alpha however many looks are taken. At a look, the test and the interval use that look's part
+alone. There is no other early stopping. Between looks, before the end, and after blocks were
+added to a study whose results had already been shown (an undeclared look), effects are
+estimated and nothing is claimed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class InterimLook:
 
 
 def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tuple[InterimLook, ...]:
-    """Read declared looks ``[{blocks, alpha}]``; none declared: an empty tuple.
+    """Parse the declared looks ``[{blocks, alpha}]``; return an empty tuple if there are none.
 
     Raises
     ------
     ValueError
-        The looks do not grow, or together spend more than ``alpha``.
+        The numbers of blocks do not increase, or the looks spend more than ``alpha``.
     """
     looks = tuple(InterimLook(int(item["blocks"]), float(item["alpha"])) for item in plain or ())
     blocks = [look.blocks for look in looks]
     if blocks != sorted(set(blocks)):
-        raise ValueError(f"design.looks: blocks {blocks} must grow from look to look")
+        raise ValueError(f"design.looks: blocks {blocks} must increase from look to look")
     if sum(look.alpha for look in looks) > alpha * (1 + 1e-9):
         raise ValueError(f"design.looks: the looks spend more than alpha={alpha}")
     return looks
@@ -43,8 +43,8 @@ def parse_looks(plain: Sequence[Mapping[str, Any]] | None, alpha: float) -> tupl
 def alpha_at(looks: Sequence[InterimLook], blocks: int, alpha: float) -> float:
     """Return the level of a test after ``blocks`` blocks.
 
-    Without looks: ``alpha``. At a look: its part. Anywhere else 0: a claim from an
-    interrupted study, between two looks, would be a look that was not declared.
+    It is ``alpha`` in a design without looks, a look's own part at that look, and 0 anywhere
+    else: a claim between two looks would be an undeclared look.
     """
     if not looks:
         return alpha
@@ -52,24 +52,24 @@ def alpha_at(looks: Sequence[InterimLook], blocks: int, alpha: float) -> float:
 
 
 def withheld_reason(
-    done: int, asked: int, looks: Sequence[InterimLook], shown: Sequence[int]
+    done: int, planned: int, looks: Sequence[InterimLook], shown: Sequence[int]
 ) -> str | None:
-    """Say why nothing may be claimed after ``done`` blocks; None where it may.
+    """Return the reason why nothing may be claimed after ``done`` blocks, or None.
 
     Parameters
     ----------
-    asked
-        How many blocks the design has (with looks: up to the next one).
+    planned
+        Number of blocks of the design (up to the next look, where it has looks).
     shown
-        After how many blocks results were shown.
+        Numbers of blocks after which results were shown.
     """
     declared = {look.blocks for look in looks}
-    grown = [n for n in shown if n < done and n not in declared]
-    if grown:
-        steps = " -> ".join(map(str, dict.fromkeys([*grown, done])))
+    undeclared = [n for n in shown if n < done and n not in declared]
+    if undeclared:
+        steps = " -> ".join(map(str, dict.fromkeys([*undeclared, done])))
         return f"exploratory: blocks were added after results were shown ({steps})"
     if looks and done not in declared:
         return f"no look was declared after {done} blocks"
-    if done < asked:
-        return f"{done} of {asked} blocks are done: a claim before the end was not declared"
+    if done < planned:
+        return f"{done} of {planned} blocks are done, and no look was declared before the end"
     return None

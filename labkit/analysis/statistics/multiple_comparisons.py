@@ -1,26 +1,27 @@
-"""One family of rows: adjusted p-values and the intervals that go with them.
+"""Adjusted p-values and simultaneous intervals for a family of rows.
 
-Rows of one arm come from the same runs and share a relabelling, so the single-step max-T of
-P. H. Westfall and S. S. Young (1993, section 2.3) needs no assumption about how they depend
-on each other. Everything said about a row follows from one test of "its effect is
-``delta``": take ``delta`` off the arm's values. Relabelling ``j`` then speaks against a
-claim if it gives this row a statistic as large as the observed one (the row's own exact
-test), or gives any *other* row a standardised statistic as large, that row's own estimated
-effect taken off. The p-value is the share of such relabellings.
+Rows of one arm come from the same runs and share every relabelling, so the single-step max-T
+method of P. H. Westfall and S. S. Young (1993, section 2.3) needs no assumption about how the
+rows depend on each other. One test, of "the effect of this row is ``delta``", gives everything
+that is reported about a row. Subtract ``delta`` from the arm's values. A relabelling counts
+against rejecting if it gives this row a statistic at least as large as the observed one (the
+row's own exact test), or gives any *other* row a standardised statistic at least as large,
+after that row's own estimated effect is subtracted. The p-value is the share of such
+relabellings.
 
-The p-value falls with the distance of ``delta`` from the estimate, and each relabelling has
-one distance on either side up to which it speaks against: so the interval's limits are
-order statistics, found without a search. At ``delta = 0`` the same count is the adjusted p.
-Hence an interval never contradicts its p: it leaves 0 out iff the adjusted p is at most
-alpha. With one row this is the plain permutation test and its interval
+The p-value falls as ``delta`` moves away from the estimate, and each relabelling counts up to
+one distance on either side. So the limits of the interval are order statistics of these
+distances, found without a search, and at ``delta = 0`` the same count is the adjusted p. An
+interval therefore never contradicts its p: it excludes 0 if and only if the adjusted p is at
+most alpha. A family of one row gives the plain permutation test and its interval
 (:mod:`labkit.analysis.statistics.effect_size`).
 
-The other rows' effects are taken off because the interval asks what noise alone would do;
-so a shift of one row moves its own interval and no other.
+The effects of the other rows are subtracted because the interval asks what noise alone would
+do. A shift of one row therefore moves its own interval and no other.
 
-Families that share no relabelling: many cells were randomised independently of each other,
-so a joint relabelling takes one of each (:func:`joint_p_values`). What has no relabelling in common
-at all uses S. Holm (1979).
+Cells are randomised independently of each other and share no relabelling: a joint relabelling
+takes one from each (:func:`joint_p_values`). Tests without any relabelling in common are
+adjusted by the method of S. Holm (1979).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ JOINT_DRAWS = 100_000
 
 @dataclass(frozen=True)
 class InvertedTest:
-    """The shifts of one row that the test rejects or does not, at every level.
+    """A row's adjusted test as a function of the shift: p-values and the interval.
 
-    ``lows`` and ``highs``: float64 [relabellings], ascending; the shift below and above
-    ``centre`` (the mean difference) up to which one relabelling speaks against a claim.
-    ``times``: how many such families share alpha (C. E. Bonferroni).
+    ``lower_breakpoints`` and ``upper_breakpoints``, float64 [relabellings], ascending, are the
+    shifts below and above ``mean_difference`` up to which each relabelling counts against
+    rejecting. ``n_families`` such families share alpha (C. E. Bonferroni).
     """
 
     mean_difference: float
@@ -54,7 +55,7 @@ class InvertedTest:
     n_families: int = 1
 
     def p(self, shift: float) -> float:
-        """Two-sided p of "the effect is ``shift``"."""
+        """Return the two-sided p of "the effect is ``shift``"."""
         edge = 1e-12 * max(abs(self.mean_difference), abs(shift))
         if shift < self.mean_difference:
             against = int(np.searchsorted(self.lower_breakpoints, shift + edge, side="right"))
@@ -72,7 +73,7 @@ class InvertedTest:
         return self.p(shift) / 2.0 if shift > self.mean_difference else 1.0
 
     def interval(self, alpha: float) -> tuple[float, float] | None:
-        """Return the shifts whose p is above ``alpha``; None where there is no bound."""
+        """Return the range of shifts with p above ``alpha``, or None if it is unbounded."""
         # Without the 1e-9, 0.05 * 1,200 might fall below the integer that it is.
         index = math.floor(alpha * len(self.lower_breakpoints) / self.n_families + 1e-9)
         if index >= len(self.lower_breakpoints):
@@ -85,8 +86,8 @@ class InvertedTest:
 class RowPermutations:
     """One row's statistics under all relabellings of a blocked design.
 
-    ``statistics``: float64 [relabellings], mean differences, what was observed first.
-    ``squares``: the sum of squares within blocks of the row's log values.
+    ``null_distribution`` is float64 [relabellings]: mean differences, the observed one first.
+    ``sum_of_squares`` is that of the row's log values within blocks.
     """
 
     labels: Relabellings
@@ -95,25 +96,27 @@ class RowPermutations:
 
     @property
     def mean_difference(self) -> float:
-        """The mean difference, arm minus baseline."""
+        """The observed mean difference, arm minus baseline."""
         return float(self.null_distribution[0])
 
     @cached_property
     def residual_statistics(self) -> Floats:
-        """Absolute standardised statistics with the estimated effect taken off.
+        """Absolute standardised statistics after the estimated effect is subtracted.
 
         The divisor is the standard deviation over all relabellings, a constant of the test
         (sampling without replacement within blocks).
         """
-        left = np.abs(self.null_distribution - self.mean_difference * self.labels.label_correlation)
-        rest = self._residual_squares
-        if rest <= 0.0:
-            return np.zeros_like(left)
-        return np.asarray(left * math.sqrt(self._weight * self._bound / rest))
+        residual = np.abs(
+            self.null_distribution - self.mean_difference * self.labels.label_correlation
+        )
+        if self._residual_squares <= 0.0:
+            return np.zeros_like(residual)
+        scale = math.sqrt(self._weight * self._bound / self._residual_squares)
+        return np.asarray(residual * scale)
 
     @property
     def observed_statistic(self) -> float:
-        """The absolute standardised statistic that was observed."""
+        """The observed absolute standardised statistic."""
         if self.sum_of_squares <= 0.0:
             return 0.0
         return math.sqrt(self._bound * self._weight / self.sum_of_squares) * abs(
@@ -122,24 +125,24 @@ class RowPermutations:
 
     @property
     def at_least_observed(self) -> NDArray[np.bool_]:
-        """Which relabellings give a statistic as large as the observed one, bool."""
+        """Whether a relabelling's statistic is at least the observed one, bool [relabellings]."""
         sizes = np.abs(self.null_distribution)
         return np.asarray(sizes >= sizes[0] - 1e-12 * float(sizes.max(initial=0.0)))
 
     def inverted_test(self, others: Floats | None = None, times: int = 1) -> InvertedTest:
-        """Return the row's region.
+        """Return the row's test at every shift.
 
         Parameters
         ----------
         others : float64 [relabellings] or None
-            The largest of the other rows' :attr:`sizes`; None where there are none.
+            The largest of the other rows' :attr:`residual_statistics`; None if there are none.
         times
-            How many families share alpha.
+            Number of families that share alpha.
         """
-        away = self._distances()
+        distances = self._distances()
         if others is not None:
-            away = [np.maximum(side, self._distance(others)) for side in away]
-        below, above = away
+            distances = [np.maximum(side, self._distance(others)) for side in distances]
+        below, above = distances
         return InvertedTest(
             self.mean_difference,
             np.sort(self.mean_difference - below),
@@ -159,41 +162,41 @@ class RowPermutations:
 
     @property
     def _residual_squares(self) -> float:
-        left = self.sum_of_squares - self._weight * self.mean_difference**2
-        return left if left > 1e-13 * self.sum_of_squares else 0.0
+        residual = self.sum_of_squares - self._weight * self.mean_difference**2
+        return residual if residual > 1e-13 * self.sum_of_squares else 0.0
 
     def _distances(self) -> list[Floats]:
-        """How far below and above the centre each relabelling reaches the observed one.
+        """Return how far below and above the mean difference each relabelling counts.
 
-        At ``centre +- e`` relabelling ``j`` has the statistic ``d_j -+ e c_j`` where ``d_j``
-        is its own with the centre's effect taken off: as large as ``e`` up to the larger of
-        ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``, and mirrored below.
+        At ``mean_difference +- e``, relabelling ``j`` has the statistic ``d_j -+ e c_j``, where
+        ``d_j`` is its own after the mean difference is subtracted. It is at least ``e`` up to
+        the larger of ``d_j / (1 - c_j)`` and ``-d_j / (1 + c_j)``, and mirrored below.
         """
-        overlap = self.labels.label_correlation
-        left = self.null_distribution - self.mean_difference * overlap
-        same, mirror = 1.0 - overlap < 1e-9, 1.0 + overlap < 1e-9
-        forward = np.where(same, 1.0, 1.0 - overlap)
-        backward = np.where(mirror, 1.0, 1.0 + overlap)
+        correlation = self.labels.label_correlation
+        residual = self.null_distribution - self.mean_difference * correlation
+        same, mirror = 1.0 - correlation < 1e-9, 1.0 + correlation < 1e-9
+        forward = np.where(same, 1.0, 1.0 - correlation)
+        backward = np.where(mirror, 1.0, 1.0 + correlation)
         below, above = (
             np.where(same | mirror, np.inf, np.maximum(0.0, np.maximum(x / forward, -x / backward)))
-            for x in (left, -left)
+            for x in (residual, -residual)
         )
         return [below, above]
 
     def _distance(self, sizes: Floats) -> Floats:
-        """Return the distance at which the observed statistic, standardised, has these sizes.
+        """Return the distance at which the observed standardised statistic equals each size.
 
         With ``R2 = size^2 / bound`` (the share of squares that the effect explains) it is
         ``sqrt(R2 / (1 - R2) * residual squares / weight)``.
         """
-        share = np.minimum(sizes**2 / self._bound, 1.0)
-        gap = 1.0 - share
-        away = np.sqrt(share / np.where(gap > 1e-12, gap, 1.0) * self._residual_squares)
-        return np.where(gap > 1e-12, away / math.sqrt(self._weight), np.inf)
+        explained = np.minimum(sizes**2 / self._bound, 1.0)
+        gap = 1.0 - explained
+        distance = np.sqrt(explained / np.where(gap > 1e-12, gap, 1.0) * self._residual_squares)
+        return np.where(gap > 1e-12, distance / math.sqrt(self._weight), np.inf)
 
 
 def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
-    """Return, for each row, the largest size of any other row under every relabelling."""
+    """Return, for each row, the largest residual statistic of any other row."""
     if len(tests) == 1:
         return [None]
     sizes = np.stack([test.residual_statistics for test in tests])
@@ -205,14 +208,15 @@ def max_of_other_rows(tests: Sequence[RowPermutations]) -> list[Floats | None]:
 
 
 def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float]:
-    """Return the level at which each row is tested alone while the family spends ``alpha``.
+    """Return the level at which each row alone is tested while the family spends ``alpha``.
 
-    From the critical value of the largest size over all rows, turned into Student's t of
-    each row's design. 0.0 where the family cannot reach ``alpha``.
+    The critical value of the largest residual statistic over all rows is converted to a level
+    of Student's t with each row's degrees of freedom. All levels are 0.0 if the family cannot
+    reach ``alpha``.
     """
     largest = np.sort(np.max(np.stack([test.residual_statistics for test in tests]), axis=0))
     index = math.floor(alpha * len(largest) + 1e-9)
-    if index < 2:  # what was observed and its mirror image are always as large
+    if index < 2:  # the observed labels and their mirror image are always as large
         return [0.0] * len(tests)
     if largest[-1] == 0.0:  # no noise at all
         return [alpha] * len(tests)
@@ -220,12 +224,12 @@ def per_row_alphas(tests: Sequence[RowPermutations], alpha: float) -> list[float
 
 
 def _student_alpha(critical: float, labels: Relabellings) -> float:
-    """Turn a standardised statistic's critical value into Student's two-sided level."""
-    freedom = labels.blocks * (2 * labels.runs - 1) - 1
-    share = critical**2 / (freedom + 1)
-    if freedom < 1 or share >= 1.0:
+    """Convert the critical value of a standardised statistic to a two-sided level of t."""
+    df = labels.blocks * (2 * labels.runs - 1) - 1
+    explained = critical**2 / (df + 1)
+    if df < 1 or explained >= 1.0:
         return 0.0
-    return float(2.0 * stdtr(freedom, -math.sqrt(freedom * share / (1.0 - share))))
+    return float(2.0 * stdtr(df, -math.sqrt(df * explained / (1.0 - explained))))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -239,29 +243,30 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def joint_p_values(cells: Sequence[Sequence[RowPermutations]]) -> list[list[float]]:
-    """Adjust the p of "no effect" over the rows of many cells by single-step max-T.
+    """Adjust the p-values of "no effect" over the rows of many cells by single-step max-T.
 
-    The observed relabellings of all cells together are the first of 100,000 joint draws.
-    Each p is that of :meth:`RowPermutations.region` at 0, with the rows of all cells as the others.
+    The first of 100,000 joint draws combines the observed labels of all cells.
+    Each p is that of :meth:`RowPermutations.inverted_test` at 0, with the rows of all cells as
+    other rows.
     """
     top, second = (np.full(JOINT_DRAWS, -np.inf) for _ in range(2))
-    leads = np.full(JOINT_DRAWS, -1)
+    leader = np.full(JOINT_DRAWS, -1)  # the cell with the largest statistic of each draw
     for i, (tests, drawn) in enumerate(zip(cells, _joint_draws(cells), strict=True)):
-        mine = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[drawn]
-        above = mine > top
-        second = np.where(above, top, np.maximum(second, mine))
-        leads[above] = i
-        top = np.where(above, mine, top)
+        largest = np.max(np.stack([test.residual_statistics for test in tests]), axis=0)[drawn]
+        above = largest > top
+        second = np.where(above, top, np.maximum(second, largest))
+        leader[above] = i
+        top = np.where(above, largest, top)
     return [
-        _cell_p(tests, drawn, np.where(leads == i, second, top))
+        _cell_p(tests, drawn, np.where(leader == i, second, top))
         for i, (tests, drawn) in enumerate(zip(cells, _joint_draws(cells), strict=True))
     ]
 
 
 def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray[np.int64]]:
-    """Yield each cell's part of the joint draws: the same ones whenever it is asked.
+    """Yield each cell's part of the joint draws; every call yields the same draws.
 
-    All at once they would take 0.8 MB a cell.
+    They are not kept, because they take 0.8 MB per cell.
     """
     rng = np.random.default_rng([RESAMPLING_SEED, len(cells)])
     for tests in cells:
@@ -273,12 +278,15 @@ def _joint_draws(cells: Sequence[Sequence[RowPermutations]]) -> Iterator[NDArray
 def _cell_p(
     tests: Sequence[RowPermutations], drawn: NDArray[np.int64], elsewhere: Floats
 ) -> list[float]:
-    """Return the p of one cell's rows; ``elsewhere``: the largest size in other cells, drawn."""
-    found = []
+    """Return the p-values of one cell's rows.
+
+    ``elsewhere`` is the largest residual statistic in the other cells, under each joint draw.
+    """
+    p_values = []
     for test, others in zip(tests, max_of_other_rows(tests), strict=True):
         largest = elsewhere if others is None else np.maximum(elsewhere, others[drawn])
         against = test.at_least_observed[drawn] | (
             largest >= test.observed_statistic * (1.0 - 1e-12)
         )
-        found.append(float(np.mean(against)))
-    return found
+        p_values.append(float(np.mean(against)))
+    return p_values

@@ -1,12 +1,37 @@
-"""The stratified permutation test that matches permuted blocks; exact where enumerated.
+"""Stratified permutation test of a permuted-block design.
 
-A block holds ``r`` runs of the baseline and ``r`` of the arm in random order. Under the
-null hypothesis the labels of these ``2 r`` runs are exchangeable, so each of the
-``C(2 r, r)`` relabellings of a block is equally likely, independently per block. The
-statistic is the mean difference of the log values, arm minus baseline. Reference:
-R. A. Fisher, *The Design of Experiments* (1935), section 21; E. S. Edgington and
-P. Onghena, *Randomization Tests* (2007), chapter 4. With ``r = 1`` this is the sign-flip
-test of paired designs.
+A block holds ``r`` runs of the baseline and ``r`` runs of the arm in random order. Under the
+null hypothesis the labels of these ``2 r`` runs are exchangeable: each of the ``C(2 r, r)``
+relabellings of a block is equally likely, independently of the other blocks. The test
+statistic is the mean difference of the log values, arm minus baseline. The test is exact when
+all relabellings are enumerated. With ``r = 1`` it is the sign-flip test of paired designs.
+
+References: R. A. Fisher, *The Design of Experiments* (1935), section 21; E. S. Edgington and
+P. Onghena, *Randomization Tests* (2007), chapter 4.
+
+Examples
+--------
+Two blocks of one run per arm have ``2 ** 2 = 4`` relabellings. Row 0 is the observed one:
+
+>>> import numpy as np
+>>> baseline = np.array([[10.0], [20.0]])  # [blocks, runs]
+>>> arm = np.array([[12.0], [21.0]])
+>>> labels = relabellings(blocks=2, runs=1)
+>>> labels.signs  # columns: baseline and arm of block 0, baseline and arm of block 1
+array([[-1,  1, -1,  1],
+       [-1,  1,  1, -1],
+       [ 1, -1, -1,  1],
+       [ 1, -1,  1, -1]], dtype=int8)
+
+The observed mean difference is ``((12 - 10) + (21 - 20)) / 2 = 1.5``. Two of the four
+relabellings are as far from 0, so p is 2 / 4, the smallest p that two blocks can give:
+
+>>> labels.mean_differences(pool_by_block(baseline, arm))
+array([ 1.5,  0.5, -0.5, -1.5])
+>>> permutation_test(baseline, arm)
+0.5
+>>> labels.min_p
+0.5
 """
 
 from __future__ import annotations
@@ -22,20 +47,22 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-MAX_ENUMERATED = 300_000
+MAX_ENUMERATED = 300_000  # relabellings; designs with more are sampled
 N_RESAMPLES = 100_000
 RESAMPLING_SEED = 20_260_612
 
 
 @dataclass(frozen=True)
 class Relabellings:
-    """The reference set of a blocked design; row 0 is the labelling that was run.
+    """The relabellings that a blocked design is tested against; row 0 is the observed one.
 
-    ``signs``: int8 [rows, 2 r blocks], +1 where a run is called arm and -1 where it is
-    called baseline. Units lie block by block, the baseline's runs first. ``exact``: all
-    relabellings; else ``signs`` is a sample, and with each row its mirror image belongs
-    to the set. So the set is closed under swapping all labels, every statistic is
-    symmetric about 0 and the two-sided p is twice the smaller tail.
+    ``signs`` is int8 [rows, 2 r blocks]: +1 labels a run as the arm's, -1 as the baseline's.
+    Columns go block by block, the baseline's runs before the arm's; ``runs`` is ``r``.
+
+    If ``exact``, ``signs`` holds all relabellings. Otherwise it holds a sample, and the mirror
+    image of each row belongs to the set too. Either way the set is closed under swapping all
+    labels, so every null distribution is symmetric about 0 and the two-sided p is twice the
+    smaller tail.
     """
 
     signs: NDArray[np.int8]
@@ -45,21 +72,21 @@ class Relabellings:
 
     @property
     def count(self) -> int:
-        """How many relabellings there are."""
+        """Number of relabellings, mirror images included."""
         return len(self.signs) * (1 if self.exact else 2)
 
     @property
     def min_p(self) -> float:
-        """The smallest two-sided p that this design can reach: ``2 / count``."""
+        """Smallest two-sided p that this design can give: ``2 / count``."""
         return 2.0 / self.count
 
     def mean_differences(self, values: Floats) -> Floats:
-        """Return the mean difference under every relabelling.
+        """Return the mean difference, arm minus baseline, under every relabelling.
 
         Parameters
         ----------
         values : float64 [2 r blocks] or [2 r blocks, rows]
-            As :func:`pool_by_block` gives them.
+            In the order of :func:`pool_by_block`.
 
         Returns
         -------
@@ -73,30 +100,32 @@ class Relabellings:
         return out if self.exact else np.concatenate([out, -out])
 
     def restrict_to_blocks(self, positions: Sequence[int]) -> Relabellings:
-        """Return the same relabellings restricted to some blocks, in the same order.
+        """Return the same relabellings, in the same order, restricted to some blocks.
 
-        Blocks are relabelled independently, so the rows of a family that lack a block keep
-        their own exact test and still share every relabelling with the others.
+        A row of a table that lacks a block is tested with these. Blocks are relabelled
+        independently, so its test stays exact and still shares every relabelling with the
+        complete rows.
         """
         if len(positions) == self.blocks:
             return self
-        units = self.signs.reshape(len(self.signs), self.blocks, 2 * self.runs)
-        signs = units[:, list(positions)].reshape(len(self.signs), -1)
+        by_block = self.signs.reshape(len(self.signs), self.blocks, 2 * self.runs)
+        signs = by_block[:, list(positions)].reshape(len(self.signs), -1)
         return Relabellings(signs, len(positions), self.runs, self.exact)
 
     @cached_property
     def label_correlation(self) -> Floats:
-        """How much each relabelling agrees with what was run, -1 to 1 (row 0: 1)."""
+        """Correlation of each relabelling with the observed labels, -1 to 1; row 0 is 1."""
         return self.mean_differences(np.tile(np.repeat([0.0, 1.0], self.runs), self.blocks))
 
 
 def min_p(blocks: int, runs: int) -> float:
-    """Return the smallest two-sided p of ``blocks`` blocks of ``runs`` runs of each arm."""
-    return 2.0 / _count(blocks, runs) if _enumerable(blocks, runs) else 2.0 / N_RESAMPLES
+    """Return the smallest two-sided p that ``blocks`` blocks of ``runs`` runs per arm can give."""
+    count = _count_relabellings(blocks, runs)
+    return 2.0 / (count if count <= MAX_ENUMERATED else N_RESAMPLES)
 
 
-def _choices(runs: int) -> NDArray[np.int8]:
-    """All relabellings of one block, int8 [C(2r, r), 2r]; the one that was run is first."""
+def _block_relabellings(runs: int) -> NDArray[np.int8]:
+    """Return all relabellings of one block, int8 [C(2r, r), 2r]; the observed one is first."""
     rows = []
     for chosen in combinations(reversed(range(2 * runs)), runs):
         row = np.full(2 * runs, -1, np.int8)
@@ -105,20 +134,16 @@ def _choices(runs: int) -> NDArray[np.int8]:
     return np.stack(rows)
 
 
-def _count(blocks: int, runs: int) -> int:
+def _count_relabellings(blocks: int, runs: int) -> int:
     return int(math.comb(2 * runs, runs) ** blocks)
-
-
-def _enumerable(blocks: int, runs: int) -> bool:
-    return _count(blocks, runs) <= MAX_ENUMERATED
 
 
 @lru_cache(maxsize=8)
 def relabellings(blocks: int, runs: int) -> Relabellings:
-    """Build the reference set: all of it up to 300,000, else a fixed-seed sample of 100,000.
+    """Enumerate up to 300,000 relabellings, or sample 100,000 with a fixed seed.
 
-    The sample holds the labelling that was run (the "+1" of B. Phipson and G. K. Smyth,
-    2010, without which p could be 0) and, with each relabelling, its mirror image.
+    The sample includes the observed labels (the "+1" of B. Phipson and G. K. Smyth, 2010,
+    without which p could be 0) and the mirror image of each relabelling.
 
     Raises
     ------
@@ -127,50 +152,53 @@ def relabellings(blocks: int, runs: int) -> Relabellings:
     """
     if blocks < 1 or runs < 1:
         raise ValueError(f"blocks={blocks}, runs={runs}: must be 1 or more")
-    choices = _choices(runs)
-    exact = _enumerable(blocks, runs)
+    of_block = _block_relabellings(runs)
+    count = _count_relabellings(blocks, runs)
+    exact = count <= MAX_ENUMERATED
     if exact:
-        shape = (len(choices),) * blocks
-        picks = np.stack(np.unravel_index(np.arange(len(choices) ** blocks), shape), axis=1)
+        indices = np.stack(np.unravel_index(np.arange(count), (len(of_block),) * blocks), axis=1)
     else:
         rng = np.random.default_rng([RESAMPLING_SEED, blocks, runs])
-        picks = rng.integers(len(choices), size=(N_RESAMPLES // 2, blocks), dtype=np.uint8)
-        picks[0] = 0
-    signs = choices[picks].reshape(len(picks), blocks * 2 * runs)
+        indices = rng.integers(len(of_block), size=(N_RESAMPLES // 2, blocks), dtype=np.uint8)
+        indices[0] = 0
+    signs = of_block[indices].reshape(len(indices), blocks * 2 * runs)
     signs.flags.writeable = False
     return Relabellings(signs=signs, blocks=blocks, runs=runs, exact=exact)
 
 
 def pool_by_block(baseline: Floats, arm: Floats) -> Floats:
-    """Lay out two arms' values, each [blocks, runs, ...], as units [2 runs blocks, ...]."""
+    """Join two arms' values, each [blocks, runs, ...], into one array [2 runs blocks, ...].
+
+    Block follows block; within a block the baseline's runs come before the arm's.
+    """
     if baseline.shape != arm.shape or baseline.ndim < 2:
         raise ValueError(f"shapes {baseline.shape} and {arm.shape}: both must be [blocks, runs]")
     both = np.concatenate([baseline, arm], axis=1).astype(np.float64)
     return both.reshape(-1, *both.shape[2:])
 
 
-def upper_tail_p(statistics: Floats) -> float:
-    """Return the share of relabellings whose statistic reaches that of row 0, from above.
+def upper_tail_p(null_distribution: Floats) -> float:
+    """Return the share of relabellings whose statistic is at least the observed one, element 0.
 
-    Ties are counted, with a tolerance for the rounding of sums.
+    Ties count, with a tolerance for the rounding of sums.
     """
-    tolerance = 1e-12 * float(np.max(np.abs(statistics), initial=0.0))
-    return float(np.mean(statistics >= statistics[0] - tolerance))
+    tolerance = 1e-12 * float(np.max(np.abs(null_distribution), initial=0.0))
+    return float(np.mean(null_distribution >= null_distribution[0] - tolerance))
 
 
-def two_sided_p(statistics: Floats) -> float:
-    """Return the two-sided p of a statistic that is symmetric about 0 (row 0 is observed)."""
-    return upper_tail_p(np.abs(statistics))
+def two_sided_p(null_distribution: Floats) -> float:
+    """Return the two-sided p where the null distribution is symmetric about 0."""
+    return upper_tail_p(np.abs(null_distribution))
 
 
 def permutation_test(baseline: Floats, arm: Floats) -> float:
-    """Two-sided p of the stratified permutation test.
+    """Return the two-sided p of "the arm does not differ from the baseline".
 
     Parameters
     ----------
     baseline, arm : float64 [blocks, runs]
-        One value per run (log scale, if effects are ratios).
+        One value per run, on the log scale where effects are ratios.
     """
-    units = pool_by_block(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
+    values = pool_by_block(np.asarray(baseline, np.float64), np.asarray(arm, np.float64))
     labels = relabellings(*np.shape(baseline))
-    return two_sided_p(labels.mean_differences(units))
+    return two_sided_p(labels.mean_differences(values))

@@ -1,17 +1,17 @@
-"""Adjustment by the arm-blind probe.
+"""Covariate adjustment by the arm-blind probe.
 
 The probe times fixed kernels in each process before the arm's path is loaded. For every
-supposed effect ``delta`` the arm's values are shifted back by it, the probe's part is taken
-out by the regression through block means (``theta = sum(dv dp) / sum(dp^2)`` over the runs'
-deviations from their block's mean), and the permutation test is applied to what is left:
-the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17, section 3).
-Labels do not enter the fit, so under ``delta`` the test is exact.
+supposed effect ``delta``, the arm's values are shifted back by it, the part that follows the
+probe is removed by a regression through block means (``theta = sum(dv dp) / sum(dp^2)`` over
+the runs' deviations from their block's mean), and the permutation test is applied to the
+residuals: the covariance adjustment of P. R. Rosenbaum (2002, *Statistical Science* 17,
+section 3). Labels do not enter the fit, so under ``delta`` the test is exact.
 
-``theta`` is fitted anew at every ``delta``: fitted once, at 0, it would take part of the
-effect for the probe's. The fit is linear, so what is left is ``e_v - delta e_x``, where
-``e_v`` and ``e_x`` are the values and the arm's indicator without the probe's part. The
-statistic of relabelling ``j`` is ``a_j - delta c_j``, and the estimate is the ``delta`` at
-which what was observed is 0, ``a_0 / c_0``.
+``theta`` is fitted anew at every ``delta``: fitted once, at 0, it would attribute part of the
+effect to the probe. The fit is linear, so the residual is ``e_v - delta e_x``, where ``e_v``
+and ``e_x`` are the residuals of the values and of the arm's indicator. The statistic of
+relabelling ``j`` is ``a_j - delta c_j``, and the estimate is the ``delta`` at which the
+observed statistic is 0, ``a_0 / c_0``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from labkit.analysis.statistics.permutation_test import (
     two_sided_p,
 )
 
-NO_VARIATION = 1e-24
+MIN_SUM_OF_SQUARES = 1e-24
 
 
 @dataclass(frozen=True)
 class ProbeAdjustedEffect:
-    """An effect without the probe's part: log ratio, interval (None: unbounded) and p."""
+    """A probe-adjusted effect: log ratio, interval (None if unbounded) and p."""
 
     effect: float
     interval: tuple[float, float] | None
@@ -40,7 +40,7 @@ class ProbeAdjustedEffect:
 
 
 def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjustedEffect | None:
-    """Compare an arm with the baseline without the probe's part.
+    """Compare an arm with the baseline after the probe's part is removed.
 
     Parameters
     ----------
@@ -49,40 +49,40 @@ def probe_adjusted(values: Floats, probes: Floats, alpha: float) -> ProbeAdjuste
 
     Returns
     -------
-    Adjusted or None
-        None where the probe does not vary within the blocks, or tells the arms apart.
+    ProbeAdjustedEffect or None
+        None if the probe does not vary within the blocks, or separates the arms.
     """
     _, blocks, runs = values.shape
     indicator = np.stack([np.zeros((blocks, runs)), np.ones((blocks, runs))])
     deviations = _within(pool_by_block(probes[0], probes[1]), blocks)
     squares = float(deviations @ deviations)
-    if squares < NO_VARIATION:
+    if squares < MIN_SUM_OF_SQUARES:
         return None
-    left = []
+    residuals = []
     for table in (values, indicator):
-        own = _within(pool_by_block(table[0], table[1]), blocks)
-        left.append(own - float(own @ deviations) / squares * deviations)
+        within = _within(pool_by_block(table[0], table[1]), blocks)
+        residuals.append(within - float(within @ deviations) / squares * deviations)
     labels = relabellings(blocks, runs)
-    a, c = labels.mean_differences(np.stack(left, axis=1)).T
+    a, c = labels.mean_differences(np.stack(residuals, axis=1)).T
     if c[0] < 1e-9:
         return None
-    low, high = _lowest(a, c, alpha), _lowest(-a, c, alpha)
+    low, high = _lower_limit(a, c, alpha), _lower_limit(-a, c, alpha)
     interval = None if low is None or high is None else (low, -high)
     return ProbeAdjustedEffect(effect=float(a[0] / c[0]), interval=interval, p=two_sided_p(a))
 
 
-def _within(units: Floats, blocks: int) -> Floats:
-    """Take the block means out of units, float64 [2 runs blocks]."""
-    table = units.reshape(blocks, -1)
-    left: Floats = (table - table.mean(axis=1, keepdims=True)).reshape(-1)
-    return left
+def _within(values: Floats, blocks: int) -> Floats:
+    """Subtract the block means from values, float64 [2 runs blocks]."""
+    table = values.reshape(blocks, -1)
+    deviations: Floats = (table - table.mean(axis=1, keepdims=True)).reshape(-1)
+    return deviations
 
 
-def _lowest(a: Floats, c: Floats, alpha: float) -> float | None:
-    """Find the smallest shift whose one-sided p is above ``alpha / 2``; None: there is none.
+def _lower_limit(a: Floats, c: Floats, alpha: float) -> float | None:
+    """Return the smallest shift whose one-sided p is above ``alpha / 2``, or None.
 
-    Relabelling ``j`` reaches the observed statistic from its breakpoint
-    ``(a_0 - a_j) / (c_0 - c_j)`` on, or, where ``c_j`` exceeds ``c_0``, up to it.
+    Relabelling ``j`` reaches the observed statistic at shifts above its breakpoint
+    ``(a_0 - a_j) / (c_0 - c_j)``, or below it if ``c_j`` exceeds ``c_0``.
     """
     gap = c[0] - c
     rising, falling = gap > 1e-9, gap < -1e-9
@@ -99,15 +99,17 @@ def _lowest(a: Floats, c: Floats, alpha: float) -> float | None:
 
 
 def noise_correlation(values: Floats, probe: Floats) -> float:
-    """Correlate value and probe over what blocks leave over, -1 to 1.
+    """Return the correlation of values and probe within blocks, -1 to 1.
 
-    No arm is looked at: which run is which arm's does not enter, and an effect of an arm
-    can only hide a correlation.
+    Labels do not enter: which run belongs to which arm is not used, so an effect of an arm can
+    only hide a correlation.
 
     Parameters
     ----------
     values, probe : float64 [arms, blocks, runs]
     """
-    left = [table - table.mean(axis=(0, 2), keepdims=True) for table in (values, probe)]
-    squares = float((left[0] ** 2).sum()) * float((left[1] ** 2).sum())
-    return float((left[0] * left[1]).sum()) / float(np.sqrt(squares)) if squares > 1e-40 else 0.0
+    within = [table - table.mean(axis=(0, 2), keepdims=True) for table in (values, probe)]
+    squares = float((within[0] ** 2).sum()) * float((within[1] ** 2).sum())
+    return (
+        float((within[0] * within[1]).sum()) / float(np.sqrt(squares)) if squares > 1e-40 else 0.0
+    )
