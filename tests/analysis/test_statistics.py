@@ -346,7 +346,7 @@ def test_looks_spend_alpha():
     assert withheld_reason(6, 8, looks, []) == "no look was declared after 6 blocks"
     with pytest.raises(ValueError, match="spend more"):
         parse_looks([{"blocks": 4, "alpha": 0.04}, {"blocks": 8, "alpha": 0.03}], 0.05)
-    with pytest.raises(ValueError, match="grow"):
+    with pytest.raises(ValueError, match="must increase"):
         parse_looks([{"blocks": 8, "alpha": 0.01}, {"blocks": 4, "alpha": 0.01}], 0.05)
 
 
