@@ -78,7 +78,7 @@ PRESETS = {
         run_here=True,
     ),
     "xllamacpp": Preset(
-        "{python} {labkit}/engine/openai/llama_server.py --model {gguf} --port {port} "
+        "{python} {labkit}/engine/openai/llama_cpp_server.py --model {gguf} --port {port} "
         "--threads {threads}",
         token_prompts=True,
         ending=Ending.ignore_eos,

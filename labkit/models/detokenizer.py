@@ -1,7 +1,7 @@
-"""Token ids as text and back: what a server is sent that takes no ids, and what its text is worth.
+"""Token ids as text and back, for servers that take or return text instead of ids.
 
-Two texts are compared without special tokens, without the space around them, and without U+FFFD,
-which stands where a token ends inside a character: servers differ in all three.
+Texts of two servers are compared without special tokens, without surrounding space, and without
+U+FFFD, which stands where a token ends inside a character: servers differ in all three.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ if TYPE_CHECKING:
 
 
 class Detokenizer:
-    """Spells with a model's own tokenizer, which is loaded on first use."""
+    """Converts with a model's own tokenizer, which is loaded on first use."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer itself."""
+        """The model's tokenizer."""
         from labkit.models import tokenizer
 
         return tokenizer.load(self._model_dir)
 
-    def prompt(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """Return a prompt as text, and whether the tokenizer turns it into the same ids again.
+    def prompt_text(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """Return a prompt as text, and whether the tokenizer encodes that text to the same ids.
 
-        A server adds the special tokens that the tokenizer's own files say, so that a first id
-        which comes back twice is left out.
+        A server adds the special tokens that the tokenizer's files name. So the text without the
+        first id is tried as well: it is right where encoding adds that id again.
         """
-        read = self.tokenizer
-        whole = list(ids)
-        for text in (read.decode(whole), read.decode(whole[1:])):
-            if read.encode(text) == whole:
+        prompt = list(ids)
+        for text in (self.tokenizer.decode(prompt), self.tokenizer.decode(prompt[1:])):
+            if self.tokenizer.encode(text) == prompt:
                 return text, True
-        return read.decode(whole), False
+        return self.tokenizer.decode(prompt), False
 
-    def count(self, text: str) -> int:
-        """Return how many tokens a text is."""
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens in a text, without special tokens."""
         return len(self.tokenizer.encode(text, special=False))
 
-    def text(self, ids: Sequence[int]) -> str:
-        """Return the text of an output's ids as texts are compared."""
-        return self.plain(self.tokenizer.decode(ids))
+    def normalized_text(self, ids: Sequence[int]) -> str:
+        """Return the text of output ids, normalized for comparison."""
+        return self.normalize(self.tokenizer.decode(ids))
 
-    def plain(self, text: str) -> str:
-        """Return a text as texts are compared."""
+    def normalize(self, text: str) -> str:
+        """Return a text without special tokens, U+FFFD and surrounding space."""
         for token in self.tokenizer.special_tokens:
             text = text.replace(token, "")
         return text.replace("\ufffd", "").strip()
 
 
 def text_digest(text: str) -> str:
-    """Name a text: 16 hex digits."""
+    """Return a text's digest: 16 hex digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -21,18 +21,18 @@ class Pieces:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        self._spelling = Detokenizer(model_dir)
+        self._detokenizer = Detokenizer(model_dir)
 
     def digest(self, tokens: Sequence[int]) -> str:
         """Name the text of an output, by which it is compared where only a text is known."""
-        return text_digest(self._spelling.text(tokens))
+        return text_digest(self._detokenizer.normalized_text(tokens))
 
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
         """Return id -> text for the first ``MOST`` distinct ids, in the order they occur.
 
         Ids that the tokenizer does not know (padding of the vocabulary) are left out.
         """
-        spell = self._spelling.tokenizer.piece
+        spell = self._detokenizer.tokenizer.piece
         ids = list(dict.fromkeys(tokens))[:MOST]
         spelled = ((token, spell(token)) for token in ids)
         return {str(token): text[:LONGEST] for token, text in spelled if text}

@@ -81,11 +81,17 @@ def test_kill_9_of_a_study_leaves_no_server(study, victim):
                 words = " ".join(one.cmdline())
             except psutil.Error:
                 continue
-            for name in ("experiment.worker", "machine.keeper", "openai.null_server --port"):
-                if name in words and (name != "openai.null_server --port" or "keeper" not in words):
+            for name in (
+                "experiment.worker",
+                "machine.server_supervisor",
+                "openai.null_server --port",
+            ):
+                if name in words and (
+                    name != "openai.null_server --port" or "server_supervisor" not in words
+                ):
                     found[name] = one
     assert len(found) == 3, "the server never came"
     server = found["openai.null_server --port"]
     os.kill(process.pid if victim == "study" else found["experiment.worker"].pid, signal.SIGKILL)
-    _, left = psutil.wait_procs([server, found["machine.keeper"]], timeout=1.0)
+    _, left = psutil.wait_procs([server, found["machine.server_supervisor"]], timeout=1.0)
     assert not [one for one in left if one.status() != psutil.STATUS_ZOMBIE]

@@ -24,8 +24,8 @@ PARENT = textwrap.dedent(
     child = '''
     import os, sys, time
     {patch}
-    from labkit.machine import watchdog
-    watchdog.start(int(sys.argv[1]), {lifeline})
+    from labkit.machine import parent_death
+    parent_death.watch_parent(int(sys.argv[1]), {lifeline})
     print(os.getpid(), flush=True)
     time.sleep(60)
     '''.replace("\\n    ", "\\n")

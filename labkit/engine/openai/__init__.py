@@ -1,4 +1,4 @@
-"""``engine=openai``: any server that speaks OpenAI's API, started fresh or kept, as an arm."""
+"""``engine=openai``: an OpenAI-compatible server as an arm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_http_extra() -> None:
-    """Raise ``ConfigError`` where the library that speaks HTTP is not installed."""
+    """Raise ``ConfigError`` if the HTTP client's libraries are not installed."""
     missing = [name for name in ("httptools", "uvloop") if find_spec(name) is None]
     config.require(
         not missing,
@@ -22,19 +22,19 @@ def check_http_extra() -> None:
 
 
 def prepare(options: config.Engine, model_dir: Path) -> None:
-    """Check that the server's program is here, and write the model in the form that it reads.
+    """Check that the server's program is installed, and export the model if the server needs GGUF.
 
     Raises
     ------
     ConfigError
-        It is not, or the model cannot be written so; one line.
+        The program is missing, or the model cannot be exported; one line.
     """
     from labkit.engine.openai import server_process
 
     missing = server_process.missing_program(options)
     config.require(
         missing is None,
-        f"engine.server.preset={options.server.preset}: there is no program {missing} here; "
+        f"engine.server.preset={options.server.preset}: the program {missing} is not installed; "
         "install it, name it in engine.server.command or engine.server.python, or set "
         "engine.server.url",
     )
@@ -42,12 +42,12 @@ def prepare(options: config.Engine, model_dir: Path) -> None:
 
 
 def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
-    """Start the server, wait until it has generated a token, and put a client before it.
+    """Start the server, wait until it has generated a token, and return an engine around it.
 
     Raises
     ------
     EngineError
-        The server cannot be started, or it generates nothing; one line with its reason.
+        The server cannot be started, or generates nothing; one line with the reason.
     """
     check_http_extra()
     from labkit.engine.openai import server_process
@@ -57,18 +57,18 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     from labkit.models.detokenizer import Detokenizer
     from labkit.models.model_directory import inspect
 
-    asked = options.server
+    server_options = options.server
     server = server_process.start_server(options, model_dir)
     client = None
     try:
-        client = HttpClient(server.url, asked.silence_s)
-        model = server.wait_until_ready(client, ENDPOINT_PATHS[asked.api], model_dir)
-        found = inspect(model_dir, name=model_dir.name, asked="engine=openai")
-        spelling = Detokenizer(model_dir)
-        asking = PayloadBuilder(asked, model, spelling, found.eos_token_ids)
+        client = HttpClient(server.url, server_options.silence_s)
+        model = server.wait_until_ready(client, ENDPOINT_PATHS[server_options.api], model_dir)
+        directory = inspect(model_dir, name=model_dir.name, asked="engine=openai")
+        detokenizer = Detokenizer(model_dir)
+        payloads = PayloadBuilder(server_options, model, detokenizer, directory.eos_token_ids)
     except BaseException:
         if client is not None:
             client.close()
         server.stop()
         raise
-    return RemoteEngine(server, client, asking, spelling, asked)
+    return RemoteEngine(server, client, payloads, detokenizer, server_options)

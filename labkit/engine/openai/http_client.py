@@ -1,11 +1,12 @@
-"""One thread with an event loop, which sends requests and stamps what comes back as it comes.
+"""An HTTP client: one thread with an event loop that sends requests and timestamps what it reads.
 
-The loop only stamps. An answer is handed over when it has ended, and read then, outside the loop:
-neither do the streams whose chunks come together wait for each other, nor does the client take the
-CPU from a server that runs on the same cores for every token of it. How late the loop was, and what
-CPU it took, it measures itself. Nothing is sent twice: a connection that breaks has failed its
-request. None is used twice either, for a server may close one that is idle just when the next
-request goes out on it.
+The loop only stores the bytes with their times. A response is handed over when it has ended, and is
+parsed then, outside the loop. So streams whose chunks arrive together do not wait for each other,
+and the client does not take CPU time for every token from a server on the same cores. The client
+measures the loop's delay and its CPU time itself.
+
+No request is sent twice: a broken connection fails its request. No connection is used twice: a
+server may close an idle one just when the next request goes out on it.
 """
 
 from __future__ import annotations
@@ -23,66 +24,69 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes, why
+from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes, error_line
 
 T = TypeVar("T")
-CHECK_PERIOD_S = 0.05  # between two looks at the loop's own lag, and for streams that fell silent
+CHECK_PERIOD_S = 0.05  # between two checks of the loop's delay and for silent streams
 CLOSE_TIMEOUT_S = 5.0
-SILENCE_ERROR = "it said nothing for {:g} s (engine.server.silence_s)"
+SILENCE_ERROR = "the server sent nothing for {:g} s (engine.server.silence_s)"
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedResponse:
-    """An answer that has ended, at ``at`` on ``time.perf_counter``.
+    """A response that ended at ``at`` (``time.perf_counter``).
 
-    ``blocks`` are what was read of its stream, in order; ``error``: why it failed, if it did.
+    ``parts``: what was read of its body, in order. ``error``: why it failed, or None.
     """
 
     key: str
     at: float
-    blocks: Sequence[ReceivedBytes]
+    parts: Sequence[ReceivedBytes]
     error: str | None = None
 
 
 class HttpClient:
-    """Sends requests to one server, each once, and hands over their answers.
+    """Sends each request once to one server, and returns the responses as they end.
 
     Parameters
     ----------
     url
         The server's address, without ``/v1``.
     silence_s
-        An answer of which nothing comes for so long has failed.
+        A response fails when nothing of it has arrived for this long.
     """
 
     def __init__(self, url: str, silence_s: float) -> None:
-        self.loop_lags_s: list[float] = []  # seconds by which the loop woke late
-        self.send_delays_s: list[float] = []  # seconds from ``send`` until the loop began with it
-        self.connect_times_s: list[float] = []  # seconds until the server took a connection
+        self.loop_lags_s: list[float] = []  # delays with which the loop woke up
+        self.send_delays_s: list[float] = []  # from ``send`` until the loop took the request
+        self.connect_times_s: list[float] = []
         self._loop = uvloop.new_event_loop()
         parts = urlsplit(url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
-        self._connect_to = partial(
+        self._create_connection = partial(
             self._loop.create_connection, host=parts.hostname, port=port, ssl=tls
         )
         self._prefix, self._host = parts.path, parts.netloc.rpartition("@")[2]
         self._silence_s = silence_s
-        self._arrived: queue.SimpleQueue[CompletedResponse] = queue.SimpleQueue()
-        self._pending: list[CompletedResponse] = []
+        self._completed: queue.SimpleQueue[CompletedResponse] = queue.SimpleQueue()
+        self._taken_by_wait: list[CompletedResponse] = []
         self._exchanges: dict[str, HttpExchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http", daemon=True)
         self._thread.start()
-        self._watching = asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+        self._watch_task = asyncio.run_coroutine_threadsafe(self._watch_streams(), self._loop)
 
     def _run(self, coroutine: Awaitable[T]) -> T:
-        async def whole() -> T:
+        """Run a coroutine on the loop and return its result."""
+
+        async def wrapper() -> T:
             return await coroutine
 
-        return asyncio.run_coroutine_threadsafe(whole(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(wrapper(), self._loop).result()
 
-    async def _watch(self) -> None:
+    async def _watch_streams(self) -> None:
+        """Measure the loop's delay and fail silent responses, for ever."""
         while True:
             due = time.perf_counter() + CHECK_PERIOD_S
             await asyncio.sleep(CHECK_PERIOD_S)
@@ -93,12 +97,12 @@ class HttpClient:
                     exchange.end(SILENCE_ERROR.format(self._silence_s))
 
     def send(self, key: str, path: str, body: bytes) -> None:
-        """Send a request, whose body is JSON; what comes of it arrives under ``key``."""
-        asked = time.perf_counter()
-        self._loop.call_soon_threadsafe(self._begin, key, path, body, asked)
+        """Send a JSON body to ``path``; the response will be completed under ``key``."""
+        submitted = time.perf_counter()
+        self._loop.call_soon_threadsafe(self._begin, key, path, body, submitted)
 
-    def _begin(self, key: str, path: str, body: bytes, asked: float) -> None:
-        self.send_delays_s.append(time.perf_counter() - asked)
+    def _begin(self, key: str, path: str, body: bytes, submitted: float) -> None:
+        self.send_delays_s.append(time.perf_counter() - submitted)
         head = (
             f"POST {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}\r\nAccept: */*\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -112,67 +116,67 @@ class HttpClient:
 
     async def _connect(self, exchange: HttpExchange) -> None:
         try:
-            await self._connect_to(lambda: exchange)
+            await self._create_connection(lambda: exchange)
         except OSError as error:
-            exchange.end(why(error))
+            exchange.end(error_line(error))
 
     def _end(self, key: str, exchange: HttpExchange, error: str | None) -> None:
         del self._exchanges[key]
-        self._arrived.put(CompletedResponse(key, time.perf_counter(), exchange.blocks, error))
+        self._completed.put(CompletedResponse(key, time.perf_counter(), exchange.parts, error))
 
     def wait(self, seconds: float) -> None:
-        """Wait until an answer has ended, at most so long."""
-        if self._pending or not self._arrived.empty():
+        """Wait until a response has ended, at most ``seconds``."""
+        if self._taken_by_wait or not self._completed.empty():
             return
         try:
-            self._pending.append(self._arrived.get(timeout=seconds))
+            self._taken_by_wait.append(self._completed.get(timeout=seconds))
         except queue.Empty:
             return
 
     def completed_responses(self) -> Sequence[CompletedResponse]:
-        """Return the answers that have ended since the last call, in order."""
-        found, self._pending = self._pending, []
-        while not self._arrived.empty():
-            found.append(self._arrived.get())
-        return found
+        """Return the responses that have ended since the last call, in order."""
+        completed, self._taken_by_wait = self._taken_by_wait, []
+        while not self._completed.empty():
+            completed.append(self._completed.get())
+        return completed
 
     def cancel(self, key: str) -> None:
-        """Break a request's connection; what has come of it is dropped, unless it has arrived."""
+        """Close a request's connection and drop its response, unless that has ended already."""
 
-        async def end() -> None:
+        async def abort() -> None:
             exchange = self._exchanges.pop(key, None)
             if exchange is not None:
                 exchange.abort()
 
-        self._run(end())
+        self._run(abort())
 
     def cpu_seconds(self) -> float:
-        """Return the CPU seconds that the loop's thread has taken."""
+        """Return the CPU seconds that the loop's thread has used."""
 
-        async def look() -> float:
+        async def thread_time() -> float:
             return time.thread_time()
 
-        return self._run(look())
+        return self._run(thread_time())
 
     def reset_timings(self) -> None:
-        """Start measuring lag, lateness and connections anew."""
+        """Forget the measured delays and connection times."""
         for times in (self.loop_lags_s, self.send_delays_s, self.connect_times_s):
             times.clear()
 
     def close(self) -> None:
-        """Break every connection and end the thread; harmless to call again."""
+        """Close every connection and end the thread; may be called again."""
         if self._loop.is_closed():
             return
-        self._run(self._shut())
+        self._run(self._shut_down())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_TIMEOUT_S)
         self._loop.close()
 
-    async def _shut(self) -> None:
+    async def _shut_down(self) -> None:
         for exchange in self._exchanges.values():
             exchange.abort()
         self._exchanges.clear()
-        self._watching.cancel()
+        self._watch_task.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One request on a connection of its own, and what is read of its answer, stamped as it comes."""
+"""One HTTP request on its own connection, and its response as timestamped bytes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ import httptools
 
 from labkit.engine.openai.sse_decoder import error_text
 
-TRUNCATED_ERROR = "the connection ended before the answer did"
+TRUNCATED_ERROR = "the connection ended before the response did"
 
 
 class ReceivedBytes(NamedTuple):
-    """What was read of an answer at once: ``at`` is on ``time.perf_counter``."""
+    """The part of a response body that one read returned, ``at`` on ``time.perf_counter``."""
 
     at: float
     data: bytes
 
 
 class HttpExchange(asyncio.Protocol):
-    """Sends a request when it is connected, and keeps what comes until the answer has ended.
+    """Sends a request when connected, and collects the response until it ends.
 
-    ``blocks`` are what came; ``last_activity`` is when anything last did, or when it began.
+    ``parts``: the body as it was read. ``last_activity``: when bytes last arrived, or the exchange
+    began (``time.perf_counter``).
 
     Parameters
     ----------
     request
-        Head and body, as they are sent.
+        Head and body, ready to be sent.
     on_connected
-        Told once, with the seconds that it took.
+        Called once with the seconds that connecting took.
     on_end
-        Told once, when the answer has ended: with None, or with one line that says why it failed.
+        Called once when the response has ended, with None or one line that says why it failed.
     """
 
     def __init__(
@@ -42,17 +43,17 @@ class HttpExchange(asyncio.Protocol):
         on_connected: Callable[[float], None],
         on_end: Callable[[HttpExchange, str | None], None],
     ) -> None:
-        self.blocks: list[ReceivedBytes] = []
+        self.parts: list[ReceivedBytes] = []
         self.last_activity = time.perf_counter()
         self._request, self._on_connected, self._on_end = request, on_connected, on_end
         self._parser = httptools.HttpResponseParser(self)
         self._transport: Any = None
-        self._parts: list[bytes] = []
-        self._head_read = self._framed = self._complete = self._ended = False
+        self._read_now: list[bytes] = []  # body chunks of the current read
+        self._has_head = self._has_length = self._complete = self._ended = False
 
     def connection_made(self, transport: Any) -> None:
         """Send the request."""
-        if self._ended:  # given up meanwhile
+        if self._ended:  # aborted while it was connecting
             transport.abort()
             return
         self._transport = transport
@@ -62,65 +63,65 @@ class HttpExchange(asyncio.Protocol):
         transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
-        """Keep the part of the body that was read now; several of its chunks are one block."""
+        """Store the body bytes of one read with its time; several HTTP chunks become one part."""
         self.last_activity = time.perf_counter()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if not self._complete:
-                self.end(f"no HTTP answer: {error}")
+                self.end(f"no HTTP response: {error}")
                 return
-        if self._parts:
-            self.blocks.append(ReceivedBytes(self.last_activity, b"".join(self._parts)))
-            self._parts.clear()
+        if self._read_now:
+            self.parts.append(ReceivedBytes(self.last_activity, b"".join(self._read_now)))
+            self._read_now.clear()
         if self._complete:
-            self.end(self._refusal())
+            self.end(self._status_error())
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End an answer whose length nobody said, or one that broke off."""
+        """End the response: whole if its head gave no length, else truncated."""
         if error is not None:
-            self.end(why(error))
+            self.end(error_line(error))
         else:
-            whole = self._head_read and not self._framed
-            self.end(self._refusal() if whole else TRUNCATED_ERROR)
+            is_whole = self._has_head and not self._has_length
+            self.end(self._status_error() if is_whole else TRUNCATED_ERROR)
 
-    def end(self, reason: str | None) -> None:
-        """Close the connection and say how the answer ended; harmless to call again."""
+    def end(self, error: str | None) -> None:
+        """Close the connection and call ``on_end``; may be called again."""
         if not self._ended:
             self.abort()
-            self._on_end(self, reason)
+            self._on_end(self, error)
 
     def abort(self) -> None:
-        """Close the connection and say nothing any more."""
+        """Close the connection without calling ``on_end``."""
         self._ended = True
         if self._transport is not None:
             self._transport.abort()
 
-    def _refusal(self) -> str | None:
+    def _status_error(self) -> str | None:
         status = self._parser.get_status_code()
         if status == 200:
             return None
-        return f"{status}: {error_text(b''.join(block.data for block in self.blocks))}"
+        return f"{status}: {error_text(b''.join(part.data for part in self.parts))}"
 
-    # What the parser calls.
+    # Callbacks of httptools' parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Note whether the head says where the body ends."""
-        self._framed |= name.lower() in (b"content-length", b"transfer-encoding")
+        """Note whether the head tells where the body ends."""
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
-        """Note that there is a head; one that only promises another is none."""
-        self._head_read = self._parser.get_status_code() >= 200
+        """Note that the final head is read; status 1xx announces another one."""
+        self._has_head = self._parser.get_status_code() >= 200
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of the body."""
-        self._parts.append(body)
+        """Collect a chunk of the body."""
+        self._read_now.append(body)
 
     def on_message_complete(self) -> None:
         """Note that the body has ended."""
-        self._complete = self._head_read
+        self._complete = self._has_head
 
 
-def why(error: BaseException) -> str:
-    """Say an error in one line."""
+def error_line(error: BaseException) -> str:
+    """Return an exception's message in one line, or its class name where it has none."""
     return " ".join(str(error).split()) or type(error).__name__

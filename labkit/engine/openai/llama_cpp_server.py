@@ -1,8 +1,8 @@
-"""llama.cpp's server from the package xllamacpp, run as a program of its own.
+"""llama.cpp's server from the package xllamacpp, as a program: the preset ``xllamacpp``.
 
-    python llama_server.py --model FILE.gguf --port 8080 --threads 2
+    python llama_cpp_server.py --model FILE.gguf --port 8080 --threads 2
 
-It is started by its path, with an interpreter that has xllamacpp and need not have labkit.
+It is started by its path, with an interpreter that has xllamacpp and may lack labkit.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import sys
 
 
 def main() -> int:
-    """Serve until a signal."""
+    """Serve until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--parallel", type=int, default=16, help="requests served at a time")
-    parser.add_argument("--context", type=int, default=2560, help="tokens of each of them")
+    parser.add_argument("--parallel", type=int, default=16, help="most requests served at once")
+    parser.add_argument(
+        "--context", type=int, default=2560, help="context of each request (tokens)"
+    )
     options = parser.parse_args()
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = options.model
-    params.port = options.port  # of 127.0.0.1, its default
+    params.port = options.port  # on 127.0.0.1, the default host
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options.threads
     params.n_parallel = options.parallel

@@ -1,10 +1,10 @@
 """A server that computes nothing: ``python -m labkit.engine.openai.null_server --port N``.
 
-Tokens come at fixed times, those of all streams in the same moment, as from an engine whose steps
-serve a whole batch. What a client measures of it beyond those times is the client's own. Every
-chunk says by the system's clock when its stream's request was there and when the chunk was written
-(``time.perf_counter``, which processes of one machine share on Linux and macOS), so that this
-server's own lateness is not mistaken for the client's. Standard library only.
+It sends tokens at fixed times, to all streams at the same moment, like an engine whose steps serve
+a whole batch. Any delay that a client measures beyond those times is the client's own. Every chunk
+carries two times, of the request's arrival and of the chunk's write, so that this server's own
+delay is not mistaken for the client's. They are read from ``time.perf_counter``, a clock that the
+processes of one machine share on Linux and macOS. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FIRST_TOKEN_MS, TOKEN_INTERVAL_MS, DEFAULT_MAX_TOKENS = 20.0, 10.0, 16
-TOKEN_TEXT = " a"  # of every token
+TOKEN_TEXT = " a"
 RESPONSE_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
     b"transfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n"
@@ -27,24 +27,24 @@ MODEL_LIST = b'{"object": "list", "data": [{"id": "null", "object": "model"}]}'
 
 @dataclass
 class NullStream:
-    """A stream on its way: how many tokens it has had, of how many."""
+    """A response being streamed: ``sent`` of ``max_tokens`` tokens so far."""
 
     writer: asyncio.StreamWriter
-    got: float
-    most: int
+    received: float  # when the request was read
+    max_tokens: int
     prompt_tokens: int
     chat: bool
-    due: float
+    due: float  # when the first token may be sent
     sent: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def say(self, now: float) -> None:
-        """Write the next token, and behind the last one the usage and the end."""
+    def write_token(self, now: float) -> None:
+        """Write the next token; after the last one, write the usage and end the response."""
         self.sent += 1
-        last = self.sent == self.most
+        last = self.sent == self.max_tokens
         events = [self._chunk(now, "length" if last else None)]
         if last:
-            usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.most}
+            usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.max_tokens}
             events += [json.dumps({"choices": [], "usage": usage}), "[DONE]"]
         body = "".join(f"data: {event}\n\n" for event in events).encode()
         self.writer.write(f"{len(body):x}\r\n".encode() + body + b"\r\n")
@@ -53,28 +53,31 @@ class NullStream:
             self.done.set()
 
     def _chunk(self, now: float, finish: str | None) -> str:
-        said = {"delta": {"content": TOKEN_TEXT}} if self.chat else {"text": TOKEN_TEXT}
-        choice = {"index": 0, "finish_reason": finish, **said}
-        return json.dumps({"choices": [choice], "null": {"got": self.got, "sent": now}})
+        content = {"delta": {"content": TOKEN_TEXT}} if self.chat else {"text": TOKEN_TEXT}
+        choice = {"index": 0, "finish_reason": finish, **content}
+        return json.dumps({"choices": [choice], "null": {"got": self.received, "sent": now}})
 
 
 class NullServer:
-    """The first token comes ``first_ms`` after the request, or with the next tick behind it."""
+    """Sends a token to every due stream at each tick of ``interval_ms``.
 
-    def __init__(self, first_ms: float, between_ms: float) -> None:
-        self._first_s, self._between_s = first_ms / 1e3, between_ms / 1e3
-        self._answers: list[NullStream] = []
+    A stream is due ``first_ms`` after its request.
+    """
+
+    def __init__(self, first_ms: float, interval_ms: float) -> None:
+        self._first_s, self._interval_s = first_ms / 1e3, interval_ms / 1e3
+        self._streams: list[NullStream] = []
 
     async def tick(self) -> None:
-        """Write a token of every stream that is due, at fixed times."""
-        following = time.perf_counter()
+        """Write a token to every due stream, at fixed times, for ever."""
+        next_tick = time.perf_counter()
         while True:
-            following += self._between_s
-            await asyncio.sleep(max(0.0, following - time.perf_counter()))
+            next_tick += self._interval_s
+            await asyncio.sleep(max(0.0, next_tick - time.perf_counter()))
             now = time.perf_counter()
-            for answer in [a for a in self._answers if a.due <= now]:
-                answer.say(time.perf_counter())
-            self._answers = [a for a in self._answers if not a.done.is_set()]
+            for stream in [s for s in self._streams if s.due <= now]:
+                stream.write_token(time.perf_counter())
+            self._streams = [s for s in self._streams if not s.done.is_set()]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, request by request."""
@@ -88,7 +91,7 @@ class NullServer:
                 body = await reader.readexactly(length)
                 await self._respond(line.split()[1], body, writer)
         except (ConnectionError, asyncio.IncompleteReadError, ValueError, IndexError):
-            pass  # what is no request has no answer
+            pass  # not a request: close the connection
         finally:
             writer.close()
 
@@ -97,22 +100,27 @@ class NullServer:
             head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(MODEL_LIST)}\r\n\r\n"
             writer.write(head.encode() + MODEL_LIST)
             return
-        got, asked = time.perf_counter(), json.loads(body)
+        received, payload = time.perf_counter(), json.loads(body)
         writer.write(RESPONSE_HEAD)
-        most = int(
-            asked.get("max_completion_tokens") or asked.get("max_tokens") or DEFAULT_MAX_TOKENS
+        max_tokens = int(
+            payload.get("max_completion_tokens") or payload.get("max_tokens") or DEFAULT_MAX_TOKENS
         )
-        prompt = asked.get("prompt", "")
-        answer = NullStream(
-            writer, got, most, len(prompt), path.endswith(b"/chat/completions"), got + self._first_s
+        prompt = payload.get("prompt", "")
+        stream = NullStream(
+            writer=writer,
+            received=received,
+            max_tokens=max_tokens,
+            prompt_tokens=len(prompt),
+            chat=path.endswith(b"/chat/completions"),
+            due=received + self._first_s,
         )
-        self._answers.append(answer)
-        await answer.done.wait()
+        self._streams.append(stream)
+        await stream.done.wait()
 
 
-async def run(port: int, first_ms: float, between_ms: float) -> None:
-    """Serve until this process is ended."""
-    server = NullServer(first_ms, between_ms)
+async def run(port: int, first_ms: float, interval_ms: float) -> None:
+    """Serve until the process is killed."""
+    server = NullServer(first_ms, interval_ms)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", port, backlog=4096)
     async with listening:
         await server.tick()

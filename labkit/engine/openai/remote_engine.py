@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server behind labkit's engine protocol."""
+"""``RemoteEngine``: any OpenAI-compatible server behind labkit's engine protocol."""
 
 from __future__ import annotations
 
@@ -35,16 +35,20 @@ COUNTER_NAMES = (
 
 
 class RemoteEngine:
-    """Requests go out over HTTP; ``step`` hands over answers that have ended and never waits.
+    """Sends requests over HTTP; ``step`` returns the events of ended responses and never waits.
 
-    Their events carry the times at which they came.
+    Each event carries the time at which it arrived.
 
     Parameters
     ----------
     server
-        Has generated a token; this engine stops it.
-    client, asking, spelling
-        Send, write and read what is said to it.
+        A server that is ready; ``close`` stops it.
+    client
+        Sends the requests.
+    payloads
+        Builds the request bodies.
+    detokenizer
+        Counts and compares the text of responses without token ids.
     options
         ``engine.server``.
     """
@@ -55,50 +59,55 @@ class RemoteEngine:
         self,
         server: ServerProcess,
         client: HttpClient,
-        asking: PayloadBuilder,
-        spelling: Detokenizer,
+        payloads: PayloadBuilder,
+        detokenizer: Detokenizer,
         options: config.Opponent,
     ) -> None:
         self._server, self._client = server, client
-        self._asking, self._spelling, self._options = asking, spelling, options
+        self._payloads, self._detokenizer, self._options = payloads, detokenizer, options
         self._live: dict[str, StreamedResponse] = {}
-        self._serial: dict[str, str] = {}  # key of the client -> request id
-        self._keys: dict[str, str] = {}
-        self._answered: list[StreamedResponse] = []
-        self._refused: list[TokenEvent] = []
+        self._request_ids: dict[str, str] = {}  # by the client's key
+        self._keys: dict[str, str] = {}  # by request id
+        self._finished: list[StreamedResponse] = []
+        self._pending_refusals: list[TokenEvent] = []
         self._counters = Counters()
-        self._floor: Mapping[str, Any] | None = None
-        self._cpu_s, self._loop_cpu_s, self._sent = 0.0, client.cpu_seconds(), 0
+        self._client_overhead: Mapping[str, Any] | None = None
+        self._cpu_s, self._loop_cpu_start_start_s = 0.0, client.cpu_seconds()
+        self._num_sent = 0
 
     def submit(self, request: Request) -> None:
-        """Send a request; one that cannot be asked of a server ends with an error event.
+        """Send a request; one that cannot be sent to servers ends with an error event.
 
         Raises
         ------
         EngineError
-            The request id is live already.
+            The request id is already in use.
         """
         request_id = request.request_id
         if request_id in self._live:
-            raise EngineError(f"request {request_id}: this id is live already")
+            raise EngineError(f"request {request_id}: this id is already in use")
         try:
-            written = self._asking.written(request)
+            payload = self._payloads.payload(request)
         except EngineError as error:
             self._counters.add("requests.refused")
-            said = f"request {request_id}: {error}"
-            self._refused.append(TokenEvent(request_id, NO_TOKEN, "error", error=said))
+            message = f"request {request_id}: {error}"
+            event = TokenEvent(request_id, NO_TOKEN, "error", error=message)
+            self._pending_refusals.append(event)
             return
         self._counters.add("requests.submitted")
-        self._sent += 1
-        key = f"{self._sent} {request_id}"  # an id may come again, after an abort too
+        self._num_sent += 1
+        # Unique, as a request id may be used again, even after an abort.
+        key = f"{self._num_sent} {request_id}"
         self._live[request_id] = StreamedResponse(request)
-        self._serial[key], self._keys[request_id] = request_id, key
-        self._counters.add("prompts.respelled", not written.same)
-        self._client.send(key, self._asking.path, written.body)
+        self._request_ids[key], self._keys[request_id] = request_id, key
+        self._counters.add("prompts.respelled", not payload.same_ids)
+        self._client.send(key, self._payloads.path, payload.body)
 
     def abort(self, request_id: str) -> None:
-        """Break a request's connection; unknown or finished ids are ignored."""
-        self._refused = [event for event in self._refused if event.request_id != request_id]
+        """Close a request's connection; unknown or finished ids are ignored."""
+        self._pending_refusals = [
+            event for event in self._pending_refusals if event.request_id != request_id
+        ]
         if request_id in self._live:
             self._counters.add("requests.aborted")
             self._client.cancel(self._keys[request_id])
@@ -106,138 +115,143 @@ class RemoteEngine:
 
     def _forget(self, request_id: str) -> None:
         del self._live[request_id]
-        del self._serial[self._keys.pop(request_id)]
+        del self._request_ids[self._keys.pop(request_id)]
 
     def has_work(self) -> bool:
-        """Tell whether a request is on its way or a refusal is not yet reported."""
-        return bool(self._live or self._refused)
+        """Return whether a request is live or a refusal has not been reported yet."""
+        return bool(self._live or self._pending_refusals)
 
     def wait(self, seconds: float) -> None:
-        """Wait until an answer has ended, at most so long."""
-        if not self._refused:
+        """Wait until a response has ended, at most ``seconds``."""
+        if not self._pending_refusals:
             self._client.wait(seconds)
 
     def step(self) -> list[TokenEvent]:
-        """Return the events of the answers that have ended since; nothing where none has."""
+        """Return the events of the responses that have ended since the last step."""
         cpu = time.thread_time()
-        events, self._refused = self._refused, []
-        for arrival in self._client.completed_responses():
-            request_id = self._serial.get(arrival.key)
+        events, self._pending_refusals = self._pending_refusals, []
+        for completed in self._client.completed_responses():
+            request_id = self._request_ids.get(completed.key)
             if request_id is not None:  # else it was aborted
-                events += self._take(request_id, arrival)
+                events += self._response_events(request_id, completed)
         if any(event.finish_reason is None for event in events):
             self._counters.add("engine.openai")
         self._cpu_s += time.thread_time() - cpu
         return events
 
-    def _take(self, request_id: str, arrival: CompletedResponse) -> list[TokenEvent]:
-        answer = self._live[request_id]
+    def _response_events(self, request_id: str, completed: CompletedResponse) -> list[TokenEvent]:
+        response = self._live[request_id]
         events: list[TokenEvent] = []
         last: TokenEvent | None = None
         try:
-            for block in arrival.blocks:
-                events += answer.take(block.data, block.at, self._counters)
+            for part in completed.parts:
+                events += response.feed(part.data, part.at, self._counters)
         except StreamError as error:
-            last = error_event(answer.request, arrival.at, str(error))
-        if last is None and arrival.error is not None:
-            last = error_event(answer.request, arrival.at, arrival.error)
+            last = error_event(response.request, completed.at, str(error))
+        if last is None and completed.error is not None:
+            last = error_event(response.request, completed.at, completed.error)
         if last is None:
-            last = answer.finish_event(arrival.at, self._spelling, self._counters)
+            last = response.final_event(completed.at, self._detokenizer, self._counters)
         self._forget(request_id)
-        self._answered.append(answer)
+        self._finished.append(response)
         self._counters.add("requests.failed" if last.error else "requests.finished")
         return [*events, last]
 
     def counters(self) -> dict[str, float]:
-        """Return what was counted of the streams, and tokens three times over.
+        """Return the streams' counters, and the output tokens counted in three ways.
 
-        ``tokens.usage``: by the server, ``tokens.tokenizer``: of the text as the model's tokenizer
-        counts it, ``tokens.stream``: ids in the stream, else its events that carried text.
+        ``tokens.usage``: as the server reports them. ``tokens.tokenizer``: the text, counted by the
+        model's tokenizer. ``tokens.stream``: token ids in the stream, else chunks with text.
         """
         counts = dict.fromkeys(COUNTER_NAMES, 0.0) | self._counters.as_dict()
-        told = [one.usage for one in self._answered if one.usage is not None]
-        if told:
-            counts["tokens.usage"] = sum(usage.completion for usage in told)
-            counts["tokens.prompt_usage"] = sum(usage.prompt for usage in told)
-        cached = [usage.cached for usage in told if usage.cached is not None]
+        usages = [response.usage for response in self._finished if response.usage is not None]
+        if usages:
+            counts["tokens.usage"] = sum(usage.completion for usage in usages)
+            counts["tokens.prompt_usage"] = sum(usage.prompt for usage in usages)
+        cached = [usage.cached for usage in usages if usage.cached is not None]
         if cached:
             counts["tokens.cached"] = sum(cached)
-        counts["tokens.stream"] = sum(map(_num_streamed_tokens, self._answered))
-        counts["tokens.tokenizer"] = sum(self._spelling.count(a.text) for a in self._answered)
-        counts["tokens.prompt"] = sum(len(a.request.prompt_token_ids) for a in self._answered)
+        counts["tokens.stream"] = sum(map(_num_streamed_tokens, self._finished))
+        counts["tokens.tokenizer"] = sum(
+            self._detokenizer.count_tokens(r.text) for r in self._finished
+        )
+        counts["tokens.prompt"] = sum(len(r.request.prompt_token_ids) for r in self._finished)
         return counts
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What the record says of the server, of the counts of it, and of the client."""
+        """Notes for the record: the server, how its tokens were counted, and the client's cost."""
         return {"server": self._server_notes(), "client": self._client_notes()}
 
     def _server_notes(self) -> dict[str, Any]:
-        known, ids = self._options.known, [answer.has_token_ids for answer in self._answered]
-        by_ids = bool(ids) and all(ids)
-        usage = all(answer.usage is not None for answer in self._answered)
+        preset = self._options.known
+        by_ids = bool(self._finished) and all(r.has_token_ids for r in self._finished)
+        by_usage = all(response.usage is not None for response in self._finished)
         return {
             "preset": self._options.preset,
-            "command": self._server.words,
+            "command": self._server.command,
             "kept": self._server.url if self._options.url is not None else None,
-            "run_here": known.run_here,
+            "run_here": preset.run_here,
             "api": self._options.api.value,
-            "prompts": "ids" if known.token_prompts and not self._asking.chat else "text",
+            "prompts": "ids" if preset.token_prompts and not self._payloads.chat else "text",
             "identity": "token ids" if by_ids else "text",
-            "counted_by": "token ids" if by_ids else "usage" if usage else "tokenizer",
+            "counted_by": "token ids" if by_ids else "usage" if by_usage else "tokenizer",
             "disagree": self._disagreements(),
         }
 
     def _disagreements(self) -> list[dict[str, Any]]:
-        """Return the first requests of which the server, the tokenizer and the stream differ."""
-        found = []
-        for answer in self._answered:
+        """Return the first requests whose token counts differ (server, tokenizer, stream)."""
+        disagreements = []
+        for response in self._finished:
             counts = {
-                "usage": answer.usage.completion if answer.usage else None,
-                "tokenizer": self._spelling.count(answer.text),
-                "stream": _num_streamed_tokens(answer),
+                "usage": response.usage.completion if response.usage else None,
+                "tokenizer": self._detokenizer.count_tokens(response.text),
+                "stream": _num_streamed_tokens(response),
             }
             if len({count for count in counts.values() if count is not None}) > 1:
-                found.append({"id": answer.request.request_id, **counts})
-        return found[:MAX_RECORDED_DISAGREEMENTS]
+                disagreements.append({"id": response.request.request_id, **counts})
+        return disagreements[:MAX_RECORDED_DISAGREEMENTS]
 
     def _client_notes(self) -> dict[str, Any]:
-        chunks = self._counters.as_dict().get("stream.chunks", 0.0)
-        cpu = self._cpu_s + self._client.cpu_seconds() - self._loop_cpu_s
+        num_chunks = self._counters.as_dict().get("stream.chunks", 0.0)
+        cpu = self._cpu_s + self._client.cpu_seconds() - self._loop_cpu_start_s
         return {
             "lag_ms": percentiles_ms(self._client.loop_lags_s),
             "late_ms": percentiles_ms(self._client.send_delays_s),
             "cpu_s": round(cpu, 6),
             "connect_ms": percentiles_ms(self._client.connect_times_s),
-            "chunk_us": round(1e6 * cpu / chunks, 2) if chunks else None,
+            "chunk_us": round(1e6 * cpu / num_chunks, 2) if num_chunks else None,
             "most_late_ms": self._options.most_late_ms,
-            "floor": self._floor,
+            "floor": self._client_overhead,
         }
 
     def prepare_requests(self, requests: Sequence[Request], streams: int) -> None:
-        """Write the requests beforehand, and measure the client by a null server."""
-        self._asking.write(requests)
-        self._floor = client_overhead.measure(streams, self._options.silence_s)
+        """Build the request bodies, and measure the client's own cost with a null server."""
+        self._payloads.prebuild(requests)
+        self._client_overhead = client_overhead.measure(streams, self._options.silence_s)
 
     def process_memory(self) -> dict[str, float]:
-        """Return what the server's processes hold."""
+        """Return the resident bytes of the server's processes; empty where not known."""
         return self._server.memory()
 
     def reset_counters(self) -> None:
-        """Start counting anew."""
+        """Set the counters to 0 and forget finished responses."""
         self._counters.reset()
-        self._answered.clear()
+        self._finished.clear()
         self._client.reset_timings()
-        self._cpu_s, self._loop_cpu_s = 0.0, self._client.cpu_seconds()
+        self._cpu_s, self._loop_cpu_start_s = 0.0, self._client.cpu_seconds()
 
     def clear_cache(self) -> None:
-        """Do nothing: what a server keeps it keeps; it is fresh, and warmed up by other prompts."""
+        """Do nothing: the API cannot clear a server's cache.
+
+        A server is started for its run, and warmed up with other prompts.
+        """
 
     def close(self) -> None:
-        """Break every connection and stop a server that was started here."""
+        """Close every connection, and stop the server if labkit started it."""
         self._client.close()
         self._server.stop()
 
 
-def _num_streamed_tokens(answer: StreamedResponse) -> int:
-    return len(answer.ids) if answer.has_token_ids else answer.said
+def _num_streamed_tokens(response: StreamedResponse) -> int:
+    return len(response.ids) if response.has_token_ids else response.num_chunks

@@ -1,4 +1,4 @@
-"""What a server is sent: a request in the words that this server understands."""
+"""Build the request body for a given server, with the parameters that it understands."""
 
 from __future__ import annotations
 
@@ -13,66 +13,72 @@ from labkit.engine.engine_protocol import EngineError
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.detokenizer import Detokenizer
 
-SUPPRESSING_LOGIT_BIAS = -100.0  # what is added to the logit of a token that must not come
+SUPPRESSING_LOGIT_BIAS = -100.0  # added to the logits of tokens that must not be sampled
 DEFAULT_PARAMS = SamplingParams()
 SUPPORTED_PARAMS = ("temperature", "top_k", "top_p", "max_tokens", "ignore_eos", "seed")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestPayload:
-    """A request's body as JSON, and whether its prompt is the same token ids to the server."""
+    """A request's JSON body; ``same_ids``: the server reads the prompt as the same token ids."""
 
     request: Request
     body: bytes
-    same: bool
+    same_ids: bool
 
 
 ENDPOINT_PATHS = {Api.completions: "/v1/completions", Api.chat: "/v1/chat/completions"}
 
 
 class PayloadBuilder:
-    """Writes requests for one server.
+    """Builds request bodies for one server.
 
     Parameters
     ----------
     server
-        Which endpoint, and what is known of the server.
+        The endpoint, and what the server supports.
     model
-        What requests call the model.
-    spelling
-        Writes prompts as text where the server takes no ids.
+        The model's name in requests.
+    detokenizer
+        Turns prompts into text for a server that takes no token ids.
     eos_token_ids
         The model's end tokens.
     """
 
     def __init__(
-        self, server: Opponent, model: str, spelling: Detokenizer, eos_token_ids: Sequence[int]
+        self,
+        server: Opponent,
+        model: str,
+        detokenizer: Detokenizer,
+        eos_token_ids: Sequence[int],
     ) -> None:
         self.chat = server.api is Api.chat
         self.path = ENDPOINT_PATHS[server.api]
-        self._known, self._model, self._spelling = server.known, model, spelling
+        self._preset, self._model, self._detokenizer = server.known, model, detokenizer
         self._eos_token_ids = tuple(eos_token_ids)
-        self._written: dict[str, RequestPayload] = {}
+        self._prebuilt: dict[str, RequestPayload] = {}  # by request id
 
-    def write(self, requests: Sequence[Request]) -> None:
-        """Write the bodies of requests that will be sent, so that it takes no time then."""
-        self._written = {one.request_id: self._write(one) for one in requests}
+    def prebuild(self, requests: Sequence[Request]) -> None:
+        """Build the bodies of requests before the clock starts."""
+        self._prebuilt = {request.request_id: self._build(request) for request in requests}
 
-    def written(self, request: Request) -> RequestPayload:
-        """Return a request that streams, with usage, as it is sent.
+    def payload(self, request: Request) -> RequestPayload:
+        """Return the body of a streaming request that asks for token usage.
 
         Raises
         ------
         EngineError
-            It asks for what is not asked of servers.
+            A sampling parameter is set that labkit does not send to servers.
         """
-        known = self._written.get(request.request_id)
-        return known if known and known.request == request else self._write(request)
+        prebuilt = self._prebuilt.get(request.request_id)
+        if prebuilt is not None and prebuilt.request == request:
+            return prebuilt
+        return self._build(request)
 
-    def _write(self, request: Request) -> RequestPayload:
+    def _build(self, request: Request) -> RequestPayload:
         params = request.params
         _check_supported(params)
-        prompt, same = self._prompt(request)
+        prompt, same_ids = self._prompt(request)
         body: dict[str, Any] = {
             "model": self._model,
             **prompt,
@@ -87,26 +93,26 @@ class PayloadBuilder:
             body["top_p"] = params.top_p
         if not params.greedy and params.seed is not None:
             body["seed"] = params.seed % (1 << 31)
-        if self._known.token_ids:
+        if self._preset.token_ids:
             body["return_token_ids"] = True
-        body |= self._full_length() if params.ignore_eos else {}
-        return RequestPayload(request, json.dumps(body).encode(), same)
+        body |= self._ignore_eos_fields() if params.ignore_eos else {}
+        return RequestPayload(request, json.dumps(body).encode(), same_ids)
 
     def _prompt(self, request: Request) -> tuple[dict[str, Any], bool]:
-        """Return a prompt, and whether the server reads the same token ids, as far as is known."""
+        """Return the prompt's fields, and whether the server reads them as the same token ids."""
         if self.chat and request.messages is not None:
             return {"messages": [dict(message) for message in request.messages]}, True
-        if self._known.token_prompts and not self.chat:
+        if self._preset.token_prompts and not self.chat:
             return {"prompt": list(request.prompt_token_ids)}, True
-        text, same = self._spelling.prompt(request.prompt_token_ids)
+        text, same_ids = self._detokenizer.prompt_text(request.prompt_token_ids)
         if self.chat:
             return {"messages": [{"role": "user", "content": text}]}, False
-        return {"prompt": text}, same
+        return {"prompt": text}, same_ids
 
-    def _full_length(self) -> dict[str, Any]:
-        if self._known.ending is Ending.ignore_eos:
+    def _ignore_eos_fields(self) -> dict[str, Any]:
+        if self._preset.ending is Ending.ignore_eos:
             return {"ignore_eos": True}
-        if self._known.ending is Ending.logit_bias:
+        if self._preset.ending is Ending.logit_bias:
             return {
                 "logit_bias": {str(token): SUPPRESSING_LOGIT_BIAS for token in self._eos_token_ids}
             }
@@ -121,4 +127,7 @@ def _check_supported(params: SamplingParams) -> None:
             and item.name not in SUPPORTED_PARAMS
             and value != getattr(DEFAULT_PARAMS, item.name)
         ):
-            raise EngineError(f"{item.name}={value}: engine=openai does not ask servers for it")
+            raise EngineError(
+                f"{item.name}={value}: engine=openai does not send it to servers; leave it at its "
+                "default"
+            )

@@ -1,4 +1,4 @@
-"""The server of a run: started fresh and kept to the run's life, or one that runs already."""
+"""The server of a run: started for the run and stopped with it, or one that runs already."""
 
 from __future__ import annotations
 
@@ -18,153 +18,168 @@ import labkit
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.openai.http_client import CompletedResponse, HttpClient
-from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamError, parse_chunk
+from labkit.engine.openai.sse_decoder import SSEDecoder, StreamChunk, StreamError, parse_chunk
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.machine.server_supervisor import SupervisedServer, SupervisorError
 
-POLL_S = 0.05  # between two tries to reach a server that starts
-PROBE_TIMEOUT_S = 10.0  # a try that is not answered within this is given up, and another made
-PROCESS_TREE_TTL_S = (
-    10.0  # for which its processes are known: who descends from whom takes 5 ms to find out
-)
+POLL_S = 0.05  # between two probes of a starting server
+PROBE_TIMEOUT_S = 10.0  # an unanswered probe is cancelled then, and another one sent
+PROCESS_TREE_TTL_S = 10.0  # for this long the list of processes is reused: it takes 5 ms to read
 PROBE_PROMPT = "Once upon a time"
 
 
 class ServerProcess:
-    """A server that has an address; ``kept`` is None where it ran already.
+    """A server at ``url``, stopped with the run if labkit started it.
 
-    ``words``: its command as it is written in the config.
+    ``command``: its command as the config has it; empty where the server ran already.
+
+    Parameters
+    ----------
+    server
+        ``engine.server``.
+    url
+        Its address, without ``/v1``.
+    supervised
+        The process that labkit started, or None where the server ran already.
     """
 
-    def __init__(self, server: config.Opponent, url: str, kept: SupervisedServer | None) -> None:
-        self.url, self.words = url, server.words if kept is not None else ""
-        self._server, self._kept = server, kept
-        self._family: list[Any] = []  # its processes, as they were looked up
-        self._family_until = 0.0
+    def __init__(
+        self, server: config.Opponent, url: str, supervised: SupervisedServer | None
+    ) -> None:
+        self.url, self.command = url, server.words if supervised is not None else ""
+        self._options, self._supervised = server, supervised
+        self._process_tree: list[Any] = []
+        self._process_tree_expires = 0.0
 
     def check_running(self) -> None:
-        """Raise ``EngineError`` where the server has ended."""
-        ended = None if self._kept is None else self._kept.ended()
+        """Raise ``EngineError`` if the server has ended."""
+        ended = None if self._supervised is None else self._supervised.ended()
         if ended is not None:
-            raise EngineError(f"{self._called}: the server {ended}")
+            raise EngineError(f"{self._option}: the server {ended}")
 
     @property
-    def _called(self) -> str:
-        if self._kept is None:
+    def _option(self) -> str:
+        if self._supervised is None:
             return f"engine.server.url={self.url}"
-        return f"engine.server.preset={self._server.preset}"
+        return f"engine.server.preset={self._options.preset}"
 
     def _model_name(self, model_dir: Path) -> str:
-        """Return what requests call the model: as configured, or the first that is listed."""
-        named = self._server.model or self._server.known.model
-        if named:
-            return named
+        """Return the model's name in requests: the configured one, or the first that is listed."""
+        configured = self._options.model or self._options.known.model
+        if configured:
+            return configured
         try:
-            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=PROBE_TIMEOUT_S) as answer:
-                return str(json.load(answer)["data"][0]["id"])
+            with urllib.request.urlopen(
+                f"{self.url}/v1/models", timeout=PROBE_TIMEOUT_S
+            ) as response:
+                return str(json.load(response)["data"][0]["id"])
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             return str(model_dir)
 
     def wait_until_ready(self, client: HttpClient, path: str, model_dir: Path) -> str:
-        """Return what requests call the model, once the server has generated a token of it.
+        """Wait until the server has generated a token; return the model's name in requests.
 
-        An open port, a list of models or a healthy answer prove nothing: all of them have been
-        seen over an engine that was dead.
+        An open port, a list of models or a health check prove nothing: servers have passed all of
+        them with a dead engine behind.
 
         Raises
         ------
         EngineError
-            It has ended, or has not generated one in time; with what it said last.
+            The server has ended, or has generated no token in time; with the last probe's error.
         """
-        start_server, tries, said = time.monotonic(), 0, "it took no connection"
-        limit = self._server.start_timeout_s
+        start, tries, last_error = time.monotonic(), 0, "it took no connection"
+        limit = self._options.start_timeout_s
         chat = path.endswith("/chat/completions")
-        asked = (
+        prompt = (
             {"messages": [{"role": "user", "content": PROBE_PROMPT}]}
             if chat
             else {"prompt": PROBE_PROMPT}
         )
         usage = {"stream_options": {"include_usage": True}}
-        body = {"max_tokens": 1, "temperature": 0.0, "stream": True, **usage, **asked}
-        while time.monotonic() - start_server < limit:
+        body = {"max_tokens": 1, "temperature": 0.0, "stream": True, **usage, **prompt}
+        while time.monotonic() - start < limit:
             self.check_running()
             tries += 1
-            left = limit - (time.monotonic() - start_server)
+            remaining = limit - (time.monotonic() - start)
             model = self._model_name(model_dir)
-            named = {"model": model, **body}
-            # At least a second: the last try says what is wrong, and one cut short does not know.
-            seconds = min(PROBE_TIMEOUT_S, max(1.0, left))
-            answer = self._try(client, f"ready {tries}", path, named, seconds)
-            if answer is None:
+            payload = {"model": model, **body}
+            # At least a second: the last probe's error is reported, so it must not be cut short.
+            seconds = min(PROBE_TIMEOUT_S, max(1.0, remaining))
+            error = self._probe(client, f"ready {tries}", path, payload, seconds)
+            if error is None:
                 return model
-            said = answer
+            last_error = error
             time.sleep(POLL_S)
         raise EngineError(
-            f"{self._called}: no token within {limit:g} s (engine.server.start_timeout_s); the "
-            f"last of {tries} tries: {said}"
+            f"{self._option}: no token within {limit:g} s (engine.server.start_timeout_s); the "
+            f"last of {tries} tries: {last_error}"
         )
 
-    def _try(
+    def _probe(
         self, client: HttpClient, key: str, path: str, body: dict[str, Any], seconds: float
     ) -> str | None:
-        """Ask for one token; return None when it has come, else what came instead."""
+        """Request one token; return None when it has arrived, else why it has not."""
         client.send(key, path, json.dumps(body).encode())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             client.wait(min(POLL_S, seconds))
-            for arrival in client.completed_responses():
-                if arrival.key == key:  # else it is of a try that was given up
-                    return _probe_error(arrival)
+            for response in client.completed_responses():
+                if response.key == key:  # others belong to cancelled probes
+                    return _probe_error(response)
             self.check_running()
         client.cancel(key)
-        return f"no answer within {seconds:.0f} s"
+        return f"no answer within {seconds:g} s"
 
     def memory(self) -> dict[str, float]:
-        """Return what the server and all that descends from it hold, by the system's count."""
+        """Return the resident bytes of the server and its descendants; empty where not known."""
         import psutil
 
-        if self._kept is None:
+        if self._supervised is None:
             return {}
-        if time.monotonic() >= self._family_until:
-            self._family, self._family_until = [], time.monotonic() + PROCESS_TREE_TTL_S
+        if time.monotonic() >= self._process_tree_expires:
+            self._process_tree, self._process_tree_expires = (
+                [],
+                time.monotonic() + PROCESS_TREE_TTL_S,
+            )
             with contextlib.suppress(psutil.Error):
-                server = psutil.Process(self._kept.pid)
-                self._family = [server, *server.children(recursive=True)]
-        held = 0
-        for one in self._family:
+                server = psutil.Process(self._supervised.pid)
+                self._process_tree = [server, *server.children(recursive=True)]
+        rss_bytes = 0
+        for process in self._process_tree:
             with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-                held += one.memory_info().rss
-        return {"rss_bytes": float(held)} if held else {}
+                rss_bytes += process.memory_info().rss
+        return {"rss_bytes": float(rss_bytes)} if rss_bytes else {}
 
     def stop(self) -> None:
-        """Stop a server that was started here, with all that descends from it."""
-        if self._kept is not None:
-            self._kept.stop()
+        """Stop the server and its descendants, if labkit started it."""
+        if self._supervised is not None:
+            self._supervised.stop()
 
 
-def _probe_error(arrival: CompletedResponse) -> str | None:
-    """Say what an answer lacks of being one with a token; None: nothing."""
-    if arrival.error is not None:
-        return arrival.error
-    events = SSEDecoder()
+def _probe_error(response: CompletedResponse) -> str | None:
+    """Return why a response holds no generated token, or None where it does."""
+    if response.error is not None:
+        return response.error
+    decoder = SSEDecoder()
     try:
-        said = [parse_chunk(data) for block in arrival.blocks for data in events.feed(block.data)]
+        chunks = [parse_chunk(data) for part in response.parts for data in decoder.feed(part.data)]
     except StreamError as error:
         return str(error)
-    generated = any(
-        one is not DONE and bool(one.text or one.token_ids or (one.usage and one.usage.completion))
-        for one in said
-    )
-    return None if generated else "a stream without a token"
+    return None if any(map(_has_token, chunks)) else "a stream without a token"
+
+
+def _has_token(chunk: StreamChunk) -> bool:
+    usage = chunk.usage is not None and chunk.usage.completion > 0
+    return bool(chunk.text or chunk.token_ids) or usage
 
 
 def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
-    """Start the server that ``options`` describe, or name the one that runs already.
+    """Start the server that ``options`` describe, or return the one that runs already.
 
     Raises
     ------
     EngineError
-        It cannot be started.
+        The command cannot be run, or nobody listens at ``engine.server.url``.
     """
     server = options.server
     if server.url is not None:
@@ -173,28 +188,29 @@ def start_server(options: config.Engine, model_dir: Path) -> ServerProcess:
     port = free_port()
     command = build_command(options, model_dir, port)
     try:
-        kept = SupervisedServer([*_blas_environment(options), *command])
+        supervised = SupervisedServer([*_blas_environment(options), *command])
     except SupervisorError as error:
         raise EngineError(f"engine.server.preset={server.preset}: {error}") from None
-    return ServerProcess(server, f"http://127.0.0.1:{port}", kept)
+    return ServerProcess(server, f"http://127.0.0.1:{port}", supervised)
 
 
 def _require_listener(url: str) -> None:
-    """Raise ``EngineError`` at once where nobody listens at a kept server's address."""
+    """Raise ``EngineError`` if nobody listens at ``url``."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
         socket.create_connection((parts.hostname or "", port), PROBE_TIMEOUT_S).close()
     except OSError as error:
         raise EngineError(
-            f"engine.server.url={url}: nobody listens there ({error.strerror or error})"
+            f"engine.server.url={url}: nobody listens there ({error.strerror or error}); start the "
+            "server, or name its address"
         ) from None
 
 
 def build_command(options: config.Engine, model_dir: Path, port: int) -> list[str]:
-    """Return a server's command, word by word, with everything filled in."""
+    """Return a server's command as words, with port, model and the rest filled in."""
     server, words = options.server, shlex.split(options.server.words)
-    known = {
+    values = {
         "port": str(port),
         "model": str(model_dir),
         "python": server.python or sys.executable,
@@ -204,33 +220,33 @@ def build_command(options: config.Engine, model_dir: Path, port: int) -> list[st
     if any("{gguf}" in word for word in words):
         from labkit.models.gguf.gguf_writer import export_gguf
 
-        known["gguf"] = str(export_gguf(model_dir))
-    return [word.format(**known) for word in words]
+        values["gguf"] = str(export_gguf(model_dir))
+    return [word.format(**values) for word in words]
 
 
 def _blas_environment(options: config.Engine) -> list[str]:
-    """Return what sets the variables by which MLX multiplies as the arm says (Linux)."""
+    """Return an ``env`` command that gives a server on MLX the arm's BLAS (Linux); else empty."""
     server = options.server
-    multiplies = server.known.multiplies_by_blas and server.command is None
-    if sys.platform != "linux" or not multiplies or options.blas is not config.Blas.openblas:
+    uses_blas = server.known.multiplies_by_blas and server.command is None
+    if sys.platform != "linux" or not uses_blas or options.blas is not config.Blas.openblas:
         return []
-    count = options.threads or worker_environment.core_count()
+    threads = options.threads or worker_environment.core_count()
     return [
         "env",
         f"LD_PRELOAD={openblas_for_mlx.build_library()}",
-        f"OPENBLAS_NUM_THREADS={count}",
+        f"OPENBLAS_NUM_THREADS={threads}",
     ]
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens at."""
+    """Return a free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def missing_program(options: config.Engine) -> str | None:
-    """Name the program that a server needs and that is not here; None: nothing is missing."""
+    """Return the server's program if it is not installed here, else None."""
     words = shlex.split(options.server.words)
     if options.server.url is not None or not words:
         return None

@@ -1,4 +1,4 @@
-"""What a server's stream says: server-sent events, read as data that may be wrong.
+"""Decode a server's event stream into chunks; nothing in the stream is trusted to be well formed.
 
 Sources: the HTML standard, "Parsing an event stream"; OpenAI's API reference, "Streaming"; the
 fields ``token_ids`` and ``stream_options`` as vLLM has them.
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MAX_ERROR_CHARACTERS = 300  # characters of what a server says of an error
+MAX_ERROR_CHARACTERS = 300  # kept of a server's error message
 
 
 class StreamError(Exception):
-    """What a server said that is no answer, in one line."""
+    """The stream holds an error or no valid chunk; one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """A server's own count of a request; ``cached``: prompt tokens that it found computed."""
+    """Token counts that a server reports; ``cached``: prompt tokens found in its prefix cache."""
 
     prompt: int
     completion: int
@@ -29,10 +29,10 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """What one event says.
+    """One chunk of a streamed response.
 
-    ``text``: content, reasoning, and the arguments of tool calls. ``token_ids``: those sampled,
-    None where the server does not tell. ``null``: the times that a null server says.
+    ``text``: content, reasoning, and names and arguments of tool calls. ``token_ids``: the sampled
+    ids, or None where the server sends none. ``null_times``: the times that a null server sends.
     """
 
     text: str = ""
@@ -41,44 +41,44 @@ class StreamChunk:
     usage: TokenUsage | None = None
     tool_call: bool = False
     refusal: str = ""
-    null: Mapping[str, float] | None = None
+    null_times: Mapping[str, float] | None = None
 
     @property
-    def empty(self) -> bool:
-        """Whether it carries nothing: a role, an empty delta."""
+    def is_empty(self) -> bool:
+        """Whether it has no content, finish reason or usage, as one that only names the role."""
         content = self.text or self.token_ids or self.refusal or self.tool_call
         return not content and self.finish is None and self.usage is None
 
 
-DONE = StreamChunk()  # the event that ends a stream; told from others by identity
+DONE = StreamChunk()  # ``[DONE]``, the end of a stream; compare with ``is``
 
 
 class SSEDecoder:
-    """Cuts the blocks of a stream into its events' data."""
+    """Splits the bytes of a stream into the data of its events."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
+        self._incomplete_line = b""
+        self._event_lines: list[bytes] = []
 
-    def feed(self, block: bytes) -> Iterator[bytes]:
-        """Yield the data of every event that is whole now."""
-        *lines, self._rest = (self._rest + block).split(b"\n")
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Add bytes; yield the data of every event that is complete now."""
+        *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
         for line in lines:
             line = line.removesuffix(b"\r")
             if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" "))
-            elif not line and self._data:
-                yield b"\n".join(self._data)
-                self._data = []
+                self._event_lines.append(line[5:].removeprefix(b" "))
+            elif not line and self._event_lines:
+                yield b"\n".join(self._event_lines)
+                self._event_lines = []
 
 
 def parse_chunk(data: bytes) -> StreamChunk:
-    """Read one event of a stream of completions or of chat.
+    """Parse the data of one event, of the completions or the chat API.
 
     Raises
     ------
     StreamError
-        It is no chunk, or it is an error.
+        The data is an error message or no valid chunk.
     """
     if data == b"[DONE]":
         return DONE
@@ -88,20 +88,18 @@ def parse_chunk(data: bytes) -> StreamChunk:
             raise StreamError(error_text(event))
         return _chunk_from_json(event)
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise StreamError(
-            f"a chunk that is none: {_shorten(data.decode(errors='replace'))}"
-        ) from error
+        raise StreamError(f"invalid chunk: {_shorten(data.decode(errors='replace'))}") from error
 
 
 def _chunk_from_json(event: Mapping[str, Any]) -> StreamChunk:
-    usage, null = _usage_from_json(event.get("usage")), event.get("null")
+    usage = _usage_from_json(event.get("usage"))
     if not event["choices"]:
         return StreamChunk(usage=usage)
     choice = event["choices"][0]
     delta = choice.get("delta") or {}
     calls = delta.get("tool_calls") or []
-    thought = delta.get("reasoning_content") or delta.get("reasoning")
-    texts = [choice.get("text"), thought, delta.get("content"), *map(_tool_call_text, calls)]
+    reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+    texts = [choice.get("text"), reasoning, delta.get("content"), *map(_tool_call_text, calls)]
     ids = choice.get("token_ids")
     return StreamChunk(
         text="".join(text for text in texts if text),
@@ -110,7 +108,7 @@ def _chunk_from_json(event: Mapping[str, Any]) -> StreamChunk:
         usage=usage,
         tool_call=bool(calls),
         refusal=delta.get("refusal") or "",
-        null=null,
+        null_times=event.get("null"),
     )
 
 
@@ -119,22 +117,22 @@ def _tool_call_text(call: Mapping[str, Any]) -> str:
     return (function.get("name") or "") + (function.get("arguments") or "")
 
 
-def _usage_from_json(said: Mapping[str, Any] | None) -> TokenUsage | None:
-    if not said:
+def _usage_from_json(usage: Mapping[str, Any] | None) -> TokenUsage | None:
+    if not usage:
         return None
-    cached = (said.get("prompt_tokens_details") or {}).get("cached_tokens")
-    prompt, completion = said.get("prompt_tokens") or 0, said.get("completion_tokens") or 0
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    prompt, completion = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
     return TokenUsage(int(prompt), int(completion), None if cached is None else int(cached))
 
 
-def error_text(answer: Any) -> str:
-    """Say a server's error in one line, whatever form it has."""
-    if isinstance(answer, bytes):
+def error_text(body: Any) -> str:
+    """Return a server's error message in one line, from bytes or parsed JSON of any shape."""
+    if isinstance(body, bytes):
         try:
-            answer = json.loads(answer)
+            body = json.loads(body)
         except ValueError:
-            return _shorten(answer.decode(errors="replace")) or "no reason given"
-    error = answer.get("error", answer) if isinstance(answer, Mapping) else answer
+            return _shorten(body.decode(errors="replace")) or "no reason given"
+    error = body.get("error", body) if isinstance(body, Mapping) else body
     message = error.get("message", error) if isinstance(error, Mapping) else error
     return _shorten(message if isinstance(message, str) else json.dumps(message))
 

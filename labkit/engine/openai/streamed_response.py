@@ -1,10 +1,10 @@
-"""One request's answer as a server streams it: what is counted, and what becomes an event."""
+"""One request's streamed response: its text or token ids, its timing, and the events of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.engine.engine_protocol import NO_TOKEN, Counters, FinishReason, StreamEvent
 from labkit.engine.openai.sse_decoder import DONE, SSEDecoder, StreamChunk, TokenUsage, parse_chunk
@@ -14,132 +14,144 @@ from labkit.models.detokenizer import Detokenizer
 COUNTED_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 
 
+class NullChunkTimes(NamedTuple):
+    """A null server's chunk on ``time.perf_counter``: its own two times, and the arrival here."""
+
+    request_received: float
+    chunk_sent: float
+    chunk_received: float
+
+
 @dataclass(slots=True)
 class StreamedResponse:
-    """What has come for one request.
+    """What has arrived of one response.
 
-    ``chunks``: reads that brought content; ``said``: events that did.
+    ``num_reads``: reads that brought content; ``num_chunks``: chunks that carried content.
     """
 
     request: Request
     text: str = ""
     ids: list[int] = field(default_factory=list)
     has_token_ids: bool = False
-    chunks: int = 0
-    said: int = 0
+    num_reads: int = 0
+    num_chunks: int = 0
     finish: str | None = None
     usage: TokenUsage | None = None
     ended: bool = False  # by [DONE]
     refusal: str = ""
-    null_timings: list[tuple[float, float, float]] = field(
-        default_factory=list
-    )  # got, sent, received
-    _events: SSEDecoder = field(default_factory=SSEDecoder)
+    null_timings: list[NullChunkTimes] = field(default_factory=list)
+    _decoder: SSEDecoder = field(default_factory=SSEDecoder)
 
-    def take(self, block: bytes, at: float, counters: Counters) -> Iterator[StreamEvent]:
-        """Read what came at once, at ``at``; yield its tokens, or its text where it names none.
+    def feed(self, data: bytes, at: float, counters: Counters) -> Iterator[StreamEvent]:
+        """Parse the bytes of one read, at time ``at``; yield their tokens, or text without ids.
 
-        Events that are read together were there together: they are one chunk.
+        Chunks that arrive in one read arrived together, so they count as one in
+        ``stream.chunks``.
 
         Raises
         ------
         StreamError
-            It is no answer.
+            The bytes are an error message or no valid chunk.
         """
         content: list[StreamChunk] = []
-        for data in self._events.feed(block):
-            said = parse_chunk(data)
-            if said is DONE:
+        for event_data in self._decoder.feed(data):
+            chunk = parse_chunk(event_data)
+            if chunk is DONE:
                 self.ended = True
                 continue
-            self._note(said, at, counters)
-            if said.text or said.token_ids:
-                content.append(said)
+            self._add(chunk, at, counters)
+            if chunk.text or chunk.token_ids:
+                content.append(chunk)
         if content:
-            self.chunks += 1
-            self.said += len(content)
-            ids = sum(len(said.token_ids or ()) for said in content)
+            self.num_reads += 1
+            self.num_chunks += len(content)
+            num_ids = sum(len(chunk.token_ids or ()) for chunk in content)
             counters.add("stream.chunks")
-            counters.add("stream.bundled", len(content) > 1 or ids > 1)
-        for said in content:
-            if said.token_ids:
-                yield from (self._event(at, token=token) for token in said.token_ids)
+            counters.add("stream.bundled", len(content) > 1 or num_ids > 1)
+        for chunk in content:
+            if chunk.token_ids:
+                yield from (self._event(at, token=token) for token in chunk.token_ids)
             elif not self.has_token_ids:
-                yield self._event(at, text=said.text)
+                yield self._event(at, text=chunk.text)
 
-    def _note(self, said: StreamChunk, at: float, counters: Counters) -> None:
-        self.text += said.text
-        self.finish = said.finish or self.finish
-        self.usage = said.usage or self.usage
-        self.refusal += said.refusal
-        if said.token_ids is not None:
+    def _add(self, chunk: StreamChunk, at: float, counters: Counters) -> None:
+        self.text += chunk.text
+        self.finish = chunk.finish or self.finish
+        self.usage = chunk.usage or self.usage
+        self.refusal += chunk.refusal
+        if chunk.token_ids is not None:
             self.has_token_ids = True
-            self.ids += said.token_ids
-        if said.null is not None:
-            self.null_timings.append((said.null["got"], said.null["sent"], at))
-        if said.empty:
+            self.ids += chunk.token_ids
+        if chunk.null_times is not None:
+            times = NullChunkTimes(chunk.null_times["got"], chunk.null_times["sent"], at)
+            self.null_timings.append(times)
+        if chunk.is_empty:
             counters.add("stream.empty")
-        if said.tool_call:
+        if chunk.tool_call:
             counters.add("stream.tool_calls")
-        if said.refusal:
+        if chunk.refusal:
             counters.add("stream.refusals")
 
-    def _event(self, at: float, **what: Any) -> StreamEvent:
-        return StreamEvent(
-            self.request.request_id, what.pop("token", NO_TOKEN), None, received=at, **what
-        )
+    def _event(self, at: float, **content: Any) -> StreamEvent:
+        token = content.pop("token", NO_TOKEN)
+        return StreamEvent(self.request.request_id, token, None, received=at, **content)
 
-    def finish_event(self, at: float, spelling: Detokenizer, counters: Counters) -> StreamEvent:
-        """Return the last event of a stream that has ended: served, or failed and why."""
-        word = self.finish if self.finish in COUNTED_FINISH_REASONS else "other"
+    def final_event(self, at: float, detokenizer: Detokenizer, counters: Counters) -> StreamEvent:
+        """Return the last event of a stream that has ended: served, or failed with the reason."""
         if self.finish is not None:
-            counters.add(f"finish.{word}")
-        why = self._failure()
-        if why is not None:
-            return error_event(self.request, at, why)
-        count = self.tokens(spelling)
-        full = count == self.request.params.max_tokens
-        finish: FinishReason = "length" if full or self.finish == "length" else "stop"
+            name = self.finish if self.finish in COUNTED_FINISH_REASONS else "other"
+            counters.add(f"finish.{name}")
+        reason = self._failure_reason()
+        if reason is not None:
+            return error_event(self.request, at, reason)
+        count = self.num_tokens(detokenizer)
+        is_full = count == self.request.params.max_tokens
+        finish: FinishReason = "length" if is_full or self.finish == "length" else "stop"
         return StreamEvent(
             self.request.request_id,
             NO_TOKEN,
             finish,
             received=at,
             counted=count,
-            whole=None if self.has_token_ids else spelling.plain(self.text),
+            whole=None if self.has_token_ids else detokenizer.normalize(self.text),
         )
 
-    def tokens(self, spelling: Detokenizer) -> int:
-        """Return how many tokens it has: by its ids, else by the server, else by the tokenizer."""
+    def num_tokens(self, detokenizer: Detokenizer) -> int:
+        """Return the output tokens: the ids, else the server's count, else the tokenizer's."""
         if self.has_token_ids:
             return len(self.ids)
-        return self.usage.completion if self.usage else spelling.count(self.text)
+        return self.usage.completion if self.usage else detokenizer.count_tokens(self.text)
 
-    def _failure(self) -> str | None:
-        """Say why an answer is none, or not the one that was asked for."""
-        params = self.request.params
+    def _failure_reason(self) -> str | None:
+        """Return why the response does not serve the request, or None."""
         if self.refusal:
             return f"the server refused: {' '.join(self.refusal.split())}"
         if self.finish is None:
             return "its stream broke off" if not self.ended else "no finish reason came"
         if self.finish not in ("stop", "length", "tool_calls"):
             return f"finish reason {self.finish}"
-        if not self.chunks:
+        if not self.num_reads:
             return f"no token came (finish reason {self.finish})"
-        count = (
-            len(self.ids) if self.has_token_ids else self.usage.completion if self.usage else None
-        )
-        if count is None:
+        return self._length_error()
+
+    def _length_error(self) -> str | None:
+        """Return how the number of tokens differs from the one requested, or None."""
+        params = self.request.params
+        if self.has_token_ids:
+            count = len(self.ids)
+        elif self.usage:
+            count = self.usage.completion
+        else:
             return None
         if count > params.max_tokens:
-            return f"{count} tokens, {params.max_tokens} were asked for"
+            return f"{count} tokens came, {params.max_tokens} were requested"
         if count < params.max_tokens and (params.ignore_eos or self.finish == "length"):
-            wanted = f"{count} of {params.max_tokens} tokens"
-            return f"it ended early: {wanted}, finish reason {self.finish}"
+            tokens = f"{count} of {params.max_tokens} tokens"
+            return f"it ended early: {tokens}, finish reason {self.finish}"
         return None
 
 
-def error_event(request: Request, at: float, why: str) -> StreamEvent:
-    """Return the event of a request that was not served."""
-    said = f"request {request.request_id}: {why}"
-    return StreamEvent(request.request_id, NO_TOKEN, "error", error=said, received=at)
+def error_event(request: Request, at: float, reason: str) -> StreamEvent:
+    """Return the last event of a request that failed at time ``at``."""
+    message = f"request {request.request_id}: {reason}"
+    return StreamEvent(request.request_id, NO_TOKEN, "error", error=message, received=at)

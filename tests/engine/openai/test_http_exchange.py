@@ -40,7 +40,7 @@ def exchange():
 
 
 def bodies(exchange):
-    return [block.data for block in exchange.blocks]
+    return [part.data for part in exchange.parts]
 
 
 def test_what_is_read_at_once_is_one_block_whatever_its_chunks(exchange):
@@ -49,7 +49,7 @@ def test_what_is_read_at_once_is_one_block_whatever_its_chunks(exchange):
     exchange.data_received(b"5\r\nthr")
     exchange.data_received(b"ee\r\n0\r\n\r\n")
     assert bodies(exchange) == [b"onetwo", b"thr", b"ee"]
-    times = [block.at for block in exchange.blocks]
+    times = [part.at for part in exchange.parts]
     assert times == sorted(times) and exchange.ended == [None] and exchange.wire.aborted
     exchange.connection_lost(None)
     assert exchange.ended == [None]
@@ -73,7 +73,7 @@ def test_a_connection_that_ends_before_the_answer_is_a_failure(exchange, came):
     if came:
         exchange.data_received(came)
     exchange.connection_lost(None)
-    assert exchange.ended == ["the connection ended before the answer did"]
+    assert exchange.ended == ["the connection ended before the response did"]
 
 
 def test_a_connection_that_breaks_says_how(exchange):
@@ -85,7 +85,7 @@ def test_a_connection_that_breaks_says_how(exchange):
 def test_what_is_no_http_is_a_failure(exchange):
     exchange.data_received(b"SSH-2.0-OpenSSH\r\n")
     (reason,) = exchange.ended
-    assert reason.startswith("no HTTP answer: ")
+    assert reason.startswith("no HTTP response: ")
 
 
 def test_another_status_is_the_servers_error_in_its_words(exchange):
@@ -133,7 +133,7 @@ def test_a_client_asks_at_the_address_that_it_was_given():
     (request,) = asked
     assert request.startswith(b"POST /behind/v1/completions HTTP/1.1\r\nHost: 127.0.0.1:%d" % port)
     assert b"\r\nConnection: close\r\n" in request and request.endswith(b"\r\n\r\n{}")
-    assert (first.error, [block.data for block in first.blocks]) == (None, [b"hi"])
+    assert (first.error, [part.data for part in first.parts]) == (None, [b"hi"])
     assert "refused" in second.error.lower() and len(client.connect_times_s) == 1
 
 

@@ -61,9 +61,9 @@ def test_a_server_says_what_the_engine_inside_says(preset, tiny_dir, prompts, in
     if notes["identity"] == "token ids":
         assert {entry.request_id: entry.tokens for entry in entries} == inside
     else:
-        spelling = Detokenizer(tiny_dir)
+        detokenizer = Detokenizer(tiny_dir)
         assert {e.request_id: e.text for e in entries} == {
-            name: spelling.text(tokens) for name, tokens in inside.items()
+            name: detokenizer.normalized_text(tokens) for name, tokens in inside.items()
         }
     assert counts["tokens.prompt_usage"] == counts["tokens.prompt"]
     assert counts["prompts.respelled"] == 0

@@ -55,7 +55,7 @@ def test_a_healthy_page_over_a_dead_engine_does_not_pass(tiny_dir, monkeypatch):
         openai.create(options("dead", start_timeout_s=2.0), tiny_dir)
     said = str(caught.value)
     assert "no token within 2 s (engine.server.start_timeout_s)" in said
-    assert "no answer within 0 s" in said
+    assert "no answer within 0.2 s" in said
 
 
 def test_an_answer_without_a_token_does_not_pass(tiny_dir):
@@ -77,15 +77,16 @@ def test_a_kept_server_that_is_not_there_is_one_line_at_once(tiny_dir):
     asked = config.Engine(name="openai", server=config.Opponent(url=url))
     with pytest.raises(EngineError) as caught:
         openai.create(asked, tiny_dir)
-    assert (
-        str(caught.value) == f"engine.server.url={url}: nobody listens there (Connection refused)"
+    assert str(caught.value) == (
+        f"engine.server.url={url}: nobody listens there (Connection refused); start the server, "
+        "or name its address"
     )
 
 
 def test_a_program_that_is_not_there_is_named_before_anything_runs(tiny_dir):
     server = config.Opponent(preset="other", command="/no/such/server {port}")
     asked = config.Engine(name="openai", server=server)
-    with pytest.raises(config.ConfigError, match="there is no program /no/such/server here"):
+    with pytest.raises(config.ConfigError, match="the program /no/such/server is not installed"):
         openai.prepare(asked, tiny_dir)
     with pytest.raises(EngineError, match="No such file or directory"):
         openai.create(asked, tiny_dir)
@@ -110,11 +111,11 @@ def test_the_log_of_a_server_is_the_runs(tiny_dir, capfd):
 RUN = textwrap.dedent(
     """
     import sys, time
-    from labkit.machine import watchdog
-    from labkit.machine.server_supervisor import Kept
+    from labkit.machine import parent_death
+    from labkit.machine.server_supervisor import SupervisedServer
     if len(sys.argv) > 3:
-        watchdog.start(int(sys.argv[3]), None)
-    kept = Kept([sys.executable, sys.argv[1], "--port", sys.argv[2], "child"])
+        parent_death.watch_parent(int(sys.argv[3]), None)
+    server = SupervisedServer([sys.executable, sys.argv[1], "--port", sys.argv[2], "child"])
     time.sleep(120)
     """
 )

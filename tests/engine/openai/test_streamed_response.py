@@ -74,7 +74,7 @@ def test_a_count_that_disagrees_is_named(opponent, drive, ask):
         ("refuses", "429: too many"),
         ("breaks", "its stream broke off"),
         ("early", "it ended early: 3 of 6 tokens, finish reason stop"),
-        ("nonsense", "a chunk that is none: {not json"),
+        ("nonsense", "invalid chunk: {not json"),
         ("refusal", "the server refused: I will not"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_server_that_falls_silent_fails_its_request(opponent, drive, ask):
     engine, stub = opponent(silence_s=0.2)
     stub.modes.add("dead")
     (entry,) = drive(engine, ask(PROMPT)).entries
-    assert "it said nothing for 0.2 s (engine.server.silence_s)" in entry.error
+    assert "the server sent nothing for 0.2 s (engine.server.silence_s)" in entry.error
 
 
 def test_what_is_not_asked_of_servers_is_refused(opponent, drive, ask):
@@ -129,7 +129,7 @@ def test_an_aborted_request_says_no_more(opponent, ask):
     requests = ask(PROMPT, PROMPT, tokens=20)
     for request in requests:
         engine.submit(request)
-    with pytest.raises(EngineError, match="live already"):
+    with pytest.raises(EngineError, match="already in use"):
         engine.submit(requests[0])
     engine.abort("r0")
     seen = []
@@ -178,7 +178,7 @@ def test_chunks_are_read_as_data_that_may_be_wrong():
         return parse_chunk(json.dumps(event).encode())
 
     assert parse_chunk(b"[DONE]") is DONE
-    assert said({"choices": [{"delta": {"role": "assistant"}}]}).empty
+    assert said({"choices": [{"delta": {"role": "assistant"}}]}).is_empty
     assert said({"choices": [{"delta": {"reasoning_content": "hm"}}]}).text == "hm"
     usage = said({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}).usage
     assert (usage.prompt, usage.completion, usage.cached) == (3, 4, None)
