@@ -59,14 +59,14 @@ def run_numba() -> dict[str, float]:
 
     imported = time.perf_counter()
     from labkit.cpu import activations
-    from labkit.cpu.packed_linear import PackedWeights
+    from labkit.cpu.packed_linear import PackedLinear
 
     seconds = {
         "import numba": imported - start,
         "load cached kernels": time.perf_counter() - imported,
     }
     for rows, depth, width in PRODUCTS:
-        packed, x = PackedWeights([random_matrix(width, depth)], [None]), random_matrix(rows, depth)
+        packed, x = PackedLinear([random_matrix(width, depth)], [None]), random_matrix(rows, depth)
         seconds[f"product {rows}x{depth}x{width}"] = typical_seconds(
             lambda p=packed, x=x: p.multiply(x)
         )

@@ -67,12 +67,12 @@ def product() -> Callable[[], object]:
     """Return a matrix product as a decode step of 16 requests has it."""
     import numpy as np
 
-    from labkit.cpu.packed_linear import PackedWeights
+    from labkit.cpu.packed_linear import PackedLinear
 
     rows, depth, width = PRODUCT
     rng = np.random.default_rng(0)
     x, weight = (rng.standard_normal((n, depth)).astype(np.float32) for n in (rows, width))
-    packed = PackedWeights([weight], [None])
+    packed = PackedLinear([weight], [None])
     return lambda: packed.multiply(x)
 
 

@@ -378,8 +378,8 @@ def products() -> list[str]:
     """Say what labkit's products reach on the model's shapes, beside sgemm at its best."""
     import numpy as np
 
-    from labkit.cpu.packed_linear import PackedWeights
-    from labkit.cpu.quantized_weights import Affine
+    from labkit.cpu.low_precision_weights import QuantizedMatrix
+    from labkit.cpu.packed_linear import PackedLinear
     from labkit.machine.worker_environment import REMOVED_PREFIXES, core_count
 
     def rate(work: int, call: Any, *arguments: Any) -> float:
@@ -405,15 +405,18 @@ def products() -> list[str]:
         rates = {
             kind: rate(512 * depth * width, packed.multiply, x)
             for kind, packed in (
-                ("4 bits", PackedWeights([Affine(words, scales, scales, 4)], [None])),
-                ("float32", PackedWeights([wide], [None])),
+                ("4 bits", PackedLinear([QuantizedMatrix(words, scales, scales, 4)], [None])),
+                ("float32", PackedLinear([wide], [None])),
             )
         }
         shares = ", ".join(f"{kind} {got / best:.0%}" for kind, got in rates.items())
         lines.append(f"{depth} x {width}: {shares}")
     words = rng.integers(0, 1 << 32, (CACHED, 576 // 8), np.uint32)
     scales = rng.standard_normal((CACHED, 576 // 32)).astype(np.float16)
-    cached, x = PackedWeights([Affine(words, scales, scales, 4)], [None]), x[:1, :576].copy()
+    cached, x = (
+        PackedLinear([QuantizedMatrix(words, scales, scales, 4)], [None]),
+        x[:1, :576].copy(),
+    )
     most = cached.bytes * rate(1, lambda: [cached.multiply(x) for _ in range(50)]) * 50 / 2
     lines.append(f"one row with {cached.bytes / 1e6:.1f} MB of 4 bits in cache: {most:.0f} GB/s")
     return lines

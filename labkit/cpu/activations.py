@@ -19,7 +19,7 @@ Array = NDArray[np.float32]
 SILU, SWIGLU, GELU_TANH, GELU_ERF, SIGMOID = range(5)
 CHUNK = 4096
 # Below this many numbers a thread hand-off costs more than the work.
-SERIAL_BELOW = 8192
+MIN_PARALLEL_NUMBERS = 8192
 
 LOG2_E = np.float32(simd_emitter.LOG2E)
 # ln 2 in two parts: the first has few digits, so that n * LN2_HIGH is exact.
@@ -91,7 +91,7 @@ def activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
     error_model="numpy",
 )
 def _activate(kind, x, gated, out):  # type: ignore[no-untyped-def]
-    if x.size < SERIAL_BELOW:
+    if x.size < MIN_PARALLEL_NUMBERS:
         activate(kind, x, gated, out)
     else:
         for chunk in prange((x.size + CHUNK - 1) // CHUNK):

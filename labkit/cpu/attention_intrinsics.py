@@ -11,19 +11,19 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from labkit.cpu.half_precision import BFLOAT16, FLOAT16, Element, element_of
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.kv_conversion import BFLOAT16, FLOAT16, Element, element_of
-from labkit.cpu.simd_emitter import BYTES, F32, I32, I64, INTEGERS, POINTER, Emitter
+from labkit.cpu.simd_emitter import F32, I32, I32_VECTOR, I64, POINTER, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 
-KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
+TILE_KEYS = 64  # keys in a tile: where online softmax rescales, in every kernel
 
 
 @intrinsic
 def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: Any) -> Any:
     """Fold one row's tile of base-2 logits into its online softmax.
 
-    ``scores`` holds ``KEYS`` logits and receives the weights; only the keys from ``low``
+    ``scores`` holds ``TILE_KEYS`` logits and receives the weights; only the keys from ``low``
     to ``high`` (at least one) count. ``state`` holds the running maximum and sum. Returns
     the factor by which what was summed before must shrink.
     """
@@ -34,19 +34,19 @@ def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: A
         low, high = (code.splat(builder.trunc(bound, I32)) for bound in (low, high))
         masked = code.constant(float("-inf"))
         tiles = []
-        for v in range(KEYS // LANES):
-            lanes = ir.Constant(INTEGERS, [v * LANES + lane for lane in range(LANES)])
+        for v in range(TILE_KEYS // LANES):
+            lanes = ir.Constant(I32_VECTOR, [v * LANES + lane for lane in range(LANES)])
             inside = builder.and_(
                 builder.icmp_signed(">=", lanes, low),
                 builder.icmp_signed("<", lanes, high),
             )
-            tiles.append(builder.select(inside, code.load(scores, BYTES * v), masked))
+            tiles.append(builder.select(inside, code.load(scores, VECTOR_BYTES * v), masked))
         before = code.splat(code.load(state, kind=F32))
         largest = code.maximum(before, code.across(_tree(tiles, code.maximum), code.maximum))
         shrink = code.first(code.exp2(builder.fsub(before, largest)))
         weights = [code.exp2(builder.fsub(tile, largest)) for tile in tiles]
         for v, weight in enumerate(weights):
-            code.store(weight, scores, BYTES * v)
+            code.store(weight, scores, VECTOR_BYTES * v)
         total = code.first(code.across(_tree(weights, builder.fadd), builder.fadd))
         scaled = builder.fmul(code.load(state, 4, F32), shrink)
         code.store(code.first(largest), state)
@@ -58,15 +58,15 @@ def softmax_tile(typing_context: Any, scores: Any, low: Any, high: Any, state: A
 
 @intrinsic
 def softcap_tile(typing_context: Any, scores: Any, cap: Any) -> Any:
-    """Replace ``KEYS`` scores by ``cap * tanh(score)``."""
+    """Replace ``TILE_KEYS`` scores by ``cap * tanh(score)``."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
         scores, cap = arguments
         factor = code.splat(cap)
-        for v in range(KEYS // LANES):
-            value = builder.fmul(factor, code.tanh(code.load(scores, BYTES * v)))
-            code.store(value, scores, BYTES * v)
+        for v in range(TILE_KEYS // LANES):
+            value = builder.fmul(factor, code.tanh(code.load(scores, VECTOR_BYTES * v)))
+            code.store(value, scores, VECTOR_BYTES * v)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), emit
@@ -93,8 +93,8 @@ def scale_row(typing_context: Any, target: Any, source: Any, vectors: Any, facto
         factors = code.splat(factor)
 
         def turn(index: Any) -> None:
-            value = builder.fmul(factors, code.load(code.at(source, index, BYTES)))
-            code.store(value, code.at(target, index, BYTES))
+            value = builder.fmul(factors, code.load(code.at(source, index, VECTOR_BYTES)))
+            code.store(value, code.at(target, index, VECTOR_BYTES))
 
         code.each(vectors, turn)
         return context.get_dummy_value()
@@ -135,13 +135,13 @@ def copy_wide(typing_context: Any, layer: Any, target: Any, source: Any, vectors
         _, target, source, vectors = arguments
         if element.bytes == 4:
             pointers = (builder.inttoptr(address, POINTER) for address in (target, source))
-            cgutils.raw_memcpy(builder, *pointers, builder.mul(vectors, I64(BYTES)), 1)
+            cgutils.raw_memcpy(builder, *pointers, builder.mul(vectors, I64(VECTOR_BYTES)), 1)
             return context.get_dummy_value()
         code = Emitter(builder)
 
         def turn(index: Any) -> None:
             wide = element.load(code, code.at(source, index, element.vector_bytes))
-            code.store(wide, code.at(target, index, BYTES))
+            code.store(wide, code.at(target, index, VECTOR_BYTES))
 
         code.each(vectors, turn)
         return context.get_dummy_value()
@@ -159,7 +159,7 @@ def _round_row(element: Element) -> Any:
             target, source, vectors = arguments
 
             def turn(index: Any) -> None:
-                value = code.load(code.at(source, index, BYTES))
+                value = code.load(code.at(source, index, VECTOR_BYTES))
                 element.store(code, value, code.at(target, index, element.vector_bytes))
 
             code.each(vectors, turn)
@@ -181,7 +181,7 @@ def clear(typing_context: Any, target: Any, vectors: Any) -> Any:
         code = Emitter(builder)
         zeros = code.constant(0.0)
         target, vectors = arguments
-        code.each(vectors, lambda index: code.store(zeros, code.at(target, index, BYTES)))
+        code.each(vectors, lambda index: code.store(zeros, code.at(target, index, VECTOR_BYTES)))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 2), emit

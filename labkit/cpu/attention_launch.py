@@ -23,7 +23,7 @@ from labkit.cpu.attention_intrinsics import (
     take_ticket,
 )
 from labkit.cpu.jit import inner, kernel
-from labkit.cpu.kernel_params import LAYER_BYTES
+from labkit.cpu.kernel_params import PARAMS_BYTES
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES
 from labkit.cpu.resolver_variants import (
     find_qblock,
@@ -44,15 +44,15 @@ from labkit.kernel_abi import (
     SURPLUS_COLUMN,
 )
 
-NUM_COUNTERS = 8  # int64 per worker: one cache line
+COUNTER_COLUMNS = 8  # int64 per worker: one cache line
 _DECODE = KERNEL_IDS["decode"]
 _TILED = KERNEL_IDS["tiled"]
 _REDUCE = KERNEL_IDS["reduce"]
-_LAYER_BYTES = LAYER_BYTES
+_LAYER_BYTES = PARAMS_BYTES
 _NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
 _MASK = STAMP_MASK
-ELEMENTS = tuple(NUMPY_DTYPES.values())
-_FLOAT32, _FLOAT16, _BFLOAT16 = range(len(ELEMENTS))
+POOL_DTYPES = tuple(NUMPY_DTYPES.values())
+_FLOAT32, _FLOAT16, _BFLOAT16 = range(len(POOL_DTYPES))
 
 
 @inner
@@ -63,7 +63,7 @@ def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
 
 
 @inner
-def decode_share(
+def run_decode_units(
     worker: int,
     nonce: int,
     lookup: Any,
@@ -139,7 +139,7 @@ def decode(
     workers = len(counters) - 1
     counters[workers, 0] = 0
     for worker in prange(workers):
-        decode_share(
+        run_decode_units(
             worker, nonce, lookup, body, layer, memory, counters, cu_seqlens_q, seq_lens,
             num_kv_heads, heads, splits,
         )  # fmt: skip
@@ -256,7 +256,7 @@ def scatter(
     Parameters
     ----------
     element
-        What the pools hold: the index of its type in ``ELEMENTS``.
+        What the pools hold: the index of its type in ``POOL_DTYPES``.
     k, v
         Addresses of the new keys and values, float32.
     k_pool, v_pool
@@ -267,11 +267,11 @@ def scatter(
         How many a token and a slot hold of each, whole vectors.
     """
     for token in prange(len(slot_mapping)):
-        write_token(token, element, k, v, k_pool, v_pool, slot_mapping, numbers)
+        write_token_kv(token, element, k, v, k_pool, v_pool, slot_mapping, numbers)
 
 
 @inner
-def write_token(
+def write_token_kv(
     token: int,
     element: int,
     k: int,

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
-from labkit.cpu.attention_intrinsics import KEYS
-from labkit.cpu.decode_attention_dots import ROWS, RUN, add_lanes, dot, dots, spread, spreads
+from labkit.cpu.attention_intrinsics import TILE_KEYS
+from labkit.cpu.decode_microkernels import ROWS, RUN, add_lanes, dot, dots, spread, spreads
 from labkit.cpu.jit import inlined, inner
-from labkit.cpu.kernel_params import LAYERS, layer_type
+from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
 from labkit.cpu.online_softmax import (
     Scratch,
     carve,
@@ -29,7 +29,7 @@ from labkit.cpu.online_softmax import (
     stride_of,
     weigh_row,
 )
-from labkit.cpu.simd_emitter import BYTES
+from labkit.cpu.simd_emitter import VECTOR_BYTES
 from labkit.cpu.vector_registers import LANES
 
 AHEAD = RUN * RUN  # keys between what is read and what is prefetched
@@ -52,7 +52,7 @@ class Unit(NamedTuple):
 @cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for units of so many rows."""
-    return row_bytes(rows, head_dim) + rows * LANES * BYTES
+    return row_bytes(rows, head_dim) + rows * LANES * VECTOR_BYTES
 
 
 @inner
@@ -74,8 +74,8 @@ def attend_part(layer: Any, scratch: Scratch, unit: Unit) -> int:
     start(layer, scratch, unit)
     begin, end = part_of(layer, unit.low if layer.window_skip != 0 else 0, unit.high)
     seen = Unit(unit.sequence, unit.head, unit.heads, unit.token, max(begin, unit.low), end)
-    for base in range(begin // KEYS * KEYS, min(end, unit.low), KEYS):
-        first, stop = max(base, begin), min(base + KEYS, end, unit.low)
+    for base in range(begin // TILE_KEYS * TILE_KEYS, min(end, unit.low), TILE_KEYS):
+        first, stop = max(base, begin), min(base + TILE_KEYS, end, unit.low)
         # For nothing: both are read, and what they score is overwritten.
         score_keys(layer, scratch, seen, layer.k_pool, base, first, stop)
         score_keys(layer, scratch, seen, layer.v_pool, base, first, stop)
@@ -98,8 +98,8 @@ def start(layer: Any, scratch: Scratch, unit: Unit) -> None:
 @inner
 def walk(layer: Any, scratch: Scratch, unit: Unit) -> None:
     """Fold the keys that the unit sees into its rows, tile by tile."""
-    for base in range(unit.low // KEYS * KEYS, unit.high, KEYS):
-        begin, end = max(base, unit.low), min(base + KEYS, unit.high)
+    for base in range(unit.low // TILE_KEYS * TILE_KEYS, unit.high, TILE_KEYS):
+        begin, end = max(base, unit.low), min(base + TILE_KEYS, unit.high)
         score_keys(layer, scratch, unit, layer.k_pool, base, begin, end)
         for row in range(unit.heads * layer.group):
             weigh_row(layer, scratch, row, begin - base, end - base)
@@ -115,7 +115,7 @@ def score_keys(
         key, stop = max(strip, begin), min(strip + LANES, end)
         while key < stop:
             count = run_of(layer, key, stop)
-            lanes = scratch.rest + BYTES * (key - strip)
+            lanes = scratch.rest + VECTOR_BYTES * (key - strip)
             ahead = ahead_of(layer, unit, pool, key, end, layer.v_pool, begin)
             source = place(layer, unit, pool, key)
             for row in range(0, unit.heads * layer.group, layer.group):
@@ -124,8 +124,8 @@ def score_keys(
                 ahead += head_bytes(layer)
             key += count
         for row in range(unit.heads * layer.group):
-            scores = scratch.scores + 4 * (KEYS * row + strip - base)
-            add_lanes(scores, scratch.rest + BYTES * LANES * row)
+            scores = scratch.scores + 4 * (TILE_KEYS * row + strip - base)
+            add_lanes(scores, scratch.rest + VECTOR_BYTES * LANES * row)
 
 
 @inlined
@@ -133,7 +133,7 @@ def multiply(
     layer: Any, scratch: Scratch, row: int, lanes: int, key: int, count: int, ahead: int
 ) -> None:
     """Multiply the rows of one KV head from ``row`` on with one key or ``RUN``."""
-    width, pitch = 4 * layer.head_dim, BYTES * LANES
+    width, pitch = 4 * layer.head_dim, VECTOR_BYTES * LANES
     stride, vectors = stride_of(layer), layer.head_dim // LANES
     end = row + layer.group
     while row < end:
@@ -168,7 +168,7 @@ def accumulate(
     layer: Any, scratch: Scratch, row: int, weights: int, value: int, count: int, ahead: int
 ) -> None:
     """Add one weighted value or ``RUN`` to the rows of one KV head from ``row`` on."""
-    width, pitch = 4 * layer.head_dim, 4 * KEYS
+    width, pitch = 4 * layer.head_dim, 4 * TILE_KEYS
     stride, vectors = stride_of(layer), layer.head_dim // LANES
     end = row + layer.group
     while row < end:
@@ -214,11 +214,11 @@ def ahead_of(
 @inner
 def part_of(layer: Any, begin: int, end: int) -> tuple[int, int]:
     """Return the partition's share of the keys from ``begin`` to ``end``, in whole tiles."""
-    first = begin // KEYS
-    tiles = (end + KEYS - 1) // KEYS - first
+    first = begin // TILE_KEYS
+    tiles = (end + TILE_KEYS - 1) // TILE_KEYS - first
     share = (tiles + layer.partitions - 1) // layer.partitions
-    start = (first + layer.partition * share) * KEYS
-    return max(begin, start), min(end, start + share * KEYS)
+    start = (first + layer.partition * share) * TILE_KEYS
+    return max(begin, start), min(end, start + share * TILE_KEYS)
 
 
 @inner
@@ -240,7 +240,7 @@ def body(stored: np.dtype[Any], plain: bool = True) -> int:
     int64 (layer: of arguments.LAYERS *, memory, sequence, head, heads, token, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
-    signature = types.int64(types.CPointer(layer_type(LAYERS[stored])), *[types.int64] * 6)
+    signature = types.int64(types.CPointer(params_type(PARAMS_DTYPES[stored])), *[types.int64] * 6)
     compiled = cfunc(signature, cache=True, error_model="numpy")(_decode if plain else _part)
     return int(compiled.address)
 

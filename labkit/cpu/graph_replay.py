@@ -22,8 +22,15 @@ from numpy.typing import NDArray
 from labkit.cpu import activations, norms, rope
 from labkit.cpu.activations import activate
 from labkit.cpu.attention_intrinsics import call_body, load_float, take_ticket
-from labkit.cpu.attention_launch import decode_share, write_token
-from labkit.cpu.gemm import ROW_BLOCK, SERIAL_BELOW, WEIGHT_COST, WIDTH, multiply_group, take_packed
+from labkit.cpu.attention_launch import run_decode_units, write_token_kv
+from labkit.cpu.gemm import (
+    BLOCK_ROWS,
+    MIN_PARALLEL_FMAS,
+    PANEL_COLUMNS,
+    WEIGHT_COST,
+    multiply_panels,
+    take_packed_row,
+)
 from labkit.cpu.graph_capture import (
     ACTIVATE,
     ADD,
@@ -64,12 +71,12 @@ from labkit.cpu.graph_capture import (
     address_of,
 )
 from labkit.cpu.jit import inlined, inner, intrinsic, kernel
-from labkit.cpu.microkernels import QUAD
+from labkit.cpu.low_precision_matmul import MAX_FUSED_ROWS, multiply_task, take_row
+from labkit.cpu.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS
+from labkit.cpu.microkernels import ROW_PANELS
 from labkit.cpu.norms import rms_row
-from labkit.cpu.quantized_matmul import MOST, multiply_task, take_row
-from labkit.cpu.quantized_weights import PANELS, SPAN
 from labkit.cpu.rope import rotate_row
-from labkit.cpu.simd_emitter import BYTES, I32, I64, LINE, POINTER, Emitter
+from labkit.cpu.simd_emitter import CACHE_LINE_BYTES, I32, I64, POINTER, VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 from labkit.kernel_abi import (
     BLOCKS_COLUMN,
@@ -88,7 +95,7 @@ CHUNK = 4096  # numbers of a unit that combines two arrays
 PATIENCE = 20_000  # looks, each some 20 ns, before a thread leaves its core to another
 FUNCTIONS = 5  # of a form of stored weights
 FIRST_BYTES = 8192  # of a unit's weights, asked for at once; what follows its product asks for
-STRIDE = 4 * LINE  # bytes that are asked for at once
+STRIDE = 4 * CACHE_LINE_BYTES  # bytes that are asked for at once
 COSINES, SINES = 6, 7  # of a rotation's operands
 LOOK = 64  # logits that are looked through at once
 PART = 4096  # logits of a unit, at least, that looks for the best
@@ -156,7 +163,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
-        for line in range(0, STRIDE, LINE):
+        for line in range(0, STRIDE, CACHE_LINE_BYTES):
             code.prefetch(builder.add(arguments[0], I64(line)))
         return context.get_dummy_value()
 
@@ -171,7 +178,7 @@ def _any_above(typing_context: Any, address: Any, bound: Any) -> Any:
         code, above = Emitter(builder), None
         limit = code.splat(arguments[1])
         for vector in range(LOOK // LANES):
-            one = builder.fcmp_unordered(">", code.load(arguments[0], BYTES * vector), limit)
+            one = builder.fcmp_unordered(">", code.load(arguments[0], VECTOR_BYTES * vector), limit)
             above = one if above is None else builder.or_(above, one)
         mask = ir.IntType(LANES)
         return builder.icmp_unsigned("!=", builder.bitcast(above, mask), mask(0))
@@ -202,9 +209,9 @@ def _tasks(op: Any, rows: int) -> int:
     """Return into how many tasks a product falls."""
     panels: int = op[7]
     if op[0] == STORED_PRODUCT:
-        return panels // PANELS if rows <= MOST else panels
-    step = QUAD if rows == 1 else 1
-    return (panels + step - 1) // step * ((rows + ROW_BLOCK - 1) // ROW_BLOCK)
+        return panels // SPAN_PANELS if rows <= MAX_FUSED_ROWS else panels
+    step = ROW_PANELS if rows == 1 else 1
+    return (panels + step - 1) // step * ((rows + BLOCK_ROWS - 1) // BLOCK_ROWS)
 
 
 @inner
@@ -220,19 +227,19 @@ def _units(op: Any, rows: int, workers: int) -> int:
     if code == ATTEND:
         units = workers
     elif code in (PRODUCT, STORED_PRODUCT):
-        cost = op[7] * WIDTH * op[3] * (rows + WEIGHT_COST)
+        cost = op[7] * PANEL_COLUMNS * op[3] * (rows + WEIGHT_COST)
         shares = 1 if cost < SHARED_ABOVE else SHARES
-        units = 1 if cost < SERIAL_BELOW else min(_tasks(op, rows), shares * workers)
+        units = 1 if cost < MIN_PARALLEL_FMAS else min(_tasks(op, rows), shares * workers)
     elif code == ACTIVATE:
-        units = 1 if op[4] < activations.SERIAL_BELOW else (op[4] + CHUNK - 1) // CHUNK
+        units = 1 if op[4] < activations.MIN_PARALLEL_NUMBERS else (op[4] + CHUNK - 1) // CHUNK
     elif code in (ADD, MULTIPLY, SCALE):
         units = (op[4] + 4 * CHUNK - 1) // (4 * CHUNK)
     elif code == RMS_NORM:
-        units = 1 if op[3] * op[4] < norms.SERIAL_BELOW else rows
+        units = 1 if op[3] * op[4] < norms.MIN_PARALLEL_NUMBERS else rows
     elif code == CHOOSE:
         units = rows * _parts(op[3])
     elif code == ROTATE:
-        units = 1 if rows * op[3] * op[4] < rope.SERIAL_BELOW else rows
+        units = 1 if rows * op[3] * op[4] < rope.MIN_PARALLEL_NUMBERS else rows
     return units
 
 
@@ -246,18 +253,18 @@ def _share(unit: int, units: int, count: int) -> Any:
 def _product(op: Any, rows: int, first: int, end: int) -> None:
     depth, panels, total = op[3], op[7], op[8]
     x, out = _rows(op[2], rows, depth), _floats(op[1], rows * total)
-    bias = _floats(op[5], panels * WIDTH)
+    bias = _floats(op[5], panels * PANEL_COLUMNS)
     columns = carray(_pointer(op[6]), (panels, 3), np.int64)
     if op[0] == PRODUCT:
-        packed = carray(_pointer(op[4]), (panels, depth, WIDTH), np.float32)
-        step = QUAD if rows == 1 else 1
+        packed = carray(_pointer(op[4]), (panels, depth, PANEL_COLUMNS), np.float32)
+        step = ROW_PANELS if rows == 1 else 1
         groups = (panels + step - 1) // step
         for task in range(first, end):
-            multiply_group(task % groups * step, task // groups, x, packed, bias, columns, out)
+            multiply_panels(task % groups * step, task // groups, x, packed, bias, columns, out)
     else:
         functions = carray(_pointer(op[9]), (FUNCTIONS,), np.int64)
-        spans = carray(_pointer(op[4]), (panels // PANELS, op[12]), np.uint8)
-        if rows <= MOST:
+        spans = carray(_pointer(op[4]), (panels // SPAN_PANELS, op[12]), np.uint8)
+        if rows <= MAX_FUSED_ROWS:
             for at in range(0, FIRST_BYTES, STRIDE):
                 _prefetch(op[4] + first * op[12] + at)
         for task in range(first, end):
@@ -273,10 +280,12 @@ def _look_up(op: Any, token: int, row: int) -> None:
         for i in range(width):
             out[i] = table[i]
     elif op[0] == LOOK_UP_PACKED:
-        take_packed(token, carray(_pointer(op[4]), (op[7], width, WIDTH), np.float32), out)
+        take_packed_row(
+            token, carray(_pointer(op[4]), (op[7], width, PANEL_COLUMNS), np.float32), out
+        )
     else:
         functions = carray(_pointer(op[9]), (FUNCTIONS,), np.int64)
-        spans = carray(_pointer(op[4]), (token // SPAN + 1, op[12]), np.uint8)
+        spans = carray(_pointer(op[4]), (token // SPAN_COLUMNS + 1, op[12]), np.uint8)
         take_row(token, functions, op[10], op[11], spans, out)
 
 
@@ -410,7 +419,7 @@ def _compute(op: Any, unit: int, units: int, rows: int, mine: Any, slots: Any) -
     else:
         first, end = _share(unit, units, rows)
         for token in range(first, end):
-            write_token(
+            write_token_kv(
                 token, mine[ELEMENT], op[2], op[3], mine[K_POOL], mine[V_POOL], slots,
                 mine[SLOT_NUMBERS],
             )  # fmt: skip
@@ -473,7 +482,7 @@ def replay(
     launches
         int64 [launches of attention, ``LAUNCH_FIELDS``].
     counters
-        int64 [launches of attention, workers + 1, ``NUM_COUNTERS``]: as in
+        int64 [launches of attention, workers + 1, ``COUNTER_COLUMNS``]: as in
         ``attention_launches.decode``.
     left
         int64 [kinds of layers, ``LEFT_FIELDS``]: overwritten with what launches of the kind left.
@@ -518,7 +527,7 @@ def replay(
                     op = ops[one]
                     if op[0] == ATTEND:
                         mine = launches[op[3]]
-                        decode_share(
+                        run_decode_units(
                             unit, nonce + op[3], lookup, mine[BODY], mine[LAYER], memory,
                             counters[op[3]], cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
                         )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.address_views import StructType, address_of
-from labkit.cpu.kv_conversion import MARKS
+from labkit.cpu.half_precision import MARKS
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES
 from labkit.cpu.simd_emitter import FLOAT_BYTES, LOG2E
 
@@ -40,15 +40,15 @@ _FIELDS = (
 )
 # By what the pools hold. The type of ``element``, a number that nobody reads, says it too, so
 # that numba compiles every part of a kernel for the pools that it is given.
-LAYERS = {
+PARAMS_DTYPES = {
     stored: np.dtype([*_FIELDS, ("element", MARKS[name])], align=True)
     for name, stored in NUMPY_DTYPES.items()
 }
-(LAYER_BYTES,) = {layer.itemsize for layer in LAYERS.values()}
+(PARAMS_BYTES,) = {layer.itemsize for layer in PARAMS_DTYPES.values()}
 
 
-def layer_type(layer: np.dtype[Any]) -> StructType:
-    """Return the numba type of one of ``LAYERS``."""
+def params_type(layer: np.dtype[Any]) -> StructType:
+    """Return the numba type of one of ``PARAMS_DTYPES``."""
     return StructType(f"Layer_{layer['element']}", layer)
 
 
@@ -101,7 +101,7 @@ def pack(
     if softcap is not None:
         values["query_scale"] = scale / softcap
         values["softcap"] = softcap * LOG2E
-    packed = np.zeros(1, LAYERS[NUMPY_DTYPES[kv_dtype]])
+    packed = np.zeros(1, PARAMS_DTYPES[NUMPY_DTYPES[kv_dtype]])
     # All at once: by name each would take as long as all of them.
     packed[0] = tuple(values.get(name, 0) for name in packed.dtype.names or ())
     return packed

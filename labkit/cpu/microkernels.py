@@ -13,25 +13,27 @@ from typing import Any
 
 from numba import types
 
+from labkit.cpu.half_precision import element_of
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.kv_conversion import element_of
-from labkit.cpu.simd_emitter import BYTES, FLOAT_BYTES, I64, LINE, Emitter
-from labkit.cpu.vector_registers import HOST, LANES
+from labkit.cpu.simd_emitter import CACHE_LINE_BYTES, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
 # Of gemm: rows of a tile, and vectors of a panel of packed weights.
-GEMM_ROWS, GEMM_VECTORS = HOST.tile(rows=8, vectors=2)
-PANEL_ROW = GEMM_VECTORS * BYTES  # bytes
+GEMM_ROWS, GEMM_VECTORS = HOST_REGISTERS.tile(rows=8, vectors=2)
+PANEL_ROW = GEMM_VECTORS * VECTOR_BYTES  # bytes
 # A single row has too few sums to hide the latency of an FMA: four panels at once.
-QUAD = 4
+ROW_PANELS = 4
 
 # Of tiled attention: its values by tiles so high and so wide; its scores by smaller ones, of
 # which several chains are in registers at once.
-ROWS, VECTORS = HOST.tile(rows=4, vectors=4)
+ROWS, VECTORS = HOST_REGISTERS.tile(rows=4, vectors=4)
 WIDE = LANES * VECTORS  # columns of a wide tile
 PAIR = 2  # rows of a tile of scores
 SCORED = min(VECTORS, 2)  # and vectors
-CHAINS = 4 if HOST.lanes == LANES else 2
-WAITING = PAIR * SCORED * BYTES * ((LANES // CHAINS).bit_length() - 1)  # bytes of waiting sums
+CHAINS = 4 if HOST_REGISTERS.lanes == LANES else 2
+WAITING = (
+    PAIR * SCORED * VECTOR_BYTES * ((LANES // CHAINS).bit_length() - 1)
+)  # bytes of waiting sums
 
 
 def _gemm(
@@ -45,21 +47,21 @@ def _gemm(
     def step(k: Any, sums: list[Any]) -> list[Any]:
         if ahead is not None:
             following = code.at(ahead[0], k, ahead[1])
-            for line in range(0, max(PANEL_ROW, LINE), LINE):
+            for line in range(0, max(PANEL_ROW, CACHE_LINE_BYTES), CACHE_LINE_BYTES):
                 code.prefetch(code.at(following, I64(line), 1))
         weights = [
-            code.load(code.at(place, k, PANEL_ROW), BYTES * vector)
+            code.load(code.at(place, k, PANEL_ROW), VECTOR_BYTES * vector)
             for place in places
             for vector in range(GEMM_VECTORS)
         ]
         return code.outer([code.at(row, k, FLOAT_BYTES) for row in sources], weights, sums)
 
-    sums = [code.load(bias, BYTES * vector) for vector in range(width)] * rows
+    sums = [code.load(bias, VECTOR_BYTES * vector) for vector in range(width)] * rows
     even = code.builder.and_(depth, I64(~1))
     sums = code.loop(even, step, sums, unroll=2)
     sums = code.loop(depth, step, sums, start=even)
     for i, total in enumerate(sums):
-        code.store(total, targets[i // width], BYTES * (i % width))
+        code.store(total, targets[i // width], VECTOR_BYTES * (i % width))
 
 
 @intrinsic
@@ -100,12 +102,12 @@ def gemm_tile(
 def gemm_row(
     typing_context: Any, x: Any, panel: Any, panel_bytes: Any, depth: Any, bias: Any, out: Any
 ) -> Any:
-    """Multiply one row of x with ``QUAD`` panels, which are read once and in order."""
+    """Multiply one row of x with ``ROW_PANELS`` panels, which are read once and in order."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, panel, panel_bytes, depth, bias, out = arguments
         operands = (x, I64(0), panel, panel_bytes, depth, bias, out, I64(0))
-        _gemm(Emitter(builder), 1, QUAD, operands, None)
+        _gemm(Emitter(builder), 1, ROW_PANELS, operands, None)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), emit
@@ -152,8 +154,8 @@ def scores_tile(
                 following = []
                 for i, lane in enumerate(lanes):
                     line = code.at(strips[i], index, ldb)
-                    columns = [code.load(line, BYTES * v) for v in range(SCORED)]
-                    offset = code.at(I64(FLOAT_BYTES * lane), index, BYTES)
+                    columns = [code.load(line, VECTOR_BYTES * v) for v in range(SCORED)]
+                    offset = code.at(I64(FLOAT_BYTES * lane), index, VECTOR_BYTES)
                     factors = [builder.add(row, offset) for row in sources]
                     following += code.outer(factors, columns, sums[i * size : (i + 1) * size])
                 return following
@@ -171,16 +173,16 @@ def scores_tile(
         def tree(lanes: list[int], place: int = 0, depth: int = 0) -> list[Any]:
             if len(lanes) == CHAINS:
                 return chains(lanes, place)
-            half, waiting = len(lanes) // 2, BYTES * size * depth
+            half, waiting = len(lanes) // 2, VECTOR_BYTES * size * depth
             for i, left in enumerate(tree(lanes[:half], place, depth + 1)):
-                code.store(left, memory, waiting + BYTES * i)
+                code.store(left, memory, waiting + VECTOR_BYTES * i)
             return [
-                builder.fadd(code.load(memory, waiting + BYTES * i), right)
+                builder.fadd(code.load(memory, waiting + VECTOR_BYTES * i), right)
                 for i, right in enumerate(tree(lanes[half:], place + half, depth + 1))
             ]
 
         for i, total in enumerate(tree(_visited())):
-            code.store(total, targets[i // SCORED], BYTES * (i % SCORED))
+            code.store(total, targets[i // SCORED], VECTOR_BYTES * (i % SCORED))
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 8), emit
@@ -205,13 +207,15 @@ def _values(rows: int, vectors: int) -> Any:
 
             def step(index: Any, sums: list[Any]) -> list[Any]:
                 line = code.at(b, index, ldb)
-                columns = [code.load(line, BYTES * v) for v in range(vectors)]
+                columns = [code.load(line, VECTOR_BYTES * v) for v in range(vectors)]
                 factors = [code.at(row, index, FLOAT_BYTES) for row in sources]
                 return code.outer(factors, columns, sums)
 
-            sums = [code.load(target, BYTES * v) for target in targets for v in range(vectors)]
+            sums = [
+                code.load(target, VECTOR_BYTES * v) for target in targets for v in range(vectors)
+            ]
             for i, total in enumerate(code.loop(depth, step, sums)):
-                code.store(total, targets[i // vectors], BYTES * (i % vectors))
+                code.store(total, targets[i // vectors], VECTOR_BYTES * (i % vectors))
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), emit

@@ -18,7 +18,7 @@ from labkit.cpu.graph_capture import RMS_NORM, Operand, TracedArray, address_of
 Array = NDArray[np.float32]
 
 # Below this many numbers a thread hand-off costs more than the work.
-SERIAL_BELOW = 16384
+MIN_PARALLEL_NUMBERS = 16384
 
 
 # Reassociation lets the sums over a row run in vector lanes; the order is fixed by the
@@ -39,7 +39,7 @@ def rms_row(x, weight, eps, out):  # type: ignore[no-untyped-def]
     error_model="numpy",
 )
 def _rms_norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
-    if x.size < SERIAL_BELOW:
+    if x.size < MIN_PARALLEL_NUMBERS:
         for row in range(x.shape[0]):
             rms_row(x[row], weight, eps, out[row])
     else:

@@ -2,7 +2,7 @@
 
 Rows are the query heads of a KV head for consecutive tokens of one sequence,
 token-major, so that every load of a key or value serves them all. Keys are walked in
-tiles of ``KEYS``, aligned to position 0 of the sequence, with online softmax in base 2.
+tiles of ``TILE_KEYS``, aligned to position 0 of the sequence, with online softmax in base 2.
 A row's result depends on nothing but its own query and keys: not on the kernel, the
 batch, the rows beside it or the block size.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.cpu.attention_intrinsics import (
-    KEYS,
+    TILE_KEYS,
     clear,
     copy_bytes,
     element_bytes,
@@ -27,7 +27,7 @@ from labkit.cpu.attention_intrinsics import (
     store_float,
 )
 from labkit.cpu.jit import inlined, inner
-from labkit.cpu.simd_emitter import LINE, LOG2E
+from labkit.cpu.simd_emitter import CACHE_LINE_BYTES, LOG2E
 from labkit.cpu.vector_registers import LANES
 
 _LOG2E = np.float32(LOG2E)
@@ -45,7 +45,7 @@ class Scratch(NamedTuple):
 
 def row_bytes(rows: int, head_dim: int) -> int:
     """Return the bytes of so many rows, in whole cache lines."""
-    return -(-4 * rows * (2 * head_dim + KEYS + 2) // LINE) * LINE
+    return -(-4 * rows * (2 * head_dim + TILE_KEYS + 2) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
 @inner
@@ -53,8 +53,8 @@ def carve(memory: int, rows: int, head_dim: int) -> Scratch:
     """Divide a worker's memory; vectors begin on a cache line."""
     sums = memory + 4 * rows * head_dim
     scores = sums + 4 * rows * head_dim
-    states = scores + 4 * rows * KEYS
-    rest = states + (8 * rows + LINE - 1) // LINE * LINE
+    states = scores + 4 * rows * TILE_KEYS
+    rest = states + (8 * rows + CACHE_LINE_BYTES - 1) // CACHE_LINE_BYTES * CACHE_LINE_BYTES
     return Scratch(memory, sums, scores, states, rest)
 
 
@@ -107,7 +107,7 @@ def start_rows(layer: Any, scratch: Scratch, head: int, row: int, token: int, to
 @inner
 def weigh_row(layer: Any, scratch: Scratch, row: int, low: int, high: int) -> None:
     """Turn a row's scores from ``low`` to ``high`` (at least one) into weights."""
-    scores = scratch.scores + 4 * KEYS * row
+    scores = scratch.scores + 4 * TILE_KEYS * row
     if layer.softcap > 0:
         softcap_tile(scores, layer.softcap)
     shrink = softmax_tile(scores, low, high, scratch.states + 8 * row)

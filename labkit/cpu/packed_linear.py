@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu import quantized_matmul
-from labkit.cpu.gemm import WIDTH, pack, product, take
+from labkit.cpu import low_precision_matmul
+from labkit.cpu.gemm import PANEL_COLUMNS, pack, product, take
 from labkit.cpu.graph_capture import (
     LOOK_UP_PACKED,
     LOOK_UP_STORED,
@@ -19,12 +19,12 @@ from labkit.cpu.graph_capture import (
     TracedArray,
     address_of,
 )
-from labkit.cpu.quantized_weights import PANELS, SPAN, Stored
+from labkit.cpu.low_precision_weights import SPAN_COLUMNS, SPAN_PANELS, LowPrecisionMatrix
 
 Array = NDArray[np.float32]
 CACHE_LINE = 64
 # What a product reads: float32, or weights as they lie.
-Matrix = Array | Stored
+WeightMatrix = Array | LowPrecisionMatrix
 
 
 class Panels(Protocol):
@@ -53,7 +53,7 @@ class Panels(Protocol):
         """What a product is told besides."""
 
 
-class Slabs:
+class SlabAllocator:
     """Memory for many arrays that are read over and over, a few slabs of so many bytes.
 
     A large allocation is one of NumPy's in huge pages, where the system has them: reading it asks
@@ -82,9 +82,9 @@ class FloatPanels:
     __slots__ = ("_panels",)
 
     def __init__(
-        self, weights: Sequence[Array], first: Sequence[int], count: int, slabs: Slabs
+        self, weights: Sequence[Array], first: Sequence[int], count: int, slabs: SlabAllocator
     ) -> None:
-        self._panels: Array = slabs.zeros((count, weights[0].shape[1], WIDTH), np.float32)
+        self._panels: Array = slabs.zeros((count, weights[0].shape[1], PANEL_COLUMNS), np.float32)
         for weight, panel in zip(weights, first, strict=True):
             pack(np.ascontiguousarray(weight), self._panels, panel)
 
@@ -117,21 +117,25 @@ class FloatPanels:
         return ()
 
 
-class StoredPanels:
+class LowPrecisionPanels:
     """Weights as they lie, all of one form, a span of panels after the other."""
 
     __slots__ = ("_form", "_spans")
 
     def __init__(
-        self, weights: Sequence[Stored], first: Sequence[int], count: int, slabs: Slabs
+        self,
+        weights: Sequence[LowPrecisionMatrix],
+        first: Sequence[int],
+        count: int,
+        slabs: SlabAllocator,
     ) -> None:
         record, depth, group = weights[0].record, weights[0].shape[1], weights[0].group
         size = depth // group * record.itemsize
-        self._spans: NDArray[np.uint8] = slabs.zeros((count // PANELS, size), np.uint8)
+        self._spans: NDArray[np.uint8] = slabs.zeros((count // SPAN_PANELS, size), np.uint8)
         for weight, panel in zip(weights, first, strict=True):
-            weight.fill(self._spans[panel // PANELS :].view(record))
-        lifted = all(weight.lifts for weight in weights)
-        functions = quantized_matmul.functions(*weights[0].form, lifted)
+            weight.fill(self._spans[panel // SPAN_PANELS :].view(record))
+        lifted = all(weight.liftable for weight in weights)
+        functions = low_precision_matmul.functions(*weights[0].form, lifted)
         self._form = functions.addresses, depth // group, group // functions.unit
 
     @property
@@ -141,11 +145,11 @@ class StoredPanels:
 
     def product(self, x: Array, bias: Array, columns: NDArray[np.int64], out: Array) -> None:
         """Multiply x [M, K] into ``out``."""
-        quantized_matmul.product(*self._form, x, self._spans, bias, columns, out)
+        low_precision_matmul.product(*self._form, x, self._spans, bias, columns, out)
 
     def take(self, rows: NDArray[np.int64], out: Array) -> None:
         """Widen rows of the matrix into ``out`` [len(rows), K]."""
-        quantized_matmul.take(*self._form, rows, self._spans, out)
+        low_precision_matmul.take(*self._form, rows, self._spans, out)
 
     @property
     def codes(self) -> tuple[int, int]:
@@ -164,16 +168,16 @@ class StoredPanels:
         return int(functions.ctypes.data), groups, units, self._spans.shape[1]
 
 
-def _form(weight: Matrix) -> tuple[Any, ...]:
+def _form(weight: WeightMatrix) -> tuple[Any, ...]:
     return ("float32",) if isinstance(weight, np.ndarray) else (*weight.form, weight.group)
 
 
-def alike(weights: Sequence[Matrix]) -> bool:
+def share_format(weights: Sequence[WeightMatrix]) -> bool:
     """Tell whether one product can read these matrices: of one depth, lying in one form."""
     return len({(weight.shape[1], _form(weight)) for weight in weights}) == 1
 
 
-class PackedWeights:
+class PackedLinear:
     """One or more weight matrices over the same input, packed for ``multiply``.
 
     Parameters
@@ -191,32 +195,35 @@ class PackedWeights:
         The matrices are not alike.
     """
 
-    __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "widths", "word")
+    __slots__ = ("_bias", "_columns", "_panels", "depth", "total", "weight_format", "widths")
 
     def __init__(
         self,
-        weights: Sequence[Matrix],
+        weights: Sequence[WeightMatrix],
         biases: Sequence[Array | None],
-        slabs: Slabs | None = None,
+        slabs: SlabAllocator | None = None,
     ) -> None:
-        if not alike(weights):
+        if not share_format(weights):
             depths = sorted({weight.shape[1] for weight in weights})
             raise ValueError(f"matrices of one product have one depth and one form, not {depths}")
         self.depth = weights[0].shape[1]
-        self.word = "float32" if isinstance(weights[0], np.ndarray) else weights[0].word
+        first_weight = weights[0]
+        self.weight_format = (
+            "float32" if isinstance(first_weight, np.ndarray) else first_weight.weight_format
+        )
         self.widths = tuple(weight.shape[0] for weight in weights)
         self.total = sum(self.widths)
         counts = [_panels(weight) for weight in weights]
         first = [sum(counts[:i]) for i in range(len(counts))]
-        self._panels = _pack(weights, first, sum(counts), slabs or Slabs(0))
-        self._bias: Array = np.zeros(sum(counts) * WIDTH, np.float32)
+        self._panels = _pack(weights, first, sum(counts), slabs or SlabAllocator(0))
+        self._bias: Array = np.zeros(sum(counts) * PANEL_COLUMNS, np.float32)
         self._columns = np.zeros((sum(counts), 3), np.int64)
         start = 0
         for bias, width, panel, count in zip(biases, self.widths, first, counts, strict=True):
             if bias is not None:
-                self._bias[panel * WIDTH : panel * WIDTH + width] = bias
+                self._bias[panel * PANEL_COLUMNS : panel * PANEL_COLUMNS + width] = bias
             for i in range(count):
-                self._columns[panel + i] = start, width, i * WIDTH
+                self._columns[panel + i] = start, width, i * PANEL_COLUMNS
             start += width
 
     @property
@@ -301,15 +308,21 @@ class PackedWeights:
         return out
 
 
-def _panels(weight: Matrix) -> int:
+def _panels(weight: WeightMatrix) -> int:
     """Return the panels of a matrix; there may be empty ones in its last span."""
     width = int(weight.shape[0])
-    return -(-width // WIDTH) if isinstance(weight, np.ndarray) else -(-width // SPAN) * PANELS
+    return (
+        -(-width // PANEL_COLUMNS)
+        if isinstance(weight, np.ndarray)
+        else -(-width // SPAN_COLUMNS) * SPAN_PANELS
+    )
 
 
-def _pack(weights: Sequence[Matrix], first: Sequence[int], count: int, slabs: Slabs) -> Panels:
+def _pack(
+    weights: Sequence[WeightMatrix], first: Sequence[int], count: int, slabs: SlabAllocator
+) -> Panels:
     floats = [weight for weight in weights if isinstance(weight, np.ndarray)]
     if floats:
         return FloatPanels(floats, first, count, slabs)
     stored = [weight for weight in weights if not isinstance(weight, np.ndarray)]
-    return StoredPanels(stored, first, count, slabs)
+    return LowPrecisionPanels(stored, first, count, slabs)

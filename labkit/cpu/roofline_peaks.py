@@ -22,7 +22,7 @@ SIZE = 768  # rows and columns of each thread's product: 0.9 GFLOP
 REPEATS = 4
 
 
-def measure(threads: int) -> dict[str, float]:
+def measure_peaks(threads: int) -> dict[str, float]:
     """Measure with so many threads.
 
     BLAS has one thread in a numba arm's worker, so each thread here is one of its own
@@ -35,7 +35,7 @@ def measure(threads: int) -> dict[str, float]:
         ``threads``, ``read_bytes``, ``sgemm_size``.
     """
     stream = np.ones(STREAM_BYTES // 4, np.float32)
-    read_gb_s = read_rate(stream, threads)
+    read_gb_s = read_gb_per_s(stream, threads)
     a = np.ones((threads, SIZE, SIZE), np.float32)
     out, a_rows = np.empty_like(a), range(threads)
     with ThreadPoolExecutor(threads) as pool:
@@ -49,7 +49,7 @@ def measure(threads: int) -> dict[str, float]:
     }
 
 
-def read_rate(stream: NDArray[np.float32], threads: int) -> float:
+def read_gb_per_s(stream: NDArray[np.float32], threads: int) -> float:
     """Return the rate (GB/s) at which numba's ``threads`` read all of ``stream``."""
     return stream.nbytes / _best_s(lambda: read_memory(stream, 8 * threads)) / 1e9
 

@@ -14,7 +14,7 @@ from labkit.cpu.graph_capture import ROTATE, NotCapturable, TracedArray, TracedP
 Array = NDArray[np.float32]
 Ints = NDArray[np.int32]
 
-SERIAL_BELOW = 16384
+MIN_PARALLEL_NUMBERS = 16384
 
 
 @njit(inline="always")
@@ -52,7 +52,7 @@ def _rope(x, offsets, heads, length, cos, sin, scale, traditional, out):  # type
         needed = max(needed, offsets[b] + length)
     if needed > cos.shape[0]:
         return needed
-    if x.size < SERIAL_BELOW:
+    if x.size < MIN_PARALLEL_NUMBERS:
         for b in range(offsets.size):
             for h in range(heads):
                 for t in range(length):

@@ -20,11 +20,11 @@ F32 = ir.FloatType()
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 POINTER = ir.PointerType()
-VECTOR = ir.VectorType(F32, LANES)
-INTEGERS = ir.VectorType(I32, LANES)
+F32_VECTOR = ir.VectorType(F32, LANES)
+I32_VECTOR = ir.VectorType(I32, LANES)
 FLOAT_BYTES = 4
-BYTES = FLOAT_BYTES * LANES  # of a vector
-LINE = 64  # bytes of a cache line
+VECTOR_BYTES = FLOAT_BYTES * LANES  # of a vector
+CACHE_LINE_BYTES = 64  # bytes of a cache line
 
 # 2**f for f in [-0.5, 0.5], highest power first: least squares of the relative error over
 # Chebyshev nodes, which stays below 3e-9.
@@ -47,7 +47,7 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
-    def load(self, address: Any, offset: int = 0, kind: Any = VECTOR) -> Any:
+    def load(self, address: Any, offset: int = 0, kind: Any = F32_VECTOR) -> Any:
         """Load a vector (or one element of ``kind``) from ``address + offset``."""
         return self.builder.load(self._pointer(address, offset), align=4, typ=kind)
 
@@ -63,11 +63,11 @@ class Emitter:
 
     def constant(self, value: float) -> Any:
         """Return a vector of one constant."""
-        return ir.Constant(VECTOR, [value] * LANES)
+        return ir.Constant(F32_VECTOR, [value] * LANES)
 
     def integers(self, value: int) -> Any:
         """Return a vector of one int32 constant."""
-        return ir.Constant(INTEGERS, [value] * LANES)
+        return ir.Constant(I32_VECTOR, [value] * LANES)
 
     def splat(self, scalar: Any) -> Any:
         """Return a vector of one scalar of any type."""
@@ -81,7 +81,7 @@ class Emitter:
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """Return ``a * b + c``, rounded once."""
-        kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
+        kind = ir.FunctionType(F32_VECTOR, [F32_VECTOR] * 3)
         return self.builder.call(self._declared(f"llvm.fma.v{LANES}f32", kind), [a, b, c])
 
     def outer(self, rows: Sequence[Any], columns: Sequence[Any], sums: Sequence[Any]) -> list[Any]:
@@ -102,7 +102,7 @@ class Emitter:
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Return the lanes chosen from ``a`` and then ``b``."""
-        return self.builder.shuffle_vector(a, b, ir.Constant(INTEGERS, list(lanes)))
+        return self.builder.shuffle_vector(a, b, ir.Constant(I32_VECTOR, list(lanes)))
 
     def across(self, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
         """Combine all lanes pairwise in one fixed tree; every lane holds the result."""
@@ -121,8 +121,8 @@ class Emitter:
         shifted = build.fadd(x, self.constant(_MAGIC + 127))
         fraction = build.fsub(x, build.fsub(shifted, self.constant(_MAGIC + 127)))
         power = self.polynomial(fraction, _EXP2)
-        exponent = build.shl(build.bitcast(shifted, INTEGERS), self.integers(23))
-        return build.fmul(power, build.bitcast(exponent, VECTOR))
+        exponent = build.shl(build.bitcast(shifted, I32_VECTOR), self.integers(23))
+        return build.fmul(power, build.bitcast(exponent, F32_VECTOR))
 
     def tanh(self, x: Any) -> Any:
         """Return ``tanh(x)`` to a few units in the last place; NaN stays NaN.
@@ -131,9 +131,9 @@ class Emitter:
         """
         build = self.builder
         sign = self.constant(-0.0)
-        bits = build.and_(build.bitcast(x, INTEGERS), build.bitcast(sign, INTEGERS))
+        bits = build.and_(build.bitcast(x, I32_VECTOR), build.bitcast(sign, I32_VECTOR))
         size = build.call(
-            self._declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(VECTOR, [VECTOR])), [x]
+            self._declared(f"llvm.fabs.v{LANES}f32", ir.FunctionType(F32_VECTOR, [F32_VECTOR])), [x]
         )
         decay = self.exp2(build.fmul(size, self.constant(-2 * LOG2E)))
         one = self.constant(1.0)
@@ -142,7 +142,7 @@ class Emitter:
         over = build.fmul(size, self.polynomial(square, (21.0, 1260.0, 10395.0)))
         near = build.fdiv(over, self.polynomial(square, (1.0, 210.0, 4725.0, 10395.0)))
         value = build.select(build.fcmp_ordered("<", size, self.constant(0.625)), near, far)
-        return build.bitcast(build.or_(build.bitcast(value, INTEGERS), bits), VECTOR)
+        return build.bitcast(build.or_(build.bitcast(value, I32_VECTOR), bits), F32_VECTOR)
 
     def polynomial(self, x: Any, coefficients: Sequence[float]) -> Any:
         """Evaluate a polynomial (highest power first) by Horner's rule."""

@@ -63,7 +63,7 @@ def _inputs() -> tuple[NDArray[Any], ...]:
 
 
 @dataclass
-class Probe:
+class SpeedProbe:
     """The kernels and their memory, made once per process and used before and after.
 
     ``threads``: how many numba threads they use, the same in every arm.

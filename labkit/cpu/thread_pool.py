@@ -25,11 +25,11 @@ from numba.core import caching
 from numba.core.runtime import rtsys
 
 BYTES = 1 << 20  # of the pool's memory
-MOST_THREADS = 2048
+MAX_THREADS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PoolTuning:
     """How the pool shares work and waits; durations in microseconds.
 
     Parameters
@@ -141,7 +141,7 @@ class Pool:
         self._memory = _reserve(self._libc, threads)
         self._code = _link(self._memory)
         self._workers = range(threads - 1)
-        self._rule = Rule()
+        self._rule = PoolTuning()
         self._threads: list[ctypes.c_void_p] = []
         self._start()
         os.register_at_fork(after_in_child=self._start)
@@ -203,8 +203,8 @@ class Pool:
 
 def _reserve(libc: ctypes.CDLL, threads: int) -> int:
     """Return the address of zeros that are never freed: a thread may outlive Python."""
-    if not 1 <= threads <= MOST_THREADS:
-        raise OSError(errno.EAGAIN, f"{threads} threads: a pool has 1 to {MOST_THREADS}")
+    if not 1 <= threads <= MAX_THREADS:
+        raise OSError(errno.EAGAIN, f"{threads} threads: a pool has 1 to {MAX_THREADS}")
     libc.calloc.restype = ctypes.c_void_p
     memory: int | None = libc.calloc(BYTES, 1)
     if memory is None:

@@ -34,7 +34,7 @@ LINE = 16  # words: no two lines share what one core fetches for another (128 by
 GATE, TICKET, BUSY, JOB, WAITING, CROWDED, LIFE, LOCK, DONE = (i * LINE for i in range(9))
 FUNCTION, ARGUMENTS, DIMENSIONS, STEPS, DATA, RANK, COUNT, UNITS = (JOB + i for i in range(8))
 WORKERS, STOP = LIFE, LIFE + 1
-# The rule, which ``labkit.cpu.thread_pool.Rule`` explains.
+# The rule, which ``labkit.cpu.thread_pool.PoolTuning`` explains.
 GRAIN, SPIN_US, ASIDE_US, CROWDED_US, CROWDED_SPIN_US = (LIFE + 2 + i for i in range(5))
 # A worker's own lines: is it asleep, who is it, and what wakes it.
 FIRST_WORKER = 9 * LINE

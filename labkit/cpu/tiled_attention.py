@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import carray, cfunc, types
 
-from labkit.cpu.attention_intrinsics import KEYS, copy_wide, store_int64
+from labkit.cpu.attention_intrinsics import TILE_KEYS, copy_wide, store_int64
 from labkit.cpu.jit import inner
-from labkit.cpu.kernel_params import LAYERS, layer_type
+from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
 from labkit.cpu.microkernels import (
     PAIR,
     ROWS,
@@ -70,7 +70,7 @@ class Unit(NamedTuple):
 @cache
 def scratch_bytes(rows: int, head_dim: int) -> int:
     """Return the bytes of a worker's scratch for units of so many rows."""
-    return row_bytes(-(-rows // ROWS) * ROWS, head_dim) + KEYS * (8 * head_dim + 8) + WAITING
+    return row_bytes(-(-rows // ROWS) * ROWS, head_dim) + TILE_KEYS * (8 * head_dim + 8) + WAITING
 
 
 @inner
@@ -82,9 +82,9 @@ def whole_tiles(rows: int) -> int:
 @inner
 def packed(layer: Any, scratch: Scratch) -> Packed:
     """Divide the rest of a worker's memory."""
-    values = scratch.rest + 4 * KEYS * layer.head_dim
-    sources = values + 4 * KEYS * layer.head_dim
-    return Packed(scratch.rest, values, sources, sources + 8 * KEYS)
+    values = scratch.rest + 4 * TILE_KEYS * layer.head_dim
+    sources = values + 4 * TILE_KEYS * layer.head_dim
+    return Packed(scratch.rest, values, sources, sources + 8 * TILE_KEYS)
 
 
 @inner
@@ -93,8 +93,8 @@ def attend(layer: Any, scratch: Scratch, unit: Unit) -> int:
     start_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - layer.window)
     high = unit.high + unit.tokens - 1
-    for base in range(low // KEYS * KEYS, high, KEYS):
-        begin, end = max(base, low), min(base + KEYS, high)
+    for base in range(low // TILE_KEYS * TILE_KEYS, high, TILE_KEYS):
+        begin, end = max(base, low), min(base + TILE_KEYS, high)
         pack_keys(layer, scratch, unit, base, begin, end)
         pack_values(layer, scratch, unit, base, begin, end)
         rows = unit.tokens * layer.group
@@ -114,8 +114,8 @@ def attend_masked(layer: Any, scratch: Scratch, unit: Unit) -> int:
     start_rows(layer, scratch, unit.head, 0, unit.token, unit.tokens)
     low = max(0, unit.high - layer.window)
     rows = unit.tokens * layer.group
-    for base in range(0, low, KEYS):
-        end = min(base + KEYS, low)
+    for base in range(0, low, TILE_KEYS):
+        end = min(base + TILE_KEYS, low)
         pack_keys(layer, scratch, unit, base, base, end)
         pack_values(layer, scratch, unit, base, base, end)
         for row in range(0, rows, ROWS):
@@ -148,7 +148,7 @@ def pack_keys(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int, e
         key = stop
     vectors = layer.head_dim // LANES
     for i in range(first, last, LANES):
-        transpose_strip(layer, tile.sources + 8 * i, tile.keys + 4 * i, 4 * KEYS, vectors)
+        transpose_strip(layer, tile.sources + 8 * i, tile.keys + 4 * i, 4 * TILE_KEYS, vectors)
 
 
 @inner
@@ -169,7 +169,7 @@ def pack_values(layer: Any, scratch: Scratch, unit: Unit, base: int, begin: int,
 @inner
 def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, high: int) -> None:
     """Multiply up to ``ROWS`` rows with the tile's keys from ``low`` to ``high``."""
-    width, pitch, steps = 4 * layer.head_dim, 4 * KEYS, layer.head_dim // LANES
+    width, pitch, steps = 4 * layer.head_dim, 4 * TILE_KEYS, layer.head_dim // LANES
     tile = packed(layer, scratch)
     for key in range(low // SCORES * SCORES, high, SCORES):
         keys = tile.keys + 4 * key
@@ -182,7 +182,7 @@ def score_rows(layer: Any, scratch: Scratch, row: int, count: int, low: int, hig
 def seen(layer: Any, unit: Unit, row: int, base: int) -> tuple[int, int]:
     """Return the keys, counted from ``base``, that a row sees of a tile."""
     high = unit.high + row // layer.group
-    return max(0, max(0, high - layer.window) - base), min(KEYS, high - base)
+    return max(0, max(0, high - layer.window) - base), min(TILE_KEYS, high - base)
 
 
 @inner
@@ -225,7 +225,7 @@ def add_packed(layer: Any, scratch: Scratch, row: int, count: int, begin: int, e
     """Add the tile's weighted values from ``begin`` to ``end``, if any, to some rows."""
     if begin >= end:
         return
-    width, pitch, keys = 4 * layer.head_dim, 4 * KEYS, end - begin
+    width, pitch, keys = 4 * layer.head_dim, 4 * TILE_KEYS, end - begin
     sums = scratch.sums + width * row
     weights = scratch.scores + pitch * row + 4 * begin
     values = packed(layer, scratch).values + width * begin
@@ -255,7 +255,7 @@ def body(stored: np.dtype[Any], window_skip: bool = True) -> int:
     int64 (layer: of arguments.LAYERS *, memory, sequence, head, token, tokens, high) returns the
     KV blocks walked; ``memory`` is the address of the worker's ``scratch_bytes``.
     """
-    signature = types.int64(types.CPointer(layer_type(LAYERS[stored])), *[types.int64] * 6)
+    signature = types.int64(types.CPointer(params_type(PARAMS_DTYPES[stored])), *[types.int64] * 6)
     kind = _tiled if window_skip else _masked
     compiled = cfunc(signature, cache=True, error_model="numpy")(kind)
     return int(compiled.address)

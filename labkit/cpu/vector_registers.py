@@ -59,4 +59,4 @@ def _host() -> Registers:
     return registers_of(triple, features)
 
 
-HOST = _host()
+HOST_REGISTERS = _host()

@@ -26,10 +26,10 @@ def noise(seconds: float) -> dict[str, Any]:
     The time is split into ``windows`` equal windows. ``matmul_cv_pct`` and ``bandwidth_cv_pct``
     are coefficients of variation: the standard deviation of the windows' medians over their mean.
     """
-    from labkit.cpu.speed_probe import Probe
+    from labkit.cpu.speed_probe import SpeedProbe
     from labkit.machine.worker_environment import core_count
 
-    probe = Probe(core_count())
+    probe = SpeedProbe(core_count())
     probe.time()
     window_medians: dict[str, list[float]] = {"matmul": [], "bandwidth": []}
     start = time.monotonic()
@@ -50,13 +50,13 @@ def cpu_bandwidth() -> dict[str, Any]:
     """Return the bandwidth of reading memory with all cores (GB/s) and the bytes read (MiB)."""
     import numpy as np
 
-    from labkit.cpu.roofline_peaks import read_rate
+    from labkit.cpu.roofline_peaks import read_gb_per_s
     from labkit.machine.memory_profile import this_machine
     from labkit.machine.worker_environment import core_count
 
     size = min(STREAM_BYTES, this_machine().available // 8) // 4096 * 4096
     stream = np.ones(size // 4, dtype=np.float32)
-    return {"gb_s": read_rate(stream, core_count()), "mib": size >> 20}
+    return {"gb_s": read_gb_per_s(stream, core_count()), "mib": size >> 20}
 
 
 def mlx() -> dict[str, Any]:

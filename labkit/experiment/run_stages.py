@@ -55,10 +55,10 @@ def start_probe(on_compile: Callable[[], None]) -> tuple[Any, Mapping[str, Any]]
     with _out_of_garbage_collection(), numba_without_scipy():
         _call_at_compilations(on_compile)
         from labkit.cpu import thread_pool
-        from labkit.cpu.speed_probe import Probe
+        from labkit.cpu.speed_probe import SpeedProbe
 
         pool = thread_pool.install()
-        probe = Probe(threads=core_count())
+        probe = SpeedProbe(threads=core_count())
         probe.load()
     return probe, pool.facts
 
@@ -154,4 +154,4 @@ def measure_peak_rates(experiment: Experiment) -> Mapping[str, float]:
 
     threads = thread_budget(experiment)
     apply_thread_budget(threads)
-    return roofline_peaks.measure(threads)
+    return roofline_peaks.measure_peaks(threads)

@@ -19,11 +19,11 @@ class Numbers:
 
 
 def gemm():
-    from labkit.cpu.packed_linear import PackedWeights
+    from labkit.cpu.packed_linear import PackedLinear
 
     numbers = Numbers()
     for depth, width in ((96, 161), (33, 5)):
-        packed = PackedWeights([numbers(width, depth)], [numbers(width)])
+        packed = PackedLinear([numbers(width, depth)], [numbers(width)])
         for rows in (1, 2, 9, 70):
             yield f"gemm {rows} x {depth} x {width}", digest(*packed.multiply(numbers(rows, depth)))
 
@@ -77,13 +77,13 @@ def elementwise():
 
 
 def stored():
-    from labkit.cpu.packed_linear import PackedWeights
-    from labkit.cpu.quantized_weights import Affine
+    from labkit.cpu.low_precision_weights import QuantizedMatrix
+    from labkit.cpu.packed_linear import PackedLinear
 
     numbers = Numbers()
     words = numbers.random.integers(0, 1 << 32, (45, 12), np.uint32)
     scales, biases = (numbers(45, 3).astype(np.float16) for _ in range(2))
-    packed = PackedWeights([Affine(words, scales, biases, 4)], [numbers(45)])
+    packed = PackedLinear([QuantizedMatrix(words, scales, biases, 4)], [numbers(45)])
     for rows in (1, 2, 9, 30):
         yield f"stored {rows}", digest(*packed.multiply(numbers(rows, 96)))
     yield "taken", digest(packed.take(np.arange(45)))
@@ -98,9 +98,9 @@ KERNELS = {
 }
 
 if __name__ == "__main__":
-    from labkit.cpu.vector_registers import HOST
+    from labkit.cpu.vector_registers import HOST_REGISTERS
 
-    print(HOST.lanes)
+    print(HOST_REGISTERS.lanes)
     for kernels in sys.argv[1:]:
         for name, value in KERNELS[kernels]():
             print(name, value)

@@ -17,9 +17,9 @@ from numba import types
 from labkit.cpu import vector_registers
 
 REGISTERS, TRIPLE, CPU = sys.argv[1:]
-vector_registers.HOST = getattr(vector_registers, REGISTERS)
+vector_registers.HOST_REGISTERS = getattr(vector_registers, REGISTERS)
 
-from labkit.cpu import attention_intrinsics, decode_attention_dots, kernel_params, microkernels  # noqa: E402
+from labkit.cpu import attention_intrinsics, decode_microkernels, kernel_params, microkernels  # noqa: E402
 
 KINDS = {types.int64: ir.IntType(64), types.int32: ir.IntType(32), types.float32: ir.FloatType()}
 X86 = TRIPLE.startswith("x86")
@@ -65,9 +65,9 @@ def assembly(module):
 
 def main():
     found = {}
-    for stored, record in kernel_params.LAYERS.items():
-        layer = kernel_params.layer_type(record)
-        for home in (microkernels, decode_attention_dots, attention_intrinsics):
+    for stored, record in kernel_params.PARAMS_DTYPES.items():
+        layer = kernel_params.params_type(record)
+        for home in (microkernels, decode_microkernels, attention_intrinsics):
             for name, intrinsic in vars(home).items():
                 if not hasattr(intrinsic, "_defn"):
                     continue

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.cpu import gemm
-from labkit.cpu.packed_linear import PackedWeights
+from labkit.cpu.packed_linear import PackedLinear
 
 
 def random(seed, *shape):
@@ -20,20 +20,20 @@ def relative_error(got, x, weight, bias=0.0):
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 16, 33])
 @pytest.mark.parametrize(
-    ("depth", "width"), [(64, 128), (256, 33), (7, 5), (1, 1), (96, 4 * gemm.WIDTH + 1)]
+    ("depth", "width"), [(64, 128), (256, 33), (7, 5), (1, 1), (96, 4 * gemm.PANEL_COLUMNS + 1)]
 )
 def test_product_is_right(rows, depth, width):
     x, weight, bias = random(0, rows, depth), random(1, width, depth), random(2, width)
-    (got,) = PackedWeights([weight], [bias]).multiply(x)
+    (got,) = PackedLinear([weight], [bias]).multiply(x)
     assert got.shape == (rows, width)
     assert got.dtype == np.float32
     assert relative_error(got, x, weight, bias) < 1e-6
 
 
 def test_many_rows_span_row_blocks():
-    rows = 2 * gemm.ROW_BLOCK + 5
+    rows = 2 * gemm.BLOCK_ROWS + 5
     x, weight = random(0, rows, 40), random(1, 70, 40)
-    (got,) = PackedWeights([weight], [None]).multiply(x)
+    (got,) = PackedLinear([weight], [None]).multiply(x)
     assert relative_error(got, x, weight) < 1e-6
 
 
@@ -41,21 +41,21 @@ def test_several_matrices_in_one_call():
     x = random(0, 9, 48)
     weights = [random(1, 96, 48), random(2, 33, 48), random(3, 8, 48)]
     biases = [None, random(4, 33), None]
-    together = PackedWeights(weights, biases).multiply(x)
+    together = PackedLinear(weights, biases).multiply(x)
     for part, weight, bias in zip(together, weights, biases, strict=True):
-        (alone,) = PackedWeights([weight], [bias]).multiply(x)
+        (alone,) = PackedLinear([weight], [bias]).multiply(x)
         assert part.flags.c_contiguous
         np.testing.assert_array_equal(part, alone)
 
 
-@pytest.mark.parametrize(("depth", "width"), [(256, 5 * gemm.WIDTH), (33, 45)])
+@pytest.mark.parametrize(("depth", "width"), [(256, 5 * gemm.PANEL_COLUMNS), (33, 45)])
 def test_a_row_has_the_same_bits_in_any_batch(depth, width):
     # Wide enough for the tile that serves a single row; the bias is part of the order.
     weights = [random(0, width, depth), random(1, 40, depth)]
-    packed = PackedWeights(weights, [random(4, width), random(2, 40)])
-    x = random(3, 2 * gemm.ROW_BLOCK + 3, depth)
+    packed = PackedLinear(weights, [random(4, width), random(2, 40)])
+    x = random(3, 2 * gemm.BLOCK_ROWS + 3, depth)
     everything = packed.multiply(x)
-    for rows in [*range(1, 71), gemm.ROW_BLOCK, gemm.ROW_BLOCK + 1]:
+    for rows in [*range(1, 71), gemm.BLOCK_ROWS, gemm.BLOCK_ROWS + 1]:
         for offset in (0, 5):
             few = packed.multiply(x[offset : offset + rows])
             for part, whole in zip(few, everything, strict=True):
@@ -65,7 +65,7 @@ def test_a_row_has_the_same_bits_in_any_batch(depth, width):
 def test_a_row_has_the_same_bits_for_any_number_of_threads():
     import numba
 
-    packed = PackedWeights([random(0, 300, 64)], [None])
+    packed = PackedLinear([random(0, 300, 64)], [None])
     x = random(1, 19, 64)
     (many,) = packed.multiply(x)
     before = numba.get_num_threads()
@@ -81,7 +81,7 @@ def test_not_a_number_stays_in_its_row_and_column():
     x, weight = random(0, 11, 32), random(1, 50, 32)
     x[4, 3] = np.nan
     weight[41, 7] = np.inf
-    (got,) = PackedWeights([weight], [None]).multiply(x)
+    (got,) = PackedLinear([weight], [None]).multiply(x)
     assert np.isnan(got[4]).all()
     others = np.delete(np.delete(got, 4, axis=0), 41, axis=1)
     assert np.isfinite(others).all()
@@ -90,9 +90,9 @@ def test_not_a_number_stays_in_its_row_and_column():
 
 def test_nothing_is_written_outside_the_result():
     # A sum that overran its matrix would spoil the next one in the same buffer.
-    depth, width = 16, gemm.WIDTH + 3
+    depth, width = 16, gemm.PANEL_COLUMNS + 3
     x = random(0, gemm.ROWS + 1, depth)
-    first, second = PackedWeights(
+    first, second = PackedLinear(
         [np.ones((width, depth), np.float32), np.zeros((width, depth), np.float32)], [None, None]
     ).multiply(x)
     np.testing.assert_allclose(first, np.repeat(x.sum(1, keepdims=True), width, 1), rtol=1e-4)
@@ -100,17 +100,17 @@ def test_nothing_is_written_outside_the_result():
 
 
 def test_a_wrong_input_is_refused():
-    packed = PackedWeights([random(0, 8, 16)], [None])
+    packed = PackedLinear([random(0, 8, 16)], [None])
     with pytest.raises(ValueError, match=r"expected \[\.\.\., 16\]"):
         packed.multiply(random(1, 3, 15))
     with pytest.raises(TypeError):
         packed.multiply(np.ones((3, 16)))
     with pytest.raises(ValueError, match="one depth"):
-        PackedWeights([random(0, 8, 16), random(0, 8, 17)], [None, None])
+        PackedLinear([random(0, 8, 16), random(0, 8, 17)], [None, None])
 
 
 def test_leading_axes_and_strides():
-    packed = PackedWeights([random(0, 8, 16), random(1, 5, 16)], [None, None])
+    packed = PackedLinear([random(0, 8, 16), random(1, 5, 16)], [None, None])
     x = random(1, 3, 4, 2, 16)
     flat = packed.multiply(x.reshape(24, 16))
     for part, rows in zip(packed.multiply(x), flat, strict=True):
@@ -120,5 +120,5 @@ def test_leading_axes_and_strides():
 
 
 def test_no_rows():
-    (got,) = PackedWeights([random(0, 8, 16)], [None]).multiply(np.empty((0, 16), np.float32))
+    (got,) = PackedLinear([random(0, 8, 16)], [None]).multiply(np.empty((0, 16), np.float32))
     assert got.shape == (0, 8)

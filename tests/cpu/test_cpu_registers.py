@@ -78,7 +78,7 @@ OTHERS = {
 
 
 @pytest.mark.skipif(
-    vector_registers.HOST not in (AVX512, AVX2), reason="needs an x86 CPU with AVX2"
+    vector_registers.HOST_REGISTERS not in (AVX512, AVX2), reason="needs an x86 CPU with AVX2"
 )
 @pytest.mark.parametrize(
     ("name", "kernels"),
@@ -103,6 +103,6 @@ def test_narrower_registers_give_the_same_bits(name, kernels):
 
     narrow = run(NUMBA_CPU_NAME=cpu, NUMBA_CPU_FEATURES=features)
     host = run()
-    assert (narrow[0], host[0]) == (str(lanes), str(vector_registers.HOST.lanes))
+    assert (narrow[0], host[0]) == (str(lanes), str(vector_registers.HOST_REGISTERS.lanes))
     results = {"gemm": 8, "attention": 2, "elementwise": 7, "stored": 5}
     assert len(host) == 1 + sum(results[name] for name in kernels) and narrow[1:] == host[1:]

@@ -4,16 +4,22 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from labkit.cpu import gemm, quantized_matmul
-from labkit.cpu.packed_linear import PackedWeights
-from labkit.cpu.quantized_weights import BITS, GROUP_SIZES, SPAN, Affine, Half
+from labkit.cpu import gemm, low_precision_matmul
+from labkit.cpu.low_precision_weights import (
+    GROUP_SIZES,
+    QUANTIZED_BITS,
+    SPAN_COLUMNS,
+    HalfMatrix,
+    QuantizedMatrix,
+)
+from labkit.cpu.packed_linear import PackedLinear
 
-DEPTH, WIDTH = 256, SPAN + 11
+DEPTH, WIDTH = 256, SPAN_COLUMNS + 11
 # A form compiles in a second: every number of bits and every type, but not every pair.
 FAST = [(4, "float16"), (3, "bfloat16"), (8, "float32")]
 FORMS = [
     pytest.param(bits, kind, marks=() if (bits, kind) in FAST else pytest.mark.slow)
-    for bits in BITS
+    for bits in QUANTIZED_BITS
     for kind in ("float32", "float16", "bfloat16")
 ]
 
@@ -33,21 +39,21 @@ def quantised(bits, kind, group=32, seed=0, shape=(WIDTH, DEPTH)):
     parts = mx.quantize(weight, group_size=group, bits=bits)
     wide = (parts[0], *(part.astype(mx.float32) for part in parts[1:]))
     expected = mx.dequantize(*wide, group_size=group, bits=bits)
-    return Affine(*map(words, parts), bits), np.array(expected)
+    return QuantizedMatrix(*map(words, parts), bits), np.array(expected)
 
 
 def half(kind, seed=0, shape=(WIDTH, DEPTH)):
     weight = mx.array(random(seed, *shape)).astype(getattr(mx, kind))
-    return Half(words(weight)), np.array(weight.astype(mx.float32))
+    return HalfMatrix(words(weight)), np.array(weight.astype(mx.float32))
 
 
 def check(matrix, expected):
     """The matrix is what MLX says, and its products are those of the widened matrix, to the bit."""
     bias = random(2, len(expected))
-    packed, wide = (PackedWeights([weight], [bias]) for weight in (matrix, expected))
+    packed, wide = (PackedLinear([weight], [bias]) for weight in (matrix, expected))
     np.testing.assert_array_equal(packed.take(np.arange(len(expected))), expected)
-    x = random(1, quantized_matmul.MOST + gemm.ROW_BLOCK + 3, expected.shape[1])
-    most = quantized_matmul.MOST
+    x = random(1, low_precision_matmul.MAX_FUSED_ROWS + gemm.BLOCK_ROWS + 3, expected.shape[1])
+    most = low_precision_matmul.MAX_FUSED_ROWS
     for rows in (*range(1, 12), most, most + 1, len(x)):
         (got,), (same,) = packed.multiply(x[:rows]), wide.multiply(x[:rows])
         np.testing.assert_array_equal(got, same)
@@ -65,26 +71,26 @@ def test_quantised_weights_are_those_of_mlx(bits, kind):
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("bias", [3e-5, 2e-3, -1.4, 60000.0])
 def test_an_integer_is_lifted_where_its_bias_stays_exact(kind, bias):
-    matrix, _ = quantised(4, kind, shape=(SPAN, 64))
-    assert matrix.lifts
+    matrix, _ = quantised(4, kind, shape=(SPAN_COLUMNS, 64))
+    assert matrix.liftable
     matrix.biases[3, 1] = words(mx.array([bias]).astype(getattr(mx, kind)))[0]
     wide = [mx.array(part) for part in (matrix.scales, matrix.biases)]
     if kind == "bfloat16":
         wide = [part.view(mx.bfloat16) for part in wide]
     scale, exact = (float(part[3, 1].astype(mx.float32)) for part in wide)
-    assert matrix.lifts == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
+    assert matrix.liftable == (float(np.float32(exact - 16 * scale)) == exact - 16 * scale)
     wide = [part.astype(mx.float32) for part in wide]
     expected = np.array(mx.dequantize(mx.array(matrix.words), *wide, group_size=32, bits=4))
     check(matrix, expected)
-    packed = PackedWeights([matrix], [None])  # of one step along the depth nothing is rounded away
+    packed = PackedLinear([matrix], [None])  # of one step along the depth nothing is rounded away
     for step, x in enumerate(np.eye(64, dtype=np.float32)):
         np.testing.assert_array_equal(packed.multiply(x[None])[0][0], expected[:, step])
 
 
 def test_what_overflows_is_not_lifted():
-    matrix, _ = quantised(4, "bfloat16", shape=(SPAN, 64))
+    matrix, _ = quantised(4, "bfloat16", shape=(SPAN_COLUMNS, 64))
     matrix.scales[0, 0] = 0x7F7F  # the largest
-    assert not matrix.lifts
+    assert not matrix.liftable
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
@@ -94,11 +100,11 @@ def test_half_precision_is_widened_exactly(kind):
 
 
 def test_a_row_has_the_same_bits_in_any_batch():
-    matrix, _ = quantised(4, "float16", shape=(3 * SPAN + 1, 64))
-    packed = PackedWeights([matrix], [None])
-    x = random(3, gemm.ROW_BLOCK + 70, 64)
+    matrix, _ = quantised(4, "float16", shape=(3 * SPAN_COLUMNS + 1, 64))
+    packed = PackedLinear([matrix], [None])
+    x = random(3, gemm.BLOCK_ROWS + 70, 64)
     (everything,) = packed.multiply(x)
-    for rows in [*range(1, 71), gemm.ROW_BLOCK + 1]:
+    for rows in [*range(1, 71), gemm.BLOCK_ROWS + 1]:
         for offset in (0, 5):
             (few,) = packed.multiply(x[offset : offset + rows])
             np.testing.assert_array_equal(few, everything[offset : offset + rows])
@@ -107,27 +113,27 @@ def test_a_row_has_the_same_bits_in_any_batch():
 def test_siblings_share_a_product_where_they_lie_alike():
     pairs = [quantised(4, "float16", seed=i, shape=(n, 64)) for i, n in enumerate((96, 33, 5))]
     biases = [None, random(4, 33), None]
-    together = PackedWeights([matrix for matrix, _ in pairs], biases)
+    together = PackedLinear([matrix for matrix, _ in pairs], biases)
     x = random(0, 9, 64)
     for part, (_, wide), bias in zip(together.multiply(x), pairs, biases, strict=True):
         assert part.flags.c_contiguous
-        np.testing.assert_array_equal(part, PackedWeights([wide], [bias]).multiply(x)[0])
-    assert together.word == "quantised"
+        np.testing.assert_array_equal(part, PackedLinear([wide], [bias]).multiply(x)[0])
+    assert together.weight_format == "quantised"
     other = quantised(4, "float16", group=64, shape=(8, 64))[0]
     for stranger in (other, half("float16", shape=(8, 64))[0], random(0, 8, 64)):
         with pytest.raises(ValueError, match="one form"):
-            PackedWeights([pairs[0][0], stranger], [None, None])
+            PackedLinear([pairs[0][0], stranger], [None, None])
 
 
 def test_it_takes_the_bytes_of_the_model():
-    matrix, _ = quantised(4, "float16", shape=(2 * SPAN, 128))
+    matrix, _ = quantised(4, "float16", shape=(2 * SPAN_COLUMNS, 128))
     parts = (matrix.words, matrix.scales, matrix.biases)
-    assert PackedWeights([matrix], [None]).bytes == sum(part.nbytes for part in parts)
+    assert PackedLinear([matrix], [None]).bytes == sum(part.nbytes for part in parts)
 
 
 def test_rows_are_taken_by_index():
     matrix, expected = quantised(8, "float32")
-    packed = PackedWeights([matrix], [None])
+    packed = PackedLinear([matrix], [None])
     ids = np.array([[WIDTH - 1, 0], [7, 7]], np.int32)
     np.testing.assert_array_equal(packed.take(ids), expected[ids])
     with pytest.raises(IndexError, match=f"of {WIDTH}"):
@@ -137,8 +143,8 @@ def test_rows_are_taken_by_index():
 def test_what_is_not_mlx_s_is_refused():
     matrix, _ = quantised(4, "float16")
     with pytest.raises(ValueError, match="not mlx's"):
-        Affine(matrix.words, matrix.scales, matrix.biases, 5)
+        QuantizedMatrix(matrix.words, matrix.scales, matrix.biases, 5)
     with pytest.raises(ValueError, match="one type"):
-        Affine(matrix.words, matrix.scales, matrix.biases.astype(np.float32), 4)
+        QuantizedMatrix(matrix.words, matrix.scales, matrix.biases.astype(np.float32), 4)
     with pytest.raises(ValueError, match="float16"):
-        Half(np.zeros((4, 4), np.float64))
+        HalfMatrix(np.zeros((4, 4), np.float64))

@@ -9,7 +9,7 @@ def test_limits_are_measured_with_every_thread(monkeypatch):
     monkeypatch.setattr(roofline_peaks, "STREAM_BYTES", 1 << 20)
     monkeypatch.setattr(roofline_peaks, "SIZE", 16)
     for threads in (1, 3):
-        found = roofline_peaks.measure(threads)
+        found = roofline_peaks.measure_peaks(threads)
         assert found["threads"] == threads and found["sgemm_size"] == 16
         assert found["read_gb_s"] > 0 and found["sgemm_gflop_s"] > 0
         assert (1 << 20) - 12 <= found["read_bytes"] <= 1 << 20

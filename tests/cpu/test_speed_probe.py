@@ -12,7 +12,7 @@ from labkit.cpu import speed_probe
 def test_the_probe_times_both_kernels_and_leaves_the_threads_alone():
     numba.set_num_threads(1)
     cores = min(2, numba.config.NUMBA_NUM_THREADS)
-    times = speed_probe.Probe(threads=cores).time()
+    times = speed_probe.SpeedProbe(threads=cores).time()
     assert set(times) == {"matmul_us", "bandwidth_us"}
     assert min(times.values()) > 0
     assert numba.get_num_threads() == 1
@@ -39,7 +39,7 @@ def test_a_probe_s_time_is_the_median_of_what_its_kernel_takes(monkeypatch):
             now += 1000 * next(times)
 
         monkeypatch.setattr(speed_probe, name, followed(getattr(speed_probe, name), after))
-    machine = speed_probe.Probe(threads=1)
+    machine = speed_probe.SpeedProbe(threads=1)
     monkeypatch.setattr(speed_probe.time, "perf_counter_ns", lambda: now)
     assert machine.time() == {"matmul_us": 4.0, "bandwidth_us": 11.0}
     assert now == 1000 * sum(map(sum, kernels.values()))
@@ -55,7 +55,7 @@ def test_every_work_of_the_probe_takes_its_own_threads_and_puts_back_the_arm_s(m
 
         monkeypatch.setattr(speed_probe, name, followed(getattr(speed_probe, name), after))
     monkeypatch.setattr(speed_probe, "largest_cache", lambda: 40 << 20)
-    machine = speed_probe.Probe(threads=cores)
+    machine = speed_probe.SpeedProbe(threads=cores)
     numba.set_num_threads(1)
     product = ("_matmul", cores, 4 * speed_probe.SIZE**2)
     machine.pulse()
@@ -75,7 +75,7 @@ def test_a_flush_reads_twice_the_largest_cache(monkeypatch, cache, read):
     monkeypatch.setattr(
         speed_probe.np, "ones", lambda shape, dtype: np.broadcast_to(dtype(1), shape)
     )
-    assert speed_probe.Probe(threads=1).large.nbytes == read << 20
+    assert speed_probe.SpeedProbe(threads=1).large.nbytes == read << 20
 
 
 def test_the_probe_s_kernels_compute():
@@ -91,7 +91,7 @@ def test_the_probe_s_kernels_compute():
 
 def test_a_probe_that_computes_nothing_is_an_error(monkeypatch):
     monkeypatch.setattr(speed_probe, "_matmul", lambda a, b, out: None)
-    broken = speed_probe.Probe(threads=1)
+    broken = speed_probe.SpeedProbe(threads=1)
     broken.inputs[2][:] = -1
     with pytest.raises(RuntimeError, match="something wrong"):
         broken.time()

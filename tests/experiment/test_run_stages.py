@@ -99,7 +99,9 @@ def test_the_thread_budget_is_applied_before_loading_and_before_peak_rates(monke
     done = []
     monkeypatch.setattr(run_stages, "apply_thread_budget", done.append)
     monkeypatch.setattr(workload, "load", lambda *_: done.append("load"))
-    monkeypatch.setattr(roofline_peaks, "measure", lambda threads: done.append(("peaks", threads)))
+    monkeypatch.setattr(
+        roofline_peaks, "measure_peaks", lambda threads: done.append(("peaks", threads))
+    )
     arms = [experiment(KERNELS, threads=n) for n in (3, 2)]
     run_stages.load(arms, by_itself(0), a_draft().note)
     run_stages.measure_peak_rates(arms[1])
@@ -107,7 +109,7 @@ def test_the_thread_budget_is_applied_before_loading_and_before_peak_rates(monke
 
 
 def test_only_kernels_on_the_cpu_have_peak_rates(monkeypatch):
-    monkeypatch.setattr(roofline_peaks, "measure", lambda threads: {"threads": threads})
+    monkeypatch.setattr(roofline_peaks, "measure_peaks", lambda threads: {"threads": threads})
 
     used = []
     monkeypatch.setattr(run_stages, "apply_thread_budget", used.append)
@@ -166,7 +168,7 @@ from labkit.workload import interleaved_kernels
 attention.create()
 loaded = {name.rpartition(".")[2] for name in sys.modules if "labkit.cpu" in name}
 assert "attention_launch" in loaded
-kernels = {"graph_replay", "gemm", "quantized_matmul", "norms", "rope", "activations"}
+kernels = {"graph_replay", "gemm", "low_precision_matmul", "norms", "rope", "activations"}
 print(*sorted(loaded & kernels))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -113,7 +113,7 @@ def test_numba_starts_anew_when_a_constant_changes_that_a_kernel_compiles_in(pac
     compiled = [package.parent / name for name in numba_sources.read_sources(package)]
     assert names[0].parent == tmp_path / "cache" / "numba"
     assert cache_dir.numba_cache_dir(environ) == names[0]
-    for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "KEYS = ", "AHEAD = "):
+    for constant in ("BQ = ", "STAMP_FACTORS = ", "LOG2E = ", "TILE_KEYS = ", "AHEAD = "):
         homes = [path for path in compiled if f"\n{constant}" in path.read_text()]
         assert homes, constant
         for home in homes:

@@ -118,7 +118,7 @@ def test_arms_are_loaded_in_random_order_each_in_its_own_turn():
 
 def packed(session):
     """Return the addresses of the weights that an engine multiplies with."""
-    from labkit.cpu.packed_linear import PackedWeights
+    from labkit.cpu.packed_linear import PackedLinear
 
     forward = session._engine._loop._runner.run_model._forward
     found, todo = set(), [forward._model]
@@ -128,7 +128,7 @@ def packed(session):
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, PackedWeights):
+        if isinstance(item, PackedLinear):
             found.add(item._panels._panels.ctypes.data)
             continue
         slots = [name for kind in type(item).__mro__ for name in getattr(kind, "__slots__", ())]

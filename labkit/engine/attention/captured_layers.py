@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.cpu.address_views import address_of
-from labkit.cpu.attention_launch import NUM_COUNTERS
+from labkit.cpu.attention_launch import COUNTER_COLUMNS
 from labkit.cpu.graph_capture import (
     BODY,
     ELEMENT,
@@ -109,7 +109,7 @@ class ReplayState:
         self._nonce = secrets.randbits(32)
         self._counts = np.bincount(layers.kind).tolist()
         self.launches = layers.launches(packed, kinds)
-        self.counters = np.zeros((len(layers.all), workers + 1, NUM_COUNTERS), np.int64)
+        self.counters = np.zeros((len(layers.all), workers + 1, COUNTER_COLUMNS), np.int64)
         self.left = np.zeros((len(layers.kinds), LEFT_FIELDS), np.int64)
         self._steps = 0
         self._plan: AttentionMetadata | None = None

@@ -19,7 +19,7 @@ from labkit.cpu import (
     tiled_attention,
 )
 from labkit.cpu.address_views import address_of
-from labkit.cpu.attention_intrinsics import KEYS
+from labkit.cpu.attention_intrinsics import TILE_KEYS
 from labkit.cpu.graph_capture import FIRST, OUT, CapturedAttention
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
@@ -78,10 +78,10 @@ class CpuBackend(PagedBackend):
         return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
 
     def _refuse(self, layer: AttentionLayer) -> None:
-        if self._switches.split_kv != "off" and KEYS % layer.block_size:
+        if self._switches.split_kv != "off" and TILE_KEYS % layer.block_size:
             raise ValueError(
                 f"block size {layer.block_size}: split_kv={self._switches.split_kv} cuts the keys "
-                f"every {KEYS}, which must be whole blocks"
+                f"every {TILE_KEYS}, which must be whole blocks"
             )
 
     def forward(
@@ -108,7 +108,7 @@ class CpuBackend(PagedBackend):
         arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
         for field, address in zip(ready.fields, arrays, strict=True):
             field[0] = address
-        counters = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
+        counters = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
         launch = Launch(bound, secrets.randbits(32), counters[:-1])
         work: Any = (
             self._memory,
@@ -256,7 +256,7 @@ class CpuBackend(PagedBackend):
             else 1,
             q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
             k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
-            element=attention_launch.ELEMENTS.index(stored),
+            element=attention_launch.POOL_DTYPES.index(stored),
             slot_numbers=layer.num_kv_heads * layer.head_dim,
         )
         metadata.prepared[layer.kind] = ready
@@ -285,7 +285,7 @@ class CpuBackend(PagedBackend):
         )
         attention_launch.decode(launch.nonce, metadata.lookup, *work)
         if parts is not None:
-            merged = np.zeros((ready.workers + 1, attention_launch.NUM_COUNTERS), np.int64)
+            merged = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
             launch.merged = merged[:-1]
             resolver = RESOLVER_IDS[metadata.resolver.variant]
             sinks = kernel_params.base2(launch.layer.sinks)

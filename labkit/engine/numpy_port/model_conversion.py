@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.packed_linear import Matrix, Slabs, alike
-from labkit.cpu.quantized_weights import BITS, GROUP_SIZES, Affine, Half
+from labkit.cpu.low_precision_weights import (
+    GROUP_SIZES,
+    QUANTIZED_BITS,
+    HalfMatrix,
+    QuantizedMatrix,
+)
+from labkit.cpu.packed_linear import SlabAllocator, WeightMatrix, share_format
 from labkit.cpu.rope import RotaryTable
 from labkit.engine.module_rebinding import PACKAGE, import_plain
 from labkit.engine.numpy_port import numpy_layers
@@ -85,7 +90,7 @@ class _Copy:
         self.mx, self.nn = mlx.core, mlx.nn
         self.made: Counter[str] = Counter()
         self._stored = stored
-        self._slabs = Slabs()
+        self._slabs = SlabAllocator()
         # Those of a rank add up nothing: they have some of the outputs, of all of the input.
         self._linear = (
             *(mlx.nn.Linear, mlx.nn.QuantizedLinear),
@@ -144,7 +149,7 @@ class _Copy:
             if any(type(layer) not in self._linear for layer in siblings):
                 continue
             weights = [self._matrix(layer, path) for layer in siblings]
-            if not alike(weights):
+            if not share_format(weights):
                 continue
             biases = [self._array(layer.get("bias"), path) for layer in siblings]
             group = numpy_layers.ProjectionGroup(weights, biases, self._slabs)
@@ -173,19 +178,24 @@ class _Copy:
             raise NoCounterpart(f"{path} is {kind}; the NumPy path computes in float32")
         return np.ascontiguousarray(np.asarray(array))
 
-    def _matrix(self, layer: Any, path: str) -> Matrix:
+    def _matrix(self, layer: Any, path: str) -> WeightMatrix:
         """Return a layer's weight, as it lies where that may be."""
         if "scales" in layer:
             bits, group, mode = layer.bits, layer.group_size, layer.mode
-            if not self._stored or mode != "affine" or bits not in BITS or group not in GROUP_SIZES:
+            if (
+                not self._stored
+                or mode != "affine"
+                or bits not in QUANTIZED_BITS
+                or group not in GROUP_SIZES
+            ):
                 raise NoCounterpart(
                     f"{path} is quantised ({mode}, {bits} bits in groups of {group}), and is not "
                     "read as it lies here"
                 )
             words, scales, biases = map(self._words, (layer.weight, layer.scales, layer.biases))
-            return Affine(words, scales, biases, bits)
+            return QuantizedMatrix(words, scales, biases, bits)
         if self._stored and layer.weight.dtype in (self.mx.float16, self.mx.bfloat16):
-            return Half(self._words(layer.weight))
+            return HalfMatrix(self._words(layer.weight))
         return self._array(layer.weight, path)  # type: ignore[no-any-return]
 
     def _words(self, array: Any) -> NDArray[Any]:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from labkit.cpu import norms
 from labkit.cpu.graph_capture import LOOK_UP, NotCapturable, TracedArray, address_of
-from labkit.cpu.packed_linear import Matrix, PackedWeights, Slabs
-from labkit.cpu.quantized_weights import Stored
+from labkit.cpu.low_precision_weights import LowPrecisionMatrix
+from labkit.cpu.packed_linear import PackedLinear, SlabAllocator, WeightMatrix
 from labkit.cpu.rope import RotaryTable
 
 Array = NDArray[np.float32]
@@ -22,13 +22,13 @@ class Linear:
 
     __slots__ = ("_packed",)
 
-    def __init__(self, weight: Matrix, bias: Array | None, slabs: Slabs) -> None:
-        self._packed = PackedWeights([weight], [bias], slabs)
+    def __init__(self, weight: WeightMatrix, bias: Array | None, slabs: SlabAllocator) -> None:
+        self._packed = PackedLinear([weight], [bias], slabs)
 
     @property
     def held(self) -> tuple[str, int]:
         """What its weights are held in, and their bytes."""
-        return self._packed.word, self._packed.bytes
+        return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N]."""
@@ -45,19 +45,19 @@ class SummedLinear:
 
     def __init__(
         self,
-        weight: Matrix,
+        weight: WeightMatrix,
         bias: Array | None,
-        slabs: Slabs,
+        slabs: SlabAllocator,
         add_up: Callable[[Array], Array],
     ) -> None:
-        self._packed = PackedWeights([weight], [None], slabs)
+        self._packed = PackedLinear([weight], [None], slabs)
         self._bias = bias
         self._add_up = add_up
 
     @property
     def held(self) -> tuple[str, int]:
         """What its weights are held in, and their bytes."""
-        return self._packed.word, self._packed.bytes
+        return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, x: Array) -> Array:
         """Return float32 [..., N], the same in every rank, for this rank's x [..., K]."""
@@ -77,9 +77,9 @@ class ProjectionGroup:
     __slots__ = ("_input", "_packed", "_ready", "_waiting")
 
     def __init__(
-        self, weights: Sequence[Matrix], biases: Sequence[Array | None], slabs: Slabs
+        self, weights: Sequence[WeightMatrix], biases: Sequence[Array | None], slabs: SlabAllocator
     ) -> None:
-        self._packed = PackedWeights(weights, biases, slabs)
+        self._packed = PackedLinear(weights, biases, slabs)
         self._input: Array | None = None
         self._ready: list[Array | None] = []
         self._waiting = 0
@@ -87,7 +87,7 @@ class ProjectionGroup:
     @property
     def held(self) -> tuple[str, int]:
         """What its weights are held in, and their bytes."""
-        return self._packed.word, self._packed.bytes
+        return self._packed.weight_format, self._packed.bytes
 
     def project(self, member: int, x: Array) -> Array:
         """Return member ``member``'s projection of x [..., K]."""
@@ -128,7 +128,7 @@ class Embedding:
 
     def __init__(self, weight: Array) -> None:
         self._table: Array | None = weight
-        self._packed: PackedWeights | None = None
+        self._packed: PackedLinear | None = None
 
     @property
     def weight(self) -> Array:
@@ -167,7 +167,7 @@ class Embedding:
     def as_linear(self, x: Array) -> Array:
         """Return ``x @ weight.T``; packed on first use."""
         if self._packed is None:
-            self._packed = PackedWeights([self.weight], [None])
+            self._packed = PackedLinear([self.weight], [None])
             self._table = None
         return self._packed.multiply(x)[0]
 
@@ -177,13 +177,13 @@ class StoredEmbedding:
 
     __slots__ = ("_packed",)
 
-    def __init__(self, weight: Stored, slabs: Slabs) -> None:
-        self._packed = PackedWeights([weight], [None], slabs)
+    def __init__(self, weight: LowPrecisionMatrix, slabs: SlabAllocator) -> None:
+        self._packed = PackedLinear([weight], [None], slabs)
 
     @property
     def held(self) -> tuple[str, int]:
         """What its weights are held in, and their bytes."""
-        return self._packed.word, self._packed.bytes
+        return self._packed.weight_format, self._packed.bytes
 
     def __call__(self, ids: NDArray[np.integer]) -> Array:
         """Return float32 [*ids.shape, D], a fresh array."""

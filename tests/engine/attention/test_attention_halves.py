@@ -7,11 +7,11 @@ import pytest
 from numba import njit, types
 from numba.core.itanium_mangler import mangle
 
-from labkit.cpu import kv_conversion, kv_dtypes
+from labkit.cpu import half_precision, kv_dtypes
 from labkit.cpu.attention_intrinsics import copy_wide, round_to_bfloat16, round_to_float16
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.kernel_params import LAYERS, layer_type
-from labkit.cpu.simd_emitter import BYTES, Emitter
+from labkit.cpu.kernel_params import PARAMS_DTYPES, params_type
+from labkit.cpu.simd_emitter import VECTOR_BYTES, Emitter
 from labkit.cpu.vector_registers import LANES
 from labkit.engine import attention
 from labkit.engine.kv_layout.kv_shape import KVShape
@@ -39,7 +39,7 @@ def as_float(words, kind):
 @pytest.mark.parametrize("kind", HALVES)
 def test_every_word_widens_exactly(kind):
     stored, out = WORDS.view(kv_dtypes.NUMPY_DTYPES[kind]), np.empty(len(WORDS), np.float32)
-    layer = np.zeros(1, LAYERS[stored.dtype])
+    layer = np.zeros(1, PARAMS_DTYPES[stored.dtype])
 
     @njit
     def widen(layers, target, source, vectors):
@@ -55,8 +55,8 @@ def test_float16_widens_exactly_without_the_instruction():
     def widen_vector(typing_context, target, source):
         def emit(context, builder, signature, arguments):
             code = Emitter(builder)
-            words = code.load(arguments[1], kind=kv_conversion.WORDS)
-            code.store(kv_conversion.widen_by_arithmetic(code, words), arguments[0])
+            words = code.load(arguments[1], kind=half_precision.WORDS)
+            code.store(half_precision.widen_by_arithmetic(code, words), arguments[0])
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64), emit
@@ -64,7 +64,7 @@ def test_float16_widens_exactly_without_the_instruction():
     @njit
     def widen(target, source, vectors):
         for i in range(vectors):
-            widen_vector(target + i * BYTES, source + i * BYTES // 2)
+            widen_vector(target + i * VECTOR_BYTES, source + i * VECTOR_BYTES // 2)
 
     out = np.empty(len(WORDS), np.float32)
     widen(out.ctypes.data, WORDS.ctypes.data, len(out) // LANES)
@@ -132,7 +132,7 @@ def test_a_slot_of_minus_one_is_skipped(batch, kind):
 
 def test_functions_for_other_pools_are_called_otherwise_in_every_process():
     """Else two that were compiled in different processes may be taken for each other."""
-    kinds = {name: layer_type(layer) for name, layer in LAYERS.items()}
+    kinds = {name: params_type(layer) for name, layer in PARAMS_DTYPES.items()}
     names = [mangle("f", [types.CPointer(kind), kind]) for kind in kinds.values()]
     assert len(set(names)) == len(kv_dtypes.NUMPY_DTYPES)
     for kind in kinds.values():  # numba's own name for a record has its number in it

@@ -399,14 +399,14 @@ def test_a_token_has_the_same_bits_in_any_batch(name):
 
 
 def test_projections_of_another_input_are_not_mixed_up():
-    from labkit.cpu.packed_linear import Slabs
+    from labkit.cpu.packed_linear import SlabAllocator
     from labkit.engine.numpy_port.numpy_layers import GroupedLinear, Linear, ProjectionGroup
 
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((n, 8)).astype(np.float32) for n in (4, 6)]
-    group = ProjectionGroup(weights, [None, None], Slabs())
+    group = ProjectionGroup(weights, [None, None], SlabAllocator())
     first, second = (GroupedLinear(group, i) for i in range(2))
-    alone = [Linear(weight, None, Slabs()) for weight in weights]
+    alone = [Linear(weight, None, SlabAllocator()) for weight in weights]
     a, b = rng.standard_normal((2, 3, 1, 8)).astype(np.float32)
     for layer, single, x in [
         (first, alone[0], a),

@@ -25,18 +25,33 @@ from numba import extending, njit, prange, types
 from numpy.typing import NDArray
 
 from labkit.cpu import thread_pool
-from labkit.cpu.gemm import ROW_BLOCK, ROWS, SERIAL_BELOW, WEIGHT_COST, WIDTH, panel_rows
+from labkit.cpu.gemm import (
+    BLOCK_ROWS,
+    MIN_PARALLEL_FMAS,
+    PANEL_COLUMNS,
+    ROWS,
+    WEIGHT_COST,
+    panel_rows,
+)
+from labkit.cpu.half_precision import BFLOAT16, FLOAT16, FLOAT32, Element
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.kv_conversion import BFLOAT16, FLOAT16, FLOAT32, Element
+from labkit.cpu.low_precision_weights import QUANTIZED_BITS, SPAN_COLUMNS, SPAN_PANELS, WORD_BITS
 from labkit.cpu.microkernels import PANEL_ROW
-from labkit.cpu.quantized_weights import BITS, PANELS, SPAN, WORD_BITS
-from labkit.cpu.simd_emitter import BYTES, F32, FLOAT_BYTES, I64, INTEGERS, VECTOR, Emitter
+from labkit.cpu.simd_emitter import (
+    F32,
+    F32_VECTOR,
+    FLOAT_BYTES,
+    I32_VECTOR,
+    I64,
+    VECTOR_BYTES,
+    Emitter,
+)
 from labkit.cpu.vector_registers import LANES
 
-VECTORS = WIDTH // LANES
-MOST = 24  # rows for which weights are widened where they are used
+VECTORS = PANEL_COLUMNS // LANES
+MAX_FUSED_ROWS = 24  # rows for which weights are widened where they are used
 AHEAD = 8192  # bytes of a span that memory is asked for before they are read
-LINE = 64  # bytes of a cache line
+CACHE_LINE_BYTES = 64  # bytes of a cache line
 LOW_ROWS = 4  # of the lower tile
 MANTISSA = 23  # bits of a float32
 LIFTED = (2, 3, 4)  # bits of integers
@@ -65,12 +80,12 @@ class Form:
     @property
     def unit_bytes(self) -> int:
         """Bytes of a unit, of all columns of a span."""
-        return self.unit * (self.bits or 8 * self.element.bytes) * SPAN // 8
+        return self.unit * (self.bits or 8 * self.element.bytes) * SPAN_COLUMNS // 8
 
     @property
     def head_bytes(self) -> int:
         """Bytes of a record before its first unit."""
-        return 2 * SPAN * self.element.bytes if self.bits else 0
+        return 2 * SPAN_COLUMNS * self.element.bytes if self.bits else 0
 
     def head(self, code: Emitter, record: Any, panel: Any, vectors: int) -> list[tuple[Any, Any]]:
         """Load a scale and a bias for each of the vectors of columns from a panel on."""
@@ -97,10 +112,10 @@ class Form:
                 self.element.load(code, build.add(at, I64(v * size))) for v in range(vectors)
             ]
             return lambda step, vector: numbers[vector]
-        at = build.add(unit, build.mul(panel, I64(VECTORS * BYTES)))
-        row = 4 * SPAN
+        at = build.add(unit, build.mul(panel, I64(VECTORS * VECTOR_BYTES)))
+        row = 4 * SPAN_COLUMNS
         words = [
-            [code.load(at, i * row + v * BYTES, INTEGERS)
+            [code.load(at, i * row + v * VECTOR_BYTES, I32_VECTOR)
              for i in range(self.unit * self.bits // WORD_BITS)]
             for v in range(vectors)
         ]  # fmt: skip
@@ -116,10 +131,10 @@ class Form:
         if over != 0 or self.lifted:
             bits = build.and_(bits, code.integers(((1 << self.bits) - 1) << at))
         if self.lifted:
-            beyond = build.bitcast(code.constant(float(1 << self.bits)), INTEGERS)
-            number = build.bitcast(build.or_(bits, beyond), VECTOR)
+            beyond = build.bitcast(code.constant(float(1 << self.bits)), I32_VECTOR)
+            number = build.bitcast(build.or_(bits, beyond), F32_VECTOR)
         else:
-            number = build.sitofp(bits, VECTOR)
+            number = build.sitofp(bits, F32_VECTOR)
         if self.element is FLOAT32:  # whose product with an integer MLX rounds
             return build.fadd(build.fmul(number, scale), bias)
         return code.fma(number, scale, bias)
@@ -137,7 +152,7 @@ _HALVES = ("float16", "bfloat16")
 # Their index is a constant of the compiled functions.
 _NAMES = [
     *((word, 0, False) for word in _HALVES),
-    *((word, bits, False) for word in _ELEMENTS for bits in BITS),
+    *((word, bits, False) for word in _ELEMENTS for bits in QUANTIZED_BITS),
     *((word, bits, True) for word in _HALVES for bits in LIFTED),
 ]
 _FORMS = [Form(_ELEMENTS[word], bits, lifted) for word, bits, lifted in _NAMES]
@@ -167,7 +182,7 @@ class _Span:
 
         def record_turn(index: Any, carried: list[Any]) -> list[Any]:
             record = build.add(self.address, build.mul(index, record_bytes))
-            for line in range(0, form.head_bytes, LINE):
+            for line in range(0, form.head_bytes, CACHE_LINE_BYTES):
                 code.prefetch(build.add(record, I64(AHEAD + line)))
             head = form.head(code, record, self.panel, self.vectors)
             first = build.mul(index, record_steps)
@@ -175,7 +190,7 @@ class _Span:
             def unit_turn(unit: Any, carried: list[Any]) -> list[Any]:
                 offset = build.add(build.mul(unit, I64(form.unit_bytes)), I64(form.head_bytes))
                 at = build.add(record, offset)
-                for line in range(0, form.unit_bytes, LINE):
+                for line in range(0, form.unit_bytes, CACHE_LINE_BYTES):
                     code.prefetch(build.add(at, I64(AHEAD + line)))
                 make = form.weights(code, at, self.panel, head, self.vectors)
                 k = build.add(first, build.mul(unit, I64(form.unit)))
@@ -224,10 +239,10 @@ def _multiply(  # type: ignore[no-untyped-def]
                 ]
             return following
 
-        start = [code.load(bias, BYTES * v) for v in range(vectors)] * rows
+        start = [code.load(bias, VECTOR_BYTES * v) for v in range(vectors)] * rows
         part = _Span(span, groups, units, panel, vectors)
         for i, total in enumerate(part.walk(code, _FORMS[form], step, start)):
-            code.store(total, out_at[i // vectors], BYTES * (i % vectors))
+            code.store(total, out_at[i // vectors], VECTOR_BYTES * (i % vectors))
         return context.get_dummy_value()
 
     return types.void(form, rows, panels, *[types.int64] * 10), emit
@@ -245,7 +260,7 @@ def _widen(_typing, form, span, groups, units, panel, target):  # type: ignore[n
         def step(k: Any, weights: list[Any], carried: list[Any]) -> list[Any]:
             line = code.at(target, k, PANEL_ROW)
             for i, weight in enumerate(weights):
-                code.store(weight, line, BYTES * i)
+                code.store(weight, line, VECTOR_BYTES * i)
             return carried
 
         part = _Span(span, groups, units, panel, VECTORS)
@@ -276,8 +291,8 @@ def functions(element: str, bits: int = 0, lifted: bool = False) -> Functions:
     # rows were not measured.
     one_row = _NAMES.index((element, bits, lifted and bits in LIFTED))
     made = [
-        _tile(one_row, 1, PANELS),
-        _tile(index, 2, PANELS),
+        _tile(one_row, 1, SPAN_PANELS),
+        _tile(index, 2, SPAN_PANELS),
         _tile(index, LOW_ROWS, 1),
         _tile(index, ROWS, 1),
         _widener(index),
@@ -327,14 +342,14 @@ def _call(_typing, address, arguments):  # type: ignore[no-untyped-def]
 def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply a span where it lies."""
     m, x_row = x.shape[0], x.shape[1] * FLOAT_BYTES
-    first = span * PANELS
+    first = span * SPAN_PANELS
     start, width, column = columns[first, 0], columns[first, 1], columns[first, 2]
-    valid = min(SPAN, width - column)
+    valid = min(SPAN_COLUMNS, width - column)
     target = m * start + column
     at, stride = np.int64(out.ctypes.data) + target * FLOAT_BYTES, width * FLOAT_BYTES
-    spill = np.empty(m * SPAN if valid < SPAN else 0, np.float32)
-    if valid < SPAN:
-        at, stride = np.int64(spill.ctypes.data), SPAN * FLOAT_BYTES
+    spill = np.empty(m * SPAN_COLUMNS if valid < SPAN_COLUMNS else 0, np.float32)
+    if valid < SPAN_COLUMNS:
+        at, stride = np.int64(spill.ctypes.data), SPAN_COLUMNS * FLOAT_BYTES
     x_at = np.int64(x.ctypes.data)
     span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
     bias_at = np.int64(bias.ctypes.data) + first * PANEL_ROW
@@ -343,7 +358,7 @@ def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type:
     elif m == 2:
         _call(functions[TWO_ROWS], (x_at, x_row, 2, span_at, groups, units, 0, bias_at, at, stride))
     else:
-        for panel in range(PANELS):
+        for panel in range(SPAN_PANELS):
             offset, row = panel * PANEL_ROW, 0
             while row < m:
                 rows = min(ROWS, m - row)
@@ -355,10 +370,10 @@ def _few(span, functions, groups, units, x, spans, bias, columns, out):  # type:
                     _call(functions[LOW], (x_row_at, x_row, rows, span_at, groups, units, panel,
                          bias_at + offset, row_at, stride))  # fmt: skip
                 row += rows
-    if valid < SPAN:
+    if valid < SPAN_COLUMNS:
         for i in range(m):
             for j in range(valid):
-                out[target + i * width + j] = spill[i * SPAN + j]
+                out[target + i * width + j] = spill[i * SPAN_COLUMNS + j]
 
 
 @njit(error_model="numpy")
@@ -366,14 +381,14 @@ def _many(panel, functions, groups, units, x, spans, bias, columns, out):  # typ
     """Widen a panel, once, and multiply it with all rows."""
     if columns[panel, 2] >= columns[panel, 1]:
         return
-    span_bytes, part = spans.shape[1], panel % PANELS
-    span_at = np.int64(spans.ctypes.data) + panel // PANELS * span_bytes
-    wide = np.empty((x.shape[1], WIDTH), np.float32)
+    span_bytes, part = spans.shape[1], panel % SPAN_PANELS
+    span_at = np.int64(spans.ctypes.data) + panel // SPAN_PANELS * span_bytes
+    wide = np.empty((x.shape[1], PANEL_COLUMNS), np.float32)
     wide_at = np.int64(wide.ctypes.data)
     _call(functions[WIDEN], (span_at, groups, units, part, wide_at))
-    blocks = (x.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK
-    share = span_bytes // PANELS // blocks  # of what comes next, which each block asks for
-    ahead = span_at + span_bytes + part * (span_bytes // PANELS)
+    blocks = (x.shape[0] + BLOCK_ROWS - 1) // BLOCK_ROWS
+    share = span_bytes // SPAN_PANELS // blocks  # of what comes next, which each block asks for
+    ahead = span_at + span_bytes + part * (span_bytes // SPAN_PANELS)
     for block in range(blocks):
         panel_rows(wide_at, panel, block, x, bias, columns, out, ahead + block * share, share)
     wide[0, 0] = 0  # which so lives until here
@@ -382,7 +397,7 @@ def _many(panel, functions, groups, units, x, spans, bias, columns, out):  # typ
 @njit(error_model="numpy")
 def multiply_task(task, functions, groups, units, x, spans, bias, columns, out):  # type: ignore[no-untyped-def]
     """Multiply a span with few rows, or a panel with many."""
-    if x.shape[0] <= MOST:
+    if x.shape[0] <= MAX_FUSED_ROWS:
         _few(task, functions, groups, units, x, spans, bias, columns, out)
     else:
         _many(task, functions, groups, units, x, spans, bias, columns, out)
@@ -399,8 +414,8 @@ def product(functions, groups, units, x, spans, bias, columns, out):  # type: ig
     ``groups`` records of ``units`` units make a span.
     """
     m = x.shape[0]
-    tasks = spans.shape[0] if m <= MOST else columns.shape[0]
-    if spans.shape[0] * SPAN * x.shape[1] * (m + WEIGHT_COST) < SERIAL_BELOW:
+    tasks = spans.shape[0] if m <= MAX_FUSED_ROWS else columns.shape[0]
+    if spans.shape[0] * SPAN_COLUMNS * x.shape[1] * (m + WEIGHT_COST) < MIN_PARALLEL_FMAS:
         for task in range(tasks):
             multiply_task(task, functions, groups, units, x, spans, bias, columns, out)
     else:
@@ -411,8 +426,12 @@ def product(functions, groups, units, x, spans, bias, columns, out):  # type: ig
 @njit(error_model="numpy")
 def take_row(row, functions, groups, units, spans, out):  # type: ignore[no-untyped-def]
     """Widen a row of the matrix into ``out`` [K]."""
-    span, panel, column = row // SPAN, row % SPAN // WIDTH, row % WIDTH
-    wide = np.empty((out.size, WIDTH), np.float32)
+    span, panel, column = (
+        row // SPAN_COLUMNS,
+        row % SPAN_COLUMNS // PANEL_COLUMNS,
+        row % PANEL_COLUMNS,
+    )
+    wide = np.empty((out.size, PANEL_COLUMNS), np.float32)
     span_at = np.int64(spans.ctypes.data) + span * spans.shape[1]
     _call(functions[WIDEN], (span_at, groups, units, panel, np.int64(wide.ctypes.data)))
     for k in range(out.size):

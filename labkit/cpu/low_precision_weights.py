@@ -1,6 +1,6 @@
 """Matrices of weights as they lie: half precision, or packed integers in groups.
 
-A kernel reads a matrix in spans of ``SPAN`` columns of the product (rows of the matrix), so
+A kernel reads a matrix in spans of ``SPAN_COLUMNS`` columns of the product (rows of the matrix), so
 that a vector holds as many columns at one step along the depth. A span is a sequence of
 records, read once and in order: a step of half precision, or a group's scales, biases and
 words. Its bytes are the model's own, in another order.
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labkit.cpu.gemm import WIDTH
+from labkit.cpu.gemm import PANEL_COLUMNS
 from labkit.cpu.kv_dtypes import to_float32
 
 # A single row of x has too few accumulators in one panel to hide the latency of an FMA.
-PANELS = 2
-SPAN = PANELS * WIDTH
+SPAN_PANELS = 2
+SPAN_COLUMNS = SPAN_PANELS * PANEL_COLUMNS
 WORD_BITS = 32
 # mlx's: bits of a quantised number, and numbers that share a scale and a bias.
-BITS = (2, 3, 4, 6, 8)
+QUANTIZED_BITS = (2, 3, 4, 6, 8)
 GROUP_SIZES = (32, 64, 128)
 # NumPy has no bfloat16: its words are the upper halves of a float32's.
 TYPES = {
@@ -33,7 +33,7 @@ TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class HalfMatrix:
     """A matrix [N, K] of float16, or of bfloat16 as uint16."""
 
     numbers: NDArray[Any]
@@ -59,19 +59,19 @@ class Half:
         return TYPES[self.numbers.dtype], 0
 
     @property
-    def lifts(self) -> bool:
-        """As ``Affine.lifts``: there is nothing to lift."""
+    def liftable(self) -> bool:
+        """As ``QuantizedMatrix.liftable``: there is nothing to lift."""
         return False
 
     @property
-    def word(self) -> str:
+    def weight_format(self) -> str:
         """Its type."""
         return self.form[0]
 
     @property
     def record(self) -> np.dtype[Any]:
         """One step along the depth."""
-        return np.dtype([("numbers", self.numbers.dtype, (SPAN,))])
+        return np.dtype([("numbers", self.numbers.dtype, (SPAN_COLUMNS,))])
 
     def fill(self, spans: NDArray[Any]) -> None:
         """Write the matrix into zeros of its records [N / SPAN rounded up, K]."""
@@ -79,7 +79,7 @@ class Half:
 
 
 @dataclass(frozen=True, slots=True)
-class Affine:
+class QuantizedMatrix:
     """A quantised matrix [N, K]: ``integer * scale + bias``, with a pair for each group.
 
     Parameters
@@ -99,7 +99,7 @@ class Affine:
 
     def __post_init__(self) -> None:
         """Refuse what is not mlx's."""
-        if self.bits not in BITS or self.group not in GROUP_SIZES:
+        if self.bits not in QUANTIZED_BITS or self.group not in GROUP_SIZES:
             raise ValueError(f"{self.bits} bits in groups of {self.group}: not mlx's")
         if (self.scales.dtype, self.scales.shape) != (self.biases.dtype, self.biases.shape):
             raise ValueError("scales and biases are of one type and shape")
@@ -120,7 +120,7 @@ class Affine:
         return TYPES[self.scales.dtype], self.bits
 
     @property
-    def lifts(self) -> bool:
+    def liftable(self) -> bool:
         """Whether every bias minus ``2**bits`` scales is a float32, as of trained weights it is.
 
         Told by the error of the subtraction, which is exact itself (D. E. Knuth, *The Art of
@@ -139,15 +139,15 @@ class Affine:
         return not error.any()  # a NaN, of what overflows, counts
 
     @property
-    def word(self) -> str:
+    def weight_format(self) -> str:
         """Its type, as counters have it."""
         return "quantised"
 
     @property
     def record(self) -> np.dtype[Any]:
         """One group."""
-        words = ("words", np.uint32, (self.group * self.bits // WORD_BITS, SPAN))
-        pair = [(name, self.scales.dtype, (SPAN,)) for name in ("scales", "biases")]
+        words = ("words", np.uint32, (self.group * self.bits // WORD_BITS, SPAN_COLUMNS))
+        pair = [(name, self.scales.dtype, (SPAN_COLUMNS,)) for name in ("scales", "biases")]
         return np.dtype([*pair, words])
 
     def fill(self, spans: NDArray[Any]) -> None:
@@ -157,13 +157,13 @@ class Affine:
         _lay(spans["biases"], self.biases)
 
 
-Stored = Half | Affine
+LowPrecisionMatrix = HalfMatrix | QuantizedMatrix
 
 
 def _lay(target: NDArray[Any], rows: NDArray[Any]) -> None:
     """Write rows [N, ...] side by side: target [spans, ..., SPAN]."""
-    full, rest = divmod(len(rows), SPAN)
-    whole = rows[: full * SPAN].reshape(full, SPAN, *rows.shape[1:])
+    full, rest = divmod(len(rows), SPAN_COLUMNS)
+    whole = rows[: full * SPAN_COLUMNS].reshape(full, SPAN_COLUMNS, *rows.shape[1:])
     target[:full] = np.moveaxis(whole, 1, -1)
     if rest:
-        target[full, ..., :rest] = np.moveaxis(rows[full * SPAN :], 0, -1)
+        target[full, ..., :rest] = np.moveaxis(rows[full * SPAN_COLUMNS :], 0, -1)

@@ -11,13 +11,13 @@ from typing import Any
 
 from numba import types
 
+from labkit.cpu.half_precision import Element, element_of
 from labkit.cpu.jit import intrinsic
-from labkit.cpu.kv_conversion import Element, element_of
-from labkit.cpu.simd_emitter import BYTES, F32, FLOAT_BYTES, I64, Emitter
-from labkit.cpu.vector_registers import HOST, LANES
+from labkit.cpu.simd_emitter import F32, FLOAT_BYTES, I64, VECTOR_BYTES, Emitter
+from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
 RUN = 4  # keys or values side by side that are taken at once
-ROWS = HOST.rows(RUN, most=4)  # query rows that are, at most
+ROWS = HOST_REGISTERS.rows(RUN, most=4)  # query rows that are, at most
 
 
 class _Keys:
@@ -91,14 +91,14 @@ def _dots(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[A
     def turn(index: Any, totals: list[Any]) -> list[Any]:
         vectors, following = keys.load(index), []
         for row, source in enumerate(sources):
-            query = code.load(code.at(source, index, BYTES))
+            query = code.load(code.at(source, index, VECTOR_BYTES))
             for k, vector in enumerate(vectors):
                 following.append(code.fma(query, vector, totals[row * keys.count + k]))
         return following
 
     totals = code.loop(vectors, turn, [code.constant(0.0)] * (rows * keys.count))
     for i, total in enumerate(totals):
-        code.store(total, targets[i // keys.count], BYTES * (i % keys.count))
+        code.store(total, targets[i // keys.count], VECTOR_BYTES * (i % keys.count))
 
 
 def _spread(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list[Any]) -> None:
@@ -116,7 +116,7 @@ def _spread(code: Emitter, rows: int, keys: _Keys, vectors: Any, addresses: list
     def turn(index: Any) -> None:
         vectors = keys.load(index)
         for target, weights in zip(targets, factors, strict=True):
-            there = code.at(target, index, BYTES)
+            there = code.at(target, index, VECTOR_BYTES)
             total = code.load(there)
             for weight, vector in zip(weights, vectors, strict=True):
                 total = code.fma(weight, vector, total)
@@ -137,7 +137,7 @@ def add_lanes(typing_context: Any, scores: Any, sums: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         code = Emitter(builder)
         scores, sums = arguments
-        vectors = [code.load(sums, BYTES * i) for i in range(LANES)]
+        vectors = [code.load(sums, VECTOR_BYTES * i) for i in range(LANES)]
         width = LANES // 2  # lanes of a key that are left after this turn
         while width:
             low = [i // width * 2 * width + i % width for i in range(LANES)]

@@ -14,8 +14,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from labkit.cpu.simd_emitter import INTEGERS, VECTOR, Emitter
-from labkit.cpu.vector_registers import HOST, LANES
+from labkit.cpu.simd_emitter import F32_VECTOR, I32_VECTOR, Emitter
+from labkit.cpu.vector_registers import HOST_REGISTERS, LANES
 
 WORDS = ir.VectorType(ir.IntType(16), LANES)
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
@@ -52,25 +52,25 @@ class Element:
 def widen_by_arithmetic(code: Emitter, words: Any) -> Any:
     """Widen float16 where no instruction does: LLVM would call a function for each number."""
     build = code.builder
-    bits = build.zext(words, INTEGERS)
+    bits = build.zext(words, I32_VECTOR)
     size = build.shl(build.and_(bits, code.integers(0x7FFF)), code.integers(13))
     sign = build.shl(build.and_(bits, code.integers(0x8000)), code.integers(16))
     # Numbers below the smallest normal one, too, are scaled without rounding.
-    scaled = build.fmul(build.bitcast(size, VECTOR), code.constant(2.0**112))
+    scaled = build.fmul(build.bitcast(size, F32_VECTOR), code.constant(2.0**112))
     endless = build.icmp_unsigned(">=", size, code.integers(0x7C00 << 13))
     special = build.or_(size, code.integers(_INFINITY))
-    wide = build.select(endless, special, build.bitcast(scaled, INTEGERS))
-    return build.bitcast(build.or_(wide, sign), VECTOR)
+    wide = build.select(endless, special, build.bitcast(scaled, I32_VECTOR))
+    return build.bitcast(build.or_(wide, sign), F32_VECTOR)
 
 
 def _widen_float16(code: Emitter, words: Any) -> Any:
     build = code.builder
-    return build.fpext(build.bitcast(words, _HALVES), VECTOR)
+    return build.fpext(build.bitcast(words, _HALVES), F32_VECTOR)
 
 
 def _narrow_float16(code: Emitter, value: Any) -> Any:
     build = code.builder
-    bits = build.bitcast(value, INTEGERS)
+    bits = build.bitcast(value, I32_VECTOR)
     size = build.and_(bits, code.integers(0x7FFFFFFF))
     sign = build.lshr(build.and_(bits, code.integers(1 << 31)), code.integers(16))
     odd = build.and_(build.lshr(size, code.integers(13)), code.integers(1))
@@ -78,7 +78,9 @@ def _narrow_float16(code: Emitter, value: Any) -> Any:
     normal = build.lshr(build.add(half_less, odd), code.integers(13))
     # The last bit of 0.5 + x is worth as much as that of a float16 below the normal ones, and
     # 0.5 itself has none of the bits that are kept.
-    small = build.bitcast(build.fadd(build.bitcast(size, VECTOR), code.constant(0.5)), INTEGERS)
+    small = build.bitcast(
+        build.fadd(build.bitcast(size, F32_VECTOR), code.constant(0.5)), I32_VECTOR
+    )
     nan = build.icmp_unsigned(">", size, code.integers(_INFINITY))
     large = build.select(nan, code.integers(0x7E00), code.integers(0x7C00))
     below = build.icmp_unsigned("<", size, code.integers(_SCALE + (1 << 23)))
@@ -89,12 +91,12 @@ def _narrow_float16(code: Emitter, value: Any) -> Any:
 
 def _widen_bfloat16(code: Emitter, words: Any) -> Any:
     build = code.builder
-    return build.bitcast(build.shl(build.zext(words, INTEGERS), code.integers(16)), VECTOR)
+    return build.bitcast(build.shl(build.zext(words, I32_VECTOR), code.integers(16)), F32_VECTOR)
 
 
 def _narrow_bfloat16(code: Emitter, value: Any) -> Any:
     build = code.builder
-    bits = build.bitcast(value, INTEGERS)
+    bits = build.bitcast(value, I32_VECTOR)
     upper = build.lshr(bits, code.integers(16))
     half_less = build.add(bits, code.integers(0x7FFF))
     nearest = build.add(half_less, build.and_(upper, code.integers(1)))
@@ -107,9 +109,12 @@ def _same(code: Emitter, value: Any) -> Any:
     return value
 
 
-FLOAT32 = Element(4, VECTOR, _same, _same)
+FLOAT32 = Element(4, F32_VECTOR, _same, _same)
 FLOAT16 = Element(
-    2, WORDS, _widen_float16 if HOST.converts_float16 else widen_by_arithmetic, _narrow_float16
+    2,
+    WORDS,
+    _widen_float16 if HOST_REGISTERS.converts_float16 else widen_by_arithmetic,
+    _narrow_float16,
 )
 BFLOAT16 = Element(2, WORDS, _widen_bfloat16, _narrow_bfloat16)
 # By the type of ``element`` in a layer of ``rows``; numba has no float16 on the CPU.
