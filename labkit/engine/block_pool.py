@@ -1,7 +1,13 @@
-"""The pool of KV blocks: who may use which block, and how many were ever used.
+"""The pool of KV blocks: reference counts, the free list, and blocks that stay cached.
 
-A block is in one of three states: *free*; *held*, by one owner or by several that share
-it; or *idle*, held by nobody but kept because its contents may be asked for again.
+A block is in one of three states: *free*; *in use*, with a reference for each request whose
+block table names it; or *evictable*, with no reference but cached, because a later request may
+begin with the same tokens.
+
+    allocate            free -> in use
+    touch               one more reference (evictable -> in use)
+    free                one reference less; the last one: in use -> evictable if cached, else free
+    cache, evict        mark a block's contents as reusable, or not (evictable -> free)
 """
 
 from __future__ import annotations
@@ -13,157 +19,159 @@ NULL_BLOCK = 0
 
 
 class BlockPool:
-    """Hands out the ids of KV blocks; block 0 is the null block and is never handed out.
+    """Allocates KV blocks by id; block 0 is the null block and is never allocated.
 
-    The last block freed is the first handed out again, so that a pool larger than the
-    work touches little memory. ``peak_used`` is the most blocks held at once; idle ones
-    do not count, for they can be had back at any time. ``num_blocks``: the null block included,
-    at least 2.
+    The block freed last is allocated first, so that a pool larger than the work touches little
+    memory. ``num_blocks`` includes the null block and is at least 2. ``peak_used`` is the largest
+    number of blocks in use at once; evictable blocks are not in use.
     """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks={num_blocks}: allowed are 2 or more")
         self.num_blocks = num_blocks
-        self.capacity = num_blocks - 1  # blocks that can be handed out at most
+        self.capacity = num_blocks - 1  # blocks that can be allocated, without the null block
         self._free = list(range(num_blocks - 1, NULL_BLOCK, -1))
-        self._owners = [0] * num_blocks
-        self._kept = bytearray(num_blocks)
+        self._ref_cnt = [0] * num_blocks
+        self._cached = bytearray(num_blocks)
         self.num_evictable = 0
         self.allocated = self.freed = self.peak_used = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be handed out now."""
+        """Blocks that ``allocate`` can return now."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks held now."""
+        """Blocks with at least one reference."""
         return self.capacity - len(self._free) - self.num_evictable
 
     @property
     def num_cached(self) -> int:
-        """Blocks whose contents are kept, held or idle."""
-        return self._kept.count(1)
+        """Cached blocks, in use or evictable."""
+        return self._cached.count(1)
 
     def count_evictable(self, blocks: Iterable[int]) -> int:
-        """Return how many of ``blocks`` are idle."""
-        return sum(self._kept[block] and not self._owners[block] for block in blocks)
+        """Return how many of ``blocks`` are evictable."""
+        return sum(self._cached[block] and not self._ref_cnt[block] for block in blocks)
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out ``count`` free blocks; the caller owns them until ``free``.
+        """Return ``count`` free blocks, each with one reference.
 
         Raises
         ------
         ValueError
-            Fewer than ``count`` are free; nothing is handed out.
+            Fewer than ``count`` blocks are free; nothing is allocated.
         """
         if not 0 <= count <= len(self._free):
             raise ValueError(f"allocate({count}): {len(self._free)} blocks are free")
         blocks = [self._free.pop() for _ in range(count)]
         for block in blocks:
-            self._owners[block] = 1
+            self._ref_cnt[block] = 1
         self.allocated += count
-        self._note_peak()
+        self._update_peak()
         return blocks
 
     def touch(self, blocks: Iterable[int]) -> None:
-        """Add an owner to blocks that are held or idle.
+        """Add a reference to blocks that are in use or evictable.
 
         Raises
         ------
         ValueError
-            A block is free: nobody vouches for what it holds.
+            A block is free, so its contents are undefined.
         """
         for block in blocks:
-            if not self._owners[block]:
-                if not self._kept[block]:
-                    raise ValueError(f"block {block} is shared but free")
+            if not self._ref_cnt[block]:
+                if not self._cached[block]:
+                    raise ValueError(f"touch: block {block} is free")
                 self.num_evictable -= 1
-            self._owners[block] += 1
-        self._note_peak()
+            self._ref_cnt[block] += 1
+        self._update_peak()
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Take an owner from each block, the last of a sequence first.
+        """Remove one reference from each block, the last block of the sequence first.
 
-        A block without owners becomes idle if it is kept, else free.
+        A block without references becomes evictable if it is cached, else free.
 
         Raises
         ------
         ValueError
-            A block has no owner (freed twice, or the null block).
+            A block has no reference (it was freed twice, or is the null block).
         """
         for block in reversed(list(blocks)):
-            if not self._owners[block]:
-                raise ValueError(f"block {block} is freed but not in use")
-            self._owners[block] -= 1
-            if self._owners[block]:
+            if not self._ref_cnt[block]:
+                raise ValueError(f"free: block {block} is not in use")
+            self._ref_cnt[block] -= 1
+            if self._ref_cnt[block]:
                 continue
-            if self._kept[block]:
+            if self._cached[block]:
                 self.num_evictable += 1
             else:
-                self._return(block)
+                self._append_free(block)
 
     def cache(self, blocks: Iterable[int]) -> None:
-        """Keep the contents of held blocks: without owners they become idle, not free.
+        """Mark blocks in use as cached: without references they become evictable, not free.
 
         Raises
         ------
         ValueError
-            A block is kept already or has no owner.
+            A block is cached already or has no reference.
         """
         for block in blocks:
-            if self._kept[block] or not self._owners[block]:
-                raise ValueError(f"block {block} cannot be kept")
-            self._kept[block] = 1
+            if self._cached[block] or not self._ref_cnt[block]:
+                raise ValueError(f"cache: block {block} is cached already or not in use")
+            self._cached[block] = 1
 
     def evict(self, blocks: Iterable[int]) -> None:
-        """Keep the contents no longer: idle blocks become free, the last first.
+        """Mark blocks as no longer cached; evictable ones become free, the last block first.
 
         Raises
         ------
         ValueError
-            A block is not kept.
+            A block is not cached.
         """
         for block in reversed(list(blocks)):
-            if not self._kept[block]:
-                raise ValueError(f"block {block} is dropped but not kept")
-            self._kept[block] = 0
-            if not self._owners[block]:
+            if not self._cached[block]:
+                raise ValueError(f"evict: block {block} is not cached")
+            self._cached[block] = 0
+            if not self._ref_cnt[block]:
                 self.num_evictable -= 1
-                self._return(block)
+                self._append_free(block)
 
-    def _return(self, block: int) -> None:
+    def _append_free(self, block: int) -> None:
         self._free.append(block)
         self.freed += 1
 
-    def _note_peak(self) -> None:
+    def _update_peak(self) -> None:
         self.peak_used = max(self.peak_used, self.num_used)
 
     def reset_counters(self) -> None:
-        """Start counting anew; the peak restarts from what is held."""
+        """Set the counters to 0 and the peak to the blocks in use now."""
         self.allocated = 0
         self.freed = 0
         self.peak_used = self.num_used
 
-    def check(self, owned: Iterable[Iterable[int]], kept: Iterable[int] = ()) -> None:
-        """Raise ``AssertionError`` unless every block is free, idle or held as recorded.
+    def check(self, block_tables: Iterable[Iterable[int]], cached: Iterable[int] = ()) -> None:
+        """Raise ``AssertionError`` unless the pool agrees with its users.
 
-        ``owned``: what each owner holds; a block that two hold is in both. ``kept``: the blocks
-        whose contents are kept.
+        Parameters
+        ----------
+        block_tables
+            Each request's blocks; a shared block is in several tables.
+        cached
+            The blocks that the prefix cache holds.
         """
-        owners = Counter(block for blocks in owned for block in blocks)
-        remembered = set(kept)
-        every = sorted([*(owners.keys() | remembered), *self._free])
-        if every != list(range(1, self.num_blocks)):
+        references = Counter(block for blocks in block_tables for block in blocks)
+        cached = set(cached)
+        if sorted([*(references.keys() | cached), *self._free]) != list(range(1, self.num_blocks)):
             raise AssertionError(
-                f"blocks are lost or shared: {len(owners)} held, {len(remembered)} kept and "
-                f"{len(self._free)} free of {self.capacity}"
+                f"blocks are leaked or listed twice: {len(references)} in use, {len(cached)} "
+                f"cached and {len(self._free)} free of {self.capacity}"
             )
-        if any(owners[block] != count for block, count in enumerate(self._owners)):
-            raise AssertionError("the pool's record of owners disagrees with the owners")
-        if remembered != {block for block, kept in enumerate(self._kept) if kept}:
-            raise AssertionError("the pool's record of kept blocks disagrees with the cache")
-        if self.num_evictable != self.count_evictable(remembered):
-            raise AssertionError("the pool's count of idle blocks is wrong")
+        if any(references[block] != count for block, count in enumerate(self._ref_cnt)):
+            raise AssertionError("the pool's reference counts disagree with the block tables")
+        if cached != {block for block, flag in enumerate(self._cached) if flag}:
+            raise AssertionError("the pool's cached blocks disagree with the prefix cache")
+        if self.num_evictable != self.count_evictable(cached):
+            raise AssertionError("the pool's count of evictable blocks is wrong")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from labkit.config import DecodeShape
-from labkit.engine.batch import UNKNOWN, Batch, Ints, freeze, pack, with_padding
+from labkit.engine.batch import PLACEHOLDER_TOKEN_ID, Batch, Ints, freeze, pack, with_padding
 from labkit.engine.engine_protocol import Counters
 from labkit.engine.kv_layout.kv_cache_manager import BlockTable, KVCacheManager
 from labkit.engine.request import RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 
 # How a chunk and so many drafts become segments of the packed batch: (start, length) of each.
-Cut = Callable[[ScheduledChunk, int], list[tuple[int, int]]]
+SegmentLayout = Callable[[ScheduledChunk, int], list[tuple[int, int]]]
 
 
 def window(chunk: ScheduledChunk, drafts: int) -> list[tuple[int, int]]:
@@ -47,7 +47,7 @@ class InputBuilder:
     depends on nothing but how many requests decode is made once.
     """
 
-    def __init__(self, cache: KVCacheManager, cut: Cut = window) -> None:
+    def __init__(self, cache: KVCacheManager, cut: SegmentLayout = window) -> None:
         self._cache = cache
         self._cut = cut
         self._stacked_for: list[BlockTable] = []
@@ -57,12 +57,12 @@ class InputBuilder:
 
     def build(self, output: SchedulerOutput) -> Batch:
         """Pack the chunks of a step in their order."""
-        if output.decodes:
+        if output.is_decode_only:
             return self._decodes(output.chunks)
         tokens: list[int] = []
         rows: list[int] = []
         sampling: list[RequestState] = []
-        unknown: list[tuple[int, str]] = []
+        placeholders: list[tuple[int, str]] = []
         segments: list[tuple[int, int]] = []
         tables: list[BlockTable] = []
         for chunk in output.chunks:
@@ -70,12 +70,12 @@ class InputBuilder:
             drafts = output.drafts.get(state.request_id, ())
             tokens += state.token_ids[chunk.start : stop]
             if stop > state.num_tokens:
-                unknown.append((len(tokens), state.request_id))
-                tokens.append(UNKNOWN)
+                placeholders.append((len(tokens), state.request_id))
+                tokens.append(PLACEHOLDER_TOKEN_ID)
             if chunk.samples:
                 rows += range(len(tokens) - 1, len(tokens) + len(drafts))
                 sampling.append(state)
-                sampling += [state.followed_by(drafts[: i + 1]) for i in range(len(drafts))]
+                sampling += [state.with_output(drafts[: i + 1]) for i in range(len(drafts))]
             tokens += drafts
             own = self._cut(chunk, len(drafts))
             segments += own
@@ -87,19 +87,19 @@ class InputBuilder:
             rows,
             sampling,
             prefill_tokens=sum(chunk.num_tokens for chunk in output.chunks if chunk.is_prefill),
-            unknown=tuple(unknown),
+            placeholders=tuple(placeholders),
         )
 
     def _decodes(self, chunks: Sequence[ScheduledChunk]) -> Batch:
         """Pack a step of decodes without drafts: a token of each request."""
-        tokens, positions, seq_lens, tables, sampling, unknown = [], [], [], [], [], []
+        tokens, positions, seq_lens, tables, sampling, placeholders = [], [], [], [], [], []
         for chunk in chunks:
             state, start = chunk.state, chunk.start
             if start < len(state.token_ids):
                 tokens.append(state.token_ids[start])
             else:
-                unknown.append((len(tokens), state.request_id))
-                tokens.append(UNKNOWN)
+                placeholders.append((len(tokens), state.request_id))
+                tokens.append(PLACEHOLDER_TOKEN_ID)
             positions.append(start)
             seq_lens.append(start + 1)
             tables.append(self._cache.table(state.request_id))
@@ -117,7 +117,7 @@ class InputBuilder:
             logit_rows=self._rows,
             sampling=tuple(sampling),
             prefill_tokens=0,
-            unknown=tuple(unknown),
+            placeholders=tuple(placeholders),
         )
 
     def _block_tables(self, tables: list[BlockTable]) -> Ints:

@@ -1,4 +1,4 @@
-"""Requests as a client states them, and their one mutable twin inside the engine."""
+"""A client's request and its sampling parameters, and the scheduler's mutable state of it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ MAX_LOGPROBS = 20
 
 
 class Constraint(Protocol):
-    """What one request's output must look like, token by token."""
+    """A rule that allows or forbids every next token of one request's output."""
 
     def allowed(self, output: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-        """Say which ids may come after ``output``: [vocab_size], at least one of them.
+        """Return which ids may follow ``output``: bool [vocab_size], at least one of them true.
 
-        A function of its arguments: drafts are asked about too, and may be taken back.
+        Must depend on its arguments only: ``output`` may end with draft tokens that are rejected
+        later.
         """
 
 
@@ -43,15 +44,15 @@ class SamplingParams:
     presence_penalty, frequency_penalty
         Taken from the logits of tokens in the output: once, and per occurrence.
     logit_bias
-        What is added to the logit of a token id.
+        Added to the logits, by token id.
     logprobs
-        Tell the log probability of each token and of the so many likeliest (0 to 20);
-        None: no. They are the model's own, before all of the above.
+        Return the log probability of each token and of this many likeliest tokens (0 to 20);
+        None: no log probabilities. They are the model's own, before all of the above.
     max_tokens
         At most this many tokens are generated.
     stop
-        A text or several that end the request, and are left out of its text. They need a
-        tokenizer: ``LLM`` looks for them, an engine alone refuses them.
+        One text or several that end the request and are not part of its text. Matching them
+        takes a tokenizer, so ``LLM`` does it; an engine alone refuses them.
     stop_token_ids
         Token ids that end the request, besides the model's end-of-text ids.
     ignore_eos
@@ -60,7 +61,7 @@ class SamplingParams:
         Seed of this request's own random stream; None: derived from the request id. A
         draw depends on the seed and the position only, never on the batch.
     constraint
-        Tokens that it does not allow are never chosen; not for two requests at once.
+        Tokens that it does not allow are never chosen. One instance serves one request.
 
     Raises
     ------
@@ -83,7 +84,8 @@ class SamplingParams:
     ignore_eos: bool = False
     seed: int | None = None
     constraint: Constraint | None = field(default=None, hash=False, compare=False, repr=False)
-    # Derived once, since they are asked for every token.
+    # Derived once, because the sampler reads them for every token. ``adjusts``: the logits change
+    # before sampling; ``plain``: greedy on the model's own logits, without log probabilities.
     adjusts: bool = field(init=False, repr=False, compare=False)
     plain: bool = field(init=False, repr=False, compare=False)
 
@@ -133,7 +135,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always taken, after bias and penalties."""
+        """Whether the likeliest token is always chosen, after bias and penalties."""
         return self.temperature == 0
 
 
@@ -141,9 +143,9 @@ class SamplingParams:
 class Request:
     """A prompt and its parameters.
 
-    ``arrival`` is in seconds on the client's clock. ``priority`` counts where the
-    scheduler queues by it: the lower number is served first. ``messages``: the conversation
-    that the prompt was written from, for a server that writes it itself.
+    ``arrival`` is in seconds on the client's clock. ``priority`` orders requests under
+    ``engine.scheduler.queue=priority``: the lower number is served first. ``messages`` is the
+    conversation behind the prompt, for a server that applies its own chat template.
     """
 
     request_id: str
@@ -159,7 +161,7 @@ class Request:
 
 
 class RequestStatus(Enum):
-    """Where a request stands. There is no prefill or decode state."""
+    """The three states of a request. There is no prefill or decode state."""
 
     waiting = "waiting"
     running = "running"
@@ -167,42 +169,57 @@ class RequestStatus(Enum):
 
 
 class RequestState:
-    """A live request: ``num_computed_tokens`` catches up with the tokens known so far.
+    """A request inside the engine: ``num_computed_tokens`` catches up with its tokens.
 
-    Owned by the scheduler; nothing else writes to it. While a step is in flight (scheduled,
-    its results not yet recorded) ``num_in_flight_tokens`` are being computed and
-    ``num_unknown_tokens`` sampled; between the steps of a synchronous engine both are 0.
-    ``serial`` counts arrivals, ``num_preemptions`` how often it was sent back to the queue;
-    ``num_once_computed`` is the most that was computed, or in flight, before that.
-    ``num_held_tokens`` is for how many tokens it holds KV memory at least.
+    Only the scheduler writes to it. Between the steps of a synchronous engine
+    ``num_in_flight_tokens`` and ``num_output_placeholders`` are 0.
+
+    Attributes
+    ----------
+    arrival_index
+        The number of requests that arrived before it.
+    token_ids
+        Prompt and output tokens known so far.
+    num_computed_tokens
+        Tokens with keys and values in the KV cache.
+    num_in_flight_tokens
+        Tokens that a launched step is computing, whose results are not yet recorded.
+    num_output_placeholders
+        Output tokens that a launched step will sample (0 or 1).
+    num_reserved_tokens
+        Tokens that the request's KV memory can hold at least.
+    num_preemptions
+        How often it was sent back to the waiting queue.
+    num_computed_before_preemption
+        The most tokens that were computed or in flight when it was preempted.
     """
 
     __slots__ = (
+        "arrival_index",
+        "num_computed_before_preemption",
         "num_computed_tokens",
-        "num_held_tokens",
         "num_in_flight_tokens",
-        "num_once_computed",
+        "num_output_placeholders",
         "num_preemptions",
         "num_prompt_tokens",
-        "num_unknown_tokens",
+        "num_reserved_tokens",
         "request",
         "request_id",
-        "serial",
         "status",
         "token_ids",
     )
 
-    def __init__(self, request: Request, serial: int = 0) -> None:
+    def __init__(self, request: Request, arrival_index: int = 0) -> None:
         self.request = request
         self.request_id = request.request_id
-        self.serial = serial
+        self.arrival_index = arrival_index
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
-        self.num_held_tokens = 0
+        self.num_reserved_tokens = 0
         self.num_in_flight_tokens = 0
-        self.num_unknown_tokens = 0
-        self.num_once_computed = 0
+        self.num_output_placeholders = 0
+        self.num_computed_before_preemption = 0
         self.num_preemptions = 0
         self.status = RequestStatus.waiting
 
@@ -218,38 +235,41 @@ class RequestState:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens computed or being computed: where the next chunk starts."""
+        """Tokens computed or in flight: the index at which the next chunk starts."""
         return self.num_computed_tokens + self.num_in_flight_tokens
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens that can be scheduled now: known, or known once the step in flight ends.
+        """Tokens that can be scheduled now: known, or sampled by the step in flight.
 
-        The last token that a request may have is never computed.
+        The last output token (``max_tokens``) is never computed, because nothing follows it.
         """
-        known = len(self.token_ids) + self.num_unknown_tokens
+        known = len(self.token_ids) + self.num_output_placeholders
         if known - self.num_prompt_tokens >= self.request.params.max_tokens:
             return 0
         return known - self.num_computed_tokens - self.num_in_flight_tokens
 
-    def followed_by(self, tokens: Sequence[int]) -> RequestState:
-        """Return a copy that has ``tokens`` too, as the sampling of a drafted row sees it."""
-        twin = RequestState(self.request)
-        twin.token_ids = [*self.token_ids, *tokens]
-        return twin
+    def with_output(self, tokens: Sequence[int]) -> RequestState:
+        """Return a copy with ``tokens`` appended, for sampling after draft tokens."""
+        copy = RequestState(self.request)
+        copy.token_ids = [*self.token_ids, *tokens]
+        return copy
 
     @property
-    def num_caught_up(self) -> int:
-        """Computed tokens from which on only the newest output token is pending: a decode."""
+    def num_prefill_tokens(self) -> int:
+        """Tokens to compute before the request decodes: all but its newest output token.
+
+        That is the prompt; after a preemption, also the output tokens that are computed again.
+        """
         return max(self.num_prompt_tokens, len(self.token_ids) - 1)
 
     @property
-    def catching_up(self) -> bool:
-        """Whether the prompt, or what a preemption undid, is not yet computed."""
-        done = self.num_computed_tokens + self.num_in_flight_tokens
-        return done < self.num_prompt_tokens or done < len(self.token_ids) - 1
+    def is_prefill(self) -> bool:
+        """Whether some of ``num_prefill_tokens`` are not yet scheduled."""
+        scheduled = self.num_computed_tokens + self.num_in_flight_tokens
+        return scheduled < self.num_prompt_tokens or scheduled < len(self.token_ids) - 1
 
     @property
-    def max_cached_tokens(self) -> int:
-        """KV slots needed to the end; the last token sampled is never computed."""
+    def max_kv_tokens(self) -> int:
+        """Tokens in the KV cache at the request's end; the last output token is not computed."""
         return self.num_prompt_tokens + self.request.params.max_tokens - 1

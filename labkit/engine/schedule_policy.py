@@ -116,7 +116,7 @@ def prefill_budget(left: int, cap: int | None, floor: int | None) -> int:
 
 def full(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
     """Memory to the request's very end, however little will be used: nothing is preempted."""
-    return state.max_cached_tokens, 0.0
+    return state.max_kv_tokens, 0.0
 
 
 def optimistic(state: RequestState, num_running: int, watermark: float) -> tuple[int, float]:
@@ -141,7 +141,7 @@ RESERVATIONS: dict[Reservation, Callable[[RequestState, int, float], tuple[int, 
 
 def by_arrival(state: RequestState) -> tuple[int, int]:
     """In the order of arrival; a preempted request is thereby in front of all that wait."""
-    return 0, state.serial
+    return 0, state.arrival_index
 
 
 def by_priority(state: RequestState) -> tuple[int, int]:
@@ -149,7 +149,7 @@ def by_priority(state: RequestState) -> tuple[int, int]:
 
     A request is overtaken while it waits and preempted for others, as its number says.
     """
-    return state.request.priority, state.serial
+    return state.request.priority, state.arrival_index
 
 
 QUEUE_KEYS: dict[Queue, Callable[[RequestState], tuple[int, int]]] = {

@@ -1,13 +1,32 @@
-"""The scheduler: the one state machine of the engine.
+"""The scheduler: which tokens a step computes, and the one state machine of requests.
+
+A step with the default options, of which ``schedule_policy`` has the alternatives:
+
+    budget = max_num_batched_tokens
+    for request in running, decodes:          # order=decode_first: one token each
+        schedule(request)
+    for request in running, prefills:         # composition=mixed: prompts share the step
+        schedule(request)                     # chunk=null: as much of the prompt as fits
+    while budget and len(running) < max_num_seqs and waiting:    # admission=continuous
+        if the KV memory of all its tokens is not free: break    # reservation=full
+        move waiting.first to running         # queue=fcfs; its cached prefix is computed already
+        schedule(it)
+
+    def schedule(request):
+        tokens = min(pending tokens of request, budget)
+        while the request's KV memory is short:    # reservation=optimistic only
+            preempt the last in the queue's order, back to waiting
+        budget -= tokens
 
 Invariants, each pinned by a test:
 
-- A request has no prefill or decode state: ``num_computed_tokens`` catches up with the
-  tokens known, and a chunk samples iff it reaches the last of them.
-- A request holds blocks for every token that a step computes for it. One that can get none
-  sends the last in line back to the queue, where it waits with its tokens kept.
-- Finish, abort and preempt share one release path; a result for a request that no longer
-  runs is dropped.
+- A request has no prefill or decode state: ``num_computed_tokens`` catches up with the tokens
+  known, and a chunk samples iff it reaches the last of them.
+- A request has KV memory for every token that a step computes for it. If none is free, the
+  running request that is last in the queue's order is preempted: it waits again, and keeps its
+  token ids.
+- Finish, abort and preempt share one release path; a result for a request that no longer runs
+  is dropped.
 """
 
 from __future__ import annotations
@@ -25,10 +44,16 @@ from labkit.engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Moves requests through their one state machine; what to prefer, ``scheduling`` says.
+    """Owns every live request and moves it between waiting, running and finished.
 
-    ``cache`` is where KV memory is reserved and released; ``eos_token_ids`` end a request that
-    does not ignore them.
+    Parameters
+    ----------
+    options
+        ``engine.scheduler``; each option picks a function of ``schedule_policy``.
+    cache
+        Reserves and releases the KV memory of requests.
+    eos_token_ids
+        End a request that does not set ``ignore_eos``.
     """
 
     def __init__(
@@ -38,18 +63,18 @@ class Scheduler:
         self._cache = cache
         self._eos_token_ids = eos_token_ids
         self._live: dict[str, RequestState] = {}
-        self._place = schedule_policy.QUEUE_KEYS[options.queue]
-        self._waiting = WaitingQueue(self._place)
+        self._queue_key = schedule_policy.QUEUE_KEYS[options.queue]
+        self._waiting = WaitingQueue(self._queue_key)
         self._running: dict[str, RequestState] = {}  # in the order of admission
-        self._phases = schedule_policy.PHASE_ORDERS[options.order, options.composition]
+        self._phase_order = schedule_policy.PHASE_ORDERS[options.order, options.composition]
         self._split = options.composition is config.Composition.split
-        self._last: Phase | None = None
-        self._open = schedule_policy.ADMISSIONS[options.admission]
+        self._last_phase: Phase | None = None
+        self._may_admit = schedule_policy.ADMISSIONS[options.admission]
         self._chunk_cap = schedule_policy.CHUNK_CAPS[options.chunk_policy]
         self._reservation = schedule_policy.RESERVATIONS[options.reservation]
-        given = options.watermark
-        self._watermark = config.DEFAULT_WATERMARK if given is None else given
-        self._serial = 0
+        watermark = options.watermark
+        self._watermark = config.DEFAULT_WATERMARK if watermark is None else watermark
+        self._num_arrivals = 0
         self.counts = Counters()
 
     @property
@@ -58,30 +83,30 @@ class Scheduler:
         return sum(state.num_computed_tokens for state in self._running.values())
 
     def is_running(self, request_id: str) -> bool:
-        """Tell whether a request of this id has been admitted and has not ended."""
+        """Return whether a request of this id is admitted and has not ended."""
         state = self._live.get(request_id)
         return state is not None and state.status is RequestStatus.running
 
     def has_work(self) -> bool:
-        """Tell whether any request is live."""
+        """Return whether any request is waiting or running."""
         return bool(self._live)
 
     def is_live(self, request_id: str) -> bool:
-        """Tell whether a request of this id is waiting or running."""
+        """Return whether a request of this id is waiting or running."""
         return request_id in self._live
 
     def add(self, request: Request) -> None:
-        """Queue a request.
+        """Append a request to the waiting queue.
 
         Raises
         ------
         EngineError
-            The id is live already, or it needs more KV memory than there is.
+            The id is live already, or the request needs more KV memory than there is.
         """
-        state = RequestState(request, self._serial)
+        state = RequestState(request, self._num_arrivals)
         if request.request_id in self._live:
             raise EngineError(f"request {request.request_id}: this id is live already")
-        reason = self._cache.refusal_reason(state.max_cached_tokens)
+        reason = self._cache.refusal_reason(state.max_kv_tokens)
         if reason is not None:
             raise EngineError(
                 f"request {state.request_id}: {state.num_prompt_tokens} prompt tokens and "
@@ -89,19 +114,19 @@ class Scheduler:
                 "(engine.budget)"
             )
         self._live[request.request_id] = state
-        self._serial += 1
+        self._num_arrivals += 1
         self._waiting.add(state)
         self.counts.add("requests.submitted")
 
     def abort(self, request_id: str) -> None:
-        """End a request and free what it holds; unknown ids are ignored."""
+        """End a request and release its KV memory; unknown ids are ignored."""
         state = self._live.get(request_id)
         if state is not None:
             self._end(state)
             self.counts.add("requests.aborted")
 
     def preempt(self, request_id: str) -> None:
-        """Send a running request back to the queue; its tokens stay, to be computed again.
+        """Move a running request back to the waiting queue; its tokens are computed again.
 
         Ids that do not run are ignored.
         """
@@ -110,8 +135,10 @@ class Scheduler:
             return
         self._release(state)
         state.status = RequestStatus.waiting
-        state.num_once_computed = max(state.num_once_computed, state.num_scheduled_tokens)
-        state.num_computed_tokens = state.num_in_flight_tokens = state.num_unknown_tokens = 0
+        state.num_computed_before_preemption = max(
+            state.num_computed_before_preemption, state.num_scheduled_tokens
+        )
+        state.num_computed_tokens = state.num_in_flight_tokens = state.num_output_placeholders = 0
         state.num_preemptions += 1
         self._waiting.add(state)
         self.counts.add("preemptions")
@@ -123,7 +150,7 @@ class Scheduler:
         del self._live[state.request_id]
 
     def _release(self, state: RequestState) -> None:
-        """Take a live request out of its list and free what it holds: the only way to leave."""
+        """Take a live request out of its list and release its KV memory."""
         if state.status is RequestStatus.running:
             del self._running[state.request_id]
         else:
@@ -131,130 +158,151 @@ class Scheduler:
         self._cache.release(state.request_id)
 
     def schedule(self) -> SchedulerOutput:
-        """Choose this step's chunks: who goes first takes what it needs of the token budget."""
+        """Return the chunks of the next step; the module's docstring has the algorithm."""
         step = StepBuilder(self._options.max_num_batched_tokens, self._running.values())
-        for phase in self._phases(self._last):
+        for phase in self._phase_order(self._last_phase):
             if phase is Phase.decode:
-                for state in step.work[phase]:
-                    self._take(step, step.chunks[phase], state)
-            elif step.work[phase] or self._waiting:
-                self._prefill(step)
+                self._schedule_decodes(step)
+            elif step.pending[phase] or self._waiting:
+                self._schedule_prefills(step)
             if self._split and step.only_phase is not None:
                 break
-        self._last = step.only_phase
+        self._last_phase = step.only_phase
         self._count(step)
         output = step.output()
-        for chunk in output.chunks:  # in flight until ``update`` records what came of it
+        for chunk in output.chunks:  # in flight until ``update`` records the results
             chunk.state.num_in_flight_tokens += chunk.num_tokens
-            chunk.state.num_unknown_tokens += chunk.samples
+            chunk.state.num_output_placeholders += chunk.samples
         return output
 
-    def _prefill(self, step: StepBuilder) -> None:
-        """Schedule prompts, of those that run and then of those that wait."""
-        options, left, chunks = self._options, step.budget, step.chunks[Phase.prefill]
-        cap = self._chunk_cap(options.chunk, len(step.work[Phase.decode]))
-        allowed = schedule_policy.prefill_budget(left, options.prefill_cap, options.prefill_floor)
-        step.budget = allowed
-        for state in step.work[Phase.prefill]:
-            self._take(step, chunks, state, cap)
-        while self._open(step.num_running, step.budget) and (new := self._admit()):
-            step.work[Phase.prefill].append(new)
-            self._take(step, chunks, new, cap)
-        spent = allowed - step.budget
-        if allowed < left and not step.budget:
-            self.counts.add("steps.prefill_capped")
-        if spent > left:
-            self.counts.add("steps.prefill_floored")
-        step.budget = max(0, left - spent)
+    def _schedule_decodes(self, step: StepBuilder) -> None:
+        """Schedule the running requests whose prompts are computed."""
+        for state in step.pending[Phase.decode]:
+            self._schedule_chunk(step, Phase.decode, state, step.token_budget)
 
-    def _take(
+    def _schedule_prefills(self, step: StepBuilder) -> None:
+        """Schedule prompts: of running requests, then of those that can be admitted."""
+        options, start = self._options, step.num_tokens
+        left = max(0, step.token_budget - start)
+        limit = start + schedule_policy.prefill_budget(
+            left, options.prefill_cap, options.prefill_floor
+        )
+        chunk_cap = self._chunk_cap(options.chunk, len(step.pending[Phase.decode]))
+        for state in step.pending[Phase.prefill]:
+            self._schedule_chunk(step, Phase.prefill, state, limit, chunk_cap)
+        while self._may_admit(step.num_running, limit - step.num_tokens):
+            admitted = self._admit_first()
+            if admitted is None:
+                break
+            step.pending[Phase.prefill].append(admitted)
+            self._schedule_chunk(step, Phase.prefill, admitted, limit, chunk_cap)
+        if limit < start + left and step.num_tokens == limit:
+            self.counts.add("steps.prefill_capped")
+        if step.num_tokens > start + left:
+            self.counts.add("steps.prefill_floored")
+
+    def _schedule_chunk(
         self,
         step: StepBuilder,
-        chunks: list[ScheduledChunk],
+        phase: Phase,
         state: RequestState,
-        cap: int | None = None,
+        limit: int,
+        chunk_cap: int | None = None,
     ) -> None:
-        """Schedule as many of a request's tokens as budget, chunk cap and memory allow.
+        """Schedule as many of a request's tokens as limit, chunk cap and KV memory allow.
 
-        Memory that is missing is taken from the last in line. The first in line is never
-        preempted, and fits the memory alone: it always advances, so steps are bounded.
+        ``limit`` is the number of tokens that the step may reach, ``chunk_cap`` the most tokens
+        of this request (None: no cap). Missing KV memory is taken from the running request that
+        is last in the queue's order. The first is never preempted and fits the memory alone, so
+        it advances in every step: the number of steps is bounded.
         """
-        if state.status is not RequestStatus.running:  # preempted for another in this very step
+        if state.status is not RequestStatus.running:  # preempted earlier in this step
             return
-        count = min(state.num_pending_tokens, step.budget)
-        if cap is not None and cap < count:
-            count = cap
+        count = min(state.num_pending_tokens, limit - step.num_tokens)
+        if chunk_cap is not None and chunk_cap < count:
+            count = chunk_cap
             self.counts.add(f"chunk.{self._options.chunk_policy.value}")
         if count <= 0:
             return
         start = state.num_scheduled_tokens
-        if start + count > state.num_held_tokens:
+        if start + count > state.num_reserved_tokens:
             while not self._cache.grow(state.request_id, start + count):
-                victim = max(self._running.values(), key=self._place)
+                victim = max(self._running.values(), key=self._queue_key)
                 self.preempt(victim.request_id)
-                step.drop(victim)
+                step.remove(victim)
                 if victim is state:
                     return
-            state.num_held_tokens = start + count
-        chunks.append(ScheduledChunk(state, start, count))
-        step.budget -= count
+            state.num_reserved_tokens = start + count
+        step.chunks[phase].append(ScheduledChunk(state, start, count))
+        step.num_tokens += count
 
-    def _admit(self) -> RequestState | None:
-        """Let the first waiting request run, if a place and the memory asked for are free."""
+    def _admit_first(self) -> RequestState | None:
+        """Admit the first waiting request and return it.
+
+        None if no request waits, ``max_num_seqs`` run, or too little KV memory is free.
+        """
         state = self._waiting.first
         if state is None or len(self._running) >= self._options.max_num_seqs:
             return None
-        tokens, spare = self._reservation(state, len(self._running), self._watermark)
-        cached = self._cache.reserve(state, tokens, spare)
-        if cached is None:
+        num_tokens, spare = self._reservation(state, len(self._running), self._watermark)
+        num_cached = self._cache.reserve(state, num_tokens, spare)
+        if num_cached is None:
             return None
         self._waiting.remove(state)
-        state.num_computed_tokens, state.num_held_tokens = cached, tokens
+        state.num_computed_tokens, state.num_reserved_tokens = num_cached, num_tokens
         state.status = RequestStatus.running
         self._running[state.request_id] = state
         self.counts.record_peak("requests.most_running", len(self._running))
         self.counts.add(f"admission.{self._options.admission.value}")
         self.counts.add(f"reservation.{self._options.reservation.value}")
-        if self._waiting.overtaken_by(state):
+        if self._waiting.has_earlier_than(state):
             self.counts.add(f"queue.{self._options.queue.value}")
         return state
 
     def _count(self, step: StepBuilder) -> None:
-        if all(step.work):  # both phases had something to compute: who goes first counts
+        if all(step.pending):  # order and composition matter only where both phases have work
             self.counts.add(f"order.{self._options.order.value}")
             self.counts.add(f"composition.{self._options.composition.value}")
-        if not step.budget:
+        if step.num_tokens >= step.token_budget:
             self.counts.add("steps.full")
 
     def update(
         self, output: SchedulerOutput, sampled: Mapping[str, Sequence[Sampled]]
     ) -> list[TokenEvent]:
-        """Record a step's results: advance, publish, append, stop, free.
+        """Record a step's results and return its events: advance, cache, append, stop, free.
 
-        ``output`` is what ``schedule`` returned, drafts added; ``sampled`` has the tokens of
-        every request whose chunk samples: one, and one more for each draft that was right.
+        Parameters
+        ----------
+        output
+            The return value of ``schedule``, drafts added.
+        sampled
+            By request id the tokens of every chunk that samples: one, and one more for each
+            accepted draft.
         """
         events = []
         for chunk in output.chunks:
             state = chunk.state
-            if state.status is not RequestStatus.running or chunk.outdated:
-                continue
+            if state.status is not RequestStatus.running or chunk.is_outdated:
+                continue  # it ended, or was preempted, while the step was in flight
             state.num_in_flight_tokens -= chunk.num_tokens
             state.num_computed_tokens = chunk.start + chunk.num_tokens
-            if chunk.start < state.num_once_computed:
-                again = min(state.num_computed_tokens, state.num_once_computed) - chunk.start
-                self.counts.add("tokens.recomputed", again)
+            if chunk.start < state.num_computed_before_preemption:
+                recomputed = (
+                    min(state.num_computed_tokens, state.num_computed_before_preemption)
+                    - chunk.start
+                )
+                self.counts.add("tokens.recomputed", recomputed)
             self._cache.cache_blocks(state)
             if not chunk.samples:
                 continue
-            state.num_unknown_tokens -= 1
+            state.num_output_placeholders -= 1
             results = sampled[state.request_id]
             state.num_computed_tokens += len(results) - 1
             events += self._append(state, results)
         return events
 
     def _append(self, state: RequestState, results: Sequence[Sampled]) -> list[TokenEvent]:
-        """Give a request its new tokens up to the one that ends it."""
+        """Append sampled tokens to a request up to the one that ends it; return their events."""
         events = []
         for result in results:
             state.token_ids.append(result.token)
@@ -284,7 +332,7 @@ class Scheduler:
             self.abort(request_id)
 
     def check(self) -> None:
-        """Raise ``AssertionError`` unless lists, statuses and blocks agree."""
+        """Raise ``AssertionError`` unless the lists of requests and the KV cache agree."""
         running = set(self._running)
         waiting = {state.request_id for state in self._waiting}
         if running & waiting or running | waiting != set(self._live):

@@ -1,4 +1,4 @@
-"""What a step computes: the scheduler's decision, before any tensor is built."""
+"""The scheduler's decision: which tokens of which requests a step computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.engine.request import RequestState
 
 
 class Phase(IntEnum):
-    """What a part of a step does: one more token each, or tokens to catch up with."""
+    """The two kinds of work in a step: one more token per request, or prompt tokens."""
 
     decode = 0
     prefill = 1
@@ -20,46 +20,46 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """``num_tokens`` further tokens of one request, from ``start`` on.
+    """The tokens ``start`` to ``start + num_tokens`` of one request.
 
-    ``samples`` says whether the chunk reaches the request's last token: only then is there
-    a next one to sample.
+    ``samples`` is true if the chunk reaches the request's last token: only then is a next token
+    sampled. ``preemption_count`` is the request's number of preemptions when it was scheduled.
     """
 
     state: RequestState
     start: int
     num_tokens: int
     samples: bool = field(init=False)
-    life: int = field(init=False)
+    preemption_count: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse an empty chunk and one beyond the request's tokens."""
-        state = self.state
-        stop, last = self.start + self.num_tokens, len(state.token_ids) + state.num_unknown_tokens
-        if self.num_tokens < 1 or stop > last:
+        state, stop = self.state, self.start + self.num_tokens
+        num_tokens = len(state.token_ids) + state.num_output_placeholders
+        if self.num_tokens < 1 or stop > num_tokens:
             raise ValueError(
-                f"request {state.request_id}: tokens {self.start} to {stop} of {last} cannot be "
-                "scheduled"
+                f"request {state.request_id}: tokens {self.start} to {stop} of {num_tokens} "
+                "cannot be scheduled"
             )
-        object.__setattr__(self, "samples", stop == last)
-        object.__setattr__(self, "life", state.num_preemptions)
+        object.__setattr__(self, "samples", stop == num_tokens)
+        object.__setattr__(self, "preemption_count", state.num_preemptions)
 
     @property
-    def outdated(self) -> bool:
-        """Whether the request was preempted since: what was computed is lost."""
-        return self.life != self.state.num_preemptions
+    def is_outdated(self) -> bool:
+        """Whether the request was preempted after it was scheduled: its results are dropped."""
+        return self.preemption_count != self.state.num_preemptions
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the request still catches up with its tokens (a shape, not a state)."""
-        return self.start < self.state.num_caught_up
+        """Whether the chunk starts in the prompt, or in tokens that a preemption discarded."""
+        return self.start < self.state.num_prefill_tokens
 
 
 class SchedulerOutput(NamedTuple):
     """The chunks of one step, decodes first.
 
-    ``drafts``: by request id, guesses at what comes after the last token of a chunk that
-    samples; they are computed with it, and kept as far as sampling agrees.
+    ``drafts`` maps a request id to the draft tokens that follow a chunk that samples. They are
+    computed with the chunk; those that agree with what is sampled are accepted.
     """
 
     chunks: tuple[ScheduledChunk, ...]
@@ -71,8 +71,8 @@ class SchedulerOutput(NamedTuple):
         return sum(chunk.num_tokens for chunk in self.chunks) + sum(map(len, self.drafts.values()))
 
     @property
-    def decodes(self) -> bool:
-        """Whether each chunk is the one token of a request that is not yet computed."""
+    def is_decode_only(self) -> bool:
+        """Whether every chunk is a decode of one token, without drafts."""
         if self.drafts:
             return False
         for chunk in self.chunks:  # faster than ``all``, which a step of one request would notice
@@ -83,49 +83,52 @@ class SchedulerOutput(NamedTuple):
         return True
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to compute."""
+        """Return whether there is anything to compute."""
         return bool(self.chunks)
 
 
 class StepBuilder:
-    """A step while it is being filled: what the running requests could compute, and what fits.
+    """A step while the scheduler fills it.
 
-    ``budget``: tokens that are left. ``work``: the requests with something to compute, in the
-    order in which they are served. ``num_running``: how many ran when the step began.
+    ``token_budget`` is ``engine.scheduler.max_num_batched_tokens``, ``num_tokens`` the tokens
+    scheduled so far. ``pending`` has by phase the running requests with something to compute, in
+    the order in which they are served, and ``chunks`` by phase what was scheduled.
+    ``num_running`` counts the requests that ran when the step began.
     """
 
-    __slots__ = ("budget", "chunks", "num_running", "work")
+    __slots__ = ("chunks", "num_running", "num_tokens", "pending", "token_budget")
 
-    def __init__(self, budget: int, running: Iterable[RequestState]) -> None:
-        self.budget = budget
+    def __init__(self, token_budget: int, running: Iterable[RequestState]) -> None:
+        self.token_budget = token_budget
+        self.num_tokens = 0
         decodes: list[RequestState] = []
         prefills: list[RequestState] = []
         self.num_running = 0
         for state in running:
             self.num_running += 1
-            if state.catching_up:
+            if state.is_prefill:
                 prefills.append(state)
             elif state.num_pending_tokens:  # else its last token is in flight
                 decodes.append(state)
-        self.work = [decodes, prefills]  # by phase
+        self.pending = [decodes, prefills]
         self.chunks: tuple[list[ScheduledChunk], list[ScheduledChunk]] = [], []
 
     @property
     def only_phase(self) -> Phase | None:
-        """The phase that has the step to itself; None: both share it, or it is empty."""
+        """The phase of every chunk; None if the step is mixed or empty."""
         decodes, prefills = self.chunks
         if bool(decodes) is bool(prefills):
             return None
         return Phase.decode if decodes else Phase.prefill
 
-    def drop(self, state: RequestState) -> None:
-        """Forget a preempted request: what it would have computed is free for others."""
+    def remove(self, state: RequestState) -> None:
+        """Remove a preempted request; the tokens scheduled for it are free for others."""
         for phase in Phase:
-            work, chunks = self.work[phase], self.chunks[phase]
-            self.work[phase] = [other for other in work if other is not state]
-            self.budget += sum(chunk.num_tokens for chunk in chunks if chunk.state is state)
+            chunks = self.chunks[phase]
+            self.pending[phase] = [other for other in self.pending[phase] if other is not state]
+            self.num_tokens -= sum(chunk.num_tokens for chunk in chunks if chunk.state is state)
             chunks[:] = [chunk for chunk in chunks if chunk.state is not state]
 
     def output(self) -> SchedulerOutput:
-        """Return the chunks, decodes first."""
+        """Return the step's chunks, decodes first."""
         return SchedulerOutput((*self.chunks[Phase.decode], *self.chunks[Phase.prefill]))

@@ -98,7 +98,7 @@ class StepLoop:
         self._in_flight = None
         sampled = self._sample(last) if last else {}
         if batch:
-            fill_in(batch, sampled)
+            fill_placeholders(batch, sampled)
             self._in_flight = self._launch(scheduled, batch)
             if last:
                 self._counters.add("pipeline.overlapped")
@@ -148,7 +148,7 @@ class StepLoop:
         self._speculation = Speculation()
 
 
-def fill_in(batch: Batch, sampled: Results) -> None:
+def fill_placeholders(batch: Batch, sampled: Results) -> None:
     """Put the tokens that a step had to wait for in their places.
 
     Raises
@@ -156,7 +156,7 @@ def fill_in(batch: Batch, sampled: Results) -> None:
     RuntimeError
         A token is still unknown: the step would compute on nothing.
     """
-    for row, request_id in batch.unknown:
+    for row, request_id in batch.placeholders:
         if request_id in sampled:
             batch.tokens[row] = sampled[request_id][-1].token
     if batch.tokens.size and batch.tokens.min() < 0:

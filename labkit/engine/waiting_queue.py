@@ -42,19 +42,19 @@ class WaitingQueue:
 
     def add(self, state: RequestState) -> None:
         """Let a request wait; one that was sent back takes the place that it had."""
-        self._states[state.serial] = state
-        heappush(self._by_place, (self._place(state), state.serial))
-        heappush(self._by_arrival, state.serial)
+        self._states[state.arrival_index] = state
+        heappush(self._by_place, (self._place(state), state.arrival_index))
+        heappush(self._by_arrival, state.arrival_index)
 
     def remove(self, state: RequestState) -> None:
         """Take a request out, wherever it stands."""
-        del self._states[state.serial]
-        if self._by_place[0][1] == state.serial:
+        del self._states[state.arrival_index]
+        if self._by_place[0][1] == state.arrival_index:
             heappop(self._by_place)
 
-    def overtaken_by(self, state: RequestState) -> bool:
+    def has_earlier_than(self, state: RequestState) -> bool:
         """Tell whether any request that waits arrived before ``state``."""
         arrivals = self._by_arrival
         while arrivals and arrivals[0] not in self._states:
             heappop(arrivals)
-        return bool(arrivals) and arrivals[0] < state.serial
+        return bool(arrivals) and arrivals[0] < state.arrival_index

@@ -9,7 +9,7 @@ from stub_engine import StubModel, make_engine, request, run, solo
 from labkit import config
 from labkit.engine import SamplingParams, create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.step_loop import fill_in
+from labkit.engine.step_loop import fill_placeholders
 
 
 class Held(StubModel):
@@ -157,11 +157,11 @@ def test_a_token_that_is_still_unknown_is_never_computed():
     model = StubModel(30, 4)
     engine = overlapped(lambda batch: launched.append(batch) or model(batch))
     run(engine, [request("a", [1, 2], 4)])
-    assert [len(batch.unknown) for batch in launched] == [0, 1, 1, 1]
+    assert [len(batch.placeholders) for batch in launched] == [0, 1, 1, 1]
     stale = launched[-1]
     stale.tokens[:] = -1
     with pytest.raises(RuntimeError, match="before the tokens it computes were known"):
-        fill_in(stale, {})
+        fill_placeholders(stale, {})
 
 
 @pytest.mark.parametrize("forward", ["numpy", "mlx"])

@@ -15,18 +15,20 @@ HAPPENS = st.lists(st.tuples(st.sampled_from("caxb"), st.integers(0, 3)), max_si
 @given(st.sampled_from(list(Queue)), HAPPENS)
 def test_it_is_a_sorted_list(kind, happens):
     place = QUEUE_KEYS[kind]
-    queue, waits, runs, serial = WaitingQueue(place), [], [], 0
+    queue, waits, runs, arrival_index = WaitingQueue(place), [], [], 0
     for what, number in happens:
         if what == "c":
-            state = RequestState(Request(f"r{serial}", (1,), priority=number), serial)
-            serial += 1
+            state = RequestState(Request(f"r{arrival_index}", (1,), priority=number), arrival_index)
+            arrival_index += 1
             queue.add(state)
             waits.append(state)
         elif what == "a" and waits:
             state = queue.first
             queue.remove(state)
             waits.remove(state)
-            assert queue.overtaken_by(state) == any(o.serial < state.serial for o in waits)
+            assert queue.has_earlier_than(state) == any(
+                o.arrival_index < state.arrival_index for o in waits
+            )
             runs.append(state)
         elif what == "x" and waits:
             queue.remove(waits.pop(number % len(waits)))

@@ -53,7 +53,7 @@ def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
             chunk.state.request_id,
             chunk.start,
             chunk.num_tokens,
-            chunk.life,
+            chunk.preemption_count,
             chunk.state.num_tokens,
             chunk.state.token_ids[-1],
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit import config
 from labkit.engine.engine_protocol import Counters
-from labkit.engine.input_builder import Cut, staircase, window
+from labkit.engine.input_builder import SegmentLayout, staircase, window
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheManager
 from labkit.engine.model_runner import RunModel
 from labkit.engine.speculation.draft_model import DraftModel
@@ -37,7 +37,7 @@ def create(
     )
 
 
-def segment_layout(options: config.Engine) -> Cut:
+def segment_layout(options: config.Engine) -> SegmentLayout:
     """Return how drafts are laid out in the batch."""
     return staircase if options.drafts.verification is config.Verification.staircase else window
 

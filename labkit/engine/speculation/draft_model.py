@@ -118,7 +118,7 @@ class DraftModel:
         """Run one forward; give the first ``len(rows)`` requests of ``taken`` a draft more."""
         tables = stack([self._cache.table(wanted[i].state.request_id) for i in taken])
         drawing = taken[: len(rows)]
-        states = [wanted[i].state.followed_by(drafts[i]) for i in drawing]
+        states = [wanted[i].state.with_output(drafts[i]) for i in drawing]
         batch: Batch = pack(tokens, segments, tables, rows, states)
         logits = self._run_model(batch)
         for i, drawn in zip(drawing, self._sampler(logits, states), strict=True):

@@ -100,7 +100,7 @@ class PrefixMachine(RuleBasedStateMachine):
         stop = min(state.num_tokens, start + count)
         for position in range(start, stop):
             block, offset = self.slot(state, position)
-            assert self.pool._owners[block] == 1 and not self.pool._kept[block], (
+            assert self.pool._ref_cnt[block] == 1 and not self.pool._cached[block], (
                 "a block is written that others may read"
             )
             self.slots[block, offset] = tuple(state.token_ids[: position + 1])
