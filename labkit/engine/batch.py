@@ -11,7 +11,7 @@ from labkit.engine.request import RequestState
 
 Ints = NDArray[np.int32]
 # In the place of a token that the step in flight will sample.
-UNKNOWN = -1
+PLACEHOLDER_TOKEN_ID = -1
 
 
 class Batch(NamedTuple):
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     [num_seqs + 1]; ``seq_lens`` int32 [num_seqs], contexts with the new tokens;
     ``block_tables`` int32 [num_seqs, max_blocks], padded with 0; ``logit_rows`` int32,
     the packed rows after which a token is sampled, for the requests ``sampling``.
-    ``unknown``: row and request id of every token that the step in flight will sample;
+    ``placeholders``: row and request id of every token that the step in flight will sample;
     ``padding``: how many rows at the end stand for no request.
     """
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     logit_rows: Ints
     sampling: tuple[RequestState, ...]
     prefill_tokens: int
-    unknown: tuple[tuple[int, str], ...] = ()
+    placeholders: tuple[tuple[int, str], ...] = ()
     padding: int = 0
 
     @property
@@ -60,7 +60,7 @@ def pack(
     sampling: list[RequestState],
     *,
     prefill_tokens: int = 0,
-    unknown: tuple[tuple[int, str], ...] = (),
+    placeholders: tuple[tuple[int, str], ...] = (),
 ) -> Batch:
     """Derive a batch from its tokens and the (start, length) of each segment."""
     starts, lengths = np.array(segments, np.int32).reshape(-1, 2).T
@@ -77,7 +77,7 @@ def pack(
         logit_rows=np.asarray(rows, np.int32),
         sampling=tuple(sampling),
         prefill_tokens=prefill_tokens,
-        unknown=unknown,
+        placeholders=placeholders,
     )
 
 
