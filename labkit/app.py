@@ -296,7 +296,7 @@ def run(command: Command) -> int:
         print_plan(cells, out)
         return 0
     again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
-    jobs, lost = launcher.jobs(), list[str]()
+    jobs, lost = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
         cells_to_run = count_text(len(cells), "cell")
         say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting until all have ended")
@@ -313,7 +313,7 @@ def run(command: Command) -> int:
     jobs.wait()
     status = study.finish()
     if not launcher.is_local:
-        missing = [*(jobs.endings() or lost), *study.unfinished()]
+        missing = [*(jobs.failures() or lost), *study.unfinished()]
         for line in missing:
             say(line)
         if missing:

@@ -1,4 +1,4 @@
-"""What the command-line doors share: a mistake is one line and exit code 2."""
+"""Error lines of the command-line programs: one line on standard error, exit code 2."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import NoReturn
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that says a mistake in one line, without the usage."""
+    """An argument parser whose errors are one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2 and one line."""
+        """Print one line and exit with code 2."""
         self.exit(2, f"{error_line(self.prog, f'{message}; --help')}\n")
 
 
 def error_line(prog: str, error: object) -> str:
-    """Return a mistake as one line: ``labkit.report: DIR: no such directory``."""
+    """Return an error as one line: ``labkit.report: DIR: no such directory``."""
     return f"{prog.removeprefix('python -m ')}: {' '.join(str(error).split())}"
 
 
 def print_error(prog: str, error: object) -> int:
-    """Print a mistake to standard error and give exit code 2."""
+    """Print an error to standard error and return exit code 2."""
     print(error_line(prog, error), file=sys.stderr)
     return 2

@@ -1,6 +1,7 @@
-"""A study: one command's cells, run one after the other, each analysed once, and reported.
+"""The runner of a study: one command's cells, each run and analysed, then reported together.
 
-The only place where running and analysing meet: neither package knows the other.
+Only this module joins the experiment and the analysis: neither package imports the other's
+running or reporting parts.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from labkit.config import Experiment, Redo
 from labkit.experiment import StudyError, cell_runner, progress_display
 from labkit.experiment.cell_composer import ComposedCell, to_cells
 from labkit.experiment.cell_manifest import refuse_changes
+from labkit.experiment.progress_display import Progress
 from labkit.records import describe_last_session
 
 if TYPE_CHECKING:
@@ -24,15 +26,17 @@ if TYPE_CHECKING:
     from labkit.experiment.run_launcher import RunLauncher
 
 
-REPORTING = 0.1  # of a study's time at most, for a report of all cells grows with them
+# The largest share of a study's time that goes into reports of all cells while it runs: such a
+# report takes longer with every cell.
+MAX_REPORT_SHARE = 0.1
 
 
 class Study:
-    """The cells that a command asks for, and the folder that they share.
+    """The cells of one command, and the folder that they share.
 
-    ``launcher`` carries out the runs; by default one fresh process per run. Sent to another
-    process, a study has no cells: whoever runs one there composes it, and writes its files only.
-    The report of all is written where the study was asked for.
+    ``launcher`` carries out the runs; by default one fresh process per run. A study that a job
+    launcher has pickled and sent to another process has no cells: the job composes its cell anew
+    and writes only that cell's files. The report of all cells is written by the first process.
     """
 
     def __init__(
@@ -42,15 +46,20 @@ class Study:
         self._composed = {cell.name: cell for cell in composed}
         self._launcher = launcher
         self._analysis_cache: AnalysisCache | None = None
-        self._home = True
+        self._is_first_process = True
         self._report_due = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what would make every job as large as the study."""
-        return {**self.__dict__, "_composed": {}, "_analysis_cache": None, "_home": False}
+        """Drop the cells and analyses, so that a job does not grow with the study."""
+        return {
+            **self.__dict__,
+            "_composed": {},
+            "_analysis_cache": None,
+            "_is_first_process": False,
+        }
 
     def refuse_changes(self) -> None:
-        """Refuse a folder that holds other arms or another design; write nothing.
+        """Refuse a folder that holds other arms or another design, without writing anything.
 
         Raises
         ------
@@ -65,55 +74,60 @@ class Study:
     ) -> None:
         """Run what is missing of a cell, analyse it and show its table.
 
-        ``compose`` makes the cell anew, in a process that the study was sent to. What stops
-        only this cell is said in one line, and the cell stays unfinished: the next cells run,
-        and the study's exit code tells.
+        ``compose`` composes the cell anew if this is a job's process. An error that stops only
+        this cell is printed in one line and leaves the cell unfinished: the next cells run, and
+        the study's exit code says so.
         """
-        composed = self._composed[name] if compose is None or self._home else compose()
-        show = (
-            progress_display.create(sys.stderr)
-            if self._home
-            else progress_display.Plain(sys.stderr)
+        known = compose is None or self._is_first_process
+        composed = self._composed[name] if known else compose()
+        progress = (
+            progress_display.create_progress(sys.stderr)
+            if self._is_first_process
+            else progress_display.PlainProgress(sys.stderr)
         )
         try:
-            _prepare(composed.experiments.values(), show)
+            _prepare(composed.experiments.values(), progress)
             for cell in to_cells(composed, folder):
-                self._run(cell, show, composed.experiment.redo is Redo.failed)
+                self._run(cell, progress, composed.experiment.redo is Redo.failed)
         except StudyError as error:
             print(f"labkit: {name}: {error}", file=sys.stderr)
 
-    def _run(self, cell: Cell, show: progress_display.Progress, redo_failed: bool) -> None:
-        analysis_cache = self._analyses()
+    def _run(self, cell: Cell, progress: Progress, redo_failed: bool) -> None:
+        analysis_cache = self._load_analysis()
         cell_runner.run_cell(
-            cell, self._launcher, show, redo_failed=redo_failed, decided=analysis_cache.decided
+            cell,
+            self._launcher,
+            progress,
+            redo_failed=redo_failed,
+            all_decided=analysis_cache.decided,
         )
         analysis.write_cell(cell.dir, analysis_cache)
         analysis.print_cell(cell.dir, analysis_cache=analysis_cache)
-        if self._home and time.monotonic() >= self._report_due:
+        if self._is_first_process and time.monotonic() >= self._report_due:
             start = time.monotonic()
             analysis.write_study(cell.dir.parent, plots=False, analysis_cache=analysis_cache)
             spent = time.monotonic() - start
-            self._report_due = start + spent / REPORTING
+            self._report_due = start + spent / MAX_REPORT_SHARE
 
     def finish(self) -> int:
-        """Write the report of all cells, and return the exit code that their files say."""
+        """Write the report of all cells, and return the exit code that their files stand for."""
         cells = list(self._cells())
         begun = [cell for cell in cells if (cell.dir / "cell.json").exists()]
         if not begun:
             return 1
-        found = analysis.write_study(self.out, analysis_cache=self._analyses())
-        return max(int(len(begun) < len(cells)), *(one.status for one in found))
+        analyses = analysis.write_study(self.out, analysis_cache=self._load_analysis())
+        return max(int(len(begun) < len(cells)), *(one.status for one in analyses))
 
     def unfinished(self) -> Iterator[str]:
-        """Name every cell that lacks blocks, and what became of whoever worked on it."""
+        """Yield a line for every cell with missing runs, with the last session's end."""
         for cell in self._cells():
-            left = cell_runner.unfinished(cell)
-            if left:
-                runs = f"{len(left)} of {len(cell.schedule())} runs are missing"
+            missing = cell_runner.unfinished(cell)
+            if missing:
+                runs = f"{len(missing)} of {len(cell.schedule())} runs are missing"
                 yield f"{cell.name}: {runs}; {describe_last_session(cell.dir)}"
 
-    def _analyses(self) -> AnalysisCache:
-        """Load the statistics when there is something to analyse."""
+    def _load_analysis(self) -> AnalysisCache:
+        """Return the cache of analyses; SciPy is imported at the first call."""
         from labkit.analysis.study_analysis import AnalysisCache
 
         if self._analysis_cache is None:
@@ -121,31 +135,33 @@ class Study:
         return self._analysis_cache
 
     def _cells(self) -> Iterable[Cell]:
-        for one in self._composed.values():
-            yield from to_cells(one, self.out / one.name)
+        for composed in self._composed.values():
+            yield from to_cells(composed, self.out / composed.name)
 
 
-def _prepare(asked: Iterable[Experiment], show: progress_display.Progress) -> None:
+def _prepare(experiments: Iterable[Experiment], progress: Progress) -> None:
     """Build once what the arms' workers need: model directories and tokenised prompts."""
-    ready: list[Experiment] = []
-    said: set[str] = set()
-    for experiment in asked:
-        if experiment in ready:
+    prepared: list[Experiment] = []
+    notes: set[str] = set()
+    for experiment in experiments:
+        if experiment in prepared:
             continue
-        note = _what_is_prepared(experiment)
-        if note is not None and note not in said:
-            show.note(note)
-            said.add(note)
+        note = _preparation_note(experiment)
+        if note is not None and note not in notes:
+            progress.note(note)
+            notes.add(note)
         workload.prepare(experiment)
-        ready.append(experiment)
+        prepared.append(experiment)
 
 
-def _what_is_prepared(experiment: Experiment) -> str | None:
-    """Say what takes a while; None where nothing does."""
+def _preparation_note(experiment: Experiment) -> str | None:
+    """Return a line about a preparation that takes seconds or longer, or None."""
     if experiment.workload.kind == "headroom":
         return None  # arithmetic on the model's configuration
     if experiment.workload.serves:
         return f"preparing model={experiment.model.name} and its prompts"
     if not experiment.workload.made or experiment.workload.clips is not None:
         return None
-    return f"preparing the clips of workload={experiment.workload.name} (made once, and kept)"
+    return (
+        f"preparing the clips of workload={experiment.workload.name} (once; the cache keeps them)"
+    )

@@ -1,4 +1,4 @@
-"""A cell: one question on one workload, and its folder."""
+"""A cell: one ablation on one workload with one design, and the files in its folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from labkit.records import Arm
 
 @dataclass(frozen=True)
 class CellPaths:
-    """Where the files of the cell in folder ``dir`` lie.
+    """Paths of the files in a cell's folder ``dir``.
 
-    A worker writes into ``runs/pending``; the runner checks what it finds there and
-    publishes it into ``runs``. What is set aside goes to ``runs/abandoned``.
+    A worker writes its record to ``runs/pending``. The runner checks it and moves it to ``runs``.
+    Files of runs that are done again go to ``runs/abandoned``.
     """
 
     dir: Path
 
     @property
     def arms(self) -> Path:
-        """The folder of the arms."""
+        """The folder of the arms' files."""
         return self.dir / "arms"
 
     @property
@@ -33,32 +33,32 @@ class CellPaths:
 
     @property
     def pending(self) -> Path:
-        """The folder of the records that are not published yet."""
+        """The folder of records that workers write and the runner has not checked yet."""
         return self.runs / "pending"
 
     @property
     def abandoned(self) -> Path:
-        """The folder of what was set aside."""
+        """The folder of files from runs that were done again."""
         return self.runs / "abandoned"
 
     def arm(self, name: str) -> Path:
-        """Return an arm's file."""
+        """Return the path of an arm's file."""
         return self.arms / f"{name}.json"
 
     def record(self, run: Run) -> Path:
-        """Return a run's record."""
+        """Return the path of a run's record."""
         return self.runs / f"{run.name}.json"
 
     def pending_record(self, run: Run) -> Path:
-        """Return a run's record as the worker writes it."""
+        """Return the path to which the worker writes a run's record."""
         return self.pending / f"{run.name}.json"
 
     def log(self, run: Run) -> Path:
-        """Return a run's log."""
+        """Return the path of a run's log."""
         return self.runs / f"{run.name}.log"
 
     def move_to_abandoned(self, path: Path) -> Path:
-        """Move a file to ``runs/abandoned`` under a name that nothing there has."""
+        """Move a file to ``runs/abandoned`` under an unused name, and return its new path."""
         self.abandoned.mkdir(parents=True, exist_ok=True)
         target, number = self.abandoned / path.name, 1
         while target.exists():
@@ -69,11 +69,20 @@ class CellPaths:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell, ready to run: its folder, its arms and its design.
+    """One cell, ready to run.
 
-    ``arms``: the baseline first, the control (if any) last. ``published``: numbers of
-    others, shown beside ours. ``scale``: of which its experiment has several; None: it has none.
-    ``design`` is as it is run: see :func:`normalized_design`.
+    Parameters
+    ----------
+    dir
+        Its folder.
+    arms
+        The baseline first, the control (if any) last.
+    design
+        Replaced by :func:`normalized_design` of it.
+    published
+        Numbers of an article, shown beside ours.
+    scale
+        The scale of its experiment; None if the experiment has no scales.
     """
 
     dir: Path
@@ -91,23 +100,23 @@ class Cell:
         if roles.count("baseline") != 1 or roles.count("control") > 1:
             raise ValueError(f"cell {self.name}: exactly one baseline, at most one control")
         if self.design.isolation is Isolation.auto:
-            raise ValueError(f"cell {self.name}: its isolation is not decided")
+            raise ValueError(f"cell {self.name}: isolation=auto must be resolved first")
         if len({arm.name for arm in self.arms}) != len(self.arms):
             raise ValueError(f"cell {self.name}: two arms have the same name")
         object.__setattr__(self, "design", normalized_design(self.design))
 
     @property
     def paths(self) -> CellPaths:
-        """Where its files lie."""
+        """The paths of its files."""
         return CellPaths(self.dir)
 
     @property
     def identity(self) -> str:
-        """What is claimed about the arms' outputs."""
+        """The claim about the arms' outputs: bitwise, tokens, noise_floor or none."""
         return self.arms[0].identity
 
     def arm(self, name: str) -> Arm:
-        """Return the arm of that name; raises ``KeyError``."""
+        """Return the arm with that name; raises ``KeyError``."""
         return {arm.name: arm for arm in self.arms}[name]
 
     def schedule(self) -> list[Run]:
@@ -117,17 +126,17 @@ class Cell:
 
     @property
     def stopping_points(self) -> tuple[int, ...]:
-        """After how many blocks the cell may end: at its looks, or when all are done."""
+        """The numbers of blocks after which the cell may end: its looks, or all blocks."""
         looks = tuple(look.blocks for look in self.design.looks)
-        return tuple(at for at in looks if at <= self.design.blocks) or (self.design.blocks,)
+        return tuple(n for n in looks if n <= self.design.blocks) or (self.design.blocks,)
 
 
 def normalized_design(design: Design) -> Design:
-    """Return the design as it is run, its last look said; a process of turns is a block.
+    """Return a design with its last look explicit, and with one process per interleaved block.
 
-    What happens to a process as a whole (where its code and memory lie) happens to both
-    runs of an arm in it, so two runs in one process are not two: the process is the unit,
-    and 4 blocks of 2 are 8 blocks of 1.
+    What happens to a process as a whole (where its code and memory lie) happens to both runs of
+    an arm in it, so two runs in one process are not independent: the process is the unit. If a
+    block's runs share a process, 4 blocks of 2 runs per arm become 8 blocks of 1.
     """
     runs, design = design.runs_per_block, replace(design, looks=design.all_looks)
     if design.isolation is Isolation.process or runs == 1:

@@ -1,10 +1,10 @@
-"""``cell.json`` as the experiment keeps it: what the cell is bound to, and the looks taken.
+"""The manifest of a cell, ``cell.json``: its arms and design, and the interim looks taken.
 
-The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study
-ends at a predeclared look where all is decided, never else: the looks and the parts of
-alpha that they spend are fixed before the first run (:class:`labkit.config.Look`), and
-:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. Whether all is
-decided is for the analysis to say, which lies above: it is handed down as a function.
+The analysis adds its results to the same file (:mod:`labkit.analysis`). A sequential study ends
+early only at a predeclared look at which every comparison is decided. The looks, and the share of
+alpha that each spends, are fixed before the first run (:class:`labkit.config.Look`);
+:mod:`labkit.analysis.statistics.interim_analysis` says why that is sound. The analysis lies above
+this package, so the function that takes a look is passed in.
 """
 
 from __future__ import annotations
@@ -26,25 +26,35 @@ from labkit.records import (
     write_json,
 )
 
-# Of the design, what a cell's folder is bound to; blocks may grow.
-BOUND = ("isolation", "seed", "runs_per_block", "control", "alpha", "margin_pct", "looks")
+# Keys of the design that must not change in an existing folder; ``blocks`` may only grow.
+FIXED_DESIGN_KEYS = (
+    "isolation",
+    "seed",
+    "runs_per_block",
+    "control",
+    "alpha",
+    "margin_pct",
+    "looks",
+)
 
-AllDecided = Callable[[Path], bool]  # of a cell's folder: whether every arm has its verdict
+# Analyses a cell's folder and returns whether every comparison has its verdict.
+AllDecided = Callable[[Path], bool]
 
 
 def _exists(cell: Cell) -> bool:
     return (cell.dir / "cell.json").exists()
 
 
-def _kept_design(cell: Cell) -> Mapping[str, Any]:
+def _old_design(cell: Cell) -> Mapping[str, Any]:
+    """Return the design in the existing manifest, or an empty mapping."""
     design: Mapping[str, Any] = read_cell(cell.dir)["design"] if _exists(cell) else {}
     return design
 
 
 def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
-    """Return ``cell.json`` as it is before the analysis: contract keys, nothing measured.
+    """Return a cell's manifest before the analysis: all keys of the contract, no results.
 
-    ``blocks``: how many are asked for by now; with looks those up to the next one.
+    ``blocks``: the number of blocks to run so far; with looks, those up to the next look.
     """
     unclaimed = {"status": "unclaimed", "reasons": []}
     return {
@@ -78,7 +88,7 @@ def new_manifest(cell: Cell, blocks: int) -> dict[str, Any]:
 
 
 def refuse_changes(cell: Cell) -> None:
-    """Refuse a cell whose folder holds records of another question.
+    """Refuse a cell whose folder holds other arms or another design.
 
     Raises
     ------
@@ -96,64 +106,69 @@ def refuse_changes(cell: Cell) -> None:
 
 
 def _difference(cell: Cell) -> str | None:
-    kept = {arm.name: arm for arm in read_arms(cell.dir)}
-    ours = {arm.name: arm for arm in cell.arms}
-    if not _exists(cell):  # killed before its first file was whole
-        ours = {name: arm for name, arm in ours.items() if name in kept}
-    for name in sorted(kept.keys() | ours.keys()):
-        if name not in ours:
-            return f"arm {name} is there, and now is not an arm"
-        if name not in kept:
+    """Return the first difference between the folder's arms and design and the cell's."""
+    old = {arm.name: arm for arm in read_arms(cell.dir)}
+    new = {arm.name: arm for arm in cell.arms}
+    if not _exists(cell):  # killed before all arms and the manifest were written
+        new = {name: arm for name, arm in new.items() if name in old}
+    for name in sorted(old.keys() | new.keys()):
+        if name not in new:
+            return f"arm {name} was an arm, now it is not"
+        if name not in old:
             return f"arm {name} is new"
-        change = difference(kept[name].to_json(), ours[name].to_json())
+        change = first_difference(old[name].to_json(), new[name].to_json())
         if change:
             return f"arm {name}: {change}"
     return _design_difference(cell)
 
 
 def _design_difference(cell: Cell) -> str | None:
-    kept, ours = _kept_design(cell), new_manifest(cell, cell.design.blocks)["design"]
-    for key in BOUND:
-        if key in kept and not (_same_looks if key == "looks" else eq)(kept[key], ours[key]):
+    old, new = _old_design(cell), new_manifest(cell, cell.design.blocks)["design"]
+    for key in FIXED_DESIGN_KEYS:
+        if key in old and not (_same_looks if key == "looks" else eq)(old[key], new[key]):
             name = "seed" if key == "seed" else f"design.{key}"
-            return f"{name} was {kept[key]}, now {ours[key]}"
-    if kept.get("blocks", 0) > ours["blocks"]:
-        return f"design.blocks was {kept['blocks']}, now {ours['blocks']}: blocks may only grow"
+            return f"{name} was {old[key]}, now {new[key]}"
+    if old.get("blocks", 0) > new["blocks"]:
+        return f"design.blocks was {old['blocks']}, now {new['blocks']}: blocks may only grow"
     return None
 
 
-def _same_looks(kept: Sequence[Mapping[str, Any]], ours: Sequence[Mapping[str, Any]]) -> bool:
-    """Compare looks. The last one moves with the blocks that are asked for, where they grow."""
-    ends = [looks[-1]["blocks"] if looks else math.inf for looks in (kept, ours)]
-    if ends[0] == ends[1]:
-        return list(kept) == list(ours)
-    early = [[look for look in looks if look["blocks"] < min(ends)] for looks in (kept, ours)]
-    return early[0] == early[1]
+def _same_looks(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> bool:
+    """Compare interim looks; the last may be at another block if ``design.blocks`` grew."""
+    last_blocks = [looks[-1]["blocks"] if looks else math.inf for looks in (old, new)]
+    if last_blocks[0] == last_blocks[1]:
+        return list(old) == list(new)
+    earlier = min(last_blocks)
+    old_early, new_early = (
+        [look for look in looks if look["blocks"] < earlier] for looks in (old, new)
+    )
+    return old_early == new_early
 
 
-def difference(kept: Any, ours: Any, where: str = "") -> str | None:
-    """Say the first difference of two JSON values: ``config.engine.blas was x, now y``."""
-    if isinstance(kept, Mapping) and isinstance(ours, Mapping):
-        for key in [*kept, *(key for key in ours if key not in kept)]:
-            path = f"{where}.{key}" if where else str(key)
-            if key not in ours:
-                return f"{path} was {kept[key]}, now is not set"
-            if key not in kept:
-                return f"{path} was not set, now {ours[key]}"
-            change = difference(kept[key], ours[key], path)
+def first_difference(old: Any, new: Any, path: str = "") -> str | None:
+    """Return the first difference of two JSON values: ``config.engine.blas was x, now y``."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            key_path = f"{path}.{key}" if path else str(key)
+            if key not in new:
+                return f"{key_path} was {old[key]}, now is not set"
+            if key not in old:
+                return f"{key_path} was not set, now {new[key]}"
+            change = first_difference(old[key], new[key], key_path)
             if change:
                 return change
         return None
-    if isinstance(kept, list) and isinstance(ours, list | tuple) and len(kept) == len(ours):
-        pairs = enumerate(zip(kept, ours, strict=True))
-        return next(filter(None, (difference(a, b, f"{where}[{i}]") for i, (a, b) in pairs)), None)
-    return None if kept == ours else f"{where} was {kept}, now {ours}"
+    if isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new):
+        pairs = enumerate(zip(old, new, strict=True))
+        changes = (first_difference(a, b, f"{path}[{i}]") for i, (a, b) in pairs)
+        return next(filter(None, changes), None)
+    return None if old == new else f"{path} was {old}, now {new}"
 
 
 def write_manifest(cell: Cell, blocks: int) -> None:
-    """Write ``arms/*.json`` and ``cell.json`` (both only where they differ or are absent).
+    """Write ``arms/*.json`` and ``cell.json``, each only if it is absent or must change.
 
-    ``blocks``: as in :func:`new_manifest`; more that were asked for before stay.
+    ``blocks``: as in :func:`new_manifest`; a larger number in the existing manifest stays.
 
     Raises
     ------
@@ -166,65 +181,66 @@ def write_manifest(cell: Cell, blocks: int) -> None:
     for arm in cell.arms:
         if not paths.arm(arm.name).exists():
             write_json(paths.arm(arm.name), arm.to_json())
-    kept = _kept_design(cell)
-    hosts = kept.get("across_hosts", False) != cell.design.across_hosts
-    if kept.get("blocks", 0) < blocks or hosts:
-        fresh = new_manifest(cell, max(blocks, kept.get("blocks", 0)))
-        fresh["design"] |= {key: kept[key] for key in ("looks_taken",) if key in kept}
-        fresh["design"]["shown"] = shown(cell)
-        write_json(cell.dir / "cell.json", fresh)
+    old = _old_design(cell)
+    across_hosts_changed = old.get("across_hosts", False) != cell.design.across_hosts
+    if old.get("blocks", 0) < blocks or across_hosts_changed:
+        manifest = new_manifest(cell, max(blocks, old.get("blocks", 0)))
+        manifest["design"] |= {key: old[key] for key in ("looks_taken",) if key in old}
+        manifest["design"]["shown"] = blocks_when_shown(cell)
+        write_json(cell.dir / "cell.json", manifest)
 
 
-def shown(cell: Cell) -> list[int]:
-    """Return after how many blocks results of the cell were shown, from its file.
+def blocks_when_shown(cell: Cell) -> list[int]:
+    """Return the numbers of blocks after which the cell's results were shown.
 
-    The analysis notes it in ``cell.json`` when it writes a finished cell's results there.
-    One that has rows and no note was written before there was one.
+    The analysis notes them in ``cell.json`` when it writes a finished cell's results there. An
+    older manifest has results without the note: they were shown after its last block.
     """
     if not _exists(cell):
         return []
-    kept = read_cell(cell.dir)
-    unnoted = [kept["design"]["blocks"]] if kept["rows"] else []
-    return [int(blocks) for blocks in kept["design"].get("shown", unnoted)]
+    manifest = read_cell(cell.dir)
+    unnoted = [manifest["design"]["blocks"]] if manifest["rows"] else []
+    return [int(blocks) for blocks in manifest["design"].get("shown", unnoted)]
 
 
 def exploratory_warning(cell: Cell) -> str | None:
-    """Say that the cell asks for blocks beyond those whose results were shown, or None."""
+    """Return a warning if the cell grows beyond blocks whose results were shown, or None."""
     looks = [look.blocks for look in cell.design.looks]
-    before = [n for n in shown(cell) if n < cell.design.blocks and n not in looks]
-    if not before:
+    shown = [n for n in blocks_when_shown(cell) if n < cell.design.blocks and n not in looks]
+    if not shown:
         return None
     return (
-        f"results were shown after {before[0]} blocks, and now {cell.design.blocks} are asked "
-        "for: what follows is exploratory and claims nothing; a new study with design.looks at "
-        f"{before[0]} and {cell.design.blocks} blocks could"
+        f"results were shown after {shown[0]} blocks, and now {cell.design.blocks} are asked "
+        "for: what follows is exploratory and claims nothing; for a claim, start a new study "
+        f"(another out=) with design.looks at {shown[0]} and {cell.design.blocks} blocks"
     )
 
 
 def take_interim_look(
-    cell: Cell, blocks: int, records: list[Record], decided: AllDecided | None
+    cell: Cell, blocks: int, records: list[Record], all_decided: AllDecided | None
 ) -> bool:
-    """Take the look after ``blocks`` blocks, note it in ``cell.json``, tell if the cell ends.
+    """Take the look after ``blocks`` blocks, note it in ``cell.json``; return if the cell ends.
 
-    A look is taken with exactly its own blocks done; one that was passed before stays as
-    it was.
+    A look is taken only when exactly its blocks are done: one that an earlier command passed
+    stays as it was.
     """
     look = next((look for look in cell.design.looks if look.blocks == blocks), None)
     if look is None or any(record.block >= blocks for record in records):
         return False
-    if decided is None:
-        raise ValueError(f"cell {cell.name}: its design has looks, and nobody to take them")
-    found = decided(cell.dir)
-    data = read_cell(cell.dir)
-    taken = [item for item in data["design"].get("looks_taken", []) if item["blocks"] < blocks]
-    taken.append({"blocks": look.blocks, "alpha": look.alpha, "decided": found})
-    if data["design"].get("looks_taken") != taken:
-        data["design"]["looks_taken"] = taken
-        write_json(cell.dir / "cell.json", data)
-    return found
+    if all_decided is None:
+        raise ValueError(f"cell {cell.name}: its design has looks, but all_decided is None")
+    decided = all_decided(cell.dir)
+    manifest = read_cell(cell.dir)
+    old_looks = manifest["design"].get("looks_taken")
+    taken = [item for item in old_looks or [] if item["blocks"] < blocks]
+    taken.append({"blocks": look.blocks, "alpha": look.alpha, "decided": decided})
+    if old_looks != taken:
+        manifest["design"]["looks_taken"] = taken
+        write_json(cell.dir / "cell.json", manifest)
+    return decided
 
 
 def ended_at_look(cell: Cell) -> bool:
-    """Tell whether the cell's last look ended it, from its file."""
-    taken = _kept_design(cell).get("looks_taken", [])
+    """Return whether the cell's last look ended it, by its manifest."""
+    taken = _old_design(cell).get("looks_taken", [])
     return bool(taken) and bool(taken[-1]["decided"])

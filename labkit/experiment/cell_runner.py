@@ -1,8 +1,8 @@
-"""Runs a cell: block by block, one fresh process per run, and nothing is ever lost.
+"""The runner of a cell: plan its blocks, then launch, check and record the runs of each.
 
-A block is done when all its records exist. The same command on the same folder runs
-what is missing: records of an unfinished block move to ``runs/abandoned`` and the whole
-block is run again, for half a block is no randomised comparison.
+A block is finished when all its records exist. The same command on the same folder runs what is
+missing. The records of an unfinished block move to ``runs/abandoned`` and the whole block runs
+again, because half a block is no randomised comparison. Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -33,13 +33,25 @@ from labkit.machine import fingerprint
 from labkit.machine.cache_dir import CacheError
 from labkit.records import Record, RecordError, read_record, write_record
 
+Block = Sequence[Run]  # all runs of one block, in their order
+
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What ``run_cell`` did: runs done now, runs found done, names of failed runs."""
+    """The result of :func:`run_cell`.
+
+    Parameters
+    ----------
+    ran, already_done
+        The number of runs done now, and of those whose records existed before.
+    failed
+        The names of failed runs.
+    seconds
+        Wall time of the call.
+    """
 
     ran: int
-    found: int
+    already_done: int
     failed: tuple[str, ...]
     seconds: float
 
@@ -50,24 +62,24 @@ def run_cell(
     progress: Progress | None = None,
     *,
     redo_failed: bool = False,
-    decided: AllDecided | None = None,
+    all_decided: AllDecided | None = None,
 ) -> CellOutcome:
-    """Run what is missing of a cell.
+    """Run what is missing of a cell, alone on this host and alone on this cell.
 
     Parameters
     ----------
     launcher
-        Who carries out a run; by default one fresh process per run.
+        Carries out the runs; by default one fresh process per run.
     redo_failed
         Run blocks with a failed run again; their records are kept in ``runs/abandoned``.
-    decided
-        Takes the looks: tells from the cell's folder whether all is decided. Needed where
-        the design has looks.
+    all_decided
+        Analyses the cell's folder at an interim look and returns whether every comparison is
+        decided. Needed if the design has looks.
 
     Raises
     ------
     ConfigError
-        The folder holds another question's records.
+        The folder holds records of another question.
     StudyError
         The disk is full, the folder can't be written, ...: what was recorded stays.
     Interrupted
@@ -77,145 +89,180 @@ def run_cell(
     launcher = ProcessLauncher(progress=progress) if launcher is None else launcher
     start = time.monotonic()
     with (
-        _one_line(cell),
+        _disk_errors_as_one_line(cell),
         InterruptSignals() as signals,
         cell_lock(cell.dir, on_wait=progress.note, check=signals.check),
         timing_lock(str(cell.dir), on_wait=progress.note, check=signals.check),
     ):
-        refuse_changes(cell)
-        more = exploratory_warning(cell)
-        if more is not None:
-            progress.note(more)
-        write_manifest(cell, cell.stopping_points[0])
-        todo, records = _tidy(cell, progress, redo_failed)
-        if todo:
-            _refuse_host(cell, records)
-        found = len(records)
-        differing_outputs.settle(cell.dir, records)
-        last_kept = [r.name for r in cell.schedule() if r.block == differing_outputs.BLOCK][-1]
-        progress.begin(cell, len(todo) + found, found)
+        blocks, old_records = _plan_blocks(cell, progress, redo_failed)
+        runner = _BlockRunner(cell, launcher, progress, signals)
+        new_records = runner.run_blocks(blocks, old_records, all_decided)
+    records = [*old_records, *new_records]
+    failed = tuple(record.run for record in records if not record.ok)
+    return CellOutcome(len(new_records), len(old_records), failed, time.monotonic() - start)
+
+
+@dataclass(frozen=True)
+class _BlockRunner:
+    """Runs a cell's blocks while its locks are held."""
+
+    cell: Cell
+    launcher: RunLauncher
+    progress: Progress
+    signals: InterruptSignals
+
+    def run_blocks(
+        self,
+        blocks: Sequence[Block],
+        old_records: Sequence[Record],
+        all_decided: AllDecided | None,
+    ) -> list[Record]:
+        """Run blocks up to each look of the design; stop at a look if all is decided."""
+        cell, records = self.cell, list(old_records)
+        self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
         try:
-            for stop in cell.stopping_points:
-                write_manifest(cell, stop)
-                here = [run for run in todo if run.block < stop]
-                todo = todo[len(here) :]
-                for record in _carry_out(here, cell, launcher, progress, signals):
-                    records.append(record)
-                    if record.run == last_kept:
-                        differing_outputs.settle(cell.dir, records)
-                if take_interim_look(cell, stop, records, decided):
-                    progress.note(f"all is decided at the look after {stop} blocks")
+            for look in cell.stopping_points:
+                write_manifest(cell, look)
+                due = [block for block in blocks if block[0].block < look]
+                blocks = blocks[len(due) :]
+                if due:
+                    self.launcher.prepare(cell)
+                for block in due:
+                    records += self._run_block(block)
+                    if block[0].block == differing_outputs.BLOCK:
+                        differing_outputs.drop_equal(cell.dir, records)
+                if take_interim_look(cell, look, records, all_decided):
+                    self.progress.note(f"all is decided at the look after {look} blocks")
                     break
         finally:
-            progress.end()
-    failed = tuple(record.run for record in records if not record.ok)
-    return CellOutcome(len(records) - found, found, failed, time.monotonic() - start)
+            self.progress.end()
+        return records[len(old_records) :]
+
+    def _run_block(self, block: Block) -> list[Record]:
+        """Launch the processes of a block one after the other, and write each record."""
+        records: list[Record] = []
+        for runs in _runs_by_process(block, self.cell.design.isolation):
+            self.signals.check()
+            self.progress.started(runs)
+            for record in self.launcher.launch(runs, self.cell):
+                write_record(self.cell.paths.runs / f"{record.run}.json", record)
+                records.append(record)
+                self._show(record)
+        return records
+
+    def _show(self, record: Record) -> None:
+        compiled = record.notes.get("compiles", {}).get("measure", 0)
+        if compiled:
+            self.progress.note(f"{record.run}: {compiled} kernels were compiled while measuring")
+        self.progress.run_ended(record)
 
 
-def _refuse_host(cell: Cell, records: Sequence[Record]) -> None:
-    """Refuse to go on elsewhere with a cell whose runs are compared on one host."""
-    here = fingerprint.host_hash()
-    theirs = {str(record.environment.get("host", here)) for record in records} - {here}
-    if theirs and not cell.design.across_hosts:
-        raise StudyError(
-            f"its runs are of host {', '.join(sorted(theirs))}, and this is host {here}: "
-            "go on there, or set design.across_hosts=true (each block stays on one host)"
-        )
-
-
-def _carry_out(
-    runs: Sequence[Run],
-    cell: Cell,
-    launcher: RunLauncher,
-    progress: Progress,
-    signals: InterruptSignals,
-) -> Iterator[Record]:
-    """Do ``runs`` in order, publish each record and yield it."""
-    if runs:
-        launcher.prepare(cell)
-    for batch in _batches(runs, cell.design.isolation):
-        signals.check()
-        progress.started(batch)
-        for record in launcher.launch(batch, cell):
-            write_record(cell.paths.runs / f"{record.run}.json", record)
-            yield record
-            compiled = record.notes.get("compiles", {}).get("measure", 0)
-            if compiled:
-                progress.note(f"{record.run}: {compiled} kernels were compiled while measuring")
-            progress.run_ended(record)
-
-
-def _batches(runs: Sequence[Run], isolation: Isolation) -> list[list[Run]]:
-    """Group the runs that share a process."""
-    if isolation is Isolation.process:
-        return [[run] for run in runs]
-    return [list(block) for _, block in groupby(runs, key=lambda run: run.block)]
+def _runs_by_process(block: Block, isolation: Isolation) -> list[Block]:
+    """Return one group of runs per process: each run alone, or the block's runs interleaved."""
+    return [[run] for run in block] if isolation is Isolation.process else [block]
 
 
 def unfinished(cell: Cell, *, redo_failed: bool = False) -> list[Run]:
-    """Return the runs that ``run_cell`` would do, without changing anything."""
+    """Return the runs that :func:`run_cell` would do, without changing anything."""
     if ended_at_look(cell) and not redo_failed:
         return []
-    blocks = [(block, _look(block, cell, redo_failed)) for block in _blocks(cell)]
-    return [run for block, look in blocks if look.again for run in block]
+    return [
+        run
+        for block in _scheduled_blocks(cell)
+        if _block_status(block, cell, redo_failed).run_reason is not None
+        for run in block
+    ]
 
 
-def _blocks(cell: Cell) -> list[list[Run]]:
+def _scheduled_blocks(cell: Cell) -> list[Block]:
     return [list(runs) for _, runs in groupby(cell.schedule(), key=lambda run: run.block)]
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What a block's files say: its records, and why it is run (again); None: it is done."""
+class _BlockStatus:
+    """A block's records, and why it must run (again); ``run_reason`` is None if it is finished."""
 
     records: list[Record]
-    again: str | None
+    run_reason: str | None
 
 
-def _look(block: Sequence[Run], cell: Cell, redo_failed: bool) -> _Look:
+def _block_status(block: Block, cell: Cell, redo_failed: bool) -> _BlockStatus:
     records: list[Record] = []
     for run in block:
         path = cell.paths.record(run)
         if not path.exists():
-            return _Look(records, "unfinished")
+            return _BlockStatus(records, "unfinished")
         try:
             records.append(read_record(path))
         except RecordError as error:
-            return _Look(records, str(error))
-    failed = redo_failed and not all(record.ok for record in records)
-    return _Look(records, "failed" if failed else None)
+            return _BlockStatus(records, str(error))
+    redo = redo_failed and not all(record.ok for record in records)
+    return _BlockStatus(records, "failed" if redo else None)
 
 
-def _tidy(cell: Cell, progress: Progress, redo_failed: bool) -> tuple[list[Run], list[Record]]:
-    """Set aside what unfinished blocks and dead workers left.
+def _plan_blocks(
+    cell: Cell, progress: Progress, redo_failed: bool
+) -> tuple[list[Block], list[Record]]:
+    """Check the cell's folder, move leftovers aside, and find the blocks to run.
 
     Returns
     -------
-    runs to do, records of the blocks that are done
+    blocks to run, records of the finished blocks
     """
+    refuse_changes(cell)
+    warning = exploratory_warning(cell)
+    if warning is not None:
+        progress.note(warning)
+    write_manifest(cell, cell.stopping_points[0])
+    _move_unpublished_files(cell)
+    blocks: list[Block] = []
+    records: list[Record] = []
+    for block in _scheduled_blocks(cell):
+        status = _block_status(block, cell, redo_failed)
+        if status.run_reason is None:
+            records += status.records
+        else:
+            blocks.append(block)
+            _abandon_block(block, cell, progress, status.run_reason)
+    if blocks:
+        _refuse_another_host(cell, records)
+    differing_outputs.drop_equal(cell.dir, records)
+    return blocks, records
+
+
+def _move_unpublished_files(cell: Cell) -> None:
+    """Move aside what killed processes wrote and did not publish."""
     paths = cell.paths
     for path in (*sorted(paths.pending.iterdir()), *paths.runs.glob(".*.tmp")):
-        paths.move_to_abandoned(path)  # written by a killed process, never published
-    todo: list[Run] = []
-    done: list[Record] = []
-    for block in _blocks(cell):
-        look = _look(block, cell, redo_failed)
-        if look.again is None:
-            done += look.records
-            continue
-        todo += block
-        files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
-        for path in files:
-            paths.move_to_abandoned(path)
-        if files:
-            moved = f"{len(files)} files moved to {paths.abandoned}"
-            progress.note(f"block {block[0].block + 1} is run again ({look.again}; {moved})")
-    return todo, done
+        paths.move_to_abandoned(path)
+
+
+def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) -> None:
+    """Move the records and logs of a block that will run again to ``runs/abandoned``."""
+    paths = cell.paths
+    files = [p for run in block for p in (paths.record(run), paths.log(run)) if p.exists()]
+    for path in files:
+        paths.move_to_abandoned(path)
+    if files:
+        moved = f"{len(files)} files moved to {paths.abandoned}"
+        progress.note(f"block {block[0].block + 1} is run again ({reason}; {moved})")
+
+
+def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:
+    """Refuse to continue a cell on another host, unless its design allows several."""
+    this_host = fingerprint.host_hash()
+    hosts = {str(record.environment.get("host", this_host)) for record in records}
+    others = sorted(hosts - {this_host})
+    if others and not cell.design.across_hosts:
+        raise StudyError(
+            f"its runs are of host {', '.join(others)}, and this is host {this_host}: "
+            "continue there, or set design.across_hosts=true (each block stays on one host)"
+        )
 
 
 @contextmanager
-def _one_line(cell: Cell) -> Iterator[None]:
-    """Turn what the disk says into one line."""
+def _disk_errors_as_one_line(cell: Cell) -> Iterator[None]:
+    """Raise an error of the file system as a :class:`StudyError` of one line."""
     try:
         yield
     except CacheError as error:

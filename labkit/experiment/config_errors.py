@@ -9,7 +9,7 @@ from typing import Any
 
 from labkit.config import ConfigError, Experiment, option_index
 from labkit.config.option_index import did_you_mean
-from labkit.experiment.job_launcher import missing
+from labkit.experiment.job_launcher import not_installed
 
 
 def explain_config_error(
@@ -78,7 +78,7 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
     listed = re.search(r"Available options in '[^']+':\n((?:\t.*\n?)+)", text)
     options = listed.group(1).split() if listed else []
     if group == "hydra/launcher" and option in LAUNCHERS:
-        return missing(LAUNCHERS[option], LAUNCHERS[option])
+        return not_installed(LAUNCHERS[option], LAUNCHERS[option])
     if not options:
         return f"{group}={option}: no such group or file; " + HELP
     return (

@@ -1,8 +1,8 @@
-"""The values of array outputs that differ, so that a report can say by how much.
+"""Array outputs that differ between runs, stored so that a report can say by how much.
 
-Runs of the first block write each distinct output once, named by its digest; when the
-block is done, what all its runs agree on is dropped. Identical arms so leave nothing, and
-later blocks write nothing: what differs there alone is known by checksums only.
+Each run of the first block stores each distinct output once, in a file named by its digest. When
+the block is done, the outputs that all its runs agree on are deleted, so equal arms leave no
+files. Later blocks store nothing: a difference that appears only there is known by digests alone.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
     Values = Mapping[str, NDArray[np.float32]]
 
-BLOCK = 0  # the one block whose values are kept
-MOST_BYTES = 128 << 20  # per run; the cases beyond are not kept
+BLOCK = 0  # the only block whose outputs are stored
+MAX_BYTES = 128 << 20  # per run; the outputs of later cases are not stored
 
 
 def save(cell_dir: Path, values: Values) -> None:
-    """Write each array that is not there yet, by rename; a full disk only leaves a line.
+    """Store each array that has no file yet, by rename; print one line if the disk is full.
 
     Parameters
     ----------
@@ -35,43 +35,44 @@ def save(cell_dir: Path, values: Values) -> None:
     """
     import numpy as np
 
-    room = MOST_BYTES
+    bytes_left = MAX_BYTES
     for digest, array in values.items():
-        path, room = output_values_path(cell_dir, digest), room - array.nbytes
-        if room < 0 or path.exists():
+        path, bytes_left = output_values_path(cell_dir, digest), bytes_left - array.nbytes
+        if bytes_left < 0 or path.exists():
             continue
-        draft = path.with_name(f".{digest}.{os.getpid()}.tmp")
+        temporary = path.with_name(f".{digest}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
-            with open(draft, "wb") as file:
+            with open(temporary, "wb") as file:
                 np.save(file, array, allow_pickle=False)
-            draft.replace(path)
+            temporary.replace(path)
         except OSError as error:
-            print(f"{path}: {error.strerror or error}; the values are not kept", file=sys.stderr)
-            draft.unlink(missing_ok=True)
+            print(f"{path}: {error.strerror or error}; the values are not stored", file=sys.stderr)
+            temporary.unlink(missing_ok=True)
             return
 
 
-def settle(cell_dir: Path, records: Iterable[Record]) -> None:
-    """Drop what the first block's runs agree on; may be done again at any time."""
+def drop_equal(cell_dir: Path, records: Iterable[Record]) -> None:
+    """Delete stored outputs that the first block's runs agree on; safe to call again."""
     folder = output_values_path(cell_dir, "any").parent
     if not folder.is_dir():
         return
-    needed = set(_differing([r for r in records if r.block == BLOCK and r.ok]))
+    differing = set(_differing_digests([r for r in records if r.block == BLOCK and r.ok]))
     for path in folder.iterdir():
-        if path.stem not in needed:
+        if path.stem not in differing:
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
-def _differing(records: Sequence[Record]) -> Iterable[str]:
-    """Return the digests of the cases whose runs do not all agree."""
-    digests: dict[str, set[str]] = {}
+def _differing_digests(records: Sequence[Record]) -> Iterable[str]:
+    """Yield the digests of the cases whose runs do not all agree."""
+    digests_by_case: dict[str, set[str]] = {}
     for record in records:
         for case in record.cases:
             if case.outputs is not None and case.outputs["kind"] == "array":
-                digests.setdefault(case.case, set()).add(str(case.outputs["digest"]))
-    for found in digests.values():
-        if len(found) > 1:
-            yield from found
+                digests = digests_by_case.setdefault(case.case, set())
+                digests.add(str(case.outputs["digest"]))
+    for digests in digests_by_case.values():
+        if len(digests) > 1:
+            yield from digests

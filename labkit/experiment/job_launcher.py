@@ -1,7 +1,7 @@
-"""Cells spread over processes or machines by one of Hydra's launchers.
+"""Job launchers: Hydra's launchers, which run a study's cells in processes or on machines.
 
-What a launcher needs is checked before anything is written. What became of its jobs is asked
-of whoever runs them (:class:`LaunchedJobs`); what became of the cells, their files say.
+A launcher's requirements are checked before anything is written. The state of its jobs comes
+from :class:`LaunchedJobs`; the state of the cells from their files.
 """
 
 from __future__ import annotations
@@ -9,38 +9,52 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from labkit.config import ConfigError, require
 
-# Hydra's plugins, and which of our extras installs them.
+# The extra of labkit that installs each of Hydra's plugins.
 EXTRAS = {
     "hydra_submitit_launcher": "slurm",
     "hydra_joblib_launcher": "joblib",
     "hydra_ray_launcher": "ray",
 }
-SLURM = "SlurmLauncher"
-LOST = ("submitit", "joblib", "ray")  # whose exceptions tell of a job that was lost
+SLURM_LAUNCHER = "SlurmLauncher"
+# Packages whose exceptions say that a job was lost, rather than what failed in it.
+JOB_PACKAGES = ("submitit", "joblib", "ray")
 
 
-class LaunchedJobs:
-    """The jobs of a launcher that waits for all of them itself, and knows no more than that."""
+class LaunchedJobs(Protocol):
+    """The jobs of a launcher, watched by the process that launched them."""
 
     def running(self) -> list[str]:
-        """Name the jobs that go on without the process that launched them."""
-        return []
+        """Return the names of the jobs that continue without this process."""
 
     def wait(self) -> None:
         """Wait until every job has ended."""
 
-    def endings(self) -> list[str]:
-        """Say of every job that did not end well how it ended."""
+    def failures(self) -> list[str]:
+        """Return a line for every job that failed: ``Slurm job 7_1: TIMEOUT``."""
+
+
+class FinishedJobs:
+    """The jobs of a launcher that returns only when all of them have ended."""
+
+    def running(self) -> list[str]:
+        """Return an empty list."""
+        return []
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def failures(self) -> list[str]:
+        """Return an empty list: nothing is known of single jobs."""
         return []
 
 
 @dataclass(frozen=True)
 class JobLauncher:
-    """A launcher: its word in ``hydra/launcher=`` and the class behind it."""
+    """A launcher: its name in ``hydra/launcher=NAME`` and the class behind it."""
 
     name: str
     target: str
@@ -52,7 +66,7 @@ class JobLauncher:
 
     @property
     def is_local(self) -> bool:
-        """Whether cells run one after the other in this process: nothing is spread."""
+        """Whether cells run one after the other in this process."""
         return self.target.endswith(".BasicLauncher")
 
     def check(self, multirun: bool) -> None:
@@ -61,40 +75,40 @@ class JobLauncher:
         Raises
         ------
         ConfigError
-            Its extra is missing, ``-m`` is, or there is no Slurm here.
+            Its plugin is not installed, ``-m`` is missing, or this host has no Slurm.
         """
         if self.is_local:
             return
         package = self.target.split(".")[1]
-        if not _installed(f"hydra_plugins.{package}"):
-            raise ConfigError(missing(self.name, EXTRAS.get(package, self.name)))
+        if not _is_installed(f"hydra_plugins.{package}"):
+            raise ConfigError(not_installed(self.name, EXTRAS.get(package, self.name)))
         require(multirun, f"hydra/launcher={self.name}: it launches cells; add -m at the end")
         require(
-            not self.target.endswith(SLURM) or shutil.which("srun") is not None,
+            not self.target.endswith(SLURM_LAUNCHER) or shutil.which("srun") is not None,
             f"hydra/launcher={self.name}: there is no srun here; run it where jobs are submitted",
         )
 
-    def jobs(self) -> LaunchedJobs:
-        """Return what tells of this launcher's jobs; to be asked for before they are launched."""
-        if self.target.endswith(SLURM):
+    def watch_jobs(self) -> LaunchedJobs:
+        """Return a watcher of this launcher's jobs; call it before they are launched."""
+        if self.target.endswith(SLURM_LAUNCHER):
             from labkit.experiment.slurm_watcher import SlurmJobs
 
             return SlurmJobs()
-        return LaunchedJobs()
+        return FinishedJobs()
 
 
-def missing(name: str, extra: str) -> str:
-    """Say which extra a launcher lacks."""
+def not_installed(name: str, extra: str) -> str:
+    """Return the message that a launcher is not installed, with the extra that installs it."""
     return f"hydra/launcher={name}: it is not installed; pip install 'labkit[{extra}]'"
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package around it
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
 
 
 def is_lost_job(error: Exception) -> bool:
-    """Tell whether an exception says that a job was lost, not what went wrong in it."""
-    return type(error).__module__.split(".")[0] in LOST
+    """Return whether an exception says that a job was lost, not what failed in it."""
+    return type(error).__module__.split(".")[0] in JOB_PACKAGES

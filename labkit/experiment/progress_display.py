@@ -1,6 +1,7 @@
-"""What a person sees while a cell runs: how far it is, and never an effect.
+"""Progress of a running cell: runs done and time left, but never an effect.
 
-On a terminal one live line, refreshed at most once a second; elsewhere plain lines.
+On a terminal one live line, refreshed at most once a second; elsewhere one line per event. Nobody
+can stop a study early because of an effect that they see.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ REFRESH_S = 1.0
 
 
 class Progress:
-    """Is told what happens, and shows nothing."""
+    """The events of a running cell; this class ignores them all."""
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
-        """A cell starts: ``total`` runs, of which ``done`` were done before."""
+        """A cell starts: it has ``total`` runs, of which ``done`` were done before."""
 
     def started(self, runs: Sequence[Run]) -> None:
-        """A run starts, or all those that share a process."""
+        """A process starts: one run, or all runs that share it."""
 
     def tick(self) -> None:
         """About a second has passed."""
@@ -35,129 +36,130 @@ class Progress:
         """A run's record is on disk."""
 
     def note(self, line: str) -> None:
-        """Something to say in one line."""
+        """A line of text for the user."""
 
     def end(self) -> None:
-        """The cell is done, or stopped."""
+        """The cell has ended, finished or not."""
 
 
-class Clock:
-    """Elapsed and remaining time: the mean of this session's runs, times what is left."""
+class RemainingTime:
+    """Elapsed and remaining time: the mean of this session's runs times the runs left."""
 
     def __init__(self, total: int, done: int) -> None:
-        self.total, self.done, self.here = total, done, 0
+        self.total, self.done, self.done_now = total, done, 0
         self.start = time.monotonic()
-        self._started, self._together = self.start, 1
+        self._started, self._runs_in_process = self.start, 1
         self._spent = 0.0
 
-    def started(self, together: int = 1) -> None:
-        """Start to count the time of so many runs in one process (preparing is not counted)."""
-        self._started, self._together = time.monotonic(), together
+    def started(self, runs_in_process: int = 1) -> None:
+        """Start the time of a process with this many runs; preparing does not count."""
+        self._started, self._runs_in_process = time.monotonic(), runs_in_process
 
     def run_ended(self) -> None:
-        """Count one run, and its share of its process's time."""
-        self._spent += (time.monotonic() - self._started) / self._together
+        """Count one run and its share of its process's time."""
+        self._spent += (time.monotonic() - self._started) / self._runs_in_process
         self.done += 1
-        self.here += 1
+        self.done_now += 1
 
     def line(self) -> str:
         """Return ``run 7/24, 0:41 elapsed, about 1:20 left``."""
         text = f"run {min(self.done + 1, self.total)}/{self.total}, "
-        text += f"{clock(time.monotonic() - self.start)} elapsed"
-        if self.here:
-            text += f", about {clock(self._spent / self.here * (self.total - self.done))} left"
+        text += f"{format_duration(time.monotonic() - self.start)} elapsed"
+        if self.done_now:
+            left_s = self._spent / self.done_now * (self.total - self.done)
+            text += f", about {format_duration(left_s)} left"
         return text
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, second = divmod(round(seconds), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02d}:{second:02d}" if hour else f"{minute}:{second:02d}"
 
 
-class Plain(Progress):
+class PlainProgress(Progress):
     """One line per event, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-        self._clock = Clock(0, 0)
+        self._time = RemainingTime(0, 0)
         self._blocks = 0
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
-        """Say what is ahead."""
-        self._clock, self._blocks = Clock(total, done), cell.design.blocks
+        """Print the number of runs and blocks."""
+        self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         before = f", {done} done before" if done else ""
         self.note(f"{cell.name}: {total} runs in {self._blocks} blocks{before}")
 
     def started(self, runs: Sequence[Run]) -> None:
-        """Say nothing yet: the end says more."""
-        self._clock.started(len(runs))
+        """Print nothing; the line follows when the run ends."""
+        self._time.started(len(runs))
 
     def run_ended(self, record: Record) -> None:
-        """Say which run ended, and why if it failed."""
-        line = self._clock.line()
-        self._clock.run_ended()
+        """Print which run ended, and its failure if it failed."""
+        line = self._time.line()
+        self._time.run_ended()
         failed = "" if record.ok else f": {record.outcome}: {record.detail}"
         self.note(f"block {record.block + 1}/{self._blocks}, {record.arm}, {line}{failed}")
 
     def note(self, line: str) -> None:
-        """Write one line."""
+        """Print the line."""
         print(line, file=self.stream, flush=True)
 
 
-class Live(Progress):
+class LiveProgress(Progress):
     """A live line below the notes (rich)."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.live import Live as RichLive
+        from rich.live import Live
         from rich.text import Text
 
         self._text: Any = Text
         self._console = Console(file=stream)
-        self._live: Any = RichLive(console=self._console, auto_refresh=False, transient=True)
-        self._clock = Clock(0, 0)
+        self._live: Any = Live(console=self._console, auto_refresh=False, transient=True)
+        self._time = RemainingTime(0, 0)
         self._blocks = 0
         self._now = ""
         self._shown = 0.0
 
     def begin(self, cell: Cell, total: int, done: int) -> None:
         """Start the live line."""
-        self._clock, self._blocks = Clock(total, done), cell.design.blocks
+        self._time, self._blocks = RemainingTime(total, done), cell.design.blocks
         self._live.start()
 
     def started(self, runs: Sequence[Run]) -> None:
-        """Show the run, or how many take turns."""
-        self._clock.started(len(runs))
-        arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms in turns"
+        """Show the run's arm, or the number of interleaved arms."""
+        self._time.started(len(runs))
+        arms = runs[0].arm if len(runs) == 1 else f"{len(runs)} arms interleaved"
         self._now = f"block {runs[0].block + 1}/{self._blocks}, {arms}"
         self.tick()
 
     def tick(self) -> None:
-        """Refresh, if the last refresh was a second ago."""
+        """Refresh the line, at most once a second."""
         now = time.monotonic()
         if now - self._shown >= REFRESH_S:
             self._shown = now
-            line = ", ".join(part for part in (self._now, self._clock.line()) if part)
+            line = ", ".join(part for part in (self._now, self._time.line()) if part)
             self._live.update(self._text(line), refresh=True)
 
     def run_ended(self, record: Record) -> None:
-        """Count the run; say why it failed if it did."""
-        self._clock.run_ended()
+        """Count the run, and print its failure if it failed."""
+        self._time.run_ended()
         if not record.ok:
             self.note(f"{record.run}: {record.outcome}: {record.detail}")
 
     def note(self, line: str) -> None:
-        """Write one line above the live line."""
+        """Print the line above the live line."""
         self._console.print(line, markup=False, highlight=False)
 
     def end(self) -> None:
-        """Take the live line away."""
+        """Remove the live line."""
         self._live.stop()
 
 
-def create(stream: TextIO | None = None) -> Progress:
-    """Return live progress on a terminal, plain lines elsewhere (standard error by default)."""
+def create_progress(stream: TextIO | None = None) -> Progress:
+    """Return a live line for a terminal, plain lines for another stream (default: stderr)."""
     stream = sys.stderr if stream is None else stream
-    return Live(stream) if stream.isatty() else Plain(stream)
+    return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)

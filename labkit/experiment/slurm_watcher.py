@@ -1,8 +1,8 @@
-"""What became of a study's Slurm jobs, as the queue itself tells it (``squeue``).
+"""Watcher of a study's Slurm jobs, by the queue's own state (``squeue``).
 
-Submitit asks the accounting (``sacct``), which many small clusters do not have: it would then
-wait for ever for a job that was cancelled, ran out of time or lost its node. And Hydra gives up
-at the first job that is lost, while the others still run: :meth:`SlurmJobs.wait` does not.
+Submitit asks Slurm's accounting (``sacct``), which many small clusters do not have: it would then
+wait forever for a job that was cancelled, ran out of time or lost its node. Hydra gives up at the
+first lost job, while the others still run; :meth:`SlurmJobs.wait` waits for all of them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import time
 
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from labkit.experiment.job_launcher import LaunchedJobs
-
 POLL_S = 15
-# A job in any other state is not over: it waits, runs, is being requeued, ...
-FAILED = ("BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
-DONE, GONE = "COMPLETED", "GONE"  # the queue forgets a job some minutes after its end
+# A job in any state other than these has not ended: it waits, runs, is being requeued, ...
+FAILED_STATES = (
+    "BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT",
+)  # fmt: skip
+COMPLETED = "COMPLETED"
+FORGOTTEN = "GONE"  # the queue forgets a job some minutes after its end
 
 
 class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
@@ -26,20 +27,20 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         super().__init__(delay_s=POLL_S)
 
     def _make_command(self) -> list[str]:
-        asked = ["--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
-        return ["squeue", *asked]
+        return ["squeue", "--me", "--array", "--states=all", "--noheader", "--format=%i|%T"]
 
     def read_info(self, string: bytes | str) -> dict[str, dict[str, str]]:
-        """Return every job's state; one that the queue no longer knows has gone."""
+        """Return every job's state; a job that the queue no longer lists is forgotten."""
         text = string if isinstance(string, str) else string.decode()
-        found = dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
-        known = {job: {"State": state.strip()} for job, state in found.items()}
-        return {job: {"State": GONE} for job in self.jobs} | known
+        states = dict(line.split("|", 1) for line in text.splitlines() if "|" in line)
+        listed = {job: {"State": state.strip()} for job, state in states.items()}
+        return {job: {"State": FORGOTTEN} for job in self.jobs} | listed
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
-        """Return the state in submitit's words: all that is not over is ``RUNNING``."""
+        """Return the state in submitit's words: ``RUNNING`` for every job that has not ended."""
         state: str = self.get_info(job_id, mode=mode).get("State", "UNKNOWN")
-        return state if state in (*FAILED, DONE, GONE, "UNKNOWN") else "RUNNING"
+        ended = (*FAILED_STATES, COMPLETED, FORGOTTEN, "UNKNOWN")
+        return state if state in ended else "RUNNING"
 
     @property
     def jobs(self) -> list[str]:
@@ -47,22 +48,24 @@ class QueueWatcher(SlurmInfoWatcher):  # type: ignore[misc]
         return sorted(self._registered, key=lambda job: [int(part) for part in job.split("_")])
 
 
-class SlurmJobs(LaunchedJobs):
+class SlurmJobs:
     """The jobs that this process submits from now on."""
 
     def __init__(self) -> None:
         self._watcher = SlurmJob.watcher = QueueWatcher()
 
     def running(self) -> list[str]:
-        """Name the jobs that are not over: they go on without this process."""
+        """Return the names of the jobs that have not ended: they continue without us."""
         return [job for job in self._watcher.jobs if not self._watcher.is_done(job, "force")]
 
     def wait(self) -> None:
-        """Wait until every job is over."""
+        """Wait until every job has ended."""
         while not all(map(self._watcher.is_done, self._watcher.jobs)):
             time.sleep(1)
 
-    def endings(self) -> list[str]:
-        """Say of every job that did not end well how it ended."""
+    def failures(self) -> list[str]:
+        """Return a line for every job that failed: ``Slurm job 7_1: TIMEOUT``."""
         states = {job: self._watcher.get_state(job, "cache") for job in self._watcher.jobs}
-        return [f"Slurm job {job}: {state}" for job, state in states.items() if state in FAILED]
+        return [
+            f"Slurm job {job}: {state}" for job, state in states.items() if state in FAILED_STATES
+        ]

@@ -23,7 +23,7 @@ from labkit.records import describe_last_session, read_arms, read_cell, read_run
 def test_a_cell_leaves_all_its_files(make_cell, launcher):
     cell = make_cell(blocks=2, runs_per_block=2)
     outcome = run_cell(cell, launcher)
-    assert (outcome.ran, outcome.found, outcome.failed) == (12, 0, ())
+    assert (outcome.ran, outcome.already_done, outcome.failed) == (12, 0, ())
     records = read_runs(cell.dir)
     assert [r.run for r in records] == [run.name for run in cell.schedule()]
     assert [arm.name for arm in read_arms(cell.dir)] == ["base", "seq_map", "control"]
@@ -62,7 +62,7 @@ def test_growing_blocks_runs_only_the_new_ones(make_cell, launcher):
     run_cell(make_cell(blocks=1), launcher)
     before = {r.run: r for r in read_runs(make_cell().dir)}
     outcome = run_cell(make_cell(blocks=2), launcher)
-    assert (outcome.ran, outcome.found) == (3, 3)
+    assert (outcome.ran, outcome.already_done) == (3, 3)
     after = {r.run: r for r in read_runs(make_cell().dir)}
     assert all(after[name] == record for name, record in before.items())
     assert read_cell(make_cell().dir)["design"]["blocks"] == 2
@@ -102,7 +102,7 @@ def test_another_arm_is_refused_with_the_difference(make_cell, replace):
     said = "arm seq_map: config.engine.attention.resolver was seq_map, now identity"
     with pytest.raises(ConfigError, match=said):
         refuse_changes(changed)
-    with pytest.raises(ConfigError, match="arm seq_map is there, and now is not an arm"):
+    with pytest.raises(ConfigError, match="arm seq_map was an arm, now it is not"):
         refuse_changes(replace(cell, arms=(cell.arms[0], cell.arms[2])))
 
 
@@ -173,7 +173,7 @@ def test_a_cell_goes_on_elsewhere_only_where_the_host_is_a_blocking_factor(
         run_cell(make_cell(blocks=2), launcher)
     assert "design.across_hosts=true" in str(refused.value)
     outcome = run_cell(make_cell(blocks=2, across_hosts=True), launcher)
-    assert (outcome.ran, outcome.found) == (3, 3)
+    assert (outcome.ran, outcome.already_done) == (3, 3)
     assert read_cell(make_cell().dir)["design"]["across_hosts"] is True
 
 

@@ -53,7 +53,7 @@ def test_only_the_first_block_is_kept_and_only_so_much(make_cell, launcher, monk
     run_cell(cell, launcher)
     assert len(digests(cell)) == 2 and not (cell.dir / "outputs").exists()
     assert "the values were not kept" in json.dumps(analyse_cell(cell.dir)["gates"])
-    monkeypatch.setattr(differing_outputs, "MOST_BYTES", 100)
+    monkeypatch.setattr(differing_outputs, "MAX_BYTES", 100)
     differing_outputs.save(tmp_path, {"a": np.ones(20, np.float32), "b": np.ones(20, np.float32)})
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == ["a.npy"]
 
@@ -64,6 +64,6 @@ def test_a_full_disk_leaves_a_line_and_no_half_a_file(tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(np, "save", full)
     differing_outputs.save(tmp_path, {"a": np.ones(4, np.float32)})
-    assert "No space left on device; the values are not kept" in capsys.readouterr().err
+    assert "No space left on device; the values are not stored" in capsys.readouterr().err
     assert not any((tmp_path / "outputs").iterdir())
     assert output_values_path(tmp_path, "a").name == "a.npy"

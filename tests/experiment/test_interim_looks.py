@@ -61,8 +61,8 @@ class Planted:
         )
 
 
-def run_cell(cell, *others, decided=None):
-    return cell_runner.run_cell(cell, *others, decided=decided or AnalysisCache().decided)
+def run_cell(cell, *others, all_decided=None):
+    return cell_runner.run_cell(cell, *others, all_decided=all_decided or AnalysisCache().decided)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_failed_runs_decide_nothing(make):
 
 
 def test_a_design_with_looks_needs_somebody_who_takes_them(make):
-    with pytest.raises(ValueError, match="nobody to take them"):
+    with pytest.raises(ValueError, match="its design has looks, but all_decided is None"):
         cell_runner.run_cell(make(), Planted(0.0, 0.1))
 
 
@@ -164,10 +164,10 @@ def test_no_look_is_taken_on_other_blocks_than_its_own(make):
             return super().run(run, cell)
 
     with pytest.raises(KeyboardInterrupt):
-        run_cell(make(), Dies(0.0, 0.1), decided=decided)
+        run_cell(make(), Dies(0.0, 0.1), all_decided=decided)
     assert (looked, design_of(make())["blocks"]) == ([8], 10)
     assert len(unfinished(make())) == 3 * 3
-    run_cell(make(), Planted(0.0, 0.1), decided=decided)
+    run_cell(make(), Planted(0.0, 0.1), all_decided=decided)
     assert looked == [8, 10, 12]
     assert [t["blocks"] for t in design_of(make())["looks_taken"]] == [8, 10, 12]
 

@@ -35,7 +35,7 @@ class Terminal(io.StringIO):
 def test_events_are_told_and_no_number_of_a_metric(make_cell, stream, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     out = stream()
-    show = progress_display.create(out)
+    show = progress_display.create_progress(out)
     show.begin(make_cell(blocks=2), 6, 1)
     show.started([Run(0, 1, "seq_map")])
     show.tick()
@@ -54,7 +54,7 @@ def test_events_are_told_and_no_number_of_a_metric(make_cell, stream, monkeypatc
 def test_the_live_line_is_refreshed_at_most_once_a_second(make_cell, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
-    show = progress_display.Live(Terminal())
+    show = progress_display.LiveProgress(Terminal())
     shown = []
     monkeypatch.setattr(show._live, "update", lambda line, refresh: shown.append(line))
     show.begin(make_cell(), 6, 0)
@@ -68,24 +68,26 @@ def test_the_live_line_is_refreshed_at_most_once_a_second(make_cell, monkeypatch
 def test_the_remaining_time_is_the_mean_run_times_what_is_left(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
-    clock = progress_display.Clock(10, 2)
+    clock = progress_display.RemainingTime(10, 2)
     assert clock.line() == "run 3/10, 0:00 elapsed"
     now[0] = 100.0  # preparing
     clock.started()
     now[0] = 110.0
     clock.run_ended()
     assert clock.line() == "run 4/10, 1:50 elapsed, about 1:10 left"
-    assert progress_display.clock(3725) == "1:02:05"
+    assert progress_display.format_duration(3725) == "1:02:05"
 
 
 def test_runs_that_share_a_process_share_its_time(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress_display.time, "monotonic", lambda: now[0])
-    clock = progress_display.Clock(9, 0)
+    clock = progress_display.RemainingTime(9, 0)
     for ended in (30.0, 60.0):
         clock.started(3)
         now[0] = ended
         for left in (8, 7, 6):
             clock.run_ended()
             left -= 3 * (ended == 60.0)
-            assert clock.line().endswith(f"about {progress_display.clock(10 * left)} left")
+            assert clock.line().endswith(
+                f"about {progress_display.format_duration(10 * left)} left"
+            )
