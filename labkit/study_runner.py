@@ -78,8 +78,10 @@ class Study:
         this cell is printed in one line and leaves the cell unfinished: the next cells run, and
         the study's exit code says so.
         """
-        known = compose is None or self._is_first_process
-        composed = self._composed[name] if known else compose()
+        if compose is None or self._is_first_process:
+            composed = self._composed[name]
+        else:
+            composed = compose()
         progress = (
             progress_display.create_progress(sys.stderr)
             if self._is_first_process
@@ -162,6 +164,4 @@ def _preparation_note(experiment: Experiment) -> str | None:
         return f"preparing model={experiment.model.name} and its prompts"
     if not experiment.workload.made or experiment.workload.clips is not None:
         return None
-    return (
-        f"preparing the clips of workload={experiment.workload.name} (once; the cache keeps them)"
-    )
+    return f"preparing the clips of workload={experiment.workload.name} (once per machine)"
