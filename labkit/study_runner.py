@@ -78,10 +78,8 @@ class Study:
         this cell is printed in one line and leaves the cell unfinished: the next cells run, and
         the study's exit code says so.
         """
-        if compose is None or self._is_first_process:
-            composed = self._composed[name]
-        else:
-            composed = compose()
+        own = compose is None or self._is_first_process
+        composed = self._composed[name] if own or compose is None else compose()
         progress = (
             progress_display.create_progress(sys.stderr)
             if self._is_first_process
