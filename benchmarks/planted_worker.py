@@ -111,10 +111,10 @@ class Beside:
 
 def take_turns(beside: Beside) -> None:
     """Make every round of kernels, or slice of steps, begin when the other process's has ended."""
-    from labkit.workload.interleaved_kernels import KernelTurns
-    from labkit.workload.interleaved_serving import Progress, ServingTurns, _lost
+    from labkit.workload.interleaved_kernels import InterleavedKernels
+    from labkit.workload.interleaved_serving import InterleavedServing, Progress, _lost
 
-    pulse = KernelTurns._pulse
+    pulse = InterleavedKernels._pulse
 
     def round_begins(self: Any) -> float:
         beside.next_turn()
@@ -140,10 +140,10 @@ def take_turns(beside: Beside) -> None:
 
         return measured
 
-    KernelTurns._pulse = round_begins  # type: ignore[method-assign]
-    KernelTurns.measure = together(KernelTurns.measure)  # type: ignore[method-assign]
-    ServingTurns._measure = in_slices  # type: ignore[method-assign]
-    ServingTurns.measure = together(ServingTurns.measure)  # type: ignore[method-assign]
+    InterleavedKernels._pulse = round_begins  # type: ignore[method-assign]
+    InterleavedKernels.measure = together(InterleavedKernels.measure)  # type: ignore[method-assign]
+    InterleavedServing._measure = in_slices  # type: ignore[method-assign]
+    InterleavedServing.measure = together(InterleavedServing.measure)  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

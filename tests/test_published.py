@@ -12,13 +12,13 @@ from labkit.experiment.hydra_composer import hydra_quote
 from labkit.records import counter_registry
 from labkit.workload import memory_claims, serving_metrics
 from labkit.workload.memory_claims import Claim
-from labkit.workload.serving_metrics import Served
+from labkit.workload.serving_metrics import ServedRequest
 from labkit.workload.sources import listed
 
 ABLATIONS = sorted(path.stem for path in (app.CONF / "ablation").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (app.CONF / "experiment").glob("*.yaml"))
-SERVED = Served("r", 8, 0.0, [1, 2], [], [0.5, 1.0], "length", due=0.0)
-LATER = Served("s", 8, 1.0, [1, 2], [], [1.5, 2.0], "length", due=1.0)
+SERVED = ServedRequest("r", 8, 0.0, [1, 2], [], [0.5, 1.0], "length", due=0.0)
+LATER = ServedRequest("s", 8, 1.0, [1, 2], [], [1.5, 2.0], "length", due=1.0)
 COUNTED = ("steps.total", "host_ms", "shape.repeated", "kv.slots_held", "kv.slots_filled")
 HOST = {"map_us", "plan_us"}  # of a kernel's records
 

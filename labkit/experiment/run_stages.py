@@ -31,7 +31,7 @@ from labkit.config import Device, Experiment, from_plain
 from labkit.records import Arm
 
 if TYPE_CHECKING:
-    from labkit.workload.interleaving import Setting, Turns
+    from labkit.workload.interleaving import InterleavedArms, TurnContext
 
 PEAK_RATE_BLOCKS = 3  # whose processes measure the machine's peak rates
 
@@ -93,7 +93,9 @@ def _call_at_compilations(on_compile: Callable[[], None]) -> None:
     event.register("numba:compile", Listener())
 
 
-def load(experiments: Sequence[Experiment], setting: Setting, note: Callable[..., None]) -> Turns:
+def load(
+    experiments: Sequence[Experiment], setting: TurnContext, note: Callable[..., None]
+) -> InterleavedArms:
     """Apply the memory limit, BLAS and threads, then load the workload and the arms' engines.
 
     ``note`` adds to the record's notes at once, so that they are there if a later step fails.

@@ -21,7 +21,7 @@ from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.experiment.run_failures import RunFailure
 from labkit.machine import fingerprint
 from labkit.records import Arm, Record
-from labkit.workload.interleaving import Machine, Setting
+from labkit.workload.interleaving import MachineKernels, TurnContext
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,10 +143,10 @@ class WorkerProcess:
             with self.shared.stage("limits"):
                 self.shared.note(limits=run_stages.measure_peak_rates(experiment))
 
-    def _setting(self, machine: Machine) -> Setting:
+    def _setting(self, machine: MachineKernels) -> TurnContext:
         first = self.shared.record
         order = random.Random(f"labkit turns/{first.seed}/{first.block}/{first.position}")
-        return Setting(first.seed, order, self._turn, machine)
+        return TurnContext(first.seed, order, self._turn, machine)
 
     @contextmanager
     def _turn(self, arm: int) -> Iterator[None]:

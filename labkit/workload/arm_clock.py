@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
-class TurnClock:
+class ArmClock:
     """Seconds that an arm has had so far.
 
     Parameters

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labkit.workload import noise_spikes
-from labkit.workload.arm_clock import TurnClock
-from labkit.workload.interleaving import Turn
-from labkit.workload.load_generator import Drive
+from labkit.workload.arm_clock import ArmClock
+from labkit.workload.interleaving import EnterTurn
+from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
 from labkit.workload.serving_session import ServingSession
 
@@ -33,18 +33,18 @@ class Seat:
     """An arm: its session, and the clock by which it serves."""
 
     session: ServingSession
-    clock: TurnClock
+    clock: ArmClock
 
 
 @dataclass(slots=True)
 class Progress:
     """An arm's requests on their way: ``tokens`` had been computed when each step ended."""
 
-    drive: Drive
+    generator: LoadGenerator
     tokens: list[float] = field(default_factory=list)
 
 
-class ServingTurns:
+class InterleavedServing:
     """Request workloads that take turns.
 
     Parameters
@@ -57,7 +57,7 @@ class ServingTurns:
         Begins an arm's turn.
     """
 
-    def __init__(self, seats: Sequence[Seat], order: random.Random, turn: Turn) -> None:
+    def __init__(self, seats: Sequence[Seat], order: random.Random, turn: EnterTurn) -> None:
         self._seats = tuple(seats)
         self._order = order
         self._turn = turn
@@ -73,7 +73,7 @@ class ServingTurns:
     prepare = warm_up
 
     def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
-        """Serve every arm's requests once; see ``Turns``.
+        """Serve every arm's requests once; see ``InterleavedArms``.
 
         An arm alone has one turn, from its first request to its last token. What was loaded is
         kept from the garbage collector, which would stop whatever runs while it looks through it.
@@ -90,7 +90,7 @@ class ServingTurns:
             with self._turn(0), seat.clock.running():
                 return [seat.session.measure(beat)]
         arms = [Progress(seat.session.begin(beat)) for seat in self._seats]
-        while unfinished := [index for index, arm in enumerate(arms) if not arm.drive.done]:
+        while unfinished := [index for index, arm in enumerate(arms) if not arm.generator.done]:
             self._order.shuffle(unfinished)
             for index in unfinished:
                 with self._turn(index):
@@ -98,15 +98,15 @@ class ServingTurns:
         measured = []
         for index, lost in enumerate(_lost(arms)):
             with self._turn(index):
-                measured.append(self._seats[index].session.measured(arms[index].drive, lost))
+                measured.append(self._seats[index].session.measured(arms[index].generator, lost))
         return measured
 
     def _slice(self, seat: Seat, arm: Progress) -> None:
         clock = seat.clock
         end = clock() + SLICE_S
-        while not arm.drive.done and clock() < end:
+        while not arm.generator.done and clock() < end:
             with clock.running():
-                stepped = arm.drive.step()
+                stepped = arm.generator.step()
             if stepped:
                 arm.tokens.append(seat.session.computed_tokens())
         with clock.running():
@@ -120,8 +120,8 @@ class ServingTurns:
 
 def _lost(arms: Sequence[Progress]) -> list[NDArray[np.float64]]:
     """Return what every step of every arm lost to stalls, in seconds."""
-    times = [arm.drive.step_seconds() for arm in arms]
-    schedules = [[step.receivers for step in arm.drive.steps] for arm in arms]
+    times = [arm.generator.step_seconds() for arm in arms]
+    schedules = [[step.receivers for step in arm.generator.steps] for arm in arms]
     if len(arms) > 1 and all(schedule == schedules[0] for schedule in schedules):
         return list(noise_spikes.among_equals(np.stack(times)))
     return [

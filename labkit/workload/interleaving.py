@@ -19,14 +19,14 @@ from labkit.workload.measurement import Estimate, Measurement
 START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
 
 
-class Turn(Protocol):
+class EnterTurn(Protocol):
     """Enters an arm's turn."""
 
     def __call__(self, arm: int) -> AbstractContextManager[None]:
         """Make ``arm`` (its index) the one whose CPU budget holds and who is to blame."""
 
 
-class Machine(Protocol):
+class MachineKernels(Protocol):
     """The arm-blind kernels: what is done between turns that is no arm's."""
 
     def pulse(self) -> None:
@@ -37,7 +37,7 @@ class Machine(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class TurnContext:
     """What every kind of workload is given besides its arms.
 
     ``seed``: the cell's, the same in every run, because arms must be given the same input.
@@ -46,11 +46,11 @@ class Setting:
 
     seed: int
     order: random.Random
-    turn: Turn
-    machine: Machine
+    turn: EnterTurn
+    machine: MachineKernels
 
 
-class NoMachine:
+class NoMachineKernels:
     """No arm-blind work: for who measures one arm and compares it with nothing."""
 
     def pulse(self) -> None:
@@ -60,12 +60,12 @@ class NoMachine:
         """Do nothing."""
 
 
-def by_itself(seed: int) -> Setting:
+def single_arm_context(seed: int) -> TurnContext:
     """Return the setting of an arm that is measured outside any study."""
-    return Setting(seed, random.Random(seed), lambda arm: nullcontext(), NoMachine())
+    return TurnContext(seed, random.Random(seed), lambda arm: nullcontext(), NoMachineKernels())
 
 
-class Turns(Protocol):
+class InterleavedArms(Protocol):
     """One workload for each of several arms, ready in this process."""
 
     def prepare(self) -> None:
@@ -93,7 +93,7 @@ class Turns(Protocol):
         """Release what is held."""
 
 
-class Kind(Protocol):
+class WorkloadKind(Protocol):
     """One kind of workload. Only ``load`` imports an engine."""
 
     def check(self, experiment: Experiment) -> None:
@@ -117,7 +117,7 @@ class Kind(Protocol):
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
         """Say in one line why these arms cannot share a process; None: they can."""
 
-    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Make the workload ready in this process, for one arm or several."""
 
     def estimate(self, experiment: Experiment) -> Estimate:

@@ -17,25 +17,25 @@ from labkit.cpu.kv_dtypes import ITEM_BYTES, NUMPY_DTYPES, from_float32, to_floa
 
 # A prime, so that no two blocks (their sizes are powers of two times a head count) hold
 # the same values: a kernel that walks the wrong block table cannot be right by accident.
-TEMPLATE = 1_048_573
-POOLS = 2  # keys and values
+TEMPLATE_LENGTH = 1_048_573
+POOL_COUNT = 2  # keys and values
 # A wash-out launch is one of the whole batch, or of the part of it that does this much: a
 # batch that does more reads more than the caches hold anyway.
-WASH_FLOPS = 0.5e9
-WASH_BYTES = 48e6
+WASHOUT_FLOPS = 0.5e9
+WASHOUT_BYTES = 48e6
 # What another process does to a launch only lengthens it. Of a batch that is washed out by all
 # of itself a turn times so many launches on hot caches, one after another, and the fastest
 # counts; larger ones are washed out by a part, and more rounds see more than more launches.
-TIMED = 3
+TIMED_LAUNCHES = 3
 # On a device with a queue as many launches are timed together as do this much, at most so many:
 # waiting costs some hundred microseconds, which a chain of ten milliseconds hides.
 CHAIN_FLOPS = 32e9
 CHAIN_BYTES = 2e9
-MOST_LINKS = 32
+MAX_CHAIN_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Geometry:
+class CaseGeometry:
     """Sizes of a case, before anything is allocated.
 
     ``query_lens`` and ``seq_lens`` are int32 [num_seqs], decodes first and the uneven last;
@@ -54,18 +54,24 @@ class Geometry:
         return int(self.query_lens.sum())
 
 
-def number_bytes(workload: Workload) -> int:
+def element_bytes(workload: Workload) -> int:
     """Return the bytes of one number of the queries, keys and values."""
     return ITEM_BYTES[workload.dtype.value]
 
 
 def block_bytes(workload: Workload, block_size: int) -> int:
     """Return the bytes of one block of keys and values."""
-    return POOLS * number_bytes(workload) * block_size * workload.num_kv_heads * workload.head_dim
+    return (
+        POOL_COUNT
+        * element_bytes(workload)
+        * block_size
+        * workload.num_kv_heads
+        * workload.head_dim
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MinimumWork:
     """What a dispatch must do at least, whatever the kernel.
 
     ``flops``: a product and a sum per query-key pair and head dimension, once for the
@@ -77,22 +83,22 @@ class Work:
     bytes: int
 
 
-def work(size: Geometry, workload: Workload) -> Work:
+def work(size: CaseGeometry, workload: Workload) -> MinimumWork:
     """Count a case's work under the causal mask and the workload's window."""
     q, kv = size.query_lens.astype(np.int64), size.seq_lens.astype(np.int64)
     window = int(kv.max()) if workload.window is None else workload.window
     first = np.repeat(kv - q - (np.cumsum(q) - q), q)
     seen = np.minimum(first + np.arange(size.total_q) + 1, window)
     keys = np.minimum(kv, q + window - 1)
-    numbers = POOLS * int(keys.sum()) * workload.num_kv_heads
+    numbers = POOL_COUNT * int(keys.sum()) * workload.num_kv_heads
     numbers += 2 * size.total_q * workload.num_heads
-    return Work(
+    return MinimumWork(
         flops=4 * int(seen.sum()) * workload.num_heads * workload.head_dim,
-        bytes=number_bytes(workload) * numbers * workload.head_dim,
+        bytes=element_bytes(workload) * numbers * workload.head_dim,
     )
 
 
-def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
+def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
     """Size a case: decodes first, as the scheduler packs them."""
     own = np.array(case.uneven, np.int32).reshape(-1, 2)
     query_lens = np.concatenate([_per_request(case, 1, case.chunk), own[:, 0]])
@@ -100,7 +106,7 @@ def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
         [_per_request(case, case.context, case.past + case.chunk), own.sum(axis=1, dtype=np.int32)]
     )
     num_blocks = 1 + int((-(-seq_lens // block_size)).sum())
-    return Geometry(
+    return CaseGeometry(
         case=case,
         query_lens=query_lens,
         seq_lens=seq_lens,
@@ -109,25 +115,25 @@ def geometry(case: Case, workload: Workload, block_size: int) -> Geometry:
     )
 
 
-def wash_share(size: Geometry, workload: Workload) -> float:
+def washout_share(size: CaseGeometry, workload: Workload) -> float:
     """Return how much of a batch washes the caches out: all of it, unless it is large."""
     asked = work(size, workload)
-    return min(1.0, WASH_FLOPS / asked.flops, WASH_BYTES / asked.bytes)
+    return min(1.0, WASHOUT_FLOPS / asked.flops, WASHOUT_BYTES / asked.bytes)
 
 
-def timed(size: Geometry, workload: Workload) -> int:
+def timed_launches(size: CaseGeometry, workload: Workload) -> int:
     """Return how many launches of a turn on hot caches are timed, the same in every run."""
-    return TIMED if wash_share(size, workload) == 1 else 1
+    return TIMED_LAUNCHES if washout_share(size, workload) == 1 else 1
 
 
-def links(size: Geometry, workload: Workload) -> int:
+def chain_length(size: CaseGeometry, workload: Workload) -> int:
     """Return how many launches of a batch make a chain, the same in every run of it."""
     asked = work(size, workload)
-    most = min(MOST_LINKS, CHAIN_FLOPS / asked.flops, CHAIN_BYTES / asked.bytes)
+    most = min(MAX_CHAIN_LENGTH, CHAIN_FLOPS / asked.flops, CHAIN_BYTES / asked.bytes)
     return max(1, math.floor(most))
 
 
-def part(case: Case, share: float) -> Case:
+def scaled_case(case: Case, share: float) -> Case:
     """Return a case with a share of the requests of each kind, at least one."""
 
     def some(number: int) -> int:
@@ -146,7 +152,7 @@ def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
     return np.repeat(values, [case.decode, case.prefill])
 
 
-def skip_reason(size: Geometry, workload: Workload) -> str | None:
+def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
     """Say why a case is not run, or None."""
     if size.pool_bytes <= workload.max_pool_bytes:
         return None
@@ -156,7 +162,7 @@ def skip_reason(size: Geometry, workload: Workload) -> str | None:
     )
 
 
-def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32]:
+def block_tables(size: CaseGeometry, block_size: int, seed: int) -> NDArray[np.int32]:
     """Deal the blocks 1, 2, ... to the requests at random, each to one request only.
 
     Returns
@@ -174,7 +180,7 @@ def block_tables(size: Geometry, block_size: int, seed: int) -> NDArray[np.int32
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """One arm's view of a case's memory, as ``Memory``.
+    """One arm's view of a case's memory, as ``KernelMemory``.
 
     ``q`` and ``out`` are [tokens, num_heads, head_dim]; the pools are
     [num_blocks, block_size, num_kv_heads, head_dim]; all of one type, as ``NUMPY_DTYPES`` says.
@@ -187,7 +193,7 @@ class Arrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class KernelMemory:
     """Flat memory for every arm and case: where it lies differs between none of them.
 
     NumPy arrays, or those of a device; ``out`` is NumPy's.
@@ -198,16 +204,16 @@ class Memory:
     keys: Any
     values: Any
 
-    def moved(self, put: Callable[[NDArray[Any]], Any]) -> Memory:
+    def moved(self, put: Callable[[NDArray[Any]], Any]) -> KernelMemory:
         """Return the same input as arrays that ``put`` makes of it."""
         return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
 
-    def widened(self) -> Memory:
+    def widened(self) -> KernelMemory:
         """Return the same numbers in float32: no copy where they are float32."""
-        found = self.moved(in_float32)
+        found = self.moved(as_float32)
         return found if found.q is self.q else replace(found, out=np.empty_like(found.q))
 
-    def view(self, size: Geometry, workload: Workload, block_size: int) -> Arrays:
+    def view(self, size: CaseGeometry, workload: Workload, block_size: int) -> Arrays:
         """Shape the beginning of each array for a case."""
         rows = (size.total_q, workload.num_heads, workload.head_dim)
         pool = (size.num_blocks, block_size, workload.num_kv_heads, workload.head_dim)
@@ -223,37 +229,41 @@ def _shaped(flat: Any, shape: tuple[int, ...]) -> Any:
     return flat[: math.prod(shape)].reshape(shape)
 
 
-def query_numbers(size: Geometry, workload: Workload) -> int:
+def query_elements(size: CaseGeometry, workload: Workload) -> int:
     """Return how many numbers a case's queries have, and its output."""
     return size.total_q * workload.num_heads * workload.head_dim
 
 
 def allocate(
-    pool_bytes: int, query_numbers: int, seed: int, dtype: Precision = Precision.float32
-) -> Memory:
-    """Make room for the largest case (``Geometry.pool_bytes``, queries) and fill it.
+    pool_bytes: int, query_elements: int, seed: int, dtype: Precision = Precision.float32
+) -> KernelMemory:
+    """Make room for the largest case (``CaseGeometry.pool_bytes``, queries) and fill it.
 
     Every type holds the same numbers, rounded to it.
 
     Random numbers for a gigabyte would take seconds, so a short random sequence is
     repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
     """
-    numbers = np.random.default_rng(seed).standard_normal(TEMPLATE, dtype=np.float32)
+    numbers = np.random.default_rng(seed).standard_normal(TEMPLATE_LENGTH, dtype=np.float32)
     template, stored = from_float32(numbers, dtype.value), NUMPY_DTYPES[dtype.value]
-    half = pool_bytes // POOLS // stored.itemsize
+    half = pool_bytes // POOL_COUNT // stored.itemsize
     keys, values = np.empty(half, stored), np.empty(half, stored)
-    q, out = np.empty(query_numbers, stored), np.empty(query_numbers, stored)
+    q, out = np.empty(query_elements, stored), np.empty(query_elements, stored)
     with ThreadPoolExecutor(2) as threads:
         fills = [
             threads.submit(_tile, array, np.roll(template, shift))
-            for array, shift in ((keys, 0), (values, TEMPLATE // 3), (q, TEMPLATE // 2))
+            for array, shift in (
+                (keys, 0),
+                (values, TEMPLATE_LENGTH // 3),
+                (q, TEMPLATE_LENGTH // 2),
+            )
         ]
         for fill in fills:
             fill.result()
-    return Memory(q=q, out=out, keys=keys, values=values)
+    return KernelMemory(q=q, out=out, keys=keys, values=values)
 
 
-def in_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
+def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
     """Return stored numbers exactly; as they are, where they are float32."""
     return stored if stored.dtype == np.float32 else to_float32(stored)
 

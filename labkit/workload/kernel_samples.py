@@ -1,4 +1,4 @@
-"""A row of kernel turns: a case in one state of the caches, what each arm gave and took."""
+"""Samples of one kernel case: what every arm was prepared with, and the times it took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from labkit.config import State
 from labkit.records import CaseRecord, Metric
 from labkit.workload import kernel_cases
-from labkit.workload.launch_timing import Batch, Launch
+from labkit.workload.launch_timing import KernelBatch, TimedLaunch
 from labkit.workload.measurement import InvalidOutput
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """An output, and its fingerprint (``array_outputs``): hashed once for all who agree.
+class ExpectedOutput:
+    """An output and its fingerprint (``array_outputs``), hashed once for all arms that agree.
 
     ``out``: [tokens, heads, head_dim].
     """
@@ -34,29 +34,53 @@ class Expected:
     fingerprint: dict[str, object]
 
 
-@dataclass
-class Seat:
-    """An arm at a row: its batches, the output that it must give, and what was measured.
+@dataclass(frozen=True)
+class PreparedArm:
+    """One arm's batch of one case, planned and launched once.
 
-    ``expected``: one object of all arms that agree.
-    ``chain``: digests of the outputs of a chain. ``plan_s``, ``map_us``: what planning the
-    batch takes, and building the resolver's maps as part of it. ``alone``: seconds of
-    launches by themselves, where chains are timed. ``host``: seconds that the host took to
-    describe a launch. ``report``: of a launch by itself.
+    Attributes
+    ----------
+    arm
+        Index of the arm.
+    batch, washout
+        The batch that is timed, and the one that is launched before it on hot caches (the
+        same object where the batch is small).
+    expected
+        The output that every launch must reproduce. Arms that agree share the object.
+    chain_digests
+        Digests that the outputs of a chain must have; empty where no chain is timed.
+    plan_s, map_us
+        Median time to plan the batch (seconds), and to build the resolver's maps as part of
+        it (microseconds).
+    report
+        Report of the first launch.
     """
 
     arm: int
-    whole: Batch
-    wash: Batch
-    expected: Expected
-    chain: tuple[bytes, ...]
+    batch: KernelBatch
+    washout: KernelBatch
+    expected: ExpectedOutput
+    chain_digests: tuple[bytes, ...]
     plan_s: float
     map_us: float
+    report: LaunchReport
+
+
+@dataclass
+class ArmSamples:
+    """Times of one arm in the rounds of a case; all lists have one entry per round.
+
+    ``seconds``: of one launch, or a chain's share. ``single_s``: of launches timed by
+    themselves, where chains are timed. ``host_s``: time the host took to describe a launch.
+    ``positions``: the arm's place in the round's order. ``report``: of the latest single launch.
+    """
+
+    prepared: PreparedArm
+    report: LaunchReport
     seconds: list[float] = field(default_factory=list)
-    alone: list[float] = field(default_factory=list)
-    host: list[float] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    report: LaunchReport | None = None
+    single_s: list[float] = field(default_factory=list)
+    host_s: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
 
 
 _memcmp = ctypes.CDLL(None).memcmp
@@ -64,129 +88,136 @@ _memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 @dataclass
-class Row:
-    """A case in one state of the caches, with the arms that have it.
+class CaseRounds:
+    """All rounds of a case in one state of the caches, with the arms that run the case.
 
-    ``pulses``: seconds of the arm-blind pulse before each round. ``warm_up``: rounds.
-    ``empty``: seconds of an empty launch in a chain, and by itself, of each round.
-    ``orders``: of the next rounds.
+    ``pulse_s``: seconds of the arm-blind pulse before each round. ``empty_s``: seconds of an
+    empty launch in a chain and by itself, for each round. ``pending_orders``: orders of the
+    next rounds.
     """
 
-    name: str
+    label: str
     state: State
     rounds: int
-    seats: list[Seat]
-    warm_up: int
-    pulses: list[float] = field(default_factory=list)
-    empty: list[tuple[float, float]] = field(default_factory=list)
-    orders: list[list[Seat]] = field(default_factory=list)
+    arms: list[ArmSamples]
+    warm_up_rounds: int
+    pulse_s: list[float] = field(default_factory=list)
+    empty_s: list[tuple[float, float]] = field(default_factory=list)
+    pending_orders: list[list[ArmSamples]] = field(default_factory=list)
 
-    def next_order(self, random: Random) -> list[Seat]:
-        """Draw a round's order: at random, but in so many rounds as arms each has every place.
+    def next_order(self, random: Random) -> list[ArmSamples]:
+        """Draw a round's order at random; in as many rounds as arms each arm has every place.
 
-        Whose turn is first finds the caches of another row's round.
+        The first arm of a round meets the caches that another case left behind.
         """
-        if not self.orders:
-            seats = random.sample(self.seats, len(self.seats))
-            self.orders = [seats[k:] + seats[:k] for k in range(len(seats))]
-            random.shuffle(self.orders)
-        return self.orders.pop()
+        if not self.pending_orders:
+            arms = random.sample(self.arms, len(self.arms))
+            self.pending_orders = [arms[k:] + arms[:k] for k in range(len(arms))]
+            random.shuffle(self.pending_orders)
+        return self.pending_orders.pop()
 
-    def links(self, seat: Seat) -> int:
+    def chain_length(self, arm: ArmSamples) -> int:
         """Return how many launches are timed together."""
-        return seat.whole.links if self.state is State.hot else 1
+        return arm.prepared.batch.chain_length if self.state is State.hot else 1
 
-    def timed(self, seat: Seat) -> int:
-        """Return how many launches of a turn are timed, of which the fastest counts."""
-        return seat.whole.timed if self.state is State.hot else 1
+    def timed_launches(self, arm: ArmSamples) -> int:
+        """Return how many launches of a turn are timed; the fastest counts."""
+        return arm.prepared.batch.timed_launches if self.state is State.hot else 1
 
 
-def check(seat: Seat, launch: Launch, which: str) -> None:
-    """Refuse outputs that are not, bit for bit, those of the arm's first launches."""
-    out, expected = launch.outputs[0], seat.expected.out
-    where = f"{seat.whole.size.case.name}: {which}"
-    if not same(out, expected):
+def check(prepared: PreparedArm, launch: TimedLaunch, launch_name: str) -> None:
+    """Check that outputs equal those of the arm's first launches bit for bit.
+
+    Raises
+    ------
+    InvalidOutput
+        An output differs or holds NaN; the line names the first wrong token.
+    """
+    out, expected = launch.outputs[0], prepared.expected.out
+    where = f"{prepared.batch.size.case.name}: {launch_name}"
+    if not equal_bits(out, expected):
         refuse_nan(out, where)
-        word = f"u{out.itemsize}"
-        rows = np.flatnonzero((out.view(word) != expected.view(word)).any(axis=(1, 2)))
+        bits = f"u{out.itemsize}"
+        rows = np.flatnonzero((out.view(bits) != expected.view(bits)).any(axis=(1, 2)))
         raise InvalidOutput(
             f"{where} differs from the first launch in {len(rows)} rows, the first of them "
             f"token {rows[0]}"
         )
     for number, out in enumerate(launch.outputs[1:], 1):
-        if digest(out) != seat.chain[number]:
+        if digest(out) != prepared.chain_digests[number]:
             refuse_nan(out, where)
             raise InvalidOutput(f"{where}: launch {number + 1} differs from the first chain's")
 
 
-def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
-    """Tell whether two outputs are the same bits: two thirds of the time that NumPy takes."""
+def equal_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    """Return whether two outputs have the same bits, in two thirds of the time NumPy takes."""
     a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
     return a.nbytes == b.nbytes and _memcmp(a.ctypes.data, b.ctypes.data, a.nbytes) == 0
 
 
 def digest(out: NDArray[Any]) -> bytes:
-    """Return what tells an output from another."""
+    """Return the SHA-256 of an output's bytes."""
     return hashlib.sha256(out.data).digest()
 
 
 def refuse_nan(out: NDArray[Any], where: str) -> None:
-    """Refuse an output in which NaN was left, or was written."""
-    numbers = kernel_cases.in_float32(out)
-    if np.isnan(numbers.min()):
-        token, head, _ = np.argwhere(np.isnan(numbers))[0]
+    """Raise ``InvalidOutput`` if an output holds NaN, left from poisoning or computed."""
+    values = kernel_cases.as_float32(out)
+    if np.isnan(values.min()):
+        token, head, _ = np.argwhere(np.isnan(values))[0]
         raise InvalidOutput(f"{where}: NaN left in the output, first at token {token}, head {head}")
 
 
-def record(seat: Seat, row: Row) -> CaseRecord:
-    """Return what an arm gave and took in a row."""
-    report, size = seat.report, seat.whole.size
-    assert report is not None, "the row was measured"
-    work = kernel_cases.work(size, seat.whole.workload)
-    metrics = [Metric("dispatch_us", "us", "lower", True, _microseconds(seat.seconds))]
-    if seat.alone:
-        metrics.append(Metric("single_us", "us", "lower", False, _microseconds(seat.alone)))
+def case_record(arm: ArmSamples, case: CaseRounds) -> CaseRecord:
+    """Return the record of one arm's rounds."""
+    prepared, report = arm.prepared, arm.report
+    batch = prepared.batch
+    work = kernel_cases.work(batch.size, batch.workload)
+    metrics = [Metric("dispatch_us", "us", "lower", True, _microseconds(arm.seconds))]
+    if arm.single_s:
+        metrics.append(Metric("single_us", "us", "lower", False, _microseconds(arm.single_s)))
     return CaseRecord(
-        case=row.name,
+        case=case.label,
         metrics=tuple(metrics),
-        outputs=dict(seat.expected.fingerprint),
+        outputs=dict(prepared.expected.fingerprint),
         notes={
             "kernel": report.kernel,
             "reason": report.reason,
             "grid": list(report.grid),
-            "map_us": seat.map_us,
-            "plan_us": round(seat.plan_s * 1e6, 2),
-            "num_seqs": len(size.seq_lens),
-            "total_q": size.total_q,
-            "pool_bytes": size.pool_bytes,
+            "map_us": prepared.map_us,
+            "plan_us": round(prepared.plan_s * 1e6, 2),
+            "num_seqs": len(batch.size.seq_lens),
+            "total_q": batch.size.total_q,
+            "pool_bytes": batch.size.pool_bytes,
             "flops": work.flops,
             "least_bytes": work.bytes,
             "counters": report.counters(),
-            "state": row.state.value,
-            "warm_up_rounds": row.warm_up,
-            "fastest_of": row.timed(seat),
-            "pulse_us": [round(us, 2) for us in _microseconds(row.pulses)],
-            "turns": list(seat.places),
-            **(_queue_notes(seat, row) if seat.whole.queued else {}),
+            "state": case.state.value,
+            "warm_up_rounds": case.warm_up_rounds,
+            "fastest_of": case.timed_launches(arm),
+            "pulse_us": [round(us, 2) for us in _microseconds(case.pulse_s)],
+            "turns": list(arm.positions),
+            **(_queue_notes(arm, case) if batch.queued else {}),
         },
     )
 
 
-def values(seat: Seat, row: Row) -> dict[str, NDArray[np.float32]]:
-    """Return an arm's output by its digest, unless all arms of the row agree."""
-    agree = all(other.expected is seat.expected for other in row.seats) and len(row.seats) > 1
-    own = seat.expected
-    return {} if agree else {str(own.fingerprint["digest"]): kernel_cases.in_float32(own.out)}
+def output_values(arm: ArmSamples, case: CaseRounds) -> dict[str, NDArray[np.float32]]:
+    """Return an arm's output by its digest; empty if all arms of the case agree."""
+    expected = arm.prepared.expected
+    if len(case.arms) > 1 and all(other.prepared.expected is expected for other in case.arms):
+        return {}
+    return {str(expected.fingerprint["digest"]): kernel_cases.as_float32(expected.out)}
 
 
-def _queue_notes(seat: Seat, row: Row) -> dict[str, object]:
-    """Say what stands beside a time from a queue: what a launch costs that does nothing."""
-    together, alone = zip(*row.empty, strict=True)
+def _queue_notes(arm: ArmSamples, case: CaseRounds) -> dict[str, object]:
+    """Return the notes of a queued device: the host's time and the cost of an empty launch."""
+    chained, single = zip(*case.empty_s, strict=True)
     return {
-        "launches": row.links(seat),
-        "host_us": round(statistics.median(seat.host) * 1e6, 2),
-        "empty_us": [round(us, 2) for us in _microseconds(together)],
-        "empty_single_us": [round(us, 2) for us in _microseconds(alone)],
+        "launches": case.chain_length(arm),
+        "host_us": round(statistics.median(arm.host_s) * 1e6, 2),
+        "empty_us": [round(us, 2) for us in _microseconds(chained)],
+        "empty_single_us": [round(us, 2) for us in _microseconds(single)],
     }
 
 

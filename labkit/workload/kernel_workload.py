@@ -7,7 +7,7 @@ from functools import partial
 
 from labkit.config import Device, Experiment, State, Workload, require
 from labkit.workload import device_check, in_process_rules, kernel_cases
-from labkit.workload.interleaving import START_SECONDS, Setting, Turns
+from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
 
 # Measured on a two-core x86-64 with AVX-512; for estimates only.
@@ -21,7 +21,7 @@ PROCESS_BYTES = 150 << 20
 
 
 class KernelKind:
-    """Kernel cases; see ``Kind``."""
+    """Kernel cases; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
         """Check that at least one case fits, and that the resolver serves every case."""
@@ -62,10 +62,11 @@ class KernelKind:
             return "the arms differ in the factor of a case: their rounds would not be aligned"
         return None
 
-    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create the engines' attention operations and fill the memory that they share."""
         from labkit.engine import attention
-        from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
+        from labkit.workload.interleaved_kernels import InterleavedKernels
+        from labkit.workload.kernel_arms import KernelArm
 
         arms = [
             KernelArm(
@@ -77,7 +78,7 @@ class KernelKind:
             )
             for e in experiments
         ]
-        return KernelTurns(arms, setting)
+        return InterleavedKernels(arms, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Count bytes read and floating-point operations of every launch."""
@@ -86,35 +87,37 @@ class KernelKind:
         sizes = [kernel_cases.geometry(case, w, block_size) for case in w.cases]
         run = [size for size in sizes if kernel_cases.skip_reason(size, w) is None]
         pool = max((size.pool_bytes for size in run), default=0)
-        output = [kernel_cases.number_bytes(w) * kernel_cases.query_numbers(s, w) for s in run]
+        output = [kernel_cases.element_bytes(w) * kernel_cases.query_elements(s, w) for s in run]
         seconds = START_SECONDS + pool / FILL_BYTES_PER_SECOND
         for size, written in zip(run, output, strict=True):
             rounds = w.repeats * size.case.factor * (2 if w.state is State.both else 1)
             launch = _launch_seconds(size, experiment, written)
-            wash = _launch_seconds(_washed(size, w, block_size), experiment, 0)
+            washout = _launch_seconds(_washed(size, w, block_size), experiment, 0)
             flush = 0.0 if w.state is State.hot else FLUSH_SECONDS
             queued = w.state is not State.cold and device_check.queued(experiment.engine.attention)
             timed = launch * _timed_launches(size, experiment, queued)
-            seconds += launch + (w.warmup + 2) * wash + rounds * (timed + wash + flush)
+            seconds += launch + (w.warmup + 2) * washout + rounds * (timed + washout + flush)
         return Estimate(seconds, PROCESS_BYTES + pool + sum(output) + 2 * max(output, default=0))
 
 
-def _timed_launches(size: kernel_cases.Geometry, experiment: Experiment, queued: bool) -> int:
+def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
     """Count the launches of a turn that are timed."""
     if queued:
-        return 1 + kernel_cases.links(size, experiment.workload)
+        return 1 + kernel_cases.chain_length(size, experiment.workload)
     lazy = experiment.engine.attention.device is not Device.cpu
     hot = experiment.workload.state is not State.cold
-    return kernel_cases.timed(size, experiment.workload) if hot and not lazy else 1
+    return kernel_cases.timed_launches(size, experiment.workload) if hot and not lazy else 1
 
 
-def _washed(size: kernel_cases.Geometry, w: Workload, block_size: int) -> kernel_cases.Geometry:
+def _washed(
+    size: kernel_cases.CaseGeometry, w: Workload, block_size: int
+) -> kernel_cases.CaseGeometry:
     return kernel_cases.geometry(
-        kernel_cases.part(size.case, kernel_cases.wash_share(size, w)), w, block_size
+        kernel_cases.scaled_case(size.case, kernel_cases.washout_share(size, w)), w, block_size
     )
 
 
-def _launch_seconds(size: kernel_cases.Geometry, experiment: Experiment, written: int) -> float:
+def _launch_seconds(size: kernel_cases.CaseGeometry, experiment: Experiment, written: int) -> float:
     """Guess one launch, with poisoning and checking the ``written`` bytes of its output."""
     flops = kernel_cases.work(size, experiment.workload).flops
     if experiment.engine.attention.device is Device.emulated:

@@ -19,9 +19,9 @@ from labkit.engine.engine_protocol import (
     StreamEvent,
 )
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.memory_timeline import PERIOD_S, Timeline
-from labkit.workload.request_schedule import Clients, Plan
-from labkit.workload.serving_metrics import Served
+from labkit.workload.memory_timeline import PERIOD_S, MemoryTimeline
+from labkit.workload.request_schedule import ClientPool, RequestSchedule
+from labkit.workload.serving_metrics import ServedRequest
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine, TokenEvent
@@ -34,7 +34,7 @@ NAP_S = 0.02  # the longest wait at a time, so that an arm that waits gives othe
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimedStep:
     """One engine step: when it began and ended (s), and the requests that got its tokens."""
 
     began: float
@@ -42,7 +42,7 @@ class Step:
     receivers: tuple[str, ...]
 
 
-class Drive:
+class LoadGenerator:
     """Sends what clients have to send, an engine step at a time.
 
     A token's time is the moment at which the step that produced it returned, the
@@ -72,22 +72,22 @@ class Drive:
         engine: InferenceEngine,
         requests: Sequence[Request],
         *,
-        plan: Plan,
+        plan: RequestSchedule,
         clock: Clock,
         beat: Callable[[str], None],
-        timeline: Timeline,
+        timeline: MemoryTimeline,
         wait: Wait = time.sleep,
     ) -> None:
         self.requests = tuple(requests)
         self.timeline = timeline
-        self.steps: list[Step] = []
+        self.steps: list[TimedStep] = []
         self.cpu_s = 0.0  # of the sender
         self._engine = engine
         self._remote = engine if isinstance(engine, Remote) else None
-        self._clients = Clients(plan)
+        self._clients = ClientPool(plan)
         self._clock, self._wait = clock, wait
         self._beat = beat
-        self._sent: dict[int, Served] = {}
+        self._sent: dict[int, ServedRequest] = {}
         self._live: dict[str, int] = {}
         self._began: float | None = None
         self._since = 0.0  # when the next step begins at the earliest: after a step or a wait
@@ -98,7 +98,7 @@ class Drive:
         return len(self._sent) == len(self.requests) and not self._live
 
     @property
-    def entries(self) -> list[Served]:
+    def entries(self) -> list[ServedRequest]:
         """What has become of the requests that were sent, in the order of ``requests``."""
         return [self._sent[index] for index in sorted(self._sent)]
 
@@ -106,7 +106,7 @@ class Drive:
         """Return how long each step took, from the end of the one before or of a wait: [steps]."""
         return np.array([step.end - step.began for step in self.steps])
 
-    def entries_without(self, lost: NDArray[np.float64]) -> list[Served]:
+    def entries_without(self, lost: NDArray[np.float64]) -> list[ServedRequest]:
         """Return ``entries`` by a clock that stood still while steps lost time.
 
         ``lost``: seconds of each step, [steps].
@@ -164,7 +164,7 @@ class Drive:
         start = self._clock()
         events = self._run_engine()
         cpu, now = time.thread_time(), self._clock()
-        self.steps.append(Step(self._since, now, tuple(event.request_id for event in events)))
+        self.steps.append(TimedStep(self._since, now, tuple(event.request_id for event in events)))
         self._since = now
         finished = self._deliver(events, now)
         self.timeline.stepped(start, now)
@@ -195,7 +195,7 @@ class Drive:
             self._began = self._since = self._clock()
         while (sending := self._clients.next(self._clock() - self._began)) is not None:
             request, now = self.requests[sending.index], self._clock()
-            entry = Served(request.request_id, len(request.prompt_token_ids), submitted=now)
+            entry = ServedRequest(request.request_id, len(request.prompt_token_ids), submitted=now)
             if sending.due is not None and sending.sent is not None:
                 entry.due = self._began + sending.due
                 entry.submitted = self._began + sending.sent
@@ -240,7 +240,7 @@ class Drive:
         return finished
 
 
-def _take(entry: Served, event: TokenEvent) -> bool:
+def _take(entry: ServedRequest, event: TokenEvent) -> bool:
     """Note what an event brings; tell whether it brings any of the output."""
     if isinstance(event, StreamEvent):
         if event.finish_reason is not None:

@@ -15,7 +15,7 @@ from labkit.engine.budget import model_footprint
 from labkit.engine.budget.kv_demand import slots_for
 from labkit.machine import memory_profile
 from labkit.records import CaseRecord, Metric
-from labkit.workload.interleaving import START_SECONDS, Setting
+from labkit.workload.interleaving import START_SECONDS, TurnContext
 from labkit.workload.measurement import Estimate, Measurement
 from labkit.workload.sources import source_of
 
@@ -90,7 +90,7 @@ def metrics(found: Claim) -> tuple[Metric, ...]:
 
 
 class Headroom:
-    """The kind; see ``Kind``."""
+    """The kind; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
         """Read the lengths; the budget is checked for every arm of any kind."""
@@ -105,7 +105,7 @@ class Headroom:
         """Let arms share a process, whatever they are: nothing of them is loaded."""
         return None
 
-    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Claims:
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> Claims:
         """Keep what is asked."""
         return Claims(experiments)
 
@@ -115,7 +115,7 @@ class Headroom:
 
 
 class Claims:
-    """The claims of several arms; see ``Turns``."""
+    """The claims of several arms; see ``InterleavedArms``."""
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self._experiments = tuple(experiments)

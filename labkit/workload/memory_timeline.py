@@ -15,7 +15,7 @@ from labkit.machine.operating_system import operating_system
 
 if TYPE_CHECKING:
     from labkit.engine.engine_protocol import InferenceEngine
-    from labkit.workload.serving_metrics import Served
+    from labkit.workload.serving_metrics import ServedRequest
 
 PERIOD_S = 0.2
 MOST_SAMPLES = 1024  # beyond, every second one is dropped and the period doubles
@@ -23,7 +23,7 @@ MOST_SAMPLES = 1024  # beyond, every second one is dropped and the period double
 Sample = Mapping[str, float]
 
 
-class Timeline:
+class MemoryTimeline:
     """Looks at an engine while it is driven.
 
     Parameters
@@ -39,15 +39,15 @@ class Timeline:
 
         self._engine = engine if isinstance(engine, Observable) else None
         self._keeper = engine if isinstance(engine, StaticBatching) else None
-        self._entries: dict[str, Served] = {}
+        self._entries: dict[str, ServedRequest] = {}
         self._read = process_memory if read is None else read
-        self._waiting: list[Served] = []
+        self._waiting: list[ServedRequest] = []
         self._samples: list[dict[str, float]] = []
         self._start: float | None = None
         self._period, self._due = PERIOD_S, 0.0
         self._cost = 0.0
 
-    def submitted(self, entry: Served) -> None:
+    def submitted(self, entry: ServedRequest) -> None:
         """Note a request that has just been submitted."""
         if self._start is None:
             self._start = self._due = entry.submitted

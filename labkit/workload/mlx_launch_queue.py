@@ -14,8 +14,8 @@ from labkit.workload import kernel_cases
 MORE = 4  # arrays of a size that live at once, besides those of a chain
 
 
-class MlxQueue:
-    """MLX's default device, for numbers of one type; see ``launches.Queue``."""
+class MlxLaunchQueue:
+    """MLX's default device, for numbers of one type; see ``launches.LaunchQueue``."""
 
     def __init__(self, dtype: Precision = Precision.float32) -> None:
         self._dtype = dtype

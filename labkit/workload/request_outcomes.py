@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from labkit.config import Limits, Workload
-from labkit.workload.serving_metrics import Served, meets
+from labkit.workload.serving_metrics import ServedRequest, meets
 
 SHOWN = 8  # reasons of requests that were not served
 
 
 def traffic_notes(
-    entries: Sequence[Served], workload: Workload, *, cpu_s: float, seconds: float
+    entries: Sequence[ServedRequest], workload: Workload, *, cpu_s: float, seconds: float
 ) -> dict[str, Any]:
     """Return what a record says of a run's traffic.
 
@@ -63,7 +63,7 @@ def traffic_notes(
     return notes
 
 
-def _good(entries: Sequence[Served], limits: Limits) -> int:
+def _good(entries: Sequence[ServedRequest], limits: Limits) -> int:
     return sum(entry.outcome == "served" and meets(entry, limits) for entry in entries)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RequestSchedule:
     """What clients have to send, in the order of the requests.
 
     ``sessions``: of which session each request is (None: of none). ``due``: when each may be
@@ -37,7 +37,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class DueRequest:
     """A request to be sent now: its index; when it was due and when a client sends it (s).
 
     It is sent when it is due, or when another has made room. In a closed loop both are None:
@@ -49,10 +49,10 @@ class Sending:
     sent: float | None
 
 
-class Clients:
+class ClientPool:
     """Hands out the requests of a plan; times are seconds from the beginning."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RequestSchedule) -> None:
         self._plan = plan
         self._in_flight = 0
         self._full_until = 0.0
@@ -72,7 +72,7 @@ class Clients:
     def _due(self, index: int) -> float:
         return 0.0 if self._plan.due is None else self._plan.due[index]
 
-    def next(self, elapsed: float) -> Sending | None:
+    def next(self, elapsed: float) -> DueRequest | None:
         """Take the request that is sent at this time, if there is one."""
         if not self._ready or not self.has_room(elapsed):
             return None
@@ -82,8 +82,8 @@ class Clients:
         heapq.heappop(self._ready)
         self._in_flight += 1
         if self._plan.due is None:
-            return Sending(index, None, None)
-        return Sending(index, due, max(due, self._full_until))
+            return DueRequest(index, None, None)
+        return DueRequest(index, due, max(due, self._full_until))
 
     def has_room(self, elapsed: float) -> bool:
         """Tell whether one more may be in flight at this time."""

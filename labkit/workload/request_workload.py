@@ -12,7 +12,7 @@ from labkit.engine.budget import model_footprint
 from labkit.engine.budget.kv_demand import blocks_for, slots_for
 from labkit.models import ModelDir, resolve
 from labkit.workload import capacity_warnings, in_process_rules
-from labkit.workload.interleaving import START_SECONDS, Setting, Turns
+from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
 from labkit.workload.sources import PromptSource, source_of
 from labkit.workload.tokenized_prompts import Prompt, prompt_key, stored
@@ -44,7 +44,7 @@ class RequestKind:
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        """Read what the user wrote; see ``Kind.check``."""
+        """Read what the user wrote; see ``WorkloadKind.check``."""
         tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
         require(
             tokens <= MOST_PROMPT_TOKENS,
@@ -67,33 +67,35 @@ class RequestKind:
         """Say why arms cannot take turns in one process; see ``process_wide.requests``."""
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
-    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Create an engine for every arm, in random order, on models that they share."""
         from labkit.engine.shared_models import SharedModels
-        from labkit.workload.arm_clock import TurnClock
-        from labkit.workload.interleaved_serving import Seat, ServingTurns
+        from labkit.workload.arm_clock import ArmClock
+        from labkit.workload.interleaved_serving import InterleavedServing, Seat
 
         models, seats = SharedModels(), dict[int, Seat]()
         loading = list(range(len(experiments)))
-        setting.order.shuffle(loading)
+        context.order.shuffle(loading)
         try:
             for arm in loading:
-                clock = TurnClock()
-                with setting.turn(arm):
-                    session = self._session(experiments[arm], setting.seed, models, clock)
+                clock = ArmClock()
+                with context.turn(arm):
+                    session = self._session(experiments[arm], context.seed, models, clock)
                     seats[arm] = Seat(session, clock)
         except BaseException:
             for seat in seats.values():
                 seat.session.close()
             raise
-        return ServingTurns([seats[arm] for arm in sorted(seats)], setting.order, setting.turn)
+        return InterleavedServing(
+            [seats[arm] for arm in sorted(seats)], context.order, context.turn
+        )
 
     def _session(
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
     ) -> ServingSession:
         from labkit.engine import create
         from labkit.workload.serving_session import ServingSession
-        from labkit.workload.token_text import Pieces
+        from labkit.workload.token_text import TokenTexts
 
         model = resolve(experiment.model)
         prompts = self._prompts(experiment, model)
@@ -103,7 +105,7 @@ class RequestKind:
             experiment.workload,
             seed=seed,
             vocab_size=model.vocab_size,
-            pieces=Pieces(model.path),
+            texts=TokenTexts(model.path),
             model_digest=model.digest,
             block_size=experiment.engine.kv.block_size,
             clock=clock,

@@ -26,7 +26,7 @@ Outcome = Literal["served", "refused", "failed"]
 
 
 @dataclass(slots=True)
-class Served:
+class ServedRequest:
     """What one request got and when; times are seconds on the driver's clock.
 
     ``admitted``: the beginning of its first step; None where the engine does not tell.
@@ -98,7 +98,7 @@ class Served:
 
 
 def serving_metrics(
-    served: Sequence[Served],
+    served: Sequence[ServedRequest],
     peak_kv_bytes: float | None,
     *,
     primary: bool = True,
@@ -144,7 +144,7 @@ def serving_metrics(
     return tuple(metrics)
 
 
-def sending_metrics(entries: Sequence[Served]) -> tuple[Metric, ...]:
+def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
     """Compute how requests that arrive by themselves were sent; nothing of a closed loop.
 
     ``entries``: all requests, served or not.
@@ -183,7 +183,7 @@ def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
     return tuple(found)
 
 
-def meets(served: Served, limits: Limits) -> bool:
+def meets(served: ServedRequest, limits: Limits) -> bool:
     """Tell whether a served request met every limit that there is."""
     found = (served.ttft, served.tpot or 0.0, served.e2e)
     allowed = (limits.ttft_ms, limits.tpot_ms, limits.e2e_ms)
@@ -192,7 +192,7 @@ def meets(served: Served, limits: Limits) -> bool:
     )
 
 
-def request_metrics(served: Served) -> tuple[Metric, ...]:
+def request_metrics(served: ServedRequest) -> tuple[Metric, ...]:
     """Compute one request's own metrics: its latency, which decides, and its row's steps."""
     return (
         Metric("e2e_ms", "ms", "lower", True, (served.e2e * 1e3,)),
@@ -211,7 +211,7 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
     ]
 
 
-def request_notes(served: Sequence[Served]) -> list[dict[str, Any]]:
+def request_notes(served: Sequence[ServedRequest]) -> list[dict[str, Any]]:
     """Return each request's times (ms, from the first submission), rounded to 1 us."""
     start = min(r.submitted for r in served)
     return [

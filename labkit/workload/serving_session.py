@@ -15,22 +15,22 @@ from labkit.models.detokenizer import text_digest
 from labkit.records import CaseRecord
 from labkit.workload import arrivals
 from labkit.workload.attainable_prefix_hits import sharing_notes
-from labkit.workload.load_generator import Clock, Drive, Wait
+from labkit.workload.load_generator import Clock, LoadGenerator, Wait
 from labkit.workload.measurement import InvalidOutput, Measurement
-from labkit.workload.memory_timeline import Timeline
+from labkit.workload.memory_timeline import MemoryTimeline
 from labkit.workload.output_digest import token_digest
 from labkit.workload.request_lengths import rectangle_notes
 from labkit.workload.request_outcomes import traffic_notes
-from labkit.workload.request_schedule import Plan
+from labkit.workload.request_schedule import RequestSchedule
 from labkit.workload.serving_metrics import (
-    Served,
+    ServedRequest,
     counted_metrics,
     request_metrics,
     request_notes,
     sending_metrics,
     serving_metrics,
 )
-from labkit.workload.token_text import Pieces
+from labkit.workload.token_text import TokenTexts
 from labkit.workload.tokenized_prompts import Prompt
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ServingSession:
         *,
         seed: int,
         vocab_size: int,
-        pieces: Pieces | None = None,
+        texts: TokenTexts | None = None,
         model_digest: str | None = None,
         block_size: int = 16,
         clock: Clock = time.perf_counter,
@@ -84,7 +84,7 @@ class ServingSession:
         self._workload = workload
         self._seed = seed
         self._vocab_size = vocab_size
-        self._pieces = pieces
+        self._pieces = texts
         self._per_request = workload.per_request
         self._model_digest = model_digest
         self._block_size = block_size
@@ -121,12 +121,12 @@ class ServingSession:
         self._engine.reset_counters()
 
     def measure(self, beat: Callable[[str], None]) -> Measurement:
-        """Serve all requests once; see ``Turns``."""
-        drive = self.begin(beat)
-        drive.run()
-        return self.measured(drive)
+        """Serve all requests once; see ``InterleavedArms``."""
+        generator = self.begin(beat)
+        generator.run()
+        return self.measured(generator)
 
-    def begin(self, beat: Callable[[str], None]) -> Drive:
+    def begin(self, beat: Callable[[str], None]) -> LoadGenerator:
         """Return what serves all requests once, a step at a time; nothing is submitted yet."""
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
         return self._drive(self._prompts, beat, due)
@@ -142,7 +142,9 @@ class ServingSession:
         if isinstance(self._engine, PipelinedEngine):
             self._engine.drain()
 
-    def measured(self, drive: Drive, lost: NDArray[np.float64] | None = None) -> Measurement:
+    def measured(
+        self, generator: LoadGenerator, lost: NDArray[np.float64] | None = None
+    ) -> Measurement:
         """Compute what a drive that is done has measured.
 
         ``lost``: seconds that each step lost to a stall, [steps], which no metric counts. What
@@ -153,20 +155,20 @@ class ServingSession:
         InvalidOutput
             A request has not as many tokens as it asked for, or none was served.
         """
-        _check_complete(drive)
+        _check_complete(generator)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
-        cases = self._cases(drive.entries, counters, drive.cpu_s)
+        cases = self._cases(generator.entries, counters, generator.cpu_s)
         notes: dict[str, Any] = {}
         if lost is not None:
             notes["stalls"] = {
                 "steps": int((lost > 0).sum()),
                 "seconds": round(float(lost.sum()), 6),
-                "of_s": round(float(drive.step_seconds().sum()), 6),
+                "of_s": round(float(generator.step_seconds().sum()), 6),
             }
             if lost.any():
-                less = self._cases(drive.entries_without(lost), counters, drive.cpu_s)
+                less = self._cases(generator.entries_without(lost), counters, generator.cpu_s)
                 cases = [_beside(case, whole) for case, whole in zip(less, cases, strict=True)]
-        served = _served(drive.entries)
+        served = _served(generator.entries)
         notes |= {
             "cache_state": self._workload.cache_state.value,
             "model_digest": self._model_digest,
@@ -179,12 +181,12 @@ class ServingSession:
             "rectangle": rectangle_notes([(r.prompt_tokens, len(r.tokens)) for r in served]),
             # What it decided at load; an engine of a user's own need not say.
             "engine": dict(getattr(self._engine, "notes", {})),
-            "timeline": drive.timeline.report(),
+            "timeline": generator.timeline.report(),
         }
         return Measurement(cases=tuple(cases), counters=counters, notes=notes)
 
     def _cases(
-        self, entries: Sequence[Served], counters: Mapping[str, float], cpu_s: float
+        self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float
     ) -> list[CaseRecord]:
         """Return what all requests gave together, and each by itself where those are the cases."""
         served = _served(entries)
@@ -207,7 +209,7 @@ class ServingSession:
         )
         return [together, *(self._own(entry) for entry in served if self._per_request)]
 
-    def _own(self, served: Served) -> CaseRecord:
+    def _own(self, served: ServedRequest) -> CaseRecord:
         """Make a request a case of its own."""
         return CaseRecord(
             case=served.request_id,
@@ -220,21 +222,21 @@ class ServingSession:
         self._engine.close()
 
     def _serve(self, prompts: Sequence[Prompt]) -> None:
-        drive = self._drive(prompts, lambda text: None)
-        drive.run()
-        _check_complete(drive)
+        generator = self._drive(prompts, lambda text: None)
+        generator.run()
+        _check_complete(generator)
 
     def _drive(
         self,
         prompts: Sequence[Prompt],
         beat: Callable[[str], None],
         due: Sequence[float] | None = None,
-    ) -> Drive:
+    ) -> LoadGenerator:
         """Return what serves prompts; without ``due``, as they can be: in a closed loop."""
-        return Drive(
+        return LoadGenerator(
             self._engine,
             self._requests(prompts),
-            plan=Plan(
+            plan=RequestSchedule(
                 [prompt.session for prompt in prompts],
                 due,
                 self._workload.concurrency,
@@ -243,7 +245,7 @@ class ServingSession:
             clock=self._clock,
             wait=self._wait,
             beat=beat,
-            timeline=Timeline(self._engine, getattr(self._engine, "process_memory", None)),
+            timeline=MemoryTimeline(self._engine, getattr(self._engine, "process_memory", None)),
         )
 
     def _requests(self, prompts: Sequence[Prompt]) -> list[Request]:
@@ -264,24 +266,24 @@ class ServingSession:
         return Request(prompt.request_id, prompt.token_ids, params, messages=prompt.messages)
 
 
-def _check_complete(drive: Drive) -> None:
+def _check_complete(generator: LoadGenerator) -> None:
     """Check that every request that was served got all that it asked for, and that some were."""
-    for request, got in zip(drive.requests, drive.entries, strict=True):
+    for request, got in zip(generator.requests, generator.entries, strict=True):
         if got.outcome == "served" and got.counted is None:  # what a server said is checked there
             _check_length(request, got)
-    unserved = [entry for entry in drive.entries if entry.outcome != "served"]
-    if drive.requests and len(unserved) == len(drive.requests):
+    unserved = [entry for entry in generator.entries if entry.outcome != "served"]
+    if generator.requests and len(unserved) == len(generator.requests):
         first = unserved[0]
         raise InvalidOutput(
             f"request {first.request_id} {_was(first)}: {first.error}; none was served"
         )
 
 
-def _was(entry: Served) -> str:
+def _was(entry: ServedRequest) -> str:
     return "was refused" if entry.outcome == "refused" else "failed"
 
 
-def _check_length(request: Request, got: Served) -> None:
+def _check_length(request: Request, got: ServedRequest) -> None:
     wanted = request.params.max_tokens
     if got.finish == "length" and len(got.tokens) != wanted:
         raise InvalidOutput(
@@ -294,7 +296,7 @@ def _check_length(request: Request, got: Served) -> None:
         )
 
 
-def _served(entries: Sequence[Served]) -> list[Served]:
+def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
     return [entry for entry in entries if entry.outcome == "served"]
 
 
@@ -304,25 +306,25 @@ def _beside(case: CaseRecord, whole: CaseRecord) -> CaseRecord:
     return replace(case, notes={**case.notes, "as_measured": as_measured})
 
 
-def _span(served: Sequence[Served]) -> float:
+def _span(served: Sequence[ServedRequest]) -> float:
     """Return the seconds from the first submission to the last token."""
     return max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
 
 
-def outputs_of(entries: Sequence[Served], pieces: Pieces | None = None) -> dict[str, Any]:
+def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:
     """Return every request's tokens, or its text where a server told no more of one."""
     if any(entry.text is not None for entry in entries):
         return _text_outputs(entries)
-    return _token_outputs(entries, pieces)
+    return _token_outputs(entries, texts)
 
 
-def _token_outputs(served: Sequence[Served], pieces: Pieces | None) -> dict[str, Any]:
+def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) -> dict[str, Any]:
     """Return every request's tokens with their logit margins (5 significant digits).
 
-    ``pieces`` adds the text of the ids, and a digest of every request's whole text by which it
+    ``texts`` adds the text of the ids, and a digest of every request's whole text by which it
     can be compared with one whose tokens are not known. The digest of all leaves them out.
     """
-    spelled = {} if pieces is None else pieces.of(t for r in served for t in r.tokens)
+    spelled = {} if texts is None else texts.of(t for r in served for t in r.tokens)
     return {
         "kind": "tokens",
         "digest": token_digest((r.request_id, r.tokens) for r in served),
@@ -332,7 +334,7 @@ def _token_outputs(served: Sequence[Served], pieces: Pieces | None) -> dict[str,
                 "tokens": list(r.tokens),
                 "margins": _margins(r.margins),
                 "finish": r.finish,
-                **({} if pieces is None else {"text_digest": pieces.digest(r.tokens)}),
+                **({} if texts is None else {"text_digest": texts.digest(r.tokens)}),
             }
             for r in served
         ],
@@ -340,7 +342,7 @@ def _token_outputs(served: Sequence[Served], pieces: Pieces | None) -> dict[str,
     }
 
 
-def _text_outputs(served: Sequence[Served]) -> dict[str, Any]:
+def _text_outputs(served: Sequence[ServedRequest]) -> dict[str, Any]:
     """Return every request's text as texts are compared; weaker than its tokens."""
     digests = [(r.request_id, text_digest(r.text or "")) for r in served]
     return {

@@ -11,7 +11,7 @@ MOST = 4096  # distinct ids per run; the ids beyond are shown as numbers
 LONGEST = 40  # characters of a piece
 
 
-class Pieces:
+class TokenTexts:
     """Spells token ids with a model's own tokenizer, which is loaded on first use.
 
     Parameters

@@ -16,7 +16,7 @@ from labkit.experiment import run_stages
 from labkit.experiment.run_draft import RunDraft, StageTimer
 from labkit.machine import openblas_for_mlx, worker_environment
 from labkit.records import Arm, CaseRecord, Record
-from labkit.workload.interleaving import by_itself
+from labkit.workload.interleaving import single_arm_context
 from labkit.workload.measurement import Measurement
 
 REQUESTS = {"name": "uniform", "prompts": {"source": "synthetic"}}
@@ -91,7 +91,7 @@ def test_a_record_says_which_blas_multiplied_where_mlx_does(asked, backend, note
     monkeypatch.setattr(run_stages, "apply_thread_budget", lambda threads: None)
     draft = a_draft()
     arm = experiment(asked, attention={"backend": backend}, blas="stock")
-    run_stages.load([arm], by_itself(0), draft.note)
+    run_stages.load([arm], single_arm_context(0), draft.note)
     assert draft.record.notes.get("blas") == ({"name": "stock", "threads": 1} if noted else None)
 
 
@@ -103,7 +103,7 @@ def test_the_thread_budget_is_applied_before_loading_and_before_peak_rates(monke
         roofline_peaks, "measure_peaks", lambda threads: done.append(("peaks", threads))
     )
     arms = [experiment(KERNELS, threads=n) for n in (3, 2)]
-    run_stages.load(arms, by_itself(0), a_draft().note)
+    run_stages.load(arms, single_arm_context(0), a_draft().note)
     run_stages.measure_peak_rates(arms[1])
     assert done == [3, "load", 2, ("peaks", 2)]
 

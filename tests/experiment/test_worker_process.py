@@ -66,7 +66,7 @@ def blocks_of(cell) -> list[list[Record]]:
 # ------------------------------------------------------------------ without a process
 
 
-class Turns:
+class InterleavedArms:
     """Three arms whose turns do nothing but say that they happen."""
 
     def __init__(self, world, arms, setting) -> None:
@@ -105,7 +105,7 @@ def world(monkeypatch):
         world.threads = threads
 
     def load(experiments, setting, note):
-        return Turns(world, experiments, setting)
+        return InterleavedArms(world, experiments, setting)
 
     monkeypatch.setattr(run_stages, "load", load)
     monkeypatch.setattr(run_stages, "start_probe", lambda on_compile: (probe, {}))
@@ -139,7 +139,7 @@ def test_every_arm_has_its_record_and_its_own_budget_in_its_turn(make, world):
 
 
 def test_an_arm_s_budget_is_asked_once_however_many_turns_it_has(make, world, monkeypatch):
-    class Twice(Turns):
+    class Twice(InterleavedArms):
         def measure(self, beat):
             super().measure(beat)
             return super().measure(beat)
@@ -158,7 +158,7 @@ def test_what_is_done_between_turns_is_the_probe_s(make, world, monkeypatch):
 
     def load(experiments, setting, note):
         given.append(setting.machine)
-        return Turns(world, experiments, setting)
+        return InterleavedArms(world, experiments, setting)
 
     monkeypatch.setattr(run_stages, "load", load)
     block_of(make())

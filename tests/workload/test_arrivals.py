@@ -6,7 +6,7 @@ from scipy import stats
 
 from labkit.config import ArrivalKind, Arrivals, ConfigError, LengthKind, Lengths
 from labkit.workload import arrivals, request_lengths
-from labkit.workload.request_schedule import Clients, Plan
+from labkit.workload.request_schedule import ClientPool, RequestSchedule
 from labkit.workload.tokenized_prompts import Prompt
 
 COUNT = 4000
@@ -80,14 +80,14 @@ def sent(clients, elapsed):
 
 
 def test_in_a_closed_loop_the_number_of_clients_alone_holds_requests_back():
-    clients = Clients(Plan([None] * 5, None, 2))
+    clients = ClientPool(RequestSchedule([None] * 5, None, 2))
     assert sent(clients, 0.0) == [0, 1]
     clients.answered(1, 1.0)
     assert sent(clients, 1.0) == [2]
 
 
 def test_a_session_s_turn_waits_for_the_answer_before_it_and_others_pass():
-    clients = Clients(Plan(["a", "a", "b", "b"], None, 3))
+    clients = ClientPool(RequestSchedule(["a", "a", "b", "b"], None, 3))
     assert sent(clients, 0.0) == [0, 2]
     clients.answered(2, 1.0)
     assert sent(clients, 1.0) == [3]
@@ -96,7 +96,7 @@ def test_a_session_s_turn_waits_for_the_answer_before_it_and_others_pass():
 
 
 def test_what_arrives_by_itself_is_sent_when_due_or_when_there_is_room():
-    clients = Clients(Plan([None] * 3, [0.0, 1.0, 1.5], 1))
+    clients = ClientPool(RequestSchedule([None] * 3, [0.0, 1.0, 1.5], 1))
     first = clients.next(0.0)
     assert (first.due, first.sent) == (0.0, 0.0) and clients.next(1.2) is None
     clients.answered(0, 2.0)
@@ -109,7 +109,7 @@ def test_what_arrives_by_itself_is_sent_when_due_or_when_there_is_room():
 
 def test_a_later_turn_of_a_trace_is_due_by_its_time_and_not_before_the_answer():
     for answered, expected in ((1.0, 4.0), (6.0, 6.0)):
-        clients = Clients(Plan(["a", "a"], [0.0, 4.0], None))
+        clients = ClientPool(RequestSchedule(["a", "a"], [0.0, 4.0], None))
         assert sent(clients, 9.0) == [0]
         clients.answered(0, answered)
         assert clients.next_due() == expected

@@ -11,8 +11,9 @@ from labkit.cpu.kv_dtypes import from_float32, to_float32
 from labkit.engine.attention.launch_report import LaunchReport
 from labkit.engine.attention.mlx_backend import MlxBackend
 from labkit.workload import kernel_cases, kind_of
-from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
-from labkit.workload.interleaving import by_itself
+from labkit.workload.interleaved_kernels import InterleavedKernels
+from labkit.workload.interleaving import single_arm_context
+from labkit.workload.kernel_arms import KernelArm
 
 HALF = (Precision.float16, Precision.bfloat16)
 CASE = Case(name="mixed", decode=2, context=21, prefill=1, chunk=5)
@@ -75,9 +76,9 @@ class Echo(MlxBackend):
 @pytest.mark.parametrize("dtype", HALF)
 def test_a_launch_is_given_the_type_and_its_output_is_fingerprinted_in_it(dtype):
     backend = Echo()
-    turns = KernelTurns(
+    turns = InterleavedKernels(
         [KernelArm("paged", lambda: backend, make(dtype), 16)],
-        by_itself(1),
+        single_arm_context(1),
     )
     turns.warm_up()
     (measured,) = turns.measure(lambda text: None)
@@ -113,7 +114,7 @@ def test_the_emulated_kernels_compute_the_cases_in_half_precision(dtype):
     outputs = {}
     for kind in (dtype, Precision.float32):
         one = experiment(kind, attention={"device": "emulated"})
-        turns = kind_of(one).load([one], by_itself(1))
+        turns = kind_of(one).load([one], single_arm_context(1))
         turns.warm_up()
         (measured,) = turns.measure(lambda text: None)
         (outputs[kind],) = measured.values.values()

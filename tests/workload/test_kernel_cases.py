@@ -9,8 +9,9 @@ import pytest
 from labkit import workload as workloads
 from labkit.config import Case, ConfigError, Workload, from_plain, to_plain
 from labkit.workload import device_check, kernel_cases
-from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
-from labkit.workload.interleaving import by_itself
+from labkit.workload.interleaved_kernels import InterleavedKernels
+from labkit.workload.interleaving import single_arm_context
+from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 
@@ -83,7 +84,7 @@ class StubBackend:
 def run(backend, *asked, **changes):
     make_backend = backend if callable(backend) else lambda: backend
     arm = KernelArm("paged", make_backend, make(*asked, **changes), block_size=16)
-    turns = KernelTurns([arm], by_itself(seed=3))
+    turns = InterleavedKernels([arm], single_arm_context(seed=3))
     turns.warm_up()
     beats = []
     (result,) = turns.measure(beats.append)
@@ -121,7 +122,7 @@ def test_work_is_what_a_loop_over_queries_and_keys_counts(case, window):
         numbers += 2 * len(seen) * w.num_kv_heads * w.head_dim
         numbers += 2 * q * w.num_heads * w.head_dim
     found = kernel_cases.work(size, w)
-    assert found == kernel_cases.Work(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
+    assert found == kernel_cases.MinimumWork(4 * pairs * w.num_heads * w.head_dim, 4 * numbers)
 
 
 def test_counters_are_of_the_measured_dispatches_only():
@@ -167,7 +168,7 @@ def test_uneven_requests_have_lengths_of_their_own():
     assert size.query_lens.tolist() == [1, 1, 33, 1, 5]
     assert size.seq_lens.tolist() == [17, 17, 33, 71, 105]
     assert size.query_lens.dtype == size.seq_lens.dtype == np.int32
-    assert kernel_cases.part(RAGGED, 0.4).uneven == [[33, 0], [1, 70]]
+    assert kernel_cases.scaled_case(RAGGED, 0.4).uneven == [[33, 0], [1, 70]]
 
 
 def test_a_resolver_for_pure_decode_refuses_uneven_queries():
@@ -206,14 +207,14 @@ def test_inputs_do_not_depend_on_which_other_cases_run():
 def test_no_two_blocks_hold_the_same_values():
     workload = make(Case(name="d", decode=300, context=128), num_kv_heads=4, head_dim=32)
     size = kernel_cases.geometry(workload.cases[0], workload, 16)
-    numbers = kernel_cases.query_numbers(size, workload)
+    numbers = kernel_cases.query_elements(size, workload)
     arrays = kernel_cases.allocate(size.pool_bytes, numbers, seed=0).view(size, workload, 16)
     assert arrays.q.shape == arrays.out.shape == (300, 4, 32)
     for pool in (arrays.k_pool, arrays.v_pool):
         assert pool.shape == (2401, 16, 4, 32) and np.isfinite(pool).all()
         blocks = {zlib.crc32(block.tobytes()) for block in pool}
         assert len(blocks) == len(pool)
-    assert pool.size > 4 * kernel_cases.TEMPLATE  # so that the sequence is indeed repeated
+    assert pool.size > 4 * kernel_cases.TEMPLATE_LENGTH  # so that the sequence is indeed repeated
     assert not np.array_equal(arrays.k_pool[1], arrays.v_pool[1])
 
 
@@ -269,11 +270,11 @@ def test_prepare_refuses_what_cannot_run():
 
 
 def test_a_window_reaches_the_kernel():
-    whole, _ = run(reference, DECODE)
+    batch, _ = run(reference, DECODE)
     narrow, _ = run(reference, DECODE, window=8)
-    assert narrow.cases[0].outputs["digest"] != whole.cases[0].outputs["digest"]
+    assert narrow.cases[0].outputs["digest"] != batch.cases[0].outputs["digest"]
     blocks = "attention.kv_blocks_visited"
-    assert narrow.counters[blocks] < whole.counters[blocks]
+    assert narrow.counters[blocks] < batch.counters[blocks]
 
 
 @pytest.mark.parametrize(

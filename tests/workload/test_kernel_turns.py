@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from labkit.config import Case, Experiment, State, Workload, from_plain, to_plain
-from labkit.workload import interleaved_kernels, kernel_cases, kernel_workload
-from labkit.workload.interleaved_kernels import KernelArm, KernelTurns, spread
-from labkit.workload.interleaving import Setting
+from labkit.workload import interleaved_kernels, kernel_cases, kernel_warmup, kernel_workload
+from labkit.workload.interleaved_kernels import InterleavedKernels, spread_rounds
+from labkit.workload.interleaving import TurnContext
+from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
 from labkit.workload.output_digest import array_outputs
 
@@ -116,8 +117,8 @@ def turns(world, backends, *wanted, seed=0, **changes):
         KernelArm("paged", lambda b=b: b, asked(*wanted, **changes), block_size=16)
         for b in backends
     ]
-    setting = Setting(3, random.Random(seed), world.enter, world)
-    return KernelTurns(arms, setting, clock=world.clock)
+    setting = TurnContext(3, random.Random(seed), world.enter, world)
+    return InterleavedKernels(arms, setting, clock=world.clock)
 
 
 def measured(world, backends, *wanted, **changes):
@@ -228,13 +229,13 @@ def test_an_output_is_checked_after_the_clock_was_read():
         backend.out[4, 3, 15] += 1.0
         return world.now
 
-    found._clock = clock
+    found._arms._clock = clock
     with pytest.raises(InvalidOutput, match="differs from the first launch"):
         found.measure(lambda text: None)
 
 
 def test_every_launch_of_an_arm_is_in_its_own_turn(monkeypatch):
-    monkeypatch.setattr(kernel_cases, "WASH_BYTES", 1)  # a part of the batch washes out
+    monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # a part of the batch washes out
     world = World()
     backends = [Backend(world, lambda w: 1.0, kernel="decode") for _ in range(3)]
     measured(world, backends, FEW, PREFILL)
@@ -263,7 +264,7 @@ def test_the_time_of_a_launch_follows_the_launch():
 def test_a_round_is_a_pulse_and_each_arms_wash_out_and_launches_in_its_own_turn(
     monkeypatch, wash_bytes, launches
 ):
-    monkeypatch.setattr(kernel_cases, "WASH_BYTES", wash_bytes)
+    monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", wash_bytes)
     world = World()
     measured(world, [Backend(world, lambda w: 1.0), Backend(world, lambda w: 1.0)], FEW)
     length = 1 + 2 * launches
@@ -351,11 +352,11 @@ def test_rounds_are_spread_over_the_whole_time_and_turns_are_in_random_order():
 
 
 def test_spread_takes_every_round_once_each_in_its_part_of_the_time():
-    order = spread([3, 30], random.Random(1))
+    order = spread_rounds([3, 30], random.Random(1))
     assert order.count(0) == 3 and order.count(1) == 30
     positions = [i for i, row in enumerate(order) if row == 0]
     assert [p * 3 // len(order) for p in positions] == [0, 1, 2]
-    assert order != spread([3, 30], random.Random(2))
+    assert order != spread_rounds([3, 30], random.Random(2))
 
 
 def test_garbage_is_not_collected_while_measuring_and_is_again_afterwards():
@@ -422,7 +423,7 @@ def test_an_output_is_hashed_once_for_all_arms_that_agree(monkeypatch):
         hashed.append(out.copy())
         return array_outputs(out, dtype)
 
-    monkeypatch.setattr(interleaved_kernels, "array_outputs", outputs)
+    monkeypatch.setattr(kernel_warmup, "array_outputs", outputs)
     world = World()
     found = measured(world, [Backend(world, lambda w: 1.0, value) for value in (0, 1, 0, 1)], FEW)
     digests = [measurement.cases[0].outputs["digest"] for measurement in found]
@@ -528,24 +529,24 @@ def test_warming_up_ends_when_launches_no_longer_get_faster(times, rounds):
 def measured_until(world, backend):
     found = turns(world, [backend], FEW)
     found.warm_up()
-    return [row.warm_up for row in found._rows]
+    return [case.warm_up_rounds for case in found._cases]
 
 
 def test_a_large_batch_is_washed_out_by_a_part_of_it_and_a_small_one_by_itself():
-    whole = asked(LARGE, num_heads=16, num_kv_heads=4, head_dim=128)
-    size = kernel_cases.geometry(LARGE, whole, 16)
+    batch = asked(LARGE, num_heads=16, num_kv_heads=4, head_dim=128)
+    size = kernel_cases.geometry(LARGE, batch, 16)
     part = kernel_cases.geometry(
-        kernel_cases.part(LARGE, kernel_cases.wash_share(size, whole)), whole, 16
+        kernel_cases.scaled_case(LARGE, kernel_cases.washout_share(size, batch)), batch, 16
     )
     assert 1 <= len(part.seq_lens) < 64 and part.seq_lens[0] == 2048
-    work = kernel_cases.work(part, whole)
-    assert work.bytes >= kernel_cases.WASH_BYTES or work.flops >= kernel_cases.WASH_FLOPS
+    work = kernel_cases.work(part, batch)
+    assert work.bytes >= kernel_cases.WASHOUT_BYTES or work.flops >= kernel_cases.WASHOUT_FLOPS
     few = asked(FEW)
-    assert kernel_cases.wash_share(kernel_cases.geometry(FEW, few, 16), few) == 1
+    assert kernel_cases.washout_share(kernel_cases.geometry(FEW, few, 16), few) == 1
 
 
 def test_a_part_that_takes_another_kernel_washes_nothing_out(monkeypatch):
-    monkeypatch.setattr(kernel_cases, "WASH_BYTES", 1)  # one request of each kind
+    monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # one request of each kind
     world = World()
     measured(world, [Backend(world, lambda w: 1.0)], FEW)
     assert {what for what, _ in world.done} == {"pulse", ("launch", 5)}
@@ -573,7 +574,7 @@ def test_arms_whose_rounds_would_differ_stay_apart(change):
 
 
 def test_flushing_is_in_the_estimate_of_cold_turns_alone(monkeypatch):
-    monkeypatch.setattr(kernel_cases, "WASH_BYTES", 1)  # one launch a turn is timed, hot or cold
+    monkeypatch.setattr(kernel_cases, "WASHOUT_BYTES", 1)  # one launch a turn is timed, hot or cold
     arms = [*experiments(*(asked(FEW, repeats=100, state=state) for state in State))]
     seconds = {e.workload.state: kernel_workload.KIND.estimate(e).seconds for e in arms}
     flushes = 100 * FEW.factor * kernel_workload.FLUSH_SECONDS
@@ -587,4 +588,4 @@ def test_a_factor_of_ones_own_stays_apart():
 
 
 def test_the_rule_of_warming_up_is_what_its_page_says():
-    assert (interleaved_kernels.SETTLED, interleaved_kernels.MOST_ROUNDS) == (0.98, 20)
+    assert (kernel_warmup.SETTLED_RATIO, kernel_warmup.MAX_ROUNDS) == (0.98, 20)

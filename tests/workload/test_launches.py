@@ -10,10 +10,11 @@ import pytest
 from labkit.config import Attention, Case, Device, Precision, State, Workload
 from labkit.engine import attention
 from labkit.workload import device_check, kernel_cases, launch_timing
-from labkit.workload.interleaved_kernels import KernelArm, KernelTurns
-from labkit.workload.interleaving import Setting, by_itself
+from labkit.workload.interleaved_kernels import InterleavedKernels
+from labkit.workload.interleaving import TurnContext, single_arm_context
+from labkit.workload.kernel_arms import KernelArm
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.mlx_launch_queue import MlxQueue
+from labkit.workload.mlx_launch_queue import MlxLaunchQueue
 
 FEW = Case(name="few", decode=5, context=40, factor=3)
 # Seconds.
@@ -59,7 +60,7 @@ class Node:
         return Node(self.world, [self], lambda v: v.reshape(shape), VIEW)
 
 
-class Queue:
+class LaunchQueue:
     """Runs what is waited for, and no more; what does not wait for each other runs at once."""
 
     def __init__(self, world):
@@ -160,7 +161,7 @@ class Backend:
 
 @pytest.fixture(autouse=True)
 def chains_of_four(monkeypatch):
-    monkeypatch.setattr(kernel_cases, "MOST_LINKS", 4)
+    monkeypatch.setattr(kernel_cases, "MAX_CHAIN_LENGTH", 4)
 
 
 def asked(*wanted, **changes):
@@ -170,9 +171,9 @@ def asked(*wanted, **changes):
 
 def turns(world, *backends, queued=True, **changes):
     arms = [KernelArm("paged", lambda b=b: b, asked(FEW, **changes), 16, queued) for b in backends]
-    setting = Setting(3, random.Random(0), world.enter, world)
-    queue = Queue(world)
-    return KernelTurns(arms, setting, world.clock, lambda dtype: queue)
+    setting = TurnContext(3, random.Random(0), world.enter, world)
+    queue = LaunchQueue(world)
+    return InterleavedKernels(arms, setting, world.clock, lambda dtype: queue)
 
 
 def measured(world, *backends, **changes):
@@ -205,17 +206,17 @@ def test_a_chain_is_waited_for_once_and_divided_by_its_launches():
 def test_launches_that_get_slower_show_and_what_one_alone_costs_more_too():
     world = World()
     backend = Backend(world)
-    wait = Queue.wait
+    wait = LaunchQueue.wait
 
-    class Costly(Queue):
+    class Costly(LaunchQueue):
         def wait(self, arrays):
             world.now += 1.0  # to wait at all
             wait(self, arrays)
 
     arm = KernelArm("paged", lambda: backend, asked(FEW), 16, True)
-    found = KernelTurns(
+    found = InterleavedKernels(
         [arm],
-        Setting(3, random.Random(0), world.enter, world),
+        TurnContext(3, random.Random(0), world.enter, world),
         world.clock,
         lambda dtype: Costly(world),
     )
@@ -233,9 +234,9 @@ def test_a_round_in_order():
     pulse = ["clock", "pulse", "clock"]
     nothing = ["clock", ("wait", 4), "clock", "clock", ("wait", 1), "clock"]
 
-    def launch(links, poison=True):
-        told = ["clock", *["describe"] * links, "clock", ("wait", links), "clock"]
-        return [("poison", links), *told] if poison else told
+    def launch(chain_length, poison=True):
+        told = ["clock", *["describe"] * chain_length, "clock", ("wait", chain_length), "clock"]
+        return [("poison", chain_length), *told] if poison else told
 
     expected = pulse + nothing + launch(1, poison=False) + launch(4) + launch(1)
     assert world.done == expected * 6
@@ -282,12 +283,12 @@ def test_all_arms_read_the_same_arrays_and_the_host_keeps_none():
     found = turns(world, *backends)
     found.warm_up()
     assert len(backends[0].seen) == 2 and backends[0].seen == backends[1].seen
-    assert list(found._memory) == ["mlx"]
+    assert list(found._arms.memory) == ["mlx"]
     one, other = found.measure(lambda text: None)
     assert one.cases[0].outputs["digest"] == other.cases[0].outputs["digest"]
     assert not one.values
     found.close()
-    assert not found._memory
+    assert not found._arms.memory
 
 
 @pytest.mark.parametrize("launch", range(4))
@@ -332,18 +333,18 @@ def test_a_stale_stamp_in_a_chain_and_a_launch_that_did_not_run_are_refused():
 
 
 def test_a_chain_does_about_as_much_whatever_the_case():
-    whole = asked(FEW, num_heads=16, num_kv_heads=4, head_dim=128)
+    batch = asked(FEW, num_heads=16, num_kv_heads=4, head_dim=128)
 
-    def links(**case):
-        size = kernel_cases.geometry(Case(name="x", **case), whole, 16)
-        return kernel_cases.links(size, whole), kernel_cases.work(size, whole)
+    def chain_length(**case):
+        size = kernel_cases.geometry(Case(name="x", **case), batch, 16)
+        return kernel_cases.chain_length(size, batch), kernel_cases.work(size, batch)
 
-    assert links(decode=1, context=16)[0] == kernel_cases.MOST_LINKS
-    number, work = links(decode=1024, context=128)
+    assert chain_length(decode=1, context=16)[0] == kernel_cases.MAX_CHAIN_LENGTH
+    number, work = chain_length(decode=1024, context=128)
     assert 1 < number <= kernel_cases.CHAIN_BYTES / work.bytes < number + 1
-    number, work = links(prefill=8, chunk=512)
+    number, work = chain_length(prefill=8, chunk=512)
     assert 1 < number <= kernel_cases.CHAIN_FLOPS / work.flops < number + 1
-    assert links(decode=1024, context=2048)[0] == 1
+    assert chain_length(decode=1024, context=2048)[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -369,9 +370,9 @@ def gather():
     return attention.create(backend="gather")
 
 
-def on_mlx(queue=MlxQueue, make=gather, queued=True, **changes):
+def on_mlx(queue=MlxLaunchQueue, make=gather, queued=True, **changes):
     arm = KernelArm("paged", make, asked(FEW, **changes), 16, queued)
-    found = KernelTurns([arm], by_itself(seed=3), make_queue=queue)
+    found = InterleavedKernels([arm], single_arm_context(seed=3), make_queue=queue)
     found.warm_up()
     return found
 
@@ -382,7 +383,7 @@ def test_mlx_evaluates_a_chain_at_once_and_every_launch_of_it(monkeypatch):
     found = on_mlx()
     evaluate, calls = mx.eval, []
     monkeypatch.setattr(mx, "eval", lambda *arrays: (calls.append(len(arrays)), evaluate(*arrays)))
-    (batch,) = [seat.whole for row in found._rows for seat in row.seats]
+    (batch,) = [arm.prepared.batch for case in found._cases for arm in case.arms]
     launch = batch.launch(iter(range(9)).__next__, "a chain", 4)
     assert calls == [4 + 2]  # outputs and pools
     assert launch.seconds == 0.25 and launch.report.launches == 4
@@ -405,7 +406,7 @@ def test_mlx_evaluates_a_chain_at_once_and_every_launch_of_it(monkeypatch):
 
 @pytest.mark.parametrize("dtype", list(Precision))
 def test_on_mlx_every_type_is_chained_and_read_as_it_is_stored(dtype):
-    found = on_mlx(queue=MlxQueue, dtype=dtype)
+    found = on_mlx(queue=MlxLaunchQueue, dtype=dtype)
     (result,) = found.measure(lambda text: None)
     (case,) = result.cases
     assert case.notes["launches"] == 4 and len(case.metrics) == 2
@@ -427,9 +428,9 @@ def test_on_mlx_inputs_lie_there_before_and_no_pool_is_copied():
     large = asked(Case(name="large", decode=8, context=4096))
     arm = KernelArm("paged", gather, large, 16, True)
     before = mx.get_active_memory()
-    found = KernelTurns([arm], by_itself(seed=3), make_queue=MlxQueue)
+    found = InterleavedKernels([arm], single_arm_context(seed=3), make_queue=MlxLaunchQueue)
     (size,) = [kernel_cases.geometry(case, large, 16) for case in large.cases]
-    batches = [found._batch(arm, case) for case in large.cases for _ in range(3)]
+    batches = [found._arms.plan(arm, case) for case in large.cases for _ in range(3)]
     held = mx.get_active_memory() - before
     assert size.pool_bytes <= held < 1.1 * size.pool_bytes
     del batches
@@ -443,7 +444,7 @@ def place(array):
 def test_on_mlx_outputs_are_given_memory_that_holds_nan(monkeypatch, alone):
     import mlx.core as mx
 
-    queue = MlxQueue()
+    queue = MlxLaunchQueue()
     like = queue.put(np.ones((64, 16, 128), np.float32))
     mx.clear_cache()
     earlier = [queue.put(np.ones((64, 16, 128), np.float32)) for _ in range(30 if alone else 5)]
@@ -484,4 +485,4 @@ def test_the_emulator_runs_a_launch_when_it_is_called(monkeypatch):
     (expected,) = on_cpu.measure(lambda text: None)
     (values,), (others,) = result.values.values(), expected.values.values()
     np.testing.assert_allclose(values, others, rtol=0, atol=1e-5)
-    assert launch_timing.PLANS > 1
+    assert launch_timing.TIMED_PLANS > 1

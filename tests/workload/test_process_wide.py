@@ -8,7 +8,7 @@ import pytest
 from labkit import workload
 from labkit.config import Experiment, from_plain
 from labkit.workload import kind_of
-from labkit.workload.interleaving import NoMachine, Setting
+from labkit.workload.interleaving import NoMachineKernels, TurnContext
 from labkit.workload.serving_session import ServingSession
 
 SHAPE = {
@@ -74,7 +74,7 @@ def share(*engines, turn=whoever, order=7):
     kind = kind_of(experiments[0])
     kind.prepare(experiments[0])
     assert kind.apart(experiments) is None
-    return kind.load(experiments, Setting(0, random.Random(order), turn, NoMachine()))
+    return kind.load(experiments, TurnContext(0, random.Random(order), turn, NoMachineKernels()))
 
 
 def outputs(measurement):

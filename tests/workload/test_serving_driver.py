@@ -6,9 +6,9 @@ from labkit.config import ArrivalKind, Arrivals, CacheState, Workload
 from labkit.engine.engine_protocol import InvalidLogitsError, StaleLaunchError, TokenEvent
 from labkit.workload import serving_session
 from labkit.workload.measurement import InvalidOutput, StaleOutput
-from labkit.workload.serving_metrics import Served
+from labkit.workload.serving_metrics import ServedRequest
 from labkit.workload.serving_session import ServingSession
-from labkit.workload.token_text import Pieces
+from labkit.workload.token_text import TokenTexts
 from labkit.workload.tokenized_prompts import Prompt
 
 
@@ -182,7 +182,7 @@ def test_outputs_spell_their_tokens_where_a_tokenizer_is_given(tmp_path):
     spelling = ServingSession(
         StubEngine(clock), PROMPTS,
         Workload(name="test", kind="requests", concurrency=2),
-        seed=5, vocab_size=50, pieces=Pieces(tmp_path), clock=clock,
+        seed=5, vocab_size=50, pieces=TokenTexts(tmp_path), clock=clock,
     )  # fmt: skip
     outputs = spelling.measure(lambda what: None).cases[0].outputs
     assert outputs["pieces"]["102"].endswith("b") and "203" not in outputs["pieces"]
@@ -229,7 +229,7 @@ def test_prompts_that_were_served_before_share_all_their_blocks():
 def test_texts_of_a_server_that_tells_no_tokens_are_told_apart():
     def outputs(*texts):
         return serving_session.outputs_of(
-            [Served(f"r{i}", 3, 0.0, text=text) for i, text in enumerate(texts)]
+            [ServedRequest(f"r{i}", 3, 0.0, text=text) for i, text in enumerate(texts)]
         )
 
     found = outputs("one", None)

@@ -3,7 +3,7 @@ import pytest
 from labkit.config import ArrivalKind, Arrivals, Limits, Workload
 from labkit.workload.request_outcomes import traffic_notes
 from labkit.workload.serving_metrics import (
-    Served,
+    ServedRequest,
     counted_metrics,
     meets,
     request_notes,
@@ -13,7 +13,7 @@ from labkit.workload.serving_metrics import (
 
 
 def served(name, prompt, submitted, times, tokens=None):
-    return Served(
+    return ServedRequest(
         name,
         prompt,
         submitted,
@@ -151,8 +151,8 @@ def test_goodput_counts_the_requests_that_met_every_limit(limits, good):
 
 
 def test_a_request_that_was_not_served_is_counted_and_never_good():
-    refused = Served("x", 4, 0.0, finish="error", error="no room")
-    failed = Served("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
+    refused = ServedRequest("x", 4, 0.0, finish="error", error="no room")
+    failed = ServedRequest("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
     workload = Workload(limits=Limits(ttft_ms=1000))
     notes = traffic_notes([*TIMELINE, refused, failed], workload, cpu_s=0.04, seconds=4.0)
     assert (notes["requests"], notes["served"], notes["refused"], notes["failed"]) == (5, 3, 1, 1)

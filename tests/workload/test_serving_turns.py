@@ -11,8 +11,8 @@ import pytest
 from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload import noise_spikes
-from labkit.workload.arm_clock import TurnClock
-from labkit.workload.interleaved_serving import SLICE_S, Seat, ServingTurns
+from labkit.workload.arm_clock import ArmClock
+from labkit.workload.interleaved_serving import SLICE_S, InterleavedServing, Seat
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.tokenized_prompts import Prompt
@@ -102,12 +102,12 @@ class Together:
         seats = []
         workloads = workloads or [chat(**options)] * len(kinds)
         for engine, workload in zip(self.engines, workloads, strict=True):
-            clock = TurnClock(self.base)
+            clock = ArmClock(self.base)
             session = ServingSession(
                 engine, PROMPTS, workload, seed=5, vocab_size=50, clock=clock, wait=self.wait
             )
             seats.append(Seat(session, clock))
-        self.turns = ServingTurns(seats, random.Random(seed), self.turn)
+        self.turns = InterleavedServing(seats, random.Random(seed), self.turn)
 
     def wait(self, seconds):
         self.base.now += seconds
@@ -150,7 +150,7 @@ def test_what_was_loaded_is_kept_from_the_collector_while_it_is_measured():
 
 def test_a_clock_stands_still_outside_its_turns():
     base = Base()
-    clock = TurnClock(base)
+    clock = ArmClock(base)
     base.now += 5
     assert clock() == 0
     with clock.running():

@@ -2,8 +2,8 @@
 
 from labkit.engine.engine_protocol import KVBytes
 from labkit.workload import memory_timeline
-from labkit.workload.memory_timeline import Timeline, process_memory
-from labkit.workload.serving_metrics import Served, request_notes
+from labkit.workload.memory_timeline import MemoryTimeline, process_memory
+from labkit.workload.serving_metrics import ServedRequest, request_notes
 
 
 class Engine:
@@ -20,8 +20,8 @@ class Engine:
 
 
 def run(engine, count, step_s, steps):
-    watch = Timeline(engine, lambda: {"rss_bytes": 7})
-    entries = [Served(f"r{i}", 3, submitted=1.0) for i in range(count)]
+    watch = MemoryTimeline(engine, lambda: {"rss_bytes": 7})
+    entries = [ServedRequest(f"r{i}", 3, submitted=1.0) for i in range(count)]
     for entry in entries:
         watch.submitted(entry)
     now = 1.0
@@ -53,8 +53,8 @@ def test_a_request_is_admitted_at_the_beginning_of_its_first_step():
 
 
 def test_a_request_that_came_and_went_in_one_step_was_admitted_too():
-    watch = Timeline(Engine(), dict)
-    entry = Served("quick", 3, submitted=0.0)
+    watch = MemoryTimeline(Engine(), dict)
+    entry = ServedRequest("quick", 3, submitted=0.0)
     watch.submitted(entry)
     entry.chunk_times.append(0.5)
     watch.stepped(0.25, 0.5)

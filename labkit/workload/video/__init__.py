@@ -10,7 +10,7 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 
 from labkit.config import Clip, Decoder, Experiment, Picks, Workload, require
-from labkit.workload.interleaving import START_SECONDS, Setting, Turns
+from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
 
 # Measured on a two-core x86-64, one decoder thread; for estimates only.
@@ -22,7 +22,7 @@ SHARED = ("repeats", "warmup", "made", "clips", "questions", "vlm")  # by the ar
 
 
 class VideoKind:
-    """Clips and picks; see ``Kind``."""
+    """Clips and picks; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
         """Check that the decoders are installed, and that there are clips and who answers."""
@@ -55,10 +55,10 @@ class VideoKind:
                 return f"the arms differ in workload.{name}: their rounds would not be aligned"
         return None
 
-    def load(self, experiments: Sequence[Experiment], setting: Setting) -> Turns:
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
         """Find the clips, and load who answers questions about them."""
         from labkit.workload.video import clip_library, clip_questions
-        from labkit.workload.video.interleaved_video import VideoTurns
+        from labkit.workload.video.interleaved_video import InterleavedVideo
 
         workloads = [e.workload for e in experiments]
         sources, first = [clip_library.sources(w) for w in workloads], workloads[0]
@@ -66,7 +66,7 @@ class VideoKind:
         if first.questions is not None and first.vlm is not None:
             asked = clip_questions.read(first.questions, [source.name for source in sources[0]])
             quiz = clip_questions.Quiz(asked, clip_questions.MlxVlm(first.vlm))
-        return VideoTurns(workloads, sources, setting, quiz=quiz)
+        return InterleavedVideo(workloads, sources, context, quiz=quiz)
 
     def estimate(self, experiment: Experiment) -> Estimate:
         """Count the pixels that are decoded and the packets that are read."""

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Picks, Workload
 from labkit.records import CaseRecord, Metric
-from labkit.workload.interleaved_kernels import spread
-from labkit.workload.interleaving import Setting
+from labkit.workload.interleaved_kernels import spread_rounds
+from labkit.workload.interleaving import TurnContext
 from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.video import frame_decoding
 from labkit.workload.video.clip_library import Source
@@ -53,8 +53,8 @@ class Seat:
         return self.first is not None and not self.failures
 
 
-class VideoTurns:
-    """Requests of several arms for the same clips; see ``Turns``.
+class InterleavedVideo:
+    """Requests of several arms for the same clips; see ``InterleavedArms``.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class VideoTurns:
     sources
         Every arm's clips, of the same names in the same order.
     setting
-        See ``Setting``.
+        See ``TurnContext``.
     take
         Does a request; a parameter so that a test can do it wrongly.
     quiz
@@ -74,13 +74,13 @@ class VideoTurns:
         self,
         arms: Sequence[Workload],
         sources: Sequence[Sequence[Source]],
-        setting: Setting,
+        context: TurnContext,
         take: Take = frame_decoding.take,
         quiz: Quiz | None = None,
     ) -> None:
         self._arms = tuple(arms)
         self._sources = tuple(sources)
-        self._setting = setting
+        self._setting = context
         self._take = take
         self._quiz = quiz
         self._references = [Reference(source.path) for source in sources[0]]
@@ -106,9 +106,9 @@ class VideoTurns:
     prepare = warm_up
 
     def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
-        """Do all rounds of all clips, check them, then the jobs; see ``Turns``."""
+        """Do all rounds of all clips, check them, then the jobs; see ``InterleavedArms``."""
         repeats = self._arms[0].repeats
-        rounds = spread([repeats] * len(self._sources[0]), self._setting.order)
+        rounds = spread_rounds([repeats] * len(self._sources[0]), self._setting.order)
         for number, clip in enumerate(rounds):
             for arm in self._in_random_order():
                 self._request(arm, clip)

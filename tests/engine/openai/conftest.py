@@ -15,9 +15,9 @@ from stub_server import Stub
 from labkit import config
 from labkit.engine import openai
 from labkit.engine.request import Request, SamplingParams
-from labkit.workload.load_generator import Drive
-from labkit.workload.memory_timeline import Timeline
-from labkit.workload.request_schedule import Plan
+from labkit.workload.load_generator import LoadGenerator
+from labkit.workload.memory_timeline import MemoryTimeline
+from labkit.workload.request_schedule import RequestSchedule
 
 
 @pytest.fixture(scope="session")
@@ -64,13 +64,13 @@ def drive():
     """A function that serves requests by an engine and returns what became of them."""
 
     def run(engine, requests, together=None, due=None):
-        found = Drive(
+        found = LoadGenerator(
             engine,
             requests,
-            plan=Plan([None] * len(requests), due, together or len(requests)),
+            plan=RequestSchedule([None] * len(requests), due, together or len(requests)),
             clock=time.perf_counter,
             beat=lambda text: None,
-            timeline=Timeline(engine, lambda: {}),
+            timeline=MemoryTimeline(engine, lambda: {}),
         )
         found.run()
         return found

@@ -21,12 +21,12 @@ import clip_files as files
 from labkit.analysis.frame_verification import frames_difference
 from labkit.config import Experiment, Picks, Workload
 from labkit.workload import video
-from labkit.workload.interleaving import NoMachine, Setting, by_itself
+from labkit.workload.interleaving import NoMachineKernels, TurnContext, single_arm_context
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.video import clip_library, frame_decoding
 from labkit.workload.video.frame_checks import stretches
 from labkit.workload.video.frame_selection import Undecodable
-from labkit.workload.video.interleaved_video import VideoTurns
+from labkit.workload.video.interleaved_video import InterleavedVideo
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +43,8 @@ def arms_on(folder, **more):
 
 
 def turns_of(arms, take=frame_decoding.take, setting=None):
-    return VideoTurns(
-        arms, [clip_library.sources(arm) for arm in arms], setting or by_itself(0), take
+    return InterleavedVideo(
+        arms, [clip_library.sources(arm) for arm in arms], setting or single_arm_context(0), take
     )
 
 
@@ -114,7 +114,7 @@ def test_every_round_has_an_order_of_its_own(folder):
         yield
 
     arms = arms_on(folder, repeats=10)
-    turns = turns_of(arms, setting=Setting(0, random.Random(1), turn, NoMachine()))
+    turns = turns_of(arms, setting=TurnContext(0, random.Random(1), turn, NoMachineKernels()))
     turns.measure(lambda what: None)
     size = len(arms)
     rounds = [tuple(entered[i : i + size]) for i in range(0, size * 20, size)]
@@ -137,7 +137,7 @@ def test_a_job_keeps_to_its_requests_in_flight(folder):
 
     arm = files.asks("keyframes", clips=str(folder), concurrency=3)
     sources = [[replace(source, requests=6) for source in clip_library.sources(arm)]]
-    turns = VideoTurns([arm], sources, by_itself(0), take)
+    turns = InterleavedVideo([arm], sources, single_arm_context(0), take)
     (found,) = turns.measure(lambda what: None)
     assert max(most) == 3 and len(done) == 2 + 12
     assert found.cases[-1].notes["job"] == {"requests": 12, "in_flight": 3}
@@ -361,7 +361,7 @@ def test_answers_are_scored_from_the_picked_frames(folder, tmp_path, pretended):
     path = tmp_path / "q.jsonl"
     path.write_text("\n".join(map(json.dumps, asked)))
     workload = files.asks("keyframes", clips=str(folder), questions=str(path), vlm="m", frames=4)
-    turns = video.KIND.load([fake_experiment(workload)], by_itself(0))
+    turns = video.KIND.load([fake_experiment(workload)], single_arm_context(0))
     (found,) = turns.measure(lambda what: None)
     assert found.notes["answers"] == {"questions": 2, "asked": 2, "right": 1}
 
