@@ -275,9 +275,9 @@ LOADED = """
 import sys
 import numpy as np
 import numba
-from labkit.machine import pool
+from labkit.cpu import thread_pool
 
-@pool.kernel()
+@thread_pool.kernel()
 def squares(n):
     out = np.empty(n)
     for i in numba.prange(n):

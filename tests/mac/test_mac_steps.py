@@ -86,13 +86,13 @@ def test_a_step_that_hangs_is_ended(tmp_path):
 def interrupted(tmp_path, code):
     """Run a step in a process group of its own, and press ctrl-C there once it says so."""
     script = (
-        "import signal, sys, pathlib; from labkit.mac import steps\n"
+        "import signal, sys, pathlib; from labkit.mac import mac_steps as steps\n"
         # A suite that runs in the background has ctrl-C ignored, and its children inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "s = [steps.Step('one', '', ('-c', sys.argv[1])), steps.Step('two', '', ('-c', ''))]\n"
+        "s = [steps.MacStep('one', '', ('-c', sys.argv[1])), steps.MacStep('two', '', ('-c', ''))]\n"
         "show = lambda text: print(text, end='', flush=True)\n"
-        "found = steps.run_all(s, pathlib.Path(sys.argv[2]), show)\n"
-        "print([o.word for o in found])\n"
+        "outcomes = steps.run_steps(s, pathlib.Path(sys.argv[2]), show)\n"
+        "print([o.word for o in outcomes])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, code, str(tmp_path)],

@@ -120,11 +120,11 @@ def test_no_advice_where_nothing_is_in_the_way():
 def test_the_peak_keeps_what_was_freed_and_not_the_parents():
     parents = bytearray(b"x") * (300 << 20)
     code = (
-        "from labkit.machine.operating_system import system\n"
-        "before = system().peak_rss()\n"
+        "from labkit.machine.operating_system import operating_system\n"
+        "before = operating_system().peak_rss()\n"
         "data = bytearray(b'x') * (64 << 20)\n"
         "del data\n"
-        "print(before, system().peak_rss())"
+        "print(before, operating_system().peak_rss())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     del parents
@@ -136,7 +136,7 @@ def test_the_peak_keeps_what_was_freed_and_not_the_parents():
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc; glibc keeps freed memory")
 def test_freed_memory_goes_back():
     code = (
-        "from labkit.machine import memory\n"
+        "from labkit.machine import memory_profile\n"
         "def held():\n"
         "    return 4096 * int(open('/proc/self/statm').read().split()[1])\n"
         "del (first := [bytearray(b'x') * (31 << 20)])[0]  # from now on they share a heap\n"
@@ -144,7 +144,7 @@ def test_freed_memory_goes_back():
         "last = bytearray(b'x') * (1 << 20)\n"
         "blocks.clear()\n"
         "before = held()\n"
-        "memory.give_back()\n"
+        "memory_profile.trim_heap()\n"
         "print(before, held())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,8 +22,8 @@ def in_fresh_process(code, **variables):
 
 MATMUL = """
 import json, time
-from labkit.machine import blas
-provenance = blas.activate({kind!r}, 1)
+from labkit.machine import openblas_for_mlx
+provenance = openblas_for_mlx.activate({kind!r}, 1)
 import mlx.core as mx
 import numpy as np
 rng = np.random.default_rng(0)
@@ -56,8 +56,8 @@ def test_mlx_multiplies_many_times_faster_and_right():
 
 BESIDE = """
 import json
-from labkit.machine import blas
-blas.activate("openblas", 1)
+from labkit.machine import openblas_for_mlx
+openblas_for_mlx.activate("openblas", 1)
 import mlx.core as mx
 import numpy as np, scipy.linalg, scipy.optimize
 rng = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def test_the_other_openblas_copies_keep_their_own_insides(tmp_path):
 @linux
 def test_stock_leaves_mlx_alone():
     code = (
-        "import json; from labkit.machine import blas; blas.activate('stock', 1)\n"
+        "import json; from labkit.machine import openblas_for_mlx; openblas_for_mlx.activate('stock', 1)\n"
         "import mlx.core\n"
         "print(json.dumps('openblas' in open('/proc/self/maps').read()))"
     )
@@ -105,16 +105,19 @@ def test_stock_leaves_mlx_alone():
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import mlx.core; blas.activate('openblas', 1)", "mlx was imported before"),
-        ("blas.activate('openblas', 1); blas.activate('stock', 1)", "already loaded"),
-        ("blas.activate('fast', 1)", "allowed are openblas and stock"),
+        ("import mlx.core; openblas_for_mlx.activate('openblas', 1)", "mlx was imported before"),
+        (
+            "openblas_for_mlx.activate('openblas', 1); openblas_for_mlx.activate('stock', 1)",
+            "already loaded",
+        ),
+        ("openblas_for_mlx.activate('fast', 1)", "allowed are openblas and stock"),
     ],
 )
 def test_what_cannot_be_is_one_line(code, message):
     wrapped = (
-        "import json; from labkit.machine import blas\n"
+        "import json; from labkit.machine import openblas_for_mlx\n"
         f"try:\n    {code}\n"
-        "except blas.BlasUnavailable as error:\n    print(json.dumps(str(error)))"
+        "except openblas_for_mlx.BlasUnavailable as error:\n    print(json.dumps(str(error)))"
     )
     said = in_fresh_process(wrapped)
     assert message in said
@@ -125,9 +128,9 @@ def test_what_cannot_be_is_one_line(code, message):
 @linux
 def test_activating_twice_is_the_same():
     code = (
-        "import json; from labkit.machine import blas\n"
-        "first = blas.activate('openblas', 1); import mlx.core\n"
-        "print(json.dumps([first, blas.activate('openblas', 1)]))"
+        "import json; from labkit.machine import openblas_for_mlx\n"
+        "first = openblas_for_mlx.activate('openblas', 1); import mlx.core\n"
+        "print(json.dumps([first, openblas_for_mlx.activate('openblas', 1)]))"
     )
     first, second = in_fresh_process(code)
     assert first == second
@@ -136,9 +139,9 @@ def test_activating_twice_is_the_same():
 @linux
 def test_openblas_multiplies_with_the_threads_asked_for():
     code = (
-        "import json; from labkit.machine import blas\n"
-        "before = blas.active(); known = blas.activate('openblas', 2)\n"
-        "print(json.dumps([before, known['threads'], blas.active()]))"
+        "import json; from labkit.machine import openblas_for_mlx\n"
+        "before = openblas_for_mlx.active_blas(); known = openblas_for_mlx.activate('openblas', 2)\n"
+        "print(json.dumps([before, known['threads'], openblas_for_mlx.active_blas()]))"
     )
     assert in_fresh_process(code) == ["stock", 2, "openblas"]
 
@@ -146,7 +149,7 @@ def test_openblas_multiplies_with_the_threads_asked_for():
 @linux
 def test_preparing_imports_neither_mlx_nor_scipy_nor_numpy():
     code = (
-        "import json, sys; from labkit.machine import blas; blas.prepare()\n"
+        "import json, sys; from labkit.machine import openblas_for_mlx; openblas_for_mlx.build_library()\n"
         "print(json.dumps([n for n in ('mlx', 'scipy', 'numpy') if n in sys.modules]))"
     )
     assert in_fresh_process(code) == []
@@ -154,7 +157,7 @@ def test_preparing_imports_neither_mlx_nor_scipy_nor_numpy():
 
 @linux
 def test_two_processes_may_build_at_once(tmp_path):
-    code = "from labkit.machine import blas; print(blas.activate('openblas', 1)['path_digest'])"
+    code = "from labkit.machine import openblas_for_mlx; print(openblas_for_mlx.activate('openblas', 1)['path_digest'])"
     environment = dict(os.environ) | {"LABKIT_CACHE": str(tmp_path)}
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)

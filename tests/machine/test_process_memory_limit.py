@@ -13,11 +13,11 @@ from labkit.machine import process_memory_limit
 TAKE = """
 import sys
 import numpy as np
-from labkit.machine import memory_limit
+from labkit.machine import process_memory_limit
 if sys.argv[2] == "plain":
-    memory_limit.VERSIONS = ()
+    process_memory_limit.CGROUP_VERSIONS = ()
 held = np.ones(64 << 17)  # 64 MiB that do not count
-print(memory_limit.apply(100 << 20), flush=True)
+print(process_memory_limit.apply_memory_limit(100 << 20), flush=True)
 taken = np.ones(int(sys.argv[1]) << 17)
 print("taken", flush=True)
 """

@@ -94,11 +94,11 @@ def test_importing_it_loads_only_the_standard_library():
 
 WITHOUT_SCIPY = """
 import sys
-from labkit.machine import threads
-with threads.numba_without_scipy():
+from labkit.machine import worker_environment
+with worker_environment.numba_without_scipy():
     import numba
-    from labkit.machine import pool
-    pool.install()
+    from labkit.cpu import thread_pool
+    thread_pool.install()
 print([name for name in sys.modules if name.startswith("scipy")])
 import numpy as np, scipy.linalg
 from scipy.linalg import cython_blas

@@ -112,18 +112,18 @@ def test_an_interrupted_build_leaves_no_model(no_cache, monkeypatch):
 
 GREEDY = """
 import json
-from labkit.machine import blas
-blas.activate("openblas", 1)
+from labkit.machine import openblas_for_mlx
+openblas_for_mlx.activate("openblas", 1)
 import mlx.core as mx, mlx_lm, numpy as np
 from mlx_lm.generate import generate_step
 from labkit.config import Model, ModelShape
 from labkit.models import resolve, tokenizer
-from labkit.models.tokenizer_corpus import packaged_texts
+from labkit.models.tokenizer_corpus import corpus_texts
 folder = resolve(Model(name="tiny", shape=ModelShape())).path
 model, theirs = mlx_lm.load(str(folder))
 ours = tokenizer.load(folder)
 answers = []
-for text in packaged_texts()[:4]:
+for text in corpus_texts()[:4]:
     ids = ours.encode(text[:400])
     steps = [(t, np.sort(np.array(p))) for t, p in
              generate_step(mx.array(ids), model, max_tokens=24)]

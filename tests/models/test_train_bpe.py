@@ -70,8 +70,8 @@ def test_the_seed_invents_other_words_and_the_same_merges():
 
 def test_other_processes_train_the_same():
     code = (
-        "import sys; from labkit.models import vocabulary\n"
-        f"sys.stdout.write(vocabulary.train({TEXTS!r}, vocab_size={SIZE}, seed=0))"
+        "import sys; from labkit.models import train_bpe\n"
+        f"sys.stdout.write(train_bpe.train({TEXTS!r}, vocab_size={SIZE}, seed=0))"
     )
     for hash_seed, threads in (("1", "1"), ("2", "4")):
         done = subprocess.run(

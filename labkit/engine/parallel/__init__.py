@@ -1,23 +1,22 @@
-"""Tensor parallelism: ranks, a process each, that compute every step of one engine together.
+"""Tensor parallelism: ranks, one process each, that compute every step of one engine together.
 
-What is divided. mlx_lm's own ``Model.shard``: the projections to heads and to the feed-forward
-part by their outputs, those back by their inputs, whose partial results the ranks add up
-(``mx.distributed.all_sum`` over MLX's ring, twice a layer). Embeddings, norms and the output
-are whole in every rank, so each has all the logits and samples for itself.
+Sharded, by mlx_lm's own ``Model.shard``: the query, key, value, gate and up projections by their
+outputs, the output and down projections by their inputs. The ranks sum the partial results of the
+latter (``mx.distributed.all_sum`` over MLX's ring, twice per layer).
 
-What is not divided is done again. Every rank has the whole engine: scheduler, block pool,
-sampler. The engine that others see (``RankedEngine``) computes nothing; it hands every call to
-all ranks and returns what rank 0 answers.
+Replicated: embeddings, norms and the output head, so every rank has all logits and samples for
+itself. So are scheduler, block pool and sampler: every rank runs a whole engine.
+``TensorParallelEngine`` in the run's process computes nothing; it forwards every call to all ranks
+and returns rank 0's result.
 
-What holds, each line a test in ``tests/engine/parallel``:
+Guarantees, each tested in ``tests/engine/parallel``:
 
-1. The tokens are those of one process (claimed as tokens, not bits: a sum of partial sums is
-   another order of summation).
+1. The tokens are those of one process. (Bits may differ: partial sums are added in another order.)
 2. A rank's KV pools hold its own heads, and the budget counts all ranks' pools together.
-3. Every step is agreed on before it is computed: the ranks' digests of what they scheduled, and
-   of all that went before, are equal, or nothing is computed and the step fails.
-4. A rank that ends is named at once, and the others end with it; no rank outlives the process
-   that started it.
+3. Before every step the ranks compare digests of what they have scheduled so far. Where they
+   differ, nothing is computed and the step fails.
+4. A rank that dies is named at once and the others are killed; no rank outlives the process that
+   started it.
 
 Importing this package imports neither MLX nor numba.
 """

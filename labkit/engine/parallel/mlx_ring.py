@@ -1,8 +1,9 @@
-"""MLX's ring between the ranks of one host, by the contract of ``mlx.launch``.
+"""MLX's ring between the ranks of one host, set up as ``mlx.launch`` does.
 
-A rank finds ``MLX_RANK`` and ``MLX_HOSTFILE`` in its environment: its number, and a JSON list
-with the addresses at which each rank listens. ``mlx.launch`` itself is not used: it is a process
-of its own between the run and its ranks, which reads the terminal and outlives neither well.
+A rank's environment has ``MLX_RANK``, its number, and ``MLX_HOSTFILE``, a JSON list with the
+addresses at which each rank listens. ``mlx.launch`` itself is not used: it would be one more
+process between the run and its ranks, which reads the terminal and handles the death of neither
+well.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 HOST = "127.0.0.1"
-# MLX's last rank connects first, and waits a second where nobody listens yet.
+# MLX's last rank connects first, and retries after a full second if nobody listens yet. So it
+# starts this much later than the others.
 HEAD_START_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The ring as one rank sees it; ``group`` is MLX's."""
+    """A rank's view of the ring: the number of ranks, and MLX's communication group."""
 
     size: int
     group: Any
 
 
 def join_ring(rank: int, size: int) -> Ring:
-    """Join the ring that the environment names, as its ``rank``; waits until all ranks have.
+    """Join the ring that the environment names, as ``rank`` of ``size``; wait for all ranks.
 
     Raises
     ------
     RuntimeError
-        MLX's: a neighbour cannot be reached, or an address cannot be listened at.
+        From MLX: a neighbour cannot be reached, or an address is taken.
     """
     import mlx.core as mx
 
@@ -50,10 +52,9 @@ def join_ring(rank: int, size: int) -> Ring:
 
 
 def all_sum(x: NDArray[np.float32], group: Any) -> NDArray[np.float32]:
-    """Return the sum over the ranks of arrays of one shape, the same bits in every rank.
+    """Return the sum of the ranks' arrays, which have one shape; the same bits in every rank.
 
-    Of two ranks' numbers there is one order of summation; of more, it depends on where in the
-    array a number stands.
+    With more than two ranks the order of summation depends on the position in the array.
     """
     import mlx.core as mx
 
@@ -64,18 +65,18 @@ def all_sum(x: NDArray[np.float32], group: Any) -> NDArray[np.float32]:
 
 @contextmanager
 def reserved_hostfile(size: int) -> Iterator[Path]:
-    """Yield a hostfile of ``size`` free addresses, which are nobody else's until the end.
+    """Yield a hostfile of ``size`` addresses that are reserved until the block ends.
 
-    They are bound here without listening, so that the system gives them to no other process;
-    a rank may bind them too, as MLX asks to share them.
+    They are bound here without listening, so the system gives them to no other process. A rank can
+    still bind them, because MLX sets the same options for shared addresses.
     """
     with ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(size)]
-        for each in bound:
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            each.bind((HOST, 0))
+        sockets = [stack.enter_context(socket.socket()) for _ in range(size)]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            one.bind((HOST, 0))
         file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".json"))
-        json.dump([[f"{HOST}:{each.getsockname()[1]}"] for each in bound], file)
+        json.dump([[f"{HOST}:{one.getsockname()[1]}"] for one in sockets], file)
         file.flush()
         yield Path(file.name)

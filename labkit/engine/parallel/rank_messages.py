@@ -1,4 +1,4 @@
-"""What the engine and its ranks tell each other, pickled over a pipe of each rank's own."""
+"""Messages between the engine and its ranks, pickled over one pipe per rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, KVByt
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """To a rank, first of all: which it is, and the engine to build with so many threads."""
+    """First message to a rank: its number, and the engine to build with ``threads`` threads."""
 
     rank: int
     options: config.Engine
@@ -21,7 +21,7 @@ class RankSetup:
 
 @dataclass(frozen=True, slots=True)
 class RankCall:
-    """To a rank: what to do next; ``close`` ends it."""
+    """To a rank: the engine method to call next; ``close`` ends the rank."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -29,19 +29,19 @@ class RankCall:
 
 @dataclass(frozen=True, slots=True)
 class BarrierRelease:
-    """To a rank: all ranks have come as far as this one."""
+    """To a rank: all ranks have reached the barrier; go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BarrierArrival:
-    """From a rank: it waits for the others. ``at``: where, the same in all of them."""
+    """From a rank: it waits at the barrier ``name``, which must be the same in all ranks."""
 
-    at: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """An engine between two calls: the requests that run, and its KV memory."""
+    """An engine's state between two calls: the running requests and the KV memory."""
 
     running: frozenset[str]
     kv: KVBytes
@@ -49,35 +49,35 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RankReply:
-    """From a rank: what a call returned, and the engine after it."""
+    """From a rank: what a call returned, and the engine's state after it."""
 
     value: Any
-    look: EngineSnapshot
+    snapshot: EngineSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """A rank's last message: an exception, and the one of ``FORWARDED_ERRORS`` to raise for it."""
+    """A rank's last message: an exception, as one of ``FORWARDED_ERRORS`` and a message."""
 
     kind: str
     message: str
 
     @classmethod
-    def by(cls, error: Exception) -> RankFailure:
-        """Return what is told of an exception."""
+    def from_exception(cls, error: Exception) -> RankFailure:
+        """Return the message for an exception."""
         text = " ".join(str(error).split())
         kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:
             text = f"{type(error).__name__}: {text}"
         return cls(kind or "RuntimeError", text)
 
-    def error(self, rank: int) -> Exception:
-        """Return the exception to raise, which names the rank."""
+    def to_exception(self, rank: int) -> Exception:
+        """Return the exception to raise in the engine's process; its message names the rank."""
         kind = next(error for error in FORWARDED_ERRORS if error.__name__ == self.kind)
         return kind(f"rank {rank}: {self.message}")
 
 
-# What engines raise that somebody tells apart.
+# Exceptions of engines that callers tell apart.
 FORWARDED_ERRORS: tuple[type[Exception], ...] = (
     EngineError,
     InvalidLogitsError,

@@ -1,4 +1,4 @@
-"""The ranks' processes: started together, asked together, ended together."""
+"""The ranks' processes: started, called and ended together."""
 
 from __future__ import annotations
 
@@ -30,79 +30,79 @@ from labkit.engine.parallel.rank_messages import (
 from labkit.machine import worker_environment
 
 RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
-# Ranks do the same work at the same time. One that is so far behind another does nothing.
+# Ranks do equal work at the same time: one that is this much later than another is stuck.
 STRAGGLER_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 1.0  # for a rank that was asked to end
+STOP_TIMEOUT_S = 1.0  # for a rank to end by itself, before it is killed
 
 
 class RankError(RuntimeError):
-    """A rank has ended, stays behind or computes something else, in one line; none is left."""
+    """A rank has died, is stuck or computes another step; one line. All ranks have been killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankProcess:
-    """One rank as its engine's process sees it."""
+    """One rank's process, seen from the engine's process."""
 
     number: int
     child: subprocess.Popen[bytes]
     pipe: Connection[Any, Any]
 
     @property
-    def ending(self) -> str:
-        """How it ended, in words."""
+    def exit_description(self) -> str:
+        """How the process ended, as ``rank 1 (process 4711) has ended: SIGKILL``."""
         code = self.child.poll()
         how = f"exit status {code}" if code is None or code >= 0 else _signal_name(-code)
         return f"rank {self.number} (process {self.child.pid}) has ended: {how}"
 
 
 class RankProcesses:
-    """Processes that are told the same, and answer when all have done it.
+    """The processes of all ranks; a call goes to every rank and returns when all have done it.
 
-    They are in the process group of the process that starts them, and end with it however it
-    ends (``machine.watchdog``).
+    They are in the process group of the process that starts them, and are killed when it ends,
+    however it ends (``machine.parent_death``).
 
     Parameters
     ----------
     size
-        How many.
+        The number of ranks.
     environment
-        Variables besides the clean set that a worker starts from.
-    budget
+        Variables to set besides the clean worker environment.
+    thread_budget
         Threads of all ranks together.
     command
-        A rank's, to which its pipe and whom to watch are appended.
-    straggler_s
-        How long one may stay behind another (seconds).
+        Starts a rank; the options for its pipe and its parent are appended.
+    straggler_timeout_s
+        How much later one rank may reply than another (seconds).
     """
 
     def __init__(
         self,
         size: int,
         environment: Mapping[str, str],
-        budget: int,
+        thread_budget: int,
         command: Sequence[str] = RANK_COMMAND,
-        straggler_s: float = STRAGGLER_TIMEOUT_S,
+        straggler_timeout_s: float = STRAGGLER_TIMEOUT_S,
     ) -> None:
-        self.threads = max(1, budget // size)
-        self._straggler_s = straggler_s
+        self.threads = max(1, thread_budget // size)
+        self._straggler_timeout_s = straggler_timeout_s
         self._ranks: list[RankProcess] = []
-        self._open = contextlib.ExitStack()
+        self._resources = contextlib.ExitStack()
         try:
-            hostfile = self._open.enter_context(mlx_ring.reserved_hostfile(size))
-            lifeline, hold = os.pipe()
-            self._open.callback(os.close, hold)
+            hostfile = self._resources.enter_context(mlx_ring.reserved_hostfile(size))
+            lifeline, held_open = os.pipe()
+            self._resources.callback(os.close, held_open)
             clean, _ = worker_environment.worker_environment(
                 os.environ, threads=self.threads, cores=self.threads
             )
             clean |= {**environment, "MLX_HOSTFILE": str(hostfile)}
             try:
                 for number in range(size):
-                    mine = {**clean, "MLX_RANK": str(number)}
-                    self._ranks.append(_start_rank(number, command, mine, lifeline))
+                    rank_environment = {**clean, "MLX_RANK": str(number)}
+                    self._ranks.append(_start_rank(number, command, rank_environment, lifeline))
             finally:
                 os.close(lifeline)
         except BaseException:
-            self.end()
+            self.kill()
             raise
 
     @property
@@ -111,105 +111,107 @@ class RankProcesses:
         return [rank.child.pid for rank in self._ranks]
 
     def set_up(self, options: config.Engine, model_dir: Path) -> list[RankReply]:
-        """Have every rank build its engine; see ``ask``."""
+        """Have every rank build its engine; raises as ``call``."""
         path = str(model_dir.absolute())
-        return self._ask(
+        return self._exchange(
             [RankSetup(n, options, path, self.threads) for n in range(len(self._ranks))]
         )
 
-    def ask(self, name: str, *arguments: Any) -> list[RankReply]:
-        """Call a method of every rank's engine; return the answers, by rank.
+    def call(self, name: str, *arguments: Any) -> list[RankReply]:
+        """Call a method of every rank's engine; return the replies, by rank.
 
         Raises
         ------
         EngineError
-            The ranks have ended before.
+            The ranks have ended already.
         RankError
-            A rank has ended, stays behind, or does something else than another.
+            A rank has died, is stuck, or computes another step.
         Exception
-            One of ``messages.ERRORS``, which a rank's engine has raised; no rank is left.
+            One of ``FORWARDED_ERRORS``, raised by a rank's engine; all ranks have been killed.
         """
         if not self._ranks:
-            raise EngineError("the ranks have ended; make the engine anew")
-        return self._ask([RankCall(name, arguments)] * len(self._ranks))
+            raise EngineError("the ranks have ended; create a new engine")
+        return self._exchange([RankCall(name, arguments)] * len(self._ranks))
 
-    def _ask(self, messages: Sequence[RankSetup | RankCall]) -> list[RankReply]:
+    def _exchange(self, messages: Sequence[RankSetup | RankCall]) -> list[RankReply]:
         try:
-            self._tell(messages)
+            self._send(messages)
             while True:
                 replies = self._replies()
                 if all(isinstance(reply, RankReply) for reply in replies):
                     return replies
                 _check_same_barrier(replies)
-                self._tell([BarrierRelease()] * len(self._ranks))
+                self._send([BarrierRelease()] * len(self._ranks))
         except BaseException:
-            self.end()
+            self.kill()
             raise
 
-    def _tell(self, messages: Sequence[Any]) -> None:
+    def _send(self, messages: Sequence[Any]) -> None:
         for rank, message in zip(self._ranks, messages, strict=True):
             try:
                 rank.pipe.send(message)
             except OSError:
-                raise RankError(self._ended()) from None
+                raise RankError(self._describe_ended()) from None
 
     def _replies(self) -> list[Any]:
-        """Wait for one message of every rank."""
+        """Wait for one message from every rank; return the messages by rank."""
         pipes = {rank.pipe: rank for rank in self._ranks}
-        found: dict[int, Any] = {}
+        replies: dict[int, Any] = {}
         deadline: float | None = None
         while pipes:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             ready = wait(list(pipes), left)
             if not ready:
                 late = ", ".join(f"rank {rank.number}" for rank in pipes.values())
-                raise RankError(f"{late} stays behind the others for {self._straggler_s:g} s")
+                raise RankError(
+                    f"{late} has not replied {self._straggler_timeout_s:g} s after the others"
+                )
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 rank = pipes.pop(pipe)
-                found[rank.number] = self._reply(rank)
+                replies[rank.number] = self._reply(rank)
             if deadline is None:
-                deadline = time.monotonic() + self._straggler_s
-        return [found[rank.number] for rank in self._ranks]
+                deadline = time.monotonic() + self._straggler_timeout_s
+        return [replies[rank.number] for rank in self._ranks]
 
     def _reply(self, rank: RankProcess) -> Any:
         try:
             reply = rank.pipe.recv()
         except (EOFError, OSError):
-            raise RankError(self._ended()) from None
+            raise RankError(self._describe_ended()) from None
         if isinstance(reply, RankFailure):
-            killed = [r.ending for r in self._ranks if (r.child.poll() or 0) < 0]
-            raise RankError("; ".join(killed)) if killed else reply.error(rank.number)
+            killed = [r.exit_description for r in self._ranks if (r.child.poll() or 0) < 0]
+            raise RankError("; ".join(killed)) if killed else reply.to_exception(rank.number)
         return reply
 
-    def _ended(self) -> str:
+    def _describe_ended(self) -> str:
         """Name the ranks that have ended; a pipe may close a moment before its process ends."""
-        until = time.monotonic() + STOP_TIMEOUT_S
-        while not (gone := [r for r in self._ranks if r.child.poll() is not None]):
-            if time.monotonic() > until:
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while not (ended := [r for r in self._ranks if r.child.poll() is not None]):
+            if time.monotonic() > deadline:
                 return "a rank has closed its pipe"
             time.sleep(0.005)
-        return "; ".join(rank.ending for rank in gone)
+        return "; ".join(rank.exit_description for rank in ended)
 
     def close(self) -> None:
-        """Ask the ranks to end, and end those that do not."""
+        """Ask the ranks to end; kill those that have not within ``STOP_TIMEOUT_S``."""
         with contextlib.suppress(RankError):
-            self._tell([RankCall("close")] * len(self._ranks))
-        until = time.monotonic() + STOP_TIMEOUT_S
+            self._send([RankCall("close")] * len(self._ranks))
+        deadline = time.monotonic() + STOP_TIMEOUT_S
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.child.wait(max(0.0, until - time.monotonic()))
-        self.end()
+                rank.child.wait(max(0.0, deadline - time.monotonic()))
+        self.kill()
 
-    def end(self) -> None:
-        """Kill the ranks that are left."""
+    def kill(self) -> None:
+        """Kill all ranks and release their resources; may be called again."""
         for rank in self._ranks:
             rank.child.kill()
         for rank in self._ranks:
             rank.child.wait()
             rank.pipe.close()
         self._ranks = []
-        self._open.close()
+        self._resources.close()
 
 
 def _start_rank(
@@ -217,11 +219,11 @@ def _start_rank(
 ) -> RankProcess:
     ours, theirs = socket.socketpair()
     with theirs:
-        facts = ["--pipe", theirs.fileno(), "--parent", os.getpid(), "--lifeline", lifeline]
+        options = ["--pipe", theirs.fileno(), "--parent", os.getpid(), "--lifeline", lifeline]
         if threading.current_thread() is threading.main_thread():
-            facts.append("--lasting")
+            options.append("--lasting")
         child = subprocess.Popen(
-            [*command, *map(str, facts)],
+            [*command, *map(str, options)],
             stdin=subprocess.DEVNULL,
             env=dict(environment),
             pass_fds=(theirs.fileno(), lifeline),
@@ -230,13 +232,14 @@ def _start_rank(
 
 
 def _check_same_barrier(replies: Sequence[Any]) -> None:
-    """Check that all ranks wait at the same place."""
-    places = [
-        reply.at if isinstance(reply, BarrierArrival) else "nothing to compute" for reply in replies
+    """Raise ``RankError`` unless all ranks wait at the same barrier."""
+    barriers = [
+        reply.name if isinstance(reply, BarrierArrival) else "nothing to compute"
+        for reply in replies
     ]
-    if len(set(places)) > 1:
-        said = "; ".join(f"rank {rank}: {at[:16]}" for rank, at in enumerate(places))
-        raise RankError(f"the ranks do not compute the same step ({said})")
+    if len(set(barriers)) > 1:
+        listed = "; ".join(f"rank {rank}: {name[:16]}" for rank, name in enumerate(barriers))
+        raise RankError(f"the ranks do not compute the same step ({listed})")
 
 
 def _signal_name(number: int) -> str:

@@ -1,7 +1,7 @@
-"""A rank's process: ``python -m labkit.engine.parallel.rank_worker``, started by the engine's.
+"""A rank's process: ``python -m labkit.engine.parallel.rank_worker``.
 
-It builds the engine as one process would, of its share of the model, and does what it is told
-until its pipe ends. Ctrl-C is the starting process's to answer; a rank ignores it.
+It builds an engine around its shard of the model and executes the calls that come over its pipe,
+until the pipe closes. It ignores SIGINT, which the process that started it handles.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from labkit.machine import parent_death
 
 
 class RankShutdown(Exception):
-    """The engine's process has closed the pipe, or asked for the end."""
+    """The engine's process has closed the pipe or sent ``close``."""
 
 
 class RankWorker:
-    """One rank: its pipe, and the engine on its share of the model."""
+    """Executes the calls that arrive over ``pipe`` on the engine of one rank."""
 
     def __init__(self, pipe: Connection[Any, Any]) -> None:
         self._pipe = pipe
         self._live: set[str] = set()
-        self._agreement: ScheduleCheck | None = None
+        self._schedule_check: ScheduleCheck | None = None
 
     def run(self) -> int:
-        """Build the engine and serve; the exit status."""
+        """Build the engine and execute calls; return the exit status."""
         try:
             engine = self._build(self._receive())
-            self._answer(engine, engine.notes)
+            self._reply(engine, engine.notes)
             while True:
                 call = self._receive()
-                self._answer(engine, self._do(engine, call))
+                self._reply(engine, self._execute(engine, call))
         except (RankShutdown, BrokenPipeError, ConnectionResetError):
             return 0
         except Exception as error:
             if not isinstance(error, EngineError):
                 traceback.print_exc()
-            self._pipe.send(RankFailure.by(error))
+            self._pipe.send(RankFailure.from_exception(error))
             return 1
 
     def _receive(self) -> Any:
@@ -66,42 +66,37 @@ class RankWorker:
         except EOFError:
             raise RankShutdown from None
 
-    def _wait(self, at: str) -> None:
-        """Say where this rank waits, and return when the others have come there too."""
-        self._pipe.send(BarrierArrival(at))
+    def _wait_at(self, barrier: str) -> None:
+        """Wait until all ranks have reached ``barrier``."""
+        self._pipe.send(BarrierArrival(barrier))
         if not isinstance(self._receive(), BarrierRelease):
             raise RankShutdown
 
     def _build(self, setup: RankSetup) -> LLMEngine:
-        """Settle what a process has one of, join the ring, build the engine."""
+        """Set up the process (thread pool, BLAS), join the ring and build the engine."""
         from labkit.cpu import thread_pool
         from labkit.machine import openblas_for_mlx
         from labkit.machine.worker_environment import numba_without_scipy
 
         with numba_without_scipy():
             thread_pool.install()
-        # Two pools that spin fight each other: numba's has the threads.
+        # One BLAS thread: numba's pool has the threads, and two spinning pools fight each other.
         openblas_for_mlx.activate(setup.options.blas.value, 1)
-        self._use(setup.threads)
+        _use_threads(setup.threads)
         from labkit.engine.engine_factory import create_rank
         from labkit.engine.parallel import mlx_ring
 
-        self._wait("ready for the ring")
-        joined = mlx_ring.join_ring(setup.rank, setup.options.parallel.size)
-        self._agreement = ScheduleCheck(joined.size, self._wait)
-        return create_rank(setup.options, Path(setup.model_dir), joined, self._agreement)
+        self._wait_at("ready for the ring")
+        ring = mlx_ring.join_ring(setup.rank, setup.options.parallel.size)
+        self._schedule_check = ScheduleCheck(ring.size, self._wait_at)
+        return create_rank(setup.options, Path(setup.model_dir), ring, self._schedule_check)
 
-    def _use(self, threads: int) -> None:
-        import numba
-
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-
-    def _do(self, engine: LLMEngine, call: RankCall) -> Any:
+    def _execute(self, engine: LLMEngine, call: RankCall) -> Any:
         if call.name == "close":
             raise RankShutdown
         if call.name == "schedule_digest":
-            assert self._agreement is not None
-            return self._agreement.digest
+            assert self._schedule_check is not None
+            return self._schedule_check.digest
         value = getattr(engine, call.name)(*call.arguments)
         if call.name == "submit":
             self._live.add(call.arguments[0].request_id)
@@ -111,14 +106,20 @@ class RankWorker:
             self._live -= {event.request_id for event in value if event.finish_reason}
         return value
 
-    def _answer(self, engine: LLMEngine, value: Any) -> None:
+    def _reply(self, engine: LLMEngine, value: Any) -> None:
         running = frozenset(filter(engine.is_running, self._live))
         kv: KVBytes = engine.kv_bytes()
         self._pipe.send(RankReply(value, EngineSnapshot(running, kv)))
 
 
+def _use_threads(threads: int) -> None:
+    import numba
+
+    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 1 where the rank failed."""
+    """Run the command line; return 1 if the rank failed."""
     parser = argparse.ArgumentParser(prog="python -m labkit.engine.parallel.rank_worker")
     parser.add_argument("--pipe", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -135,5 +136,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Taking the ring apart would wait for ranks that have ended.
+    # Exit without cleanup: closing the ring would wait for ranks that have died.
     os._exit(status)

@@ -1,8 +1,8 @@
-"""Whether all ranks compute the same step: a digest of what each has scheduled.
+"""A check before each step that all ranks have scheduled the same tokens.
 
-The layers of two ranks meet in every sum. Ranks that scheduled different steps would add up
-numbers that do not belong together, or wait for each other for ever, so nothing is computed
-before all have the same digest. It covers the steps before it, and their tokens.
+The ranks sum partial results in every layer. Ranks that scheduled different steps would sum
+unrelated numbers, or wait for each other for ever. So no rank computes before all have the same
+digest; it covers this step, all steps before it and their tokens.
 """
 
 from __future__ import annotations
@@ -15,38 +15,45 @@ from labkit.engine.scheduler_output import SchedulerOutput
 
 
 class NoScheduleCheck:
-    """One process: there is nobody to agree with."""
+    """The check of a single process: nothing to compare."""
 
     ranks = 1
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        """Let a step begin."""
+        """Return at once."""
 
 
 class ScheduleCheck(NoScheduleCheck):
-    """One rank's digests. ``exchange`` sends one and returns when all ranks have the same.
+    """Compares one rank's schedule digest with the other ranks' before every step.
 
-    Counted are ``ranks.agreed``, steps that were agreed on.
+    It counts the compared steps in ``ranks.agreed``.
+
+    Parameters
+    ----------
+    ranks
+        The number of ranks.
+    wait_at
+        Sends a digest and returns once all ranks have sent the same.
     """
 
-    def __init__(self, ranks: int, exchange: Callable[[str], None]) -> None:
+    def __init__(self, ranks: int, wait_at: Callable[[str], None]) -> None:
         self.ranks = ranks
         self.digest = ""
-        self._exchange = exchange
+        self._wait_at = wait_at
 
     def check_step(self, scheduled: SchedulerOutput, counters: Counters) -> None:
-        """Wait for the other ranks; does not return where they do not compute this step."""
+        """Wait for the other ranks; returns only if they have scheduled the same step."""
         self.digest = chain_digest(self.digest, scheduled)
-        self._exchange(self.digest)
+        self._wait_at(self.digest)
         if scheduled:
             counters.add("ranks.agreed")
 
 
 def chain_digest(digest: str, scheduled: SchedulerOutput) -> str:
-    """Return the digest (32 hex digits) of a step and of those before it, whose is ``digest``.
+    """Return the digest (32 hex digits) of a step, chained to ``digest`` of the steps before it.
 
-    Of every chunk: whose tokens, which, how often it was preempted, and the last token known,
-    in which what was sampled before shows.
+    It covers, for every chunk: the request, the token range, the preemptions, the number of tokens
+    and the last token, which depends on everything sampled before.
     """
     chunks = [
         (

@@ -1,4 +1,4 @@
-"""The engine that others see: it hands every call to the ranks, and computes nothing."""
+"""``TensorParallelEngine``: forwards every call to the ranks and computes nothing itself."""
 
 from __future__ import annotations
 
@@ -25,71 +25,72 @@ def create(
     options: config.Engine,
     model_dir: Path,
     command: Sequence[str] = RANK_COMMAND,
-    straggler_s: float = STRAGGLER_TIMEOUT_S,
+    straggler_timeout_s: float = STRAGGLER_TIMEOUT_S,
 ) -> TensorParallelEngine:
-    """Start ``engine.parallel.size`` ranks and have each build its engine.
+    """Start ``engine.parallel.size`` ranks, have each build its engine, and return the engine.
 
-    ``command``, ``straggler_s``: see ``RankProcesses``.
+    ``command`` and ``straggler_timeout_s`` are those of ``RankProcesses``.
 
     Raises
     ------
     EngineError
-        The model cannot be divided, or a rank refuses it; one line.
+        The model cannot be sharded, or a rank refuses it; one line.
     RankError
-        A rank has ended.
+        A rank has died.
     """
     size = options.parallel.size
     reason = sharding_error(model_dir, size)
     if reason is not None:
         raise EngineError(reason)
     budget = options.threads or core_count()
-    ranks = RankProcesses(size, options.mlx.environment(), budget, command, straggler_s)
+    ranks = RankProcesses(size, options.mlx.environment(), budget, command, straggler_timeout_s)
     return TensorParallelEngine(options.name, ranks, ranks.set_up(options, model_dir))
 
 
 class TensorParallelEngine:
-    """``InferenceEngine`` over ranks, each of which has the whole engine and does every call.
+    """``InferenceEngine`` over ranks, each of which runs a whole engine and executes every call.
 
-    What rank 0 answers is what is returned; where the others answer another token, the step
-    fails. An exception ends the ranks, and with them the engine.
+    Rank 0's results are returned; a step fails where another rank sampled other tokens. After an
+    exception all ranks have been killed and the engine cannot be used again.
     """
 
-    def __init__(self, name: str, ranks: RankProcesses, built: Sequence[RankReply]) -> None:
+    def __init__(self, name: str, ranks: RankProcesses, setup_replies: Sequence[RankReply]) -> None:
         self.name = name
         self._ranks = ranks
-        self._look = built[0].look
+        self._snapshot = setup_replies[0].snapshot
         self._live: set[str] = set()
         self._step_ms = 0.0
         threads = "1 thread" if ranks.threads == 1 else f"{ranks.threads} threads"
+        pids = ", ".join(map(str, ranks.pids))
         self.notes: dict[str, Any] = {
-            **built[0].value,
-            "ranks": f"{len(built)} processes of {threads}, {', '.join(map(str, ranks.pids))}",
+            **setup_replies[0].value,
+            "ranks": f"{len(setup_replies)} processes of {threads}, {pids}",
         }
 
-    def _ask(self, name: str, *arguments: Any) -> list[Any]:
+    def _call(self, name: str, *arguments: Any) -> list[Any]:
         try:
-            answers = self._ranks.ask(name, *arguments)
+            replies = self._ranks.call(name, *arguments)
         except BaseException:
             self._live.clear()
             raise
-        self._look = answers[0].look
-        return [answer.value for answer in answers]
+        self._snapshot = replies[0].snapshot
+        return [reply.value for reply in replies]
 
     def submit(self, request: Request) -> None:
         """Queue a request; see ``InferenceEngine.submit``."""
         if request.request_id in self._live:
-            raise EngineError(f"request {request.request_id}: this id is live already")
-        self._ask("submit", request)
+            raise EngineError(f"request {request.request_id}: this id is already in use")
+        self._call("submit", request)
         self._live.add(request.request_id)
 
     def abort(self, request_id: str) -> None:
-        """End a request now; unknown or finished ids are ignored."""
+        """Drop a request; unknown or finished ids are ignored."""
         if request_id in self._live:
-            self._ask("abort", request_id)
+            self._call("abort", request_id)
             self._live.discard(request_id)
 
     def has_work(self) -> bool:
-        """Tell whether a request is live or a refusal is not yet reported."""
+        """Return whether a request is live or a refusal has not been reported yet."""
         return bool(self._live)
 
     def step(self) -> list[TokenEvent]:
@@ -98,61 +99,61 @@ class TensorParallelEngine:
         Raises
         ------
         RankError
-            A rank has ended or the ranks do not agree; every request is lost.
+            A rank has died, or the ranks computed different steps; every request is lost.
         """
         start = time.perf_counter()
         events: list[TokenEvent]
-        events, *others = self._ask("step")
+        events, *others = self._call("step")
         self._step_ms += (time.perf_counter() - start) * 1e3
         self._live -= {event.request_id for event in events if event.finish_reason}
         if any(_sampled_tokens(other) != _sampled_tokens(events) for other in others):
-            self._end()
+            self._kill()
             raise RankError("the ranks sampled different tokens from the same step")
         return events
 
     def is_running(self, request_id: str) -> bool:
-        """Tell whether a request has been admitted and has not ended."""
-        return request_id in self._look.running
+        """Return whether a request is admitted and has not ended."""
+        return request_id in self._snapshot.running
 
     def kv_bytes(self) -> KVBytes:
-        """Say how much KV memory requests hold in all ranks, and how much of it is computed."""
-        size, kv = len(self._ranks.pids), self._look.kv
+        """Return the KV bytes that requests hold in all ranks, and those of computed tokens."""
+        size, kv = len(self._ranks.pids), self._snapshot.kv
         return KVBytes(reserved=size * kv.reserved, used=size * kv.used)
 
     def counters(self) -> dict[str, float]:
-        """Return rank 0's counters; bytes are those of all ranks, the steps' time is as seen here.
+        """Return rank 0's counters, with bytes summed over all ranks and step times as seen here.
 
-        ``notes`` has each rank's digest of the schedule afterwards.
+        Afterwards ``notes["schedule_digests"]`` has each rank's digest.
         """
-        first, *others = self._ask("counters")
+        first, *others = self._call("counters")
         values = dict(first)
         for name in filter(_is_summed_over_ranks, first):
             values[name] += sum(other.get(name, 0.0) for other in others)
-        waited = values["step_ms"] - values["host_ms"]
-        values |= {"step_ms": self._step_ms, "host_ms": self._step_ms - waited}
-        digests = self._ask("schedule_digest")
+        device_ms = values["step_ms"] - values["host_ms"]
+        values |= {"step_ms": self._step_ms, "host_ms": self._step_ms - device_ms}
+        digests = self._call("schedule_digest")
         self.notes["schedule_digests"] = "; ".join(
             f"rank {rank}: {digest}" for rank, digest in enumerate(digests)
         )
         return values
 
     def reset_counters(self) -> None:
-        """Start counting anew in every rank."""
-        self._ask("reset_counters")
+        """Set every rank's counters to 0."""
+        self._call("reset_counters")
         self._step_ms = 0.0
 
     def clear_cache(self) -> None:
-        """Forget the prefixes that no live request holds."""
-        self._ask("clear_cache")
+        """Evict the cached prefixes that no live request uses."""
+        self._call("clear_cache")
 
     def close(self) -> None:
-        """End the ranks."""
+        """Stop the ranks."""
         self._live.clear()
         self._ranks.close()
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         self._live.clear()
-        self._ranks.end()
+        self._ranks.kill()
 
 
 def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | None]]:
@@ -160,5 +161,5 @@ def _sampled_tokens(events: Sequence[TokenEvent]) -> list[tuple[str, int, str | 
 
 
 def _is_summed_over_ranks(counter: str) -> bool:
-    """Tell whether each rank counts its own share: bytes of weights and of KV memory."""
+    """Return whether a counter has each rank's share: bytes of weights or of KV memory."""
     return "bytes" in counter or counter.startswith("weights.")

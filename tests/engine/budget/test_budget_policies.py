@@ -101,8 +101,8 @@ def test_planning_imports_neither_mlx_nor_numba_nor_numpy():
         "import sys\n"
         "from labkit import config\n"
         "from labkit.engine import budget\n"
-        "from labkit.engine.budget import facts\n"
-        "model = facts.of_model(config.Model(shape=config.ModelShape()))\n"
+        "from labkit.engine.budget import model_footprint\n"
+        "model = model_footprint.from_model(config.Model(shape=config.ModelShape()))\n"
         "budget.plan(config.Engine(), model)\n"
         "print(sorted({m.split('.')[0] for m in sys.modules} & {'mlx', 'numba', 'numpy'}))"
     )

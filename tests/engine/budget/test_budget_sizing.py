@@ -234,7 +234,7 @@ FILL = """
 import sys
 import psutil
 from labkit.engine import attention
-from labkit.engine.kv_layout.kv_cache_manager import KVShape
+from labkit.engine.kv_layout.kv_shape import KVShape
 layers, heads, dim, blocks, block_size = map(int, sys.argv[1:])
 backend = attention.create(backend="reference")
 process = psutil.Process()

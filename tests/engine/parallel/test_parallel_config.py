@@ -1,4 +1,4 @@
-"""What cannot be divided, or not with that: one line before anything runs."""
+"""Models and options that cannot be sharded are refused in one line before anything runs."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def experiment(size, shape=None, kind=None):
         (2, {"intermediate_size": 771}, "model.shape.intermediate_size=771"),
     ],
 )
-def test_a_shape_that_cannot_be_divided_is_refused(size, shape, said):
+def test_a_shape_that_cannot_be_sharded_is_refused(size, shape, said):
     experiment(1, shape)
     with pytest.raises(ConfigError, match=rf"parallel\.size={size}: {said} is not a multiple"):
         experiment(size, shape)
@@ -99,7 +99,7 @@ def test_kernels_are_of_one_process():
         experiment(2, kind=KERNELS)
 
 
-def test_a_directory_that_cannot_be_divided_is_refused():
+def test_a_directory_that_cannot_be_sharded_is_refused():
     shape = ModelShape(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=2, vocab_size=512)
     path = resolve(Model(name="ranks_test", shape=shape)).path
 
@@ -155,11 +155,11 @@ def test_a_digest_tells_every_step_from_every_other():
     assert len({same[0], *others}) == 1 + len(others)
 
 
-def test_steps_are_counted_once_they_are_agreed_on():
+def test_steps_are_counted_once_they_are_compared():
     sent, counters = [], Counters()
-    agreement = ScheduleCheck(2, sent.append)
+    check = ScheduleCheck(2, sent.append)
     for step in (scheduled(), scheduled(), SchedulerOutput(())):
-        agreement.check_step(step, counters)
+        check.check_step(step, counters)
     assert counters.as_dict() == {"ranks.agreed": 2}
     assert len(set(sent)) == 3 and agreement.digest == sent[-1]
 

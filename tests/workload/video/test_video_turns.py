@@ -245,11 +245,11 @@ import json, resource, sys
 sys.path[:0] = {paths}
 import clip_files as files
 from labkit.workload.interleaving import by_itself
-from labkit.workload.video import library
+from labkit.workload.video import clip_library
 from labkit.workload.video.interleaved_video import VideoTurns
 arms = [files.asks(p, d, frames=8, clips=sys.argv[1], warmup=1) for p, d in files.WAYS]
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-turns = VideoTurns(arms, [library.sources(arm) for arm in arms], by_itself(0))
+turns = VideoTurns(arms, [clip_library.sources(arm) for arm in arms], by_itself(0))
 turns.warm_up()
 found = turns.measure(lambda what: None)
 cases = [[[c.case, c.skipped, c.outputs] for c in m.cases if c.case != "all"] for m in found]
