@@ -89,7 +89,8 @@ def interrupted(tmp_path, code):
         "import signal, sys, pathlib; from labkit.mac import mac_steps as steps\n"
         # A suite that runs in the background has ctrl-C ignored, and its children inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "s = [steps.MacStep('one', '', ('-c', sys.argv[1])), steps.MacStep('two', '', ('-c', ''))]\n"
+        "one = steps.MacStep('one', '', ('-c', sys.argv[1]))\n"
+        "s = [one, steps.MacStep('two', '', ('-c', ''))]\n"
         "show = lambda text: print(text, end='', flush=True)\n"
         "outcomes = steps.run_steps(s, pathlib.Path(sys.argv[2]), show)\n"
         "print([o.word for o in outcomes])\n"

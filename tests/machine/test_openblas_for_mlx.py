@@ -94,7 +94,8 @@ def test_the_other_openblas_copies_keep_their_own_insides(tmp_path):
 @linux
 def test_stock_leaves_mlx_alone():
     code = (
-        "import json; from labkit.machine import openblas_for_mlx; openblas_for_mlx.activate('stock', 1)\n"
+        "import json; from labkit.machine import openblas_for_mlx as blas\n"
+        "blas.activate('stock', 1)\n"
         "import mlx.core\n"
         "print(json.dumps('openblas' in open('/proc/self/maps').read()))"
     )
@@ -139,9 +140,9 @@ def test_activating_twice_is_the_same():
 @linux
 def test_openblas_multiplies_with_the_threads_asked_for():
     code = (
-        "import json; from labkit.machine import openblas_for_mlx\n"
-        "before = openblas_for_mlx.active_blas(); known = openblas_for_mlx.activate('openblas', 2)\n"
-        "print(json.dumps([before, known['threads'], openblas_for_mlx.active_blas()]))"
+        "import json; from labkit.machine import openblas_for_mlx as blas\n"
+        "before = blas.active_blas(); known = blas.activate('openblas', 2)\n"
+        "print(json.dumps([before, known['threads'], blas.active_blas()]))"
     )
     assert in_fresh_process(code) == ["stock", 2, "openblas"]
 
@@ -149,7 +150,8 @@ def test_openblas_multiplies_with_the_threads_asked_for():
 @linux
 def test_preparing_imports_neither_mlx_nor_scipy_nor_numpy():
     code = (
-        "import json, sys; from labkit.machine import openblas_for_mlx; openblas_for_mlx.build_library()\n"
+        "import json, sys; from labkit.machine import openblas_for_mlx\n"
+        "openblas_for_mlx.build_library()\n"
         "print(json.dumps([n for n in ('mlx', 'scipy', 'numpy') if n in sys.modules]))"
     )
     assert in_fresh_process(code) == []
@@ -157,7 +159,10 @@ def test_preparing_imports_neither_mlx_nor_scipy_nor_numpy():
 
 @linux
 def test_two_processes_may_build_at_once(tmp_path):
-    code = "from labkit.machine import openblas_for_mlx; print(openblas_for_mlx.activate('openblas', 1)['path_digest'])"
+    code = (
+        "from labkit.machine import openblas_for_mlx as blas\n"
+        "print(blas.activate('openblas', 1)['path_digest'])"
+    )
     environment = dict(os.environ) | {"LABKIT_CACHE": str(tmp_path)}
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)

@@ -161,7 +161,7 @@ def test_steps_are_counted_once_they_are_compared():
     for step in (scheduled(), scheduled(), SchedulerOutput(())):
         check.check_step(step, counters)
     assert counters.as_dict() == {"ranks.agreed": 2}
-    assert len(set(sent)) == 3 and agreement.digest == sent[-1]
+    assert len(set(sent)) == 3 and check.digest == sent[-1]
 
     def broken(digest):
         raise EngineError("another step")
