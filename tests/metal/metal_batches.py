@@ -1,6 +1,6 @@
 """Batches, the float64 oracle, and one way to run a kernel on a batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -140,11 +140,13 @@ class Launcher(MetalBackend):
     def plan(self, **arrays):
         plan = super().plan(**arrays)
         if plan.resolver.variant == "seq_map":
-            plan.lookup = SeqMapLookup(*(self.maps or token_maps(plan.cu_seqlens_q)))
+            lookup = SeqMapLookup(*(self.maps or token_maps(plan.cu_seqlens_q)))
         elif plan.resolver.variant == "work_plan":
             lens = plan.cu_seqlens_q, plan.seq_lens
-            plan.lookup = WorkPlanLookup(work_plan(*lens, 1), work_plan(*lens, BQ))
-        return plan
+            lookup = WorkPlanLookup(work_plan(*lens, 1), work_plan(*lens, BQ))
+        else:
+            return plan
+        return replace(plan, lookup=lookup)
 
 
 def token_maps(cu):

@@ -11,14 +11,7 @@ from labkit.config import RESOLVERS
 from labkit.engine.attention import attention_metadata, kernel_dispatch, resolvers
 from labkit.engine.attention.attention_metadata import AttentionLayer
 from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_report import (
-    Launch,
-    Rows,
-    _joined,
-    _read,
-    _read_one,
-    launch_stamp,
-)
+from labkit.engine.attention.launch_log import Launch, launch_stamp, stamp_errors, sum_launches
 from labkit.engine.attention.resolvers.work_plan import work_plan
 from labkit.kernel_abi import KERNEL_IDS
 from labkit.metal.kernels import header, source
@@ -140,49 +133,57 @@ def test_work_plan_lists_all_units_longest_walk_first():
     )  # fmt: skip
 
 
-def test_rows_show_one_that_was_not_written():
+def test_a_row_that_was_not_written_shows_in_the_stamps():
     stamp = launch_stamp(5, "tiled", "seq_map")
     rows = np.array([[stamp + i, 2, 3, i % 2] for i in range(4)], np.uint64).astype(np.uint32)
-    other = launch_stamp(6, "tiled", "seq_map")
-    assert Rows(rows[None], [stamp]).wrong().tolist() == [0]
+
+    def errors(rows, *expected):
+        return stamp_errors(rows, np.array(expected, np.uint32))
+
+    assert errors(rows[None], stamp).tolist() == [0]
     stale = rows.copy()
     stale[2] = 0
     for written, expected in [
         (stale, stamp),
         (rows, launch_stamp(5, "decode", "seq_map")),
         (rows, launch_stamp(5, "tiled", "identity")),
-        (rows, other),
+        (rows, launch_stamp(6, "tiled", "seq_map")),
         (rows[::-1], stamp),
     ]:
-        assert Rows(written[None], [expected]).wrong()[0] != 0
-    assert (Rows(np.stack([rows, stale]), [stamp, stamp]).wrong() != 0).tolist() == [False, True]
+        assert errors(written[None], expected)[0] != 0
+    assert (errors(np.stack([rows, stale]), stamp, stamp) != 0).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-@pytest.mark.parametrize("broken", [None, (0, 0), (2, 1)])
-def test_one_launch_reads_as_several_do(partitions, broken):
-    """With NumPy or without, of the launch and of what merged its partitions."""
-    chosen = SimpleNamespace(kernel="decode", partitions=partitions)
-    resolver = SimpleNamespace(word="identity")
-    step = SimpleNamespace(prepared={7: SimpleNamespace(dispatch=chosen)}, resolver=resolver)
-    nonce, rng = 0xFFFFFFF0, np.random.default_rng(3)
+@pytest.mark.parametrize("broken", [None, (0, 0, 0), (1, 0, 3), (1, 1, 2)])
+def test_launches_of_one_kind_are_summed_and_the_stale_one_is_named(partitions, broken):
+    """``broken``: launch, kernel (0 decode, 1 reduce) and row whose stamp is 5 too large."""
+    rng = np.random.default_rng(3)
+    dispatch = SimpleNamespace(kernel="decode", partitions=partitions)
+    nonces = 0xFFFFFFF0, 7
 
-    def rows(kernel):
+    def rows(nonce, kernel):
         written = rng.integers(0, 99, (4, 6)).astype(np.uint32)
         stamp = launch_stamp(nonce, kernel, "identity")
         written[:, 0] = (stamp + np.arange(4)) & 0xFFFFFFFF
         return written
 
-    written, merged = rows("decode"), rows("reduce")
+    written = [(rows(nonce, "decode"), rows(nonce, "reduce")) for nonce in nonces]
     if broken is not None:
-        place, which = broken
-        (written, merged)[which][place, 0] += 5
-    one = Launch(SimpleNamespace(kind=7), nonce, written, merged if partitions > 1 else None)
-    found = _read_one(step, one)
-    assert found == _read(step, _joined([one]))
-    seen = broken is not None and (broken[1] == 0 or partitions > 1)
-    assert found.off == (5 if seen else 0)
-    assert (found.iterations, found.blocks) == (written[:, 1].sum(), written[:, 2].sum())
+        launch, kernel, row = broken
+        written[launch][kernel][row, 0] += 5
+    launches = [
+        Launch(SimpleNamespace(kind=7, index=index), dispatch, nonce, *pair[:partitions])
+        for index, (nonce, pair) in enumerate(zip(nonces, written, strict=True))
+    ]
+    totals = sum_launches(launches, "identity")
+    shows = broken is not None and broken[1] < partitions
+    stale = broken[0] if shows else 0
+    assert (totals.layer.index, totals.stamp_error) == (stale, 5 if shows else 0)
+    assert totals.expected_stamp == launch_stamp(nonces[stale], "decode", "identity")
+    counted = totals.search_iterations, totals.kv_blocks_visited, totals.surplus_threadgroups
+    assert totals.launches == 2
+    assert counted == tuple(sum(main[:, i].sum() for main, _ in written) for i in (1, 2, 3))
 
 
 def test_layers_are_added_up_and_the_stale_one_is_named():

@@ -27,7 +27,8 @@ from labkit.cpu.graph_capture import (
     V_POOL,
 )
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
-from labkit.engine.attention.launch_report import LaunchTotals, launch_stamp, report_step
+from labkit.engine.attention.kernel_dispatch import Dispatch
+from labkit.engine.attention.launch_log import LaunchTotals, launch_stamp, report_launches
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_abi import STAMP_MASK
 
@@ -92,7 +93,7 @@ class ReplayState:
     """
 
     __slots__ = (
-        *("_counts", "_nonce", "_owed", "_packed", "_plan", "_steps"),
+        *("_counts", "_dispatches", "_nonce", "_metadata", "_owed", "_packed", "_steps"),
         *("counters", "launches", "layers", "left", "windowed"),
     )
 
@@ -101,18 +102,20 @@ class ReplayState:
         layers: CapturedLayers,
         packed: NDArray[Any],
         kinds: Sequence[tuple[int, ...]],
+        dispatches: Sequence[Dispatch],
         workers: int,
     ) -> None:
         self.layers = layers
         self.windowed = any(layer.window is not None for layer in layers.kinds)
         self._packed = packed
+        self._dispatches = dispatches  # of each kind
         self._nonce = secrets.randbits(32)
         self._counts = np.bincount(layers.kind).tolist()
         self.launches = layers.launches(packed, kinds)
         self.counters = np.zeros((len(layers.all), workers + 1, COUNTER_COLUMNS), np.int64)
         self.left = np.zeros((len(layers.kinds), LEFT_FIELDS), np.int64)
         self._steps = 0
-        self._plan: AttentionMetadata | None = None
+        self._metadata: AttentionMetadata | None = None
         self._owed: Counters | None = None
 
     def begin(self, resolver: str) -> tuple[int, int]:
@@ -128,7 +131,7 @@ class ReplayState:
             self._owed = counters
             counters.defer(self._settled)
         self._steps += 1
-        self._plan = metadata
+        self._metadata = metadata
 
     def evidence(self) -> list[LaunchTotals]:
         """Return what the launches left since it was asked for last, those of one kind together."""
@@ -137,18 +140,24 @@ class ReplayState:
         self.left[:, LEFT_ITERATIONS:] = 0
         return [
             LaunchTotals(
-                self.layers.all[launch], count * steps, expected, off, iterations, blocks, surplus
+                layer=self.layers.all[launch],
+                dispatch=dispatch,
+                launches=count * steps,
+                expected_stamp=expected,
+                stamp_error=error,
+                search_iterations=iterations,
+                kv_blocks_visited=blocks,
+                surplus_threadgroups=surplus,
             )
-            for count, (expected, launch, off, iterations, blocks, surplus) in zip(
-                self._counts, rows, strict=True
+            for dispatch, count, (expected, launch, error, iterations, blocks, surplus) in zip(
+                self._dispatches, self._counts, rows, strict=True
             )
         ]
 
     def _settled(self) -> dict[str, float]:
         """Return the counters of the steps that were not asked for."""
         self._owed, total = None, Counters()
-        if self._plan is not None and self._steps:
-            self._plan.launches += self.evidence()
-            for report in report_step(self._plan, "cpu"):
+        if self._metadata is not None and self._steps:
+            for report in report_launches(self.evidence(), self._metadata, "cpu"):
                 total.add_all(report.counters())
         return total.as_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numba
@@ -27,7 +27,8 @@ from labkit.engine.attention.attention_metadata import AttentionLayer, Attention
 from labkit.engine.attention.captured_layers import CapturedLayers, ReplayState
 from labkit.engine.attention.kernel_dispatch import Dispatch
 from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_report import Launch, Reports, report_step
+from labkit.engine.attention.launch_log import Launch, report_launches
+from labkit.engine.attention.launch_report import Reports
 from labkit.engine.attention.paged_backend import PagedBackend
 from labkit.engine.engine_protocol import Counters
 from labkit.kernel_abi import BQ, RESOLVER_IDS
@@ -63,7 +64,7 @@ class CpuBackend(PagedBackend):
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         return np.zeros(shape, NUMPY_DTYPES[dtype])
 
-    def _types(self, pool: Any) -> tuple[str, str | None]:
+    def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
         return dtype_name(pool), "float32"
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
@@ -74,10 +75,10 @@ class CpuBackend(PagedBackend):
         pairs = zip(keys, values, strict=True)
         self._addresses = [(address_of(k), address_of(v)) for k, v in pairs]
 
-    def _sinks(self, sinks: Any) -> Any:
+    def _convert_sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.ascontiguousarray(sinks, dtype=np.float32)
 
-    def _refuse(self, layer: AttentionLayer) -> None:
+    def _check_supported(self, layer: AttentionLayer) -> None:
         if self._switches.split_kv != "off" and TILE_KEYS % layer.block_size:
             raise ValueError(
                 f"block size {layer.block_size}: split_kv={self._switches.split_kv} cuts the keys "
@@ -89,7 +90,8 @@ class CpuBackend(PagedBackend):
     ) -> Any:
         """Write and attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
-        ready = metadata.prepared.get(bound.kind) or self.prepare(metadata, bound)
+        prepared: _CpuPrepared = metadata.prepared
+        ready = prepared.launches.get(bound.kind) or self.prepare(metadata, bound)
         if out is None:
             out = np.empty(ready.q_shape, np.float32)
         fits = q.shape == ready.q_shape == out.shape and q.dtype == out.dtype == np.float32
@@ -106,10 +108,10 @@ class CpuBackend(PagedBackend):
             attention_launch.scatter(ready.element, *new, metadata.slot_mapping, ready.slot_numbers)
         sinks = 0 if bound.sinks is None else address_of(bound.sinks)
         arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
-        for field, address in zip(ready.fields, arrays, strict=True):
-            field[0] = address
+        for view, address in zip(ready.fields, arrays, strict=True):
+            view[0] = address
         counters = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
-        launch = Launch(bound, secrets.randbits(32), counters[:-1])
+        nonce, reduce_rows = secrets.randbits(32), None
         work: Any = (
             self._memory,
             counters,
@@ -118,13 +120,13 @@ class CpuBackend(PagedBackend):
             bound.num_kv_heads,
         )
         if ready.dispatch.kernel == "tiled":
-            attention_launch.tiled(launch.nonce, metadata.lookup, ready.body, ready.address, *work)
+            attention_launch.tiled(nonce, metadata.lookup, ready.body, ready.address, *work)
         elif ready.splits == 1:
             work = (ready.body, ready.address, *work, ready.dispatch.kv_heads_per_unit, 1)
-            attention_launch.decode(launch.nonce, metadata.lookup, *work)
+            attention_launch.decode(nonce, metadata.lookup, *work)
         else:
-            self._split(ready, launch, metadata, q, out, work)
-        metadata.launches.append(launch)
+            reduce_rows = self._split(ready, bound, nonce, metadata, q, out, work)
+        metadata.launches.append(Launch(bound, ready.dispatch, nonce, counters[:-1], reduce_rows))
         return out
 
     def replay(
@@ -143,12 +145,13 @@ class CpuBackend(PagedBackend):
         wrong or a layer has a window.
         """
         ops = tape.ops(metadata.total_q, metadata.max_seq_len)
-        told = metadata.prepared.get("replay")
+        prepared: _CpuPrepared = metadata.prepared
+        told = prepared.replay
         if told is None or told.layers is not layers:
             told = self._tell(ops, metadata, layers)
             if told is None:
                 return False
-            metadata.prepared["replay"] = told
+            prepared.replay = told
         nonce, stamp = told.begin(metadata.resolver.variant)
         wrong = tape.run(
             ops, tokens, logits, nonce, stamp, metadata.lookup, told.launches,
@@ -159,16 +162,16 @@ class CpuBackend(PagedBackend):
             return False
         told.ran(metadata, counters)
         if wrong or told.windowed:
-            metadata.launches += told.evidence()
+            metadata.launches.extend(told.evidence())
         return True
 
     def _tell(
         self, ops: NDArray[np.int64], metadata: AttentionMetadata, layers: CapturedLayers
     ) -> ReplayState | None:
         """Return what replays of the metadata, and of those that follow it, are told."""
+        launches: dict[int, _Ready] = metadata.prepared.launches
         prepared = [
-            metadata.prepared.get(layer.kind) or self.prepare(metadata, layer)
-            for layer in layers.kinds
+            launches.get(layer.kind) or self.prepare(metadata, layer) for layer in layers.kinds
         ]
         if any(ready.dispatch.kernel != "decode" or ready.splits > 1 for ready in prepared):
             return None
@@ -180,16 +183,22 @@ class CpuBackend(PagedBackend):
             (one.body, one.dispatch.kv_heads_per_unit, one.element, one.slot_numbers)
             for one in prepared
         ]
-        return ReplayState(layers, packed, shared, prepared[0].workers)
+        dispatches = [one.dispatch for one in prepared]
+        return ReplayState(layers, packed, shared, dispatches, prepared[0].workers)
 
-    def _keeps(self, last: AttentionMetadata) -> bool:
+    def new_prepared(self) -> _CpuPrepared:
+        """Return an empty ``_CpuPrepared``."""
+        return _CpuPrepared()
+
+    def _can_share(self, last: AttentionMetadata) -> bool:
         """What is packed says nothing of contexts; but their length may decide on a split.
 
         Work is shared out among as many threads as there were.
         """
         threads = numba.get_num_threads()
-        prepared = (ready for ready in last.prepared.values() if isinstance(ready, _Ready))
-        return self._switches.split_kv == "off" and all(r.workers == threads for r in prepared)
+        launches: dict[int, _Ready] = last.prepared.launches
+        same_threads = all(ready.workers == threads for ready in launches.values())
+        return self._switches.split_kv == "off" and same_threads
 
     def taken(self, attended: Sequence[CapturedAttention]) -> CapturedLayers:
         """Bind the layers of a recorded step, and say what of them does not change.
@@ -259,19 +268,23 @@ class CpuBackend(PagedBackend):
             element=attention_launch.POOL_DTYPES.index(stored),
             slot_numbers=layer.num_kv_heads * layer.head_dim,
         )
-        metadata.prepared[layer.kind] = ready
+        metadata.prepared.launches[layer.kind] = ready
         return ready
 
     def _split(
         self,
         ready: _Ready,
-        launch: Launch,
+        layer: AttentionLayer,
+        nonce: int,
         metadata: AttentionMetadata,
         q: Any,
         out: Any,
         work: Any,
-    ) -> None:
-        """Run the decode kernel with a token's work divided, and merge what was divided."""
+    ) -> NDArray[np.int64] | None:
+        """Run the decode kernel with a token's work divided, and merge its partitions.
+
+        Returns the rows that the reduce kernel wrote; None without partitions.
+        """
         dispatch = ready.dispatch
         members = ready.splits // dispatch.partitions
         parts = kernel_params.partials(q, dispatch.partitions) if dispatch.partitions > 1 else None
@@ -283,17 +296,20 @@ class CpuBackend(PagedBackend):
             dispatch.kv_heads_per_unit,
             len(packed),
         )
-        attention_launch.decode(launch.nonce, metadata.lookup, *work)
-        if parts is not None:
-            merged = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
-            launch.merged = merged[:-1]
-            resolver = RESOLVER_IDS[metadata.resolver.variant]
-            sinks = kernel_params.base2(launch.layer.sinks)
-            attention_launch.reduce(launch.nonce, resolver, *parts, sinks, out, merged)
+        attention_launch.decode(nonce, metadata.lookup, *work)
+        if parts is None:
+            return None
+        rows = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
+        resolver = RESOLVER_IDS[metadata.resolver.variant]
+        sinks = kernel_params.base2(layer.sinks)
+        attention_launch.reduce(nonce, resolver, *parts, sinks, out, rows)
+        return rows[:-1]
 
     def report(self, metadata: AttentionMetadata) -> Reports:
         """Read what the kernels wrote; see ``Attention.report``."""
-        return report_step(metadata, "cpu") if metadata.launches else ()
+        if not metadata.launches:
+            return ()
+        return report_launches(metadata.drain_launches(), metadata, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +333,14 @@ class _Ready:
     k_shape: tuple[int, ...]
     element: int
     slot_numbers: int
+
+
+@dataclass(slots=True)
+class _CpuPrepared:
+    """A step's launches by kind of layers, and the state of its replays."""
+
+    launches: dict[int, _Ready] = field(default_factory=dict)
+    replay: ReplayState | None = None
 
 
 def aligned_zeros(rows: int, row_bytes: int) -> NDArray[np.uint8]:

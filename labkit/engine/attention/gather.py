@@ -1,12 +1,12 @@
-"""``gather``: copy a request's blocks into one contiguous array, then MLX's attention.
+"""``gather``: copy a request's blocks into one contiguous array, then run MLX's attention.
 
-What a paged cache costs without a kernel that reads block tables: every step copies all
-the keys and values that it attends to, once per layer and request.
+It shows the cost of a paged cache without a kernel that reads block tables: every step copies
+all the keys and values that it attends to, once per layer and request.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ import mlx.core as mx
 from labkit.engine.attention import sdpa
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.launch_report import LaunchReport
-from labkit.engine.attention.mlx_backend import MlxBackend
+from labkit.engine.attention.mlx_backend import MlxBackend, MlxPrepared
 
 
 class GatherBackend(MlxBackend):
@@ -22,63 +22,75 @@ class GatherBackend(MlxBackend):
 
     name = "gather"
 
-    def _refuse(self, layer: AttentionLayer) -> None:
+    def _check_supported(self, layer: AttentionLayer) -> None:
         if layer.softcap is not None:
             raise ValueError(
                 f"softcap={layer.softcap}: MLX's attention has none; use backend=fused"
             )
 
+    def new_prepared(self) -> _GatherPrepared:
+        """Return an empty ``_GatherPrepared``."""
+        return _GatherPrepared()
+
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
         """Gather and attend, request by request; see ``PagedBackend.attend``."""
-        if layer.kind not in metadata.prepared:
-            metadata.prepared[layer.kind] = _spans(metadata, layer.window)
-        spans: tuple[_Span, ...] = metadata.prepared[layer.kind]
+        prepared: _GatherPrepared = metadata.prepared
+        if layer.kind not in prepared.requests:
+            prepared.requests[layer.kind] = _requests(metadata, layer.window)
+        requests = prepared.requests[layer.kind]
         pools = self.keys[layer.index], self.values[layer.index]
         results = []
-        for span in spans:
+        for request in requests:
             k, v = (
-                pool[span.blocks].reshape(1, -1, *pool.shape[2:])[:, span.first : span.end]
+                pool[request.blocks].reshape(1, -1, *pool.shape[2:])[:, request.first : request.end]
                 for pool in pools
             )
-            one = mx.fast.scaled_dot_product_attention(
-                q[None, span.start : span.stop].transpose(0, 2, 1, 3),
+            result = mx.fast.scaled_dot_product_attention(
+                q[None, request.start : request.stop].transpose(0, 2, 1, 3),
                 k.transpose(0, 2, 1, 3),
                 v.transpose(0, 2, 1, 3),
                 scale=layer.scale,
-                mask=span.mask,
+                mask=request.mask,
                 sinks=layer.sinks,
             )
-            results.append(one[0].transpose(1, 0, 2).astype(q.dtype))
-        keys = sum(span.end - span.first for span in spans)
+            results.append(result[0].transpose(1, 0, 2).astype(q.dtype))
+        keys = sum(request.end - request.first for request in requests)
         return mx.concatenate(results) if results else mx.zeros_like(q), LaunchReport(
             kernel="gather",
-            grid=(len(spans),),
+            grid=(len(requests),),
             reason="blocks are gathered for MLX's attention",
             resolver="none",
             layer=layer.index,
-            kv_blocks_visited=sum(len(span.blocks) for span in spans),
+            kv_blocks_visited=sum(len(request.blocks) for request in requests),
             bytes=2 * keys * layer.num_kv_heads * layer.row_bytes + 2 * q.nbytes,
             map_us=metadata.map_us,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
-    """One request: its queries, its blocks, and which of their tokens are its keys."""
+class _Request:
+    """One request: its packed queries, its blocks, and the range of their tokens that it sees."""
 
-    start: int
+    start: int  # queries [start, stop)
     stop: int
     blocks: mx.array
-    first: int
+    first: int  # keys [first, end) of the gathered blocks
     end: int
     mask: mx.array | str | None
 
 
-def _spans(metadata: AttentionMetadata, window: int | None) -> tuple[_Span, ...]:
-    """Return a span for every request that has queries."""
-    spans, starts = [], metadata.cu_seqlens_q.tolist()
+@dataclass(slots=True)
+class _GatherPrepared(MlxPrepared):
+    """The requests of a step, by kind of layers."""
+
+    requests: dict[int, tuple[_Request, ...]] = field(default_factory=dict)
+
+
+def _requests(metadata: AttentionMetadata, window: int | None) -> tuple[_Request, ...]:
+    """Return every request that has queries."""
+    requests, starts = [], metadata.cu_seqlens_q.tolist()
     for s, context in enumerate(metadata.seq_lens.tolist()):
         start, stop = starts[s : s + 2]
         if start == stop:
@@ -89,5 +101,6 @@ def _spans(metadata: AttentionMetadata, window: int | None) -> tuple[_Span, ...]
         blocks = metadata.block_tables[s, begin : -(-context // metadata.block_size)]
         skipped = begin * metadata.block_size
         mask = sdpa.causal_mask(length, context - first, window)
-        spans.append(_Span(start, stop, mx.array(blocks), first - skipped, context - skipped, mask))
-    return tuple(spans)
+        keys = first - skipped, context - skipped
+        requests.append(_Request(start, stop, mx.array(blocks), *keys, mask))
+    return tuple(requests)

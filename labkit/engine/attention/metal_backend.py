@@ -1,13 +1,13 @@
-"""The fused backend of devices ``metal`` and ``emulated``: the Metal kernels, launched.
+"""The fused backend of devices ``metal`` and ``emulated``: it launches the Metal kernels.
 
-A launch is a node of MLX's lazy graph. What the kernels say about themselves is a further
-output of it, evaluated with the rest and read by ``report``.
+A launch is a node of MLX's lazy graph. The stamps and counters that a kernel writes are a
+further output of the node, evaluated with the rest and read by ``report``.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -16,8 +16,9 @@ from labkit.engine.attention import input_validation, kernel_dispatch
 from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
 from labkit.engine.attention.kernel_dispatch import Dispatch
 from labkit.engine.attention.kernel_switches import KernelSwitches
-from labkit.engine.attention.launch_report import Launch, Reports, report_step
-from labkit.engine.attention.mlx_backend import MlxBackend
+from labkit.engine.attention.launch_log import Launch, report_launches
+from labkit.engine.attention.launch_report import Reports
+from labkit.engine.attention.mlx_backend import MlxBackend, MlxPrepared
 from labkit.kernel_abi import RESOLVER_IDS
 from labkit.metal.executor import executor_for
 from labkit.metal.kernel_call import Executor, KernelCall
@@ -40,7 +41,7 @@ class MetalBackend(MlxBackend):
     Raises
     ------
     ValueError
-        The device is not there; one line that names what is missing.
+        The device is not available; one line that says what is missing.
     """
 
     def __init__(
@@ -51,19 +52,24 @@ class MetalBackend(MlxBackend):
         self._switches = switches
         self._executor = executor or executor_for(name)
 
-    def _refuse(self, layer: AttentionLayer) -> None:
+    def _check_supported(self, layer: AttentionLayer) -> None:
         if layer.block_size not in BLOCK_SIZES:
             raise ValueError(
                 f"block size {layer.block_size}: device {self.name} takes "
                 f"{', '.join(map(str, BLOCK_SIZES))}"
             )
 
+    def new_prepared(self) -> _MetalPrepared:
+        """Return an empty ``_MetalPrepared``."""
+        return _MetalPrepared()
+
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
     ) -> Any:
         """Write and attend; see ``Attention.forward``."""
         bound = self._layers[layer] or self.bound_layer(layer)
-        ready: _Ready = metadata.prepared.get(bound.kind) or self.prepare(metadata, bound)
+        prepared: _MetalPrepared = metadata.prepared
+        ready = prepared.launches.get(bound.kind) or self.prepare(metadata, bound)
         fits = q.shape == ready.q_shape
         if k is not None:
             fits = fits and k.shape == v.shape == ready.k_shape and k.dtype == v.dtype
@@ -72,27 +78,32 @@ class MetalBackend(MlxBackend):
         if k is not None:
             self.write(layer, k, v, metadata)
         nonce = secrets.randbits(32)
-        number = mx.array(nonce, mx.uint32)
+        nonce_array = mx.array(nonce, mx.uint32)
         sinks = ready.no_sinks if bound.sinks is None else bound.sinks
         operands = (
             q.astype(ready.dtype),
             self.keys[layer],
             self.values[layer],
             sinks,
-            number,
+            nonce_array,
             *ready.inputs,
         )
         result, rows = self._executor(ready.main.on(tuple(zip(_INPUTS, operands, strict=False))))
-        merged = None
+        reduce_rows = None
         if ready.reduce is not None:
-            inputs = ("partials", result), ("sinks", sinks), ready.partitions, ("nonce", number)
-            result, merged = self._executor(ready.reduce.on(inputs))
-        metadata.launches.append(Launch(bound, nonce, rows, merged))
+            inputs = (
+                ("partials", result),
+                ("sinks", sinks),
+                ready.partitions,
+                ("nonce", nonce_array),
+            )
+            result, reduce_rows = self._executor(ready.reduce.on(inputs))
+        metadata.launches.append(Launch(bound, ready.dispatch, nonce, rows, reduce_rows))
         return result.astype(q.dtype)
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return the pools, and what the kernels say about themselves."""
-        rows = [array for one in metadata.launches for array in (one.rows, one.merged)]
+        """Return the pools, and the stamps and counters that the kernels write."""
+        rows = [array for one in metadata.launches for array in (one.rows, one.reduce_rows)]
         return [*super().pending(metadata), *(array for array in rows if array is not None)]
 
     def _choose(self, metadata: AttentionMetadata, layer: AttentionLayer) -> Dispatch:
@@ -100,17 +111,18 @@ class MetalBackend(MlxBackend):
             metadata, layer, self._switches, kernel_dispatch.METAL_LIMITS
         )
 
-    def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _Ready:
-        """Build what the launches of one kind of layers share, on the host and the device."""
+    def prepare(self, metadata: AttentionMetadata, layer: AttentionLayer) -> _PreparedLaunch:
+        """Build the parameters that launches of one kind of layers share in this step."""
         if not metadata.total_q:
             raise ValueError(f"device {self.name}: no query tokens, nothing to launch")
         dispatch = self._choose(metadata, layer)
-        if "device" not in metadata.prepared:
+        prepared: _MetalPrepared = metadata.prepared
+        if not prepared.batch:
             arrays = (metadata.block_tables, metadata.seq_lens, metadata.cu_seqlens_q)
-            metadata.prepared["device"] = tuple(mx.array(array) for array in arrays)
+            prepared.batch = tuple(mx.array(array) for array in arrays)
         lookup = metadata.resolver.metal_operand(metadata.lookup, dispatch.kernel == "tiled")
         inputs = (
-            *metadata.prepared["device"],
+            *prepared.batch,
             mx.zeros(1, mx.int32) if lookup is None else mx.array(lookup),
             mx.array(layer.scale, mx.float32),
             mx.array(layer.softcap or 0.0, mx.float32),
@@ -118,7 +130,7 @@ class MetalBackend(MlxBackend):
             *((mx.array(dispatch.partitions, mx.int32),) if dispatch.kernel == "decode" else ()),
         )
         split = dispatch.partitions > 1
-        ready = _Ready(
+        ready = _PreparedLaunch(
             dispatch=dispatch,
             q_shape=(metadata.total_q, layer.num_q_heads, layer.head_dim),
             k_shape=(metadata.total_q, layer.num_kv_heads, layer.head_dim),
@@ -129,17 +141,17 @@ class MetalBackend(MlxBackend):
             main=main_kernel(metadata, layer, dispatch, self._switches.window_skip),
             reduce=reduce_kernel(metadata, layer) if split else None,
         )
-        metadata.prepared[layer.kind] = ready
+        prepared.launches[layer.kind] = ready
         return ready
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Read what the kernels wrote; see ``Attention.report``."""
-        return report_step(metadata, self.name)
+        """Read the stamps and counters of the kernels; see ``Attention.report``."""
+        return report_launches(metadata.drain_launches(), metadata, self.name)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
-    """What the launches of one kind of layers share in a step; see ``_INPUTS``."""
+class _PreparedLaunch:
+    """The parameters that launches of one kind of layers share in a step; see ``_INPUTS``."""
 
     dispatch: Dispatch
     q_shape: tuple[int, ...]
@@ -150,6 +162,14 @@ class _Ready:
     no_sinks: mx.array
     main: KernelCall
     reduce: KernelCall | None
+
+
+@dataclass(slots=True)
+class _MetalPrepared(MlxPrepared):
+    """A step on the device: its batch, and the parameters of launches by kind of layers."""
+
+    batch: tuple[mx.array, ...] = ()  # block_tables, seq_lens, cu_seqlens_q
+    launches: dict[int, _PreparedLaunch] = field(default_factory=dict)
 
 
 def main_kernel(

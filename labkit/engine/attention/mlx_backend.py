@@ -1,8 +1,9 @@
-"""What backends on MLX arrays share: pools that MLX owns, written lazily and in place."""
+"""Backends on MLX arrays: what they have in common, pools that MLX writes lazily in place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -14,13 +15,20 @@ from labkit.engine.attention.attention_protocol import Arrays
 from labkit.engine.attention.paged_backend import PagedBackend
 
 
+@dataclass(slots=True)
+class MlxPrepared:
+    """What backends on MLX arrays derive from a step's metadata."""
+
+    slots: tuple[mx.array, mx.array] | None = None  # block and offset of each new token
+
+
 class MlxBackend(PagedBackend):
-    """Pools of MLX arrays whose sole owner is the backend.
+    """Pools of MLX arrays that nothing but the backend holds.
 
     MLX scatters into a pool in place as long as nothing else holds or reads it: a reader
     that is pending when a write is evaluated makes it copy the whole pool. So each layer has
-    a key pool and a value pool of its own, what attention reads is the pool that a write
-    left, and the next step is not launched before this one has been evaluated.
+    a key pool and a value pool of its own, attention reads the pool that the write returned,
+    and the next step is not launched before this one has been evaluated.
     """
 
     arrays: Arrays = "mlx"
@@ -33,26 +41,30 @@ class MlxBackend(PagedBackend):
         return pool
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over pools that exist: MLX's as they are, NumPy's as copies."""
+        """Take over existing pools: MLX's as they are, NumPy's as copies."""
         super().adopt(*([to_mlx(pool) for pool in pools] for pools in (keys, values)))
 
-    def _types(self, pool: Any) -> tuple[str, str | None]:
+    def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
         return input_validation.dtype_name(pool), None
 
-    def _sinks(self, sinks: Any) -> Any:
+    def _convert_sinks(self, sinks: Any) -> Any:
         return None if sinks is None else to_mlx(sinks).astype(mx.float32)
+
+    def new_prepared(self) -> MlxPrepared:
+        """Return an empty ``MlxPrepared``."""
+        return MlxPrepared()
 
     def write(self, layer: int, k: Any, v: Any, metadata: AttentionMetadata) -> None:
         """Scatter new keys and values into a layer's pools."""
-        if "slots" not in metadata.prepared:
-            slots = np.divmod(metadata.slot_mapping, metadata.block_size)
-            metadata.prepared["slots"] = tuple(mx.array(part.astype(np.int32)) for part in slots)
-        slots = metadata.prepared["slots"]
-        self.keys[layer][slots] = k
-        self.values[layer][slots] = v
+        prepared: MlxPrepared = metadata.prepared
+        if prepared.slots is None:
+            block, offset = np.divmod(metadata.slot_mapping, metadata.block_size)
+            prepared.slots = mx.array(block.astype(np.int32)), mx.array(offset.astype(np.int32))
+        self.keys[layer][prepared.slots] = k
+        self.values[layer][prepared.slots] = v
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return the pools: what was written must not wait for a reader."""
+        """Return the pools: their writes must not wait for a reader."""
         return [*self.keys, *self.values]
 
 

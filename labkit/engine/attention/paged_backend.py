@@ -1,4 +1,4 @@
-"""What the layers of a model call, and what backends over paged pools have in common.
+"""Backends over paged KV pools: what they have in common, on NumPy arrays.
 
 Once per engine: ``allocate`` (or ``adopt``), then ``bind`` for each layer. Once per step:
 ``plan``, then ``forward`` for each layer, then ``report``.
@@ -11,37 +11,46 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from labkit.engine.attention import attention_metadata as plans
-from labkit.engine.attention import input_validation, launch_report, resolvers
-from labkit.engine.attention.attention_metadata import AttentionLayer, AttentionMetadata
+from labkit.engine.attention import (
+    attention_metadata,
+    input_validation,
+    launch_report,
+    resolvers,
+)
+from labkit.engine.attention.attention_metadata import (
+    AttentionLayer,
+    AttentionMetadata,
+    Int32Array,
+    TablesKey,
+)
 from labkit.engine.attention.attention_protocol import Arrays
 from labkit.engine.attention.launch_report import LaunchReport, Reports
 
 if TYPE_CHECKING:
     from labkit.engine.kv_layout.kv_shape import KVShape
 
-Array = NDArray[Any]
-
 
 class PagedBackend:
-    """Paged attention over pools of its own; an heir says how a layer attends.
+    """Paged attention over pools that the backend owns; a subclass computes a layer's attention.
 
-    As it is, for NumPy pools of any floating type: keys and values are scattered with NumPy,
-    and an heir has ``attend``. Heirs for other arrays also have ``write`` and ``_zeros``.
+    This class scatters keys and values into NumPy pools of any floating type, so a subclass needs
+    ``attend`` alone. A subclass for other arrays also overrides ``write`` and ``_zeros``.
     """
 
     name = "paged"
     arrays: Arrays = "numpy"
     device = "cpu"
-    dtypes: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()  # that the pools may have; (): any
+    # Whether ``plan`` may advance the last step's metadata instead of building it anew. An engine
+    # sets this; a kernel workload does not, because it measures planning.
+    advances_metadata = False
 
     def __init__(self, resolver: str = "binary_search") -> None:
         self._resolver = resolvers.create(resolver)
         self._layers: list[AttentionLayer | None] = []
         self._kinds: list[AttentionLayer] = []
-        self._last: AttentionMetadata | None = None
+        self._last: tuple[TablesKey, AttentionMetadata] | None = None
         self.keys: list[Any] = []
         self.values: list[Any] = []
 
@@ -52,10 +61,15 @@ class PagedBackend:
         block_size: int,
         dtype: str = "float32",
     ) -> None:
-        """Make a key pool and a value pool of zeros for each layer.
+        """Create a key pool and a value pool of zeros for each layer.
 
         They are [num_blocks, block_size, num_kv_heads, head_dim] of ``float32``, ``float16``
-        or ``bfloat16``. ValueError with one line where the backend cannot hold that.
+        or ``bfloat16``.
+
+        Raises
+        ------
+        ValueError
+            The backend cannot hold such pools; one line.
         """
         input_validation.check_dtype(dtype, self.device, self.dtypes)
         pools = [
@@ -68,14 +82,14 @@ class PagedBackend:
         self.adopt([k_pool for k_pool, _ in pools], [v_pool for _, v_pool in pools])
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
-        # Reserved at once, and touched block by block, as blocks are written.
+        # The address space is reserved now; memory is used as blocks are written.
         return np.zeros(shape, dtype)
 
     def adopt(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        """Take over pools that exist, and what they hold, one of each per layer."""
+        """Take over existing pools with their contents, one of each per layer."""
         input_validation.check_pools(keys, values)
         for pool in keys:
-            input_validation.check_dtype(self._types(pool)[0], self.device, self.dtypes)
+            input_validation.check_dtype(self._pool_dtypes(pool)[0], self.device, self.dtypes)
         self.keys, self.values = list(keys), list(values)
         self._layers = [None] * len(self.keys)
         self._kinds = []
@@ -91,13 +105,13 @@ class PagedBackend:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Say what does not change of a layer; see ``Attention.bind``."""
+        """Set what does not change of a layer; see ``Attention.bind``."""
         pool = self.keys[layer]
         input_validation.check_layer(
             pool, heads, scale=scale, window=window, softcap=softcap, sinks=sinks
         )
         _, block_size, num_kv_heads, head_dim = pool.shape
-        dtype, query_dtype = self._types(pool)
+        dtype, query_dtype = self._pool_dtypes(pool)
         bound = AttentionLayer(
             index=layer,
             kind=0,
@@ -110,62 +124,74 @@ class PagedBackend:
             scale=scale,
             window=window,
             softcap=softcap,
-            sinks=self._sinks(sinks),
+            sinks=self._convert_sinks(sinks),
         )
-        self._refuse(bound)
-        alike = dataclasses.replace(bound, index=0, sinks=sinks is not None)
-        if alike not in self._kinds:
-            self._kinds.append(alike)
-        self._layers[layer] = dataclasses.replace(bound, kind=self._kinds.index(alike))
+        self._check_supported(bound)
+        kind = dataclasses.replace(bound, index=0, sinks=sinks is not None)
+        if kind not in self._kinds:
+            self._kinds.append(kind)
+        self._layers[layer] = dataclasses.replace(bound, kind=self._kinds.index(kind))
 
-    def _types(self, pool: Any) -> tuple[str, str | None]:
-        """Return the type of a pool, and that of the queries, keys and values; None: any."""
+    def _pool_dtypes(self, pool: Any) -> tuple[str, str | None]:
+        """Return the dtype of a pool, and that of queries and new keys and values; None: any."""
         return input_validation.dtype_name(pool), input_validation.dtype_name(pool)
 
-    def _sinks(self, sinks: Any) -> Any:
+    def _convert_sinks(self, sinks: Any) -> Any:
         return None if sinks is None else np.asarray(sinks)
 
-    def _refuse(self, layer: AttentionLayer) -> None:
-        """Raise ValueError where the backend's kernels do not take a layer."""
+    def _check_supported(self, layer: AttentionLayer) -> None:
+        """Raise ``ValueError`` if the backend's kernels do not support a layer."""
 
     def plan(
         self,
         *,
-        block_tables: NDArray[np.int32],
-        seq_lens: NDArray[np.int32],
-        cu_seqlens_q: NDArray[np.int32],
+        block_tables: Int32Array,
+        seq_lens: Int32Array,
+        cu_seqlens_q: Int32Array,
         total_q: int | None = None,
     ) -> AttentionMetadata:
         """Check a step's batch and return the metadata that its layers share.
 
-        ``total_q``: packed query tokens; None: ``cu_seqlens_q[-1]``. Arrays that nobody can write
-        to are known again: a step of the same sequences as the last costs a part of what the
-        first does.
+        Parameters
+        ----------
+        block_tables, seq_lens, cu_seqlens_q
+            As in ``AttentionMetadata``.
+        total_q
+            Packed query tokens; None: ``cu_seqlens_q[-1]``.
 
         Raises
         ------
         ValueError
             One line that says what is wrong.
         """
-        last, metadata = self._last, None
-        if last is not None and last.lasting is not None:
-            cu, tables = last.lasting
-            if cu is cu_seqlens_q and tables is block_tables and total_q in (None, last.total_q):
-                metadata = last.following(seq_lens, keep=self._keeps(last))
+        if not self.advances_metadata:
+            return self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
+        key, metadata = attention_metadata.tables_key(cu_seqlens_q, block_tables), None
+        if self._last is not None and self._last[0] == key:
+            last = self._last[1]
+            if total_q in (None, last.total_q):
+                prepared = last.prepared if self._can_share(last) else self.new_prepared()
+                metadata = last.advance(seq_lens, prepared)
         if metadata is None:
             metadata = self._build(block_tables, seq_lens, cu_seqlens_q, total_q)
-        self._last = metadata
+            if not metadata.decodes_within(len(self.keys[0])):
+                key = None
+        self._last = None if key is None else (key, metadata)
         return metadata
 
-    def _keeps(self, last: AttentionMetadata) -> bool:
-        """Tell whether what ``last`` has prepared holds for its sequences one token later."""
+    def new_prepared(self) -> Any:
+        """Return an empty ``AttentionMetadata.prepared``; None if the backend needs none."""
+        return None
+
+    def _can_share(self, last: AttentionMetadata) -> bool:
+        """Tell whether ``last.prepared`` holds for the same sequences with longer contexts."""
         return False
 
     def _build(
         self, block_tables: Any, seq_lens: Any, cu_seqlens_q: Any, total_q: Any
     ) -> AttentionMetadata:
         num_blocks, block_size = self.keys[0].shape[:2]
-        return plans.build(
+        return attention_metadata.build(
             self._resolver,
             block_tables=block_tables,
             seq_lens=seq_lens,
@@ -173,14 +199,15 @@ class PagedBackend:
             num_blocks=num_blocks,
             block_size=block_size,
             total_q=total_q,
+            prepared=self.new_prepared(),
         )
 
     def bound_layer(self, layer: int) -> AttentionLayer:
-        """Return what a layer was bound to."""
-        found = self._layers[layer]
-        if found is None:
+        """Return a layer as it was bound; ``ValueError`` if it was not."""
+        bound = self._layers[layer]
+        if bound is None:
             raise ValueError(f"layer {layer} was not bound")
-        return found
+        return bound
 
     def forward(
         self, layer: int, q: Any, k: Any, v: Any, metadata: AttentionMetadata, out: Any = None
@@ -190,8 +217,8 @@ class PagedBackend:
         input_validation.check_operands(bound, metadata.total_q, q, k, v, out)
         if k is not None:
             self.write(layer, k, v, metadata)
-        result, made = self.attend(bound, q, metadata, out)
-        metadata.launches.append(made)
+        result, report = self.attend(bound, q, metadata, out)
+        metadata.launches.append(report)
         return result
 
     def write(self, layer: int, k: Any, v: Any, metadata: AttentionMetadata) -> None:
@@ -203,13 +230,13 @@ class PagedBackend:
     def attend(
         self, layer: AttentionLayer, q: Any, metadata: AttentionMetadata, out: Any
     ) -> tuple[Any, LaunchReport]:
-        """Return the output, in ``out`` unless that is None, and the launch's report."""
+        """Return the output, written to ``out`` unless that is None, and the launch's report."""
         raise NotImplementedError
 
     def report(self, metadata: AttentionMetadata) -> Reports:
-        """Add up the launches since the last report; see ``Attention.report``."""
-        return launch_report.summed(metadata.taken())
+        """Sum the launches since the last report; see ``Attention.report``."""
+        return launch_report.merge_reports(metadata.drain_launches())
 
     def pending(self, metadata: AttentionMetadata) -> list[Any]:
-        """Return nothing: NumPy is not lazy."""
+        """Return no arrays: NumPy is not lazy."""
         return []

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import mlx.core as mx
 import numpy as np
 
-from labkit.engine.attention.launch_report import LaunchReport, Reports, summed
+from labkit.engine.attention.launch_report import LaunchReport, Reports, merge_reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class SdpaAttention:
     def report(self, step: SdpaStep) -> Reports:
         """Add up the launches since the last report; see ``Attention.report``."""
         launches, step.launches = step.launches, []
-        return summed(launches)
+        return merge_reports(launches)
 
     def pending(self, step: SdpaStep) -> list[Any]:
         """Return the keys and values: what was written must not wait for a reader."""

@@ -222,6 +222,7 @@ class PagedMemory:
 
     def __init__(self, backend: PagedBackend) -> None:
         self.attention = backend
+        backend.advances_metadata = True
 
     def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
         """Build what the layers share; the batch stays as it is.
