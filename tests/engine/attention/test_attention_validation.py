@@ -95,9 +95,9 @@ OPERANDS = [
 @pytest.mark.parametrize(("changes", "message"), OPERANDS)
 def test_bad_operands(batch, backend, changes, message, monkeypatch):
     for launch in (
-        "cpu.attention_launches.decode",
-        "cpu.attention_launches.tiled",
-        "metal.KernelCall.on",
+        "cpu_backend.attention_launch.decode",
+        "cpu_backend.attention_launch.tiled",
+        "metal_backend.KernelCall.on",
     ):
         monkeypatch.setattr(f"labkit.engine.attention.{launch}", pytest.fail)
     made, options = batch([(3, 20), (1, 40)]), {"scale": 0.1, "heads": 8}
