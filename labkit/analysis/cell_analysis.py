@@ -1,7 +1,7 @@
-"""One cell, analysed: everything in ``cell.json`` is derived from the records.
+"""Analysis of one cell: ``cell.json`` is derived from the records.
 
-``cell.json`` is first written by the runner with what was declared (question, design,
-published numbers); the analysis keeps that and computes the rest anew each time.
+The runner first writes ``cell.json`` with the declared facts (question, design, published
+numbers). The analysis keeps these and computes the rest anew each time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from labkit.records import (
 
 @dataclass(frozen=True)
 class CellData:
-    """What was read: the declared facts, the arms (baseline first) and the records."""
+    """The files of a cell: its manifest, the arms (baseline first) and the records."""
 
     dir: Path
     manifest: Mapping[str, Any]
@@ -47,7 +47,7 @@ class CellData:
 
     @cached_property
     def design(self) -> Mapping[str, Any]:
-        """The design's declared facts."""
+        """The design as declared in the manifest."""
         design: Mapping[str, Any] = self.manifest["design"]
         return design
 
@@ -62,13 +62,13 @@ class CellData:
         return next((arm.name for arm in self.arms if arm.role == "control"), None)
 
     @property
-    def asked(self) -> list[str]:
-        """The arms that the question is about: neither the baseline nor the control."""
+    def treatment_arms(self) -> list[str]:
+        """The arms that are compared: neither the baseline nor the control."""
         return [arm.name for arm in self.arms if arm.role == "arm"]
 
     @property
     def emulated(self) -> list[str]:
-        """The arms, but for the control, whose Metal kernels ran in the emulator."""
+        """The arms, without the control, whose Metal kernels ran in the emulator."""
         return [
             arm.name
             for arm in self.arms
@@ -78,7 +78,7 @@ class CellData:
 
     @cached_property
     def looks(self) -> tuple[InterimLook, ...]:
-        """The predeclared looks; empty where there are none."""
+        """The predeclared looks; empty if there are none."""
         return parse_looks(self.design.get("looks"), float(self.design["alpha"]))
 
     @cached_property
@@ -92,23 +92,23 @@ class CellData:
 
     @cached_property
     def withheld_reason(self) -> str | None:
-        """Why nothing may be claimed from the blocks that are done now; None if it may."""
+        """The reason why nothing may be claimed from the finished blocks, or None."""
         if not self.design.get("declared", True):
-            return "cell.json was lost, and with it what had been declared before the runs"
+            return "cell.json was lost, and with it the declared design"
         return withheld_reason(
             len(self.blocks_done), int(self.design["blocks"]), self.looks, self.shown
         )
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """After how many blocks results were shown, by now."""
+        """Numbers of finished blocks at which results were shown, including now."""
         before = tuple(int(n) for n in self.design.get("shown", ()))
         now = (len(self.blocks_done),) if self.complete else ()
         return tuple(sorted({*before, *now}))
 
     @cached_property
     def blocks_done(self) -> tuple[int, ...]:
-        """The blocks whose runs have all left a record."""
+        """The blocks in which every run has left a record."""
         expected = len(self.arms) * int(self.design["runs_per_block"])
         counts: dict[int, int] = {}
         for record in self.records:
@@ -117,21 +117,21 @@ class CellData:
 
     @cached_property
     def hosts(self) -> Mapping[str, tuple[int, ...]]:
-        """The blocks of every host that ran some."""
-        found: dict[str, set[int]] = {}
+        """Blocks by the host that ran them."""
+        hosts: dict[str, set[int]] = {}
         for record in self.records:
             if record.environment.get("host"):
-                found.setdefault(str(record.environment["host"]), set()).add(record.block)
-        return {host: tuple(sorted(blocks)) for host, blocks in found.items()}
+                hosts.setdefault(str(record.environment["host"]), set()).add(record.block)
+        return {host: tuple(sorted(blocks)) for host, blocks in hosts.items()}
 
     @cached_property
     def probe(self) -> Mapping[tuple[int, int], float]:
-        """Each run's probe before the arm, by block and position (mean log microseconds)."""
+        """Each run's probe before its arm, in mean log microseconds, by (block, position)."""
         return probe_values(self.records)
 
     @property
     def complete(self) -> bool:
-        """Whether all blocks that were asked for have all their records."""
+        """Whether every block of the design has all its records."""
         return len(self.blocks_done) >= int(self.design["blocks"])
 
 
@@ -141,7 +141,7 @@ def read_data(cell_dir: Path) -> CellData:
     Raises
     ------
     RecordError
-        Names the file and what is wrong with it.
+        A file is missing or wrong; the message names it.
     """
     arms, records = read_arms(cell_dir), read_runs(cell_dir)
     lost = not (cell_dir / "cell.json").is_file()
@@ -159,13 +159,14 @@ def read_data(cell_dir: Path) -> CellData:
 
 
 def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) -> dict[str, Any]:
-    """Infer a lost ``cell.json`` from the runs; what was declared stays unknown.
+    """Infer a lost ``cell.json`` from the runs.
 
-    Its alpha and margin are the schema's defaults, and nothing is claimed.
+    The declared design is unknown: alpha and margin are the schema's defaults, and nothing is
+    claimed.
     """
     blocks = {record.block for record in records}
     runs = max(sum(r.arm == arm.name for r in records) for arm in arms) if arms else 0
-    together = any(record.notes.get("together") for record in records)
+    interleaved = any(record.notes.get("together") for record in records)
     return {
         "cell": cell_dir.name,
         "question": None,
@@ -175,7 +176,7 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
             "blocks": len(blocks),
             "runs_per_block": -(-runs // max(1, len(blocks))),
             "control": any(arm.role == "control" for arm in arms),
-            "isolation": "in_process" if together else "process",
+            "isolation": "in_process" if interleaved else "process",
             "looks": [],
             "alpha": Design.alpha,
             "margin_pct": Design.margin_pct,
@@ -187,7 +188,7 @@ def _undeclared(cell_dir: Path, arms: Sequence[Arm], records: Sequence[Record]) 
 
 @dataclass(frozen=True)
 class JudgedComparison:
-    """One arm in one row: what the runs say, and the verdict; ``index``: the row's place."""
+    """The comparison and verdict of one arm in one row; ``index`` is that of the row."""
 
     index: int
     row: MetricRow
@@ -197,11 +198,11 @@ class JudgedComparison:
 
 @dataclass(frozen=True)
 class CellAnalysis:
-    """The data and what follows from it.
+    """A cell's files, rows, gates and, on first use, comparisons and verdicts.
 
-    The comparisons of the arms are made when they are asked for: who compares two studies
-    needs the rows and the gates only. ``beside`` finds the cell that confirms this one, or
-    that this one confirms; None where there is none.
+    ``companion()`` returns the cell with the other isolation, which confirms this one or is
+    confirmed by it, or None. ``alternative_rows`` are the rows with the other treatment of
+    stalls; they are empty if there were no stalls.
     """
 
     data: CellData
@@ -214,7 +215,7 @@ class CellAnalysis:
 
     @property
     def name(self) -> str:
-        """The cell's name: its overrides."""
+        """Name of the cell: its overrides."""
         return str(self.data.manifest.get("cell", self.data.dir.name))
 
     @cached_property
@@ -222,58 +223,61 @@ class CellAnalysis:
         """The fingerprint of the first run that has one."""
         return next((dict(r.environment) for r in self.data.records if r.environment), {})
 
-    def rows_with_stalls(self, *, whole: bool) -> tuple[MetricRow, ...]:
-        """Return the rows with what looks like the machine's stalls, or without."""
-        if self.stalls is None or whole == (self.stalls.own is not None):
+    def rows_by_stalls(self, *, included: bool) -> tuple[MetricRow, ...]:
+        """Return the rows with the machine's stalls in their times, or without."""
+        if self.stalls is None or included == (self.stalls.kept_reason is not None):
             return self.rows
         return self.alternative_rows
 
     @property
     def status(self) -> int:
-        """The cell's exit status: 0 if it is complete and every gate held, else 1."""
+        """Exit status of the cell: 0 if it is complete and every gate held, else 1."""
         held = all(gate.status != "fail" for gate in self.gates.values())
         return 0 if self.data.complete and held else 1
 
     @cached_property
     def comparisons(self) -> tuple[Mapping[str, ArmComparison], ...]:
-        """Per row, each arm against the baseline; nothing in a skipped row."""
+        """Per row, the comparison of each arm with the baseline; empty for a skipped row."""
         data = self.data
-        tested = len(data.asked)
+        arms_tested = len(data.treatment_arms)
         per_arm = {
             arm.name: compare_arm(
                 self.rows,
                 arm.name,
                 data.baseline,
                 data.criteria,
-                tested if arm.role == "arm" else 1,
+                arms_tested if arm.role == "arm" else 1,
             )
             for arm in data.arms[1:]
         }
         return tuple(
-            {} if row.skipped is not None else {arm: found[i] for arm, found in per_arm.items()}
+            {} if row.skipped is not None else {arm: of_rows[i] for arm, of_rows in per_arm.items()}
             for i, row in enumerate(self.rows)
         )
 
     @cached_property
     def judged(self) -> tuple[JudgedComparison, ...]:
-        """Every arm in every row that was measured, with its verdict: rows first."""
+        """Every comparison with its verdict, row by row."""
         control = self.data.control or ""
         return tuple(
             JudgedComparison(
-                index, self.rows[index], found, self._judge(index, found, row.get(control))
+                index,
+                self.rows[index],
+                comparison,
+                self._judge(index, comparison, row.get(control)),
             )
             for index, row in enumerate(self.comparisons)
-            for found in row.values()
+            for comparison in row.values()
         )
 
-    def _judge(self, index: int, found: ArmComparison, noise: ArmComparison | None) -> Verdict:
+    def _judge(self, index: int, comparison: ArmComparison, noise: ArmComparison | None) -> Verdict:
         gates = (self.gates[name] for name in ("engaged", "identical", "healthy"))
-        causes = [cause for gate in gates if (cause := gate.cause(found.arm)) is not None]
+        causes = [cause for gate in gates if (cause := gate.cause(comparison.arm)) is not None]
         criteria, row = self.data.criteria, self.rows[index]
-        verdict = judge(found, row.better, criteria, causes, noise)
+        verdict = judge(comparison, row.better, criteria, causes, noise)
         if self.stalls is None or row.arms == self.alternative_rows[index].arms:
             return verdict
-        return self.stalls.limit(verdict, found.arm, criteria.margin_pct)
+        return self.stalls.restrict(verdict, comparison.arm, criteria.margin_pct)
 
     @cached_property
     def json(self) -> dict[str, Any]:
@@ -321,34 +325,36 @@ class CellAnalysis:
 
 
 def analyse(
-    cell_dir: Path, beside: Callable[[], CellAnalysis | None] = lambda: None
+    cell_dir: Path, companion: Callable[[], CellAnalysis | None] = lambda: None
 ) -> CellAnalysis:
-    """Analyse one cell from its files; raises :class:`RecordError`."""
+    """Analyse one cell from its files; raise :class:`RecordError` if one is not valid."""
     data = read_data(cell_dir)
     names = [arm.name for arm in data.arms]
     claim = data.arms[0].identity
     report = output_identity.compare_outputs(data.records, names, StoredValues(cell_dir), claim)
-    found = {
+    gate_results = {
         "healthy": gates.healthy(data.records, bool(data.design.get("across_hosts", False))),
         "engaged": gates.engaged(data.records, data.arms),
         "identical": gates.identical(report, data.arms, data.records, float(data.design["alpha"])),
     }
-    rows, otherwise, found_stalls = _rows(data)
-    return CellAnalysis(data, rows, found, report, found_stalls, otherwise, beside)
+    rows, alternative_rows, stalls = _rows(data)
+    return CellAnalysis(data, rows, gate_results, report, stalls, alternative_rows, companion)
 
 
 def _rows(
     data: CellData,
 ) -> tuple[tuple[MetricRow, ...], tuple[MetricRow, ...], stall_attribution.StallAttribution | None]:
-    """Return the rows to judge by, those with stalls the other way, and what stalls there were."""
-    together = data.design.get("isolation") == "in_process"
-    paired_baseline = data.baseline if together else None
+    """Return the verdicts' rows, those with the other treatment of stalls, and the stalls."""
+    interleaved = data.design.get("isolation") == "in_process"
+    paired_baseline = data.baseline if interleaved else None
     rows = tuple(build_rows(data.records, paired_baseline))
-    found = stall_attribution.attribute_stalls(data.records, data.arms) if together else None
-    if found is None:
+    stalls = stall_attribution.attribute_stalls(data.records, data.arms) if interleaved else None
+    if stalls is None:
         return rows, (), None
-    whole = tuple(build_rows(stall_attribution.as_measured(data.records), paired_baseline))
-    return (rows, whole, found) if found.own is None else (whole, rows, found)
+    with_stalls = tuple(build_rows(stall_attribution.as_measured(data.records), paired_baseline))
+    return (
+        (rows, with_stalls, stalls) if stalls.kept_reason is None else (with_stalls, rows, stalls)
+    )
 
 
 def analyse_cell(cell_dir: Path) -> dict[str, Any]:
@@ -363,20 +369,22 @@ def analyse_cell(cell_dir: Path) -> dict[str, Any]:
 
 
 def _arm(arm: Arm, records: Sequence[Record]) -> dict[str, Any]:
-    """Describe an arm; its counters are the medians over its runs."""
-    mine = [r.counters for r in records if r.arm == arm.name and r.counters]
-    names = list(dict.fromkeys(name for counters in mine for name in counters))
-    middle = {name: sorted(float(c.get(name, 0.0)) for c in mine)[len(mine) // 2] for name in names}
+    """Describe an arm, with the medians of its counters over its runs."""
+    runs = [r.counters for r in records if r.arm == arm.name and r.counters]
+    names = list(dict.fromkeys(name for counters in runs for name in counters))
+    medians = {
+        name: sorted(float(c.get(name, 0.0)) for c in runs)[len(runs) // 2] for name in names
+    }
     return {
         "name": arm.name,
         "role": arm.role,
         "overrides": dict(arm.overrides),
-        "counters": middle,
+        "counters": medians,
     }
 
 
 def _order(data: CellData) -> list[list[str]]:
-    """Return the order that was really run: per block, the arms by position."""
+    """Return the order in which arms really ran: per block, the arms by position."""
     blocks: dict[int, list[str]] = {}
     for record in data.records:
         blocks.setdefault(record.block, []).append(record.arm)
@@ -387,26 +395,26 @@ def _looks(data: CellData) -> list[dict[str, Any]]:
     return [{"blocks": look.blocks, "alpha": look.alpha} for look in data.looks]
 
 
-def _comparison(found: ArmComparison, verdict: Verdict) -> dict[str, Any]:
-    low, high = found.ci_pct if found.ci_pct is not None else (None, None)
-    raw_low, raw_high = found.ci_raw_pct if found.ci_raw_pct is not None else (None, None)
+def _comparison(comparison: ArmComparison, verdict: Verdict) -> dict[str, Any]:
+    low, high = comparison.ci_pct if comparison.ci_pct is not None else (None, None)
+    raw_low, raw_high = comparison.ci_raw_pct if comparison.ci_raw_pct is not None else (None, None)
     return {
-        "arm": found.arm,
-        "baseline": found.baseline,
-        "effect_pct": round_significant(found.effect_pct),
+        "arm": comparison.arm,
+        "baseline": comparison.baseline,
+        "effect_pct": round_significant(comparison.effect_pct),
         "ci_low_pct": round_significant(low),
         "ci_high_pct": round_significant(high),
-        "level": round_significant(found.level),
+        "level": round_significant(comparison.level),
         "ci_raw_low_pct": round_significant(raw_low),
         "ci_raw_high_pct": round_significant(raw_high),
-        "p": round_significant(found.p),
-        "p_adjusted": round_significant(found.p_adjusted),
-        "p_floor": found.p_floor,
-        "mde_pct": round_significant(found.mde_pct),
-        "alpha_row": round_significant(found.alpha_row),
-        "sd": round_significant(found.sd),
-        "wins": found.wins,
-        "blocks": found.blocks,
+        "p": round_significant(comparison.p),
+        "p_adjusted": round_significant(comparison.p_adjusted),
+        "p_floor": comparison.p_floor,
+        "mde_pct": round_significant(comparison.mde_pct),
+        "alpha_row": round_significant(comparison.alpha_row),
+        "sd": round_significant(comparison.sd),
+        "wins": comparison.wins,
+        "blocks": comparison.blocks,
         "verdict": verdict.word,
         "reason": verdict.reason,
     }

@@ -1,8 +1,7 @@
-"""The gates: what must hold before a verdict may be given.
+"""Gates: conditions that must hold before a verdict may be given.
 
-A gate is ``pass``, ``fail`` or ``unclaimed``. A failure names what failed and makes the
-verdicts of the arms it touches invalid; what touches the baseline or the control touches
-every arm.
+A gate is ``pass``, ``fail`` or ``unclaimed``. A failure names its reason and makes the verdicts
+of the affected arms invalid. A failure of the baseline or the control affects every arm.
 """
 
 from __future__ import annotations
@@ -16,41 +15,45 @@ from labkit.analysis.output_identity import IdentityReport, above_noise_floor
 from labkit.records import Arm, Record
 
 SWAP_GROWTH_BYTES = 16 << 20
-SHOWN = 8
+MAX_SHOWN_REASONS = 8
 
 
 @dataclass
 class Gate:
-    """``causes``: arm -> why its verdicts are invalid; the key None touches every arm."""
+    """A gate's status and reasons.
+
+    ``causes`` maps an arm to why its verdicts are invalid; the key None affects every arm.
+    """
 
     status: str
     reasons: list[str] = field(default_factory=list)
     causes: dict[str | None, str] = field(default_factory=dict)
 
     def fail(self, reason: str, arm: str | None, cause: str) -> None:
-        """Note a failure; the first cause of an arm is kept."""
+        """Add a failure; an arm keeps its first cause."""
         self.status = "fail"
         self.reasons.append(reason)
         self.causes.setdefault(arm, cause)
 
     def cause(self, arm: str) -> str | None:
-        """Return why this gate forbids a verdict on ``arm``; None if it does not."""
+        """Return why this gate forbids a verdict on ``arm``, or None."""
         return self.causes.get(arm, self.causes.get(None))
 
     def to_json(self) -> dict[str, Any]:
-        """Return status and reasons, long lists cut with a count."""
-        shown = self.reasons[:SHOWN]
-        rest = len(self.reasons) - len(shown)
-        return {"status": self.status, "reasons": [*shown, *([f"{rest} more"] if rest else [])]}
+        """Return status and reasons; a list longer than 8 ends with the number of the rest."""
+        shown = self.reasons[:MAX_SHOWN_REASONS]
+        hidden = len(self.reasons) - len(shown)
+        rest = [f"{hidden} more"] if hidden else []
+        return {"status": self.status, "reasons": [*shown, *rest]}
 
 
 def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
-    """Fail on a failed run, swap growth within a run, a client that was late, or a changed host.
+    """Fail on a failed run, swap growth within a run, a late client, or a changed host.
 
-    ``across_hosts``: hosts may change from block to block, but not within one.
+    With ``across_hosts`` the host may change from block to block, but not within a block.
 
-    An arm can cause the first three. They leave nothing out and choose no runs: they forbid
-    every verdict of the cell, so no arm gains by them.
+    An arm can cause the first three. They exclude no runs but forbid every verdict of the cell,
+    so no arm gains from causing them.
     """
     gate = Gate("pass")
     if not records:
@@ -62,10 +65,10 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
                 None,
                 f"run {record.run} failed ({record.outcome})",
             )
-        grown = _swap(record.environment_end) - _swap(record.environment)
-        if grown > SWAP_GROWTH_BYTES:
+        growth = _used_swap(record.environment_end) - _used_swap(record.environment)
+        if growth > SWAP_GROWTH_BYTES:
             gate.fail(
-                f"{record.run}: swap grew by {grown / 2**20:.0f} MiB during the run",
+                f"{record.run}: swap grew by {growth / 2**20:.0f} MiB during the run",
                 None,
                 f"swap grew in {record.run}",
             )
@@ -79,26 +82,26 @@ def healthy(records: Sequence[Record], across_hosts: bool = False) -> Gate:
 
 
 def _hosts(records: Sequence[Record], by_block: bool) -> Iterable[dict[str, str]]:
-    """Return the hosts among which nothing is compared but on one of them, with a run of each."""
-    found: dict[int, dict[str, str]] = {}
+    """Return the groups of runs that must share a host: for each, a run by host name."""
+    groups: dict[int, dict[str, str]] = {}
     for record in records:
         for state in (record.environment, record.environment_end):
             if state.get("host"):
-                part = found.setdefault(record.block if by_block else 0, {})
-                part.setdefault(str(state["host"]), record.run)
-    return found.values()
+                group = groups.setdefault(record.block if by_block else 0, {})
+                group.setdefault(str(state["host"]), record.run)
+    return groups.values()
 
 
-def _swap(environment: Mapping[str, Any]) -> int:
+def _used_swap(environment: Mapping[str, Any]) -> int:
     swap = environment.get("swap")
     return int(swap.get("used_bytes", 0)) if isinstance(swap, Mapping) else 0
 
 
 def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
-    """Fail where a claimed counter is 0 in a run that measured something.
+    """Fail if a claimed counter is 0 in a run that has measurements.
 
-    Every arm claims its engine's own counter; an arm that names no claim leaves the gate
-    unclaimed, unless a claim fails.
+    Every arm implicitly claims its engine's own counter. An arm without further claims leaves
+    the gate ``unclaimed``, unless a claim fails.
     """
     gate = Gate("pass")
     for arm in arms:
@@ -106,7 +109,7 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
         claims = list(dict.fromkeys([*([implicit] if implicit else []), *arm.engaged]))
         if not arm.engaged and gate.status == "pass":
             gate.status = "unclaimed"
-        touched = arm.name if arm.role == "arm" else None
+        affected = arm.name if arm.role == "arm" else None
         for record in records:
             if record.arm != arm.name or record.outcome not in ("ok", "vacuous"):
                 continue
@@ -114,24 +117,24 @@ def engaged(records: Sequence[Record], arms: Sequence[Arm]) -> Gate:
             for name in zero:
                 gate.fail(
                     f"{arm.name}: {name} is 0 in {record.run}",
-                    touched,
+                    affected,
                     f"vacuous: {name} stayed 0 in {record.run}",
                 )
             if record.outcome == "vacuous" and not zero:
-                gate.fail(f"{record.run}: {record.detail}", touched, f"vacuous: {record.detail}")
+                gate.fail(f"{record.run}: {record.detail}", affected, f"vacuous: {record.detail}")
     return gate
 
 
 def identical(
     report: IdentityReport, arms: Sequence[Arm], records: Iterable[Record], alpha: float
 ) -> Gate:
-    """Fail where outputs are further apart than was claimed."""
+    """Fail if outputs differ by more than the identity claim allows."""
     claim = arms[0].identity if arms else "none"
     if claim == "none":
         return Gate("unclaimed")
     gate = Gate("pass")
     if report.reference is None:
-        gate.fail("the baseline has no good run to compare with", None, "no outputs")
+        gate.fail("the baseline has no successful run to compare with", None, "no outputs")
         return gate
     without = next((r for r in records if r.ok and not _has_outputs(r)), None)
     if without is not None:
@@ -142,11 +145,11 @@ def identical(
         return gate
     for d in report.differences:
         if d.arm == arms[0].name or roles[d.arm] == "control":
-            touched, what = None, f"{d.arm} does not repeat itself"
+            affected, what = None, f"{d.arm} does not reproduce its own outputs"
         else:
-            touched, what = d.arm, f"{d.arm} differs from {arms[0].name}"
+            affected, what = d.arm, f"{d.arm} differs from {arms[0].name}"
         reason = f"{what}: case {d.case!r}, {d.where}; {d.run} against {report.reference}"
-        gate.fail(reason, touched, f"outputs differ: case {d.case!r}, {d.where}")
+        gate.fail(reason, affected, f"outputs differ: case {d.case!r}, {d.where}")
     return gate
 
 

@@ -49,7 +49,7 @@ class _Result:
 
 def headline(analysis: CellAnalysis) -> str:
     """Answer a cell's question in one sentence, from its verdicts on the primary rows."""
-    arms, baseline = analysis.data.asked, analysis.data.baseline
+    arms, baseline = analysis.data.treatment_arms, analysis.data.baseline
     if not arms:
         return _without_arms(analysis)
     found = {arm: _results(analysis, arm) for arm in arms}

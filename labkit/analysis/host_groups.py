@@ -84,7 +84,7 @@ def host_effects(analysis: CellAnalysis) -> Iterator[HostEffects]:
     for row in analysis.rows:
         if not row.primary or row.skipped is not None or not row.positive:
             continue
-        for arm in data.asked:
+        for arm in data.treatment_arms:
             found = {}
             blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
             for host in data.hosts:

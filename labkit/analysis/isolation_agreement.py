@@ -50,7 +50,7 @@ def compare_isolations(turns: CellAnalysis, processes: CellAnalysis) -> list[Iso
         if not row.primary or row.skipped is not None or row.case not in theirs:
             continue
         other = processes.comparisons[theirs[row.case]]
-        for arm in turns.data.asked:
+        for arm in turns.data.treatment_arms:
             pair = turns.comparisons[index].get(arm), other.get(arm)
             agreement = _agreement(row.case, arm, *pair)
             if agreement is not None:

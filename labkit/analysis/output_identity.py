@@ -1,8 +1,8 @@
-"""Are the outputs the same, and if not, where do they first differ?
+"""Output identity: whether arms give the same outputs, and where they first differ.
 
-Every run is compared with one reference, the first good run of the baseline, so that an
-arm that does not repeat itself is caught too. Digests decide; the finer fingerprints are
-only opened to say where (:mod:`labkit.analysis.first_divergence`).
+Every run is compared with one reference, the first successful run of the baseline, so that an
+arm that does not reproduce its own outputs is caught too. Digests decide; finer checksums are
+only read to locate a difference (:mod:`labkit.analysis.first_divergence`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from labkit.records import CaseRecord, Record
 IDENTITY_CLAIMS = {
     "bitwise": "outputs bit-identical",
     "tokens": "outputs token-identical",
-    "noise_floor": "outputs no further apart than the control's",
-    "frames": "every frame the decoder's at its place",
+    "noise_floor": "outputs differ no more often than the control's",
+    "frames": "every frame is the decoder's at that index",
 }
 
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """One run's case that is not the reference's; ``where`` is a phrase for people."""
+    """A run's case whose outputs differ from the reference; ``where`` is a phrase for readers."""
 
     arm: str
     run: str
@@ -46,10 +46,11 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class OutputAgreement:
-    """How many outputs of an arm agree with the reference, and for how long.
+    """How many outputs of an arm agree with the reference, and up to where.
 
-    Units are requests, token rows or picked frames, counted once per arm: one agrees if it does
-    in every run. ``prefix``: mean share of a unit's tokens before the first difference (0 to 1).
+    An output is a request, a token row or a picked frame. It is counted once per arm and agrees
+    if it does in every run. ``prefix`` is the mean share of an output's tokens before the first
+    difference (0 to 1).
     """
 
     arm: str
@@ -60,23 +61,26 @@ class OutputAgreement:
 
 @dataclass(frozen=True)
 class IdentityReport:
-    """All differences from the reference run, and each arm's agreement with it."""
+    """All differences from the reference run, and each arm's agreement with it.
+
+    ``reference`` is None if the baseline has no successful run.
+    """
 
     reference: str | None
     differences: tuple[OutputDifference, ...]
     agreement: tuple[OutputAgreement, ...]
 
     def first(self, arm: str) -> OutputDifference | None:
-        """Return an arm's first difference, in run order; None if it never differs."""
+        """Return an arm's first difference in run order, or None."""
         return next((d for d in self.differences if d.arm == arm), None)
 
 
 def compare_outputs(
     records: Sequence[Record], arms: Sequence[str], values: StoredValues, claim: str = "none"
 ) -> IdentityReport:
-    """Compare every good run's outputs with the first good run of the first of ``arms``.
+    """Compare the outputs of every successful run with the first one of ``arms[0]``.
 
-    ``claim``: what is claimed of them; where it is ``bitwise`` arms may not pick other frames.
+    Under the ``claim`` ``bitwise``, arms may not pick other frames than the reference.
     """
     reference = next((r for r in records if r.ok and r.arm == arms[0]), None)
     if reference is None:
@@ -84,24 +88,25 @@ def compare_outputs(
     expected = {c.case: c for c in reference.cases}
     total = sum(_size(c.outputs) for c in reference.cases if c.outputs is not None)
     differences: list[OutputDifference] = []
-    said: dict[tuple[str, str], str | None] = {}  # many runs have the same other outputs
-    # Only units that ever differ are kept: the share that agrees, the worst of all runs.
+    # By pair of digests: many runs differ from the reference in the same way.
+    known: dict[tuple[str, str], str | None] = {}
+    # Only outputs that ever differ: the share that agrees, in the worst of all runs.
     shares: dict[str, dict[tuple[str, str], float]] = {}
     for record in records:
         if not record.ok or record.arm not in arms:
             continue
-        given = {c.case: c for c in record.cases}
+        cases = {c.case: c for c in record.cases}
         worst = shares.setdefault(record.arm, {})
         for name, case in expected.items():
-            other = given.get(name)
-            where = _difference(case, other, values, said, claim == "bitwise")
+            other = cases.get(name)
+            where = _difference(case, other, values, known, claim == "bitwise")
             if where is None:
                 continue
             differences.append(OutputDifference(record.arm, record.run, name, where))
             if case.outputs is not None:
                 theirs = other.outputs if other is not None else None
-                for unit, share in _units(case.outputs, theirs).items():
-                    worst[name, unit] = min(share, worst.get((name, unit), 1.0))
+                for output, share in _shares(case.outputs, theirs).items():
+                    worst[name, output] = min(share, worst.get((name, output), 1.0))
     agreement = tuple(_agreement(arm, shares[arm], total) for arm in arms if arm in shares)
     return IdentityReport(reference.run, tuple(differences), agreement)
 
@@ -113,18 +118,19 @@ def _size(outputs: Outputs) -> int:
 
 
 def _agreement(arm: str, worst: Mapping[tuple[str, str], float], total: int) -> OutputAgreement:
-    lost = [1.0 - share for share in worst.values() if share < 1.0]
-    return OutputAgreement(arm, total - len(lost), total, 1.0 - sum(lost) / total if total else 1.0)
+    missing = [1.0 - share for share in worst.values() if share < 1.0]
+    prefix = 1.0 - sum(missing) / total if total else 1.0
+    return OutputAgreement(arm, total - len(missing), total, prefix)
 
 
 def _difference(
     mine: CaseRecord,
     other: CaseRecord | None,
     values: StoredValues,
-    said: dict[tuple[str, str], str | None],
+    known: dict[tuple[str, str], str | None],
     bitwise: bool,
 ) -> str | None:
-    """Say how a case's outputs differ from the reference's; None if they do not."""
+    """Return how a case's outputs differ from the reference's, or None."""
     theirs = None if other is None else other.outputs
     if theirs is not None and theirs["kind"] == "frames":
         return frame_verification.frames_difference(mine.outputs, theirs, bitwise)
@@ -140,13 +146,13 @@ def _difference(
     if a["digest"] == b["digest"]:
         return None
     key = (a["digest"], b["digest"])
-    if key not in said:
-        said[key] = _where(a, b, values)
-    return said[key]
+    if key not in known:
+        known[key] = _where(a, b, values)
+    return known[key]
 
 
 def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
-    """Say where two outputs differ; None where they do not, as far as both are known."""
+    """Return where two outputs differ, or None if their known parts do not."""
     kinds = {a["kind"], b["kind"]}
     if kinds == {"array"}:
         return array_difference(a, b, values)
@@ -157,8 +163,8 @@ def _where(a: Outputs, b: Outputs, values: StoredValues) -> str | None:
     return f"{a['kind']} and {b['kind']} outputs"
 
 
-def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
-    """Return for each request, token row or pick the share that agrees from the start, 0 to 1."""
+def _shares(a: Outputs, b: Outputs | None) -> dict[str, float]:
+    """Return the share (0 to 1) of each request, token row or pick that agrees from its start."""
     if a["kind"] == "frames":
         return {} if b is None else frame_verification.verified_shares(b)
     if b is not None and {a["kind"], b["kind"]} in ({"text"}, {"text", "tokens"}):
@@ -174,16 +180,16 @@ def _units(a: Outputs, b: Outputs | None) -> dict[str, float]:
     shares = {}
     for request in a["requests"]:
         mine, other = request["tokens"], theirs.get(request["id"], [])
-        # A prefix of a longer output is not an agreement.
+        # An output that is a prefix of the other does not agree.
         longest = max(len(mine), len(other), 1)
         shares[request["id"]] = 1.0 if mine == other else first_difference(mine, other) / longest
     return shares
 
 
 def above_noise_floor(arm: OutputAgreement, control: OutputAgreement, alpha: float) -> str | None:
-    """Say how an arm mismatches more often than the control does; None if it does not.
+    """Return how much more often an arm differs than the control does, or None.
 
-    One-sided R. A. Fisher's exact test over requests or token rows.
+    R. A. Fisher's exact test, one-sided, over requests or token rows.
     """
     misses, floor = arm.total - arm.agree, control.total - control.agree
     p = fisher_p(misses, arm.total, floor, control.total, "greater")

@@ -1,16 +1,16 @@
-"""The same question asked again: is the answer the machine's?
+"""Sensitivity analyses: would other reasonable analyses give the same result?
 
-The rules are fixed here, before any data:
+Their rules are fixed here, before any data:
 
-- probe-adjusted: where the probe correlates with what blocks leave over of the metric (0.5
-  or more; which run is which arm's does not enter), its part is taken out;
-- undisturbed: blocks are left out whole by the rules of ``labkit.analysis.disturbed_runs``,
-  some of which read the machine while the arm ran (said there, and beside the numbers);
-- with stalls, where they were taken out of arms that took turns, or without, where not
+- probe-adjusted: if the metric correlates with the probe within blocks (0.5 or more; which run
+  belongs to which arm is not used), the part that follows the probe is removed;
+- undisturbed: whole blocks are excluded by the rules of ``labkit.analysis.disturbed_runs``, some
+  of which read the machine while the arm ran (noted there, and beside the numbers);
+- with stalls, if they were removed from interleaved arms, or without, if they were kept
   (``labkit.analysis.stall_attribution``).
 
-They are shown beside the verdict's own numbers and never replace them: their intervals and
-p-values are of one row alone, not adjusted.
+They are shown beside the verdict's own numbers and never replace them. Their intervals and
+p-values are those of one row alone, not adjusted.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from labkit.analysis.statistics.permutation_test import (
 )
 from labkit.analysis.statistics.probe_adjustment import noise_correlation, probe_adjusted
 
-CORRELATES = 0.5
-FEWEST_LEFT = 4  # degrees of freedom left by blocks; fewer correlate by chance
+MIN_CORRELATION = 0.5
+MIN_DF_WITHIN_BLOCKS = 4  # with fewer degrees of freedom, values correlate by chance
 
 
 @dataclass(frozen=True)
 class SensitivityResult:
-    """A second analysis of one row and arm; ``how`` says which and on what grounds."""
+    """A sensitivity analysis of one row and arm; ``how`` names it and its grounds."""
 
     row: int
     arm: str
@@ -52,8 +52,8 @@ class SensitivityResult:
 
 
 @dataclass(frozen=True)
-class _Question:
-    """The log values that a second analysis is made of, both float64 [blocks, runs]."""
+class _Task:
+    """The log values of a sensitivity analysis, both float64 [blocks, runs]."""
 
     row: int
     arm: str
@@ -63,39 +63,39 @@ class _Question:
 
 
 def sensitivity_results(analysis: CellAnalysis) -> list[SensitivityResult]:
-    """Return every second analysis of the primary rows that has grounds to be made."""
+    """Return every sensitivity analysis of the primary rows that has grounds."""
     data = analysis.data
     disturbed = disturbed_blocks(data.records)
-    questions: list[_Question] = []
-    found: list[SensitivityResult] = []
+    tasks: list[_Task] = []
+    results: list[SensitivityResult] = []
     for index, row in enumerate(analysis.rows):
         if not row.primary or row.skipped is not None or not row.positive:
             continue
         correlation = _correlation(row, data)
         for arm in analysis.comparisons[index]:
-            found += _adjusted(index, row, arm, data, correlation)
-            questions += _undisturbed(index, row, arm, data, disturbed)
-            questions += _otherwise(index, arm, analysis)
-    found += _answers(questions, data.criteria.alpha)
-    places = {arm.name: i for i, arm in enumerate(data.arms)}
-    return sorted(found, key=lambda second: (second.row, places[second.arm]))
+            results += _adjusted(index, row, arm, data, correlation)
+            tasks += _undisturbed(index, row, arm, data, disturbed)
+            tasks += _other_stall_treatment(index, arm, analysis)
+    results += _results(tasks, data.criteria.alpha)
+    order = {arm.name: i for i, arm in enumerate(data.arms)}
+    return sorted(results, key=lambda result: (result.row, order[result.arm]))
 
 
 def probe_correlations(analysis: CellAnalysis) -> list[tuple[str, float]]:
-    """Return every primary row's case and how its metric correlates with the probe, -1 to 1."""
+    """Return each primary row's case and its metric's correlation with the probe, -1 to 1."""
     data = analysis.data
     rows = [r for r in analysis.rows if r.primary and r.skipped is None and r.positive]
-    found = ((row.case, _correlation(row, data)) for row in rows)
-    return [(case, value) for case, value in found if value is not None]
+    correlations = ((row.case, _correlation(row, data)) for row in rows)
+    return [(case, value) for case, value in correlations if value is not None]
 
 
 def _correlation(row: MetricRow, data: CellData) -> float | None:
     names = [a.name for a in data.arms]
     blocks = complete_blocks(row, names, data.criteria.runs)
-    if not blocks or any(key not in data.probe for key in _places(row, names, blocks)):
+    if not blocks or any(key not in data.probe for key in _run_keys(row, names, blocks)):
         return None
     tables = _tables(row, names, blocks, data.probe)
-    if tables[0].size - len(blocks) < FEWEST_LEFT:
+    if tables[0].size - len(blocks) < MIN_DF_WITHIN_BLOCKS:
         return None
     return noise_correlation(*tables)
 
@@ -103,26 +103,26 @@ def _correlation(row: MetricRow, data: CellData) -> float | None:
 def _adjusted(
     index: int, row: MetricRow, arm: str, data: CellData, correlation: float | None
 ) -> Iterator[SensitivityResult]:
-    if correlation is None or abs(correlation) < CORRELATES:
+    if correlation is None or abs(correlation) < MIN_CORRELATION:
         return
     probe, pair = data.probe, (data.baseline, arm)
     blocks = complete_blocks(row, pair, data.criteria.runs)
-    if not blocks or any(key not in probe for key in _places(row, pair, blocks)):
+    if not blocks or any(key not in probe for key in _run_keys(row, pair, blocks)):
         return
-    found = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria.alpha)
-    if found is not None:
+    adjusted = probe_adjusted(*_tables(row, pair, blocks, probe), data.criteria.alpha)
+    if adjusted is not None:
         yield SensitivityResult(
             row=index,
             arm=arm,
             how=f"probe-adjusted (correlation {correlation:.2f})",
-            effect_pct=to_percent(found.effect),
-            ci_pct=interval_to_percent(found.interval),
-            p=found.p,
+            effect_pct=to_percent(adjusted.effect),
+            ci_pct=interval_to_percent(adjusted.interval),
+            p=adjusted.p,
             blocks=len(blocks),
         )
 
 
-def _places(row: MetricRow, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
+def _run_keys(row: MetricRow, arms: Sequence[str], blocks: Sequence[int]) -> list[tuple[int, int]]:
     return [(v.block, v.position) for a in arms for v in row.arms[a] if v.block in blocks]
 
 
@@ -134,7 +134,7 @@ def _tables(
 ) -> tuple[Floats, Floats]:
     """Return log values and probes of complete blocks, both float64 [arms, blocks, runs]."""
     values = np.stack([log_values(row, arm, blocks) for arm in arms])
-    probes = [probe[place] for place in _places(row, arms, blocks)]
+    probes = [probe[place] for place in _run_keys(row, arms, blocks)]
     return values, np.array(probes).reshape(values.shape)
 
 
@@ -144,7 +144,7 @@ def _undisturbed(
     arm: str,
     data: CellData,
     disturbed: Mapping[int, Sequence[Disturbance]],
-) -> Iterator[_Question]:
+) -> Iterator[_Task]:
     blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
     kept = [b for b in blocks if b not in disturbed]
     if len(kept) == len(blocks) or not kept:
@@ -152,13 +152,13 @@ def _undisturbed(
     left_out = [b for b in blocks if b in disturbed]
     how = f"without disturbed blocks ({', '.join(map(str, left_out))})"
     if any(reason.during for b in left_out for reason in disturbed[b]):
-        how += "; an arm may cause what disturbed them"
+        how += "; an arm may have caused the disturbance"
     base, other = log_values(row, data.baseline, kept), log_values(row, arm, kept)
-    yield _Question(index, arm, how, base, other)
+    yield _Task(index, arm, how, base, other)
 
 
-def _otherwise(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Question]:
-    """Ask with the machine's stalls where the row is without, else without."""
+def _other_stall_treatment(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Task]:
+    """Analyse the row with the machine's stalls if the verdict excludes them, else without."""
     data = analysis.data
     if analysis.stalls is None:
         return
@@ -167,36 +167,36 @@ def _otherwise(index: int, arm: str, analysis: CellAnalysis) -> Iterator[_Questi
         return
     blocks = complete_blocks(row, (data.baseline, arm), data.criteria.runs)
     if blocks:
-        how = "without" if analysis.stalls.own is not None else "with"
+        how = "without" if analysis.stalls.kept_reason is not None else "with"
         base, other = log_values(row, data.baseline, blocks), log_values(row, arm, blocks)
-        yield _Question(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
+        yield _Task(index, arm, f"{how} stalls ({analysis.stalls.shares})", base, other)
 
 
-def _answers(questions: Sequence[_Question], alpha: float) -> list[SensitivityResult]:
-    """Answer all questions, in their order; those of as many blocks share a relabelling."""
+def _results(tasks: Sequence[_Task], alpha: float) -> list[SensitivityResult]:
+    """Analyse all tasks, in their order; those of one shape share the relabellings."""
     groups: dict[tuple[int, ...], list[int]] = {}
-    for i, question in enumerate(questions):
-        groups.setdefault(question.base.shape, []).append(i)
-    found: dict[int, SensitivityResult] = {}
+    for i, task in enumerate(tasks):
+        groups.setdefault(task.base.shape, []).append(i)
+    results: dict[int, SensitivityResult] = {}
     for (blocks, runs), members in groups.items():
         labels = relabellings(blocks, runs)
-        units = [pool_by_block(questions[i].base, questions[i].other) for i in members]
-        statistics = labels.mean_differences(np.stack(units, axis=1))
+        values = [pool_by_block(tasks[i].base, tasks[i].other) for i in members]
+        differences = labels.mean_differences(np.stack(values, axis=1))
         for column, i in enumerate(members):
-            found[i] = _answer(questions[i], statistics[:, column], labels, alpha)
-    return [found[i] for i in range(len(questions))]
+            results[i] = _result(tasks[i], differences[:, column], labels, alpha)
+    return [results[i] for i in range(len(tasks))]
 
 
-def _answer(
-    question: _Question, statistics: Floats, labels: Relabellings, alpha: float
+def _result(
+    task: _Task, null_distribution: Floats, labels: Relabellings, alpha: float
 ) -> SensitivityResult:
-    limits = breakpoints(statistics, labels).interval(alpha)
+    limits = breakpoints(null_distribution, labels).interval(alpha)
     return SensitivityResult(
-        row=question.row,
-        arm=question.arm,
-        how=question.how,
-        effect_pct=to_percent(hodges_lehmann(question.base, question.other)),
+        row=task.row,
+        arm=task.arm,
+        how=task.how,
+        effect_pct=to_percent(hodges_lehmann(task.base, task.other)),
         ci_pct=interval_to_percent(limits),
-        p=two_sided_p(statistics),
-        blocks=len(question.base),
+        p=two_sided_p(null_distribution),
+        blocks=len(task.base),
     )

@@ -39,7 +39,7 @@ class AnalysisCache:
     def decided(self, cell_dir: Path) -> bool:
         """Tell whether every arm has a verdict in every primary row."""
         analysis = self.cell(cell_dir)
-        asked = analysis.data.asked
+        asked = analysis.data.treatment_arms
         words = {
             one.verdict.word
             for one in analysis.judged
@@ -119,7 +119,7 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
     words: dict[str, int] = {}
     for row in cell["rows"]:
         for found in row["comparisons"]:
-            if row["primary"] and found["arm"] in analysis.data.asked:
+            if row["primary"] and found["arm"] in analysis.data.treatment_arms:
                 words[found["verdict"]] = words.get(found["verdict"], 0) + 1
     return {
         "cell": cell["cell"],
@@ -140,10 +140,10 @@ def _cell(analysis: CellAnalysis) -> dict[str, Any]:
 def study_family(analyses: Sequence[CellAnalysis]) -> list[dict[str, Any]]:
     """Adjust the primary rows of all cells as one family, arm by arm."""
     places, families = [], []
-    widest = max(len(analysis.data.asked) for analysis in analyses)
+    widest = max(len(analysis.data.treatment_arms) for analysis in analyses)
     for analysis in analyses:
         data = analysis.data
-        for arm in data.asked if data.withheld_reason is None else ():
+        for arm in data.treatment_arms if data.withheld_reason is None else ():
             tests = row_tests(analysis.rows, arm, data.baseline, data.criteria.runs, True)
             if tests:
                 places.append((analysis, arm, list(tests)))

@@ -100,7 +100,7 @@ class _Pair:
     def whole(self) -> bool:
         """Whether times are taken with the stalls in them: a study's arm may be their cause."""
         found = (analysis.stalls for analysis in (self.old, self.new))
-        return any(one is not None and (one.own or one.unclear) for one in found)
+        return any(one is not None and (one.kept_reason or one.unclear_reasons) for one in found)
 
 
 @dataclass(frozen=True)
@@ -401,8 +401,8 @@ def _rows_alone(pair: _Pair) -> Iterator[str]:
 
 
 def _shared_rows(pair: _Pair) -> Iterator[_Compared]:
-    rows = {(row.case, row.metric): row for row in pair.new.rows_with_stalls(whole=pair.whole)}
-    for row in pair.old.rows_with_stalls(whole=pair.whole):
+    rows = {(row.case, row.metric): row for row in pair.new.rows_by_stalls(included=pair.whole)}
+    for row in pair.old.rows_by_stalls(included=pair.whole):
         match = rows.get((row.case, row.metric))
         if not row.primary or row.skipped is not None or match is None or match.skipped is not None:
             continue

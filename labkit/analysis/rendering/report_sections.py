@@ -56,7 +56,7 @@ from labkit.analysis.rendering.roofline import (
 )
 from labkit.analysis.rendering.tables import Table, gates_text
 from labkit.analysis.sensitivity_analysis import (
-    CORRELATES,
+    MIN_CORRELATION,
     SensitivityResult,
     probe_correlations,
     sensitivity_results,
@@ -292,7 +292,7 @@ def noise_lines(analysis: CellAnalysis) -> list[str]:
         )
         lines.append(
             f"The metric's noise correlates with the arm-blind probe by {span}; "
-            f"from {CORRELATES} on the probe's part is also taken out."
+            f"from {MIN_CORRELATION} on the probe's part is also taken out."
         )
     for block, reasons in sorted(disturbed_blocks(analysis.data.records).items()):
         more = f" and {len(reasons) - 2} more" if len(reasons) > 2 else ""
