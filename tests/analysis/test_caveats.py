@@ -228,7 +228,7 @@ def test_what_an_arm_may_have_caused_is_said_beside_the_numbers(make_cell):
 
     hot = sensitivity_results(analyse(make_cell("a/hot", change=apply)))
     slow = sensitivity_results(analyse(make_cell("a/slow", change=with_probe(1, follow=False))))
-    assert hot and all("an arm may cause what disturbed them" in s.how for s in hot)
+    assert hot and all("an arm may have caused the disturbance" in s.how for s in hot)
     assert slow and not any("may cause" in s.how for s in slow)
 
 

@@ -99,7 +99,7 @@ def test_an_arm_that_does_not_repeat_itself_fails_bitwise(make_cell, make_array)
     assert gate(path)["status"] == "fail"
     path = make_cell("a/y", change=change_outputs("control", 1, wrong_row(make_array), block=2))
     cell = analyse_cell(path)
-    assert "control does not repeat itself" in cell["gates"]["identical"]["reasons"][0]
+    assert "control does not reproduce its own outputs" in cell["gates"]["identical"]["reasons"][0]
     assert all(c["verdict"] == "invalid" for row in cell["rows"] for c in row["comparisons"])
     path = make_cell(
         "a/z", change=change_outputs("binary_search", 1, wrong_row(make_array), block=2)
