@@ -33,7 +33,7 @@ def test_the_word_follows_the_adjusted_p():
     )  # fmt: skip
     verdict = judge(one, "lower", LEVELS, [], None)
     assert verdict.word == "inconclusive"
-    assert verdict.reason.startswith("p = 0.01 for this row alone, 0.2 adjusted over all rows and arms")
+    assert verdict.reason.startswith("p = 0.01 for this row alone, 0.2 adjusted")
     assert judge(replace(one, p_adjusted=0.05), "lower", LEVELS, [], None).word == "faster"
 
 
