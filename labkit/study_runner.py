@@ -78,8 +78,7 @@ class Study:
         this cell is printed in one line and leaves the cell unfinished: the next cells run, and
         the study's exit code says so.
         """
-        own = compose is None or self._is_first_process
-        composed = self._composed[name] if own or compose is None else compose()
+        composed = self._composed[name] if compose is None or self._is_first_process else compose()
         progress = (
             progress_display.create_progress(sys.stderr)
             if self._is_first_process

@@ -122,7 +122,7 @@ def own_lock(tmp_path, monkeypatch):
     """A lock of the test's own: other tests on this host may be timing studies."""
     from labkit.experiment import file_locks
 
-    monkeypatch.setattr(file_locks, "lock_path", lambda device="cpu": tmp_path / "lock")
+    monkeypatch.setattr(file_locks, "timing_lock_path", lambda device="cpu": tmp_path / "lock")
 
 
 @pytest.fixture(autouse=True)

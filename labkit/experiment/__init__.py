@@ -1,9 +1,9 @@
-"""From a question to its records: schedule, processes, environment, records."""
+"""Experiments: compose a study's cells, schedule their runs, launch them and record them."""
 
 
 class StudyError(RuntimeError):
-    """The study can't go on (full disk, read-only folder, ...); one line, no traceback."""
+    """The study cannot continue (full disk, read-only folder, ...); a message of one line."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user or the system asked the study to stop; what was recorded stays."""
+    """A signal stopped the study; its records stay. The message is the signal's name."""

@@ -1,4 +1,4 @@
-"""One child process: started in its own session, watched, and never left behind."""
+"""A child process: started in its own session, watched, and killed with its whole group."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.machine import linux, process_memory_limit
 
 TICK_S = 1.0
-GRACE_S = 0.5  # for a Python traceback of a hanging worker (faulthandler on SIGABRT)
-# With what a cluster stops a job, or warns it: every process of the job gets it.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
+# Signals by which a cluster stops or warns a job; every process of the job gets them.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a process ended. ``code``: its exit status, or minus the signal's number."""
+    """The end of a process; ``code``: its exit status, or minus the signal's number."""
 
     code: int
     timed_out: bool
@@ -32,7 +32,7 @@ class ProcessExit:
 
     @property
     def signal_name(self) -> str | None:
-        """The signal that ended it, if one did."""
+        """The name of the signal that ended it, or None."""
         if self.code >= 0:
             return None
         try:
@@ -42,7 +42,7 @@ class ProcessExit:
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether the kernel killed it for want of memory."""
+        """Whether the kernel killed it because memory ran out."""
         return self.code == -signal.SIGKILL and self.oom_kills > 0 and not self.timed_out
 
 
@@ -54,30 +54,30 @@ def run(
     timeout_s: float,
     on_tick: Callable[[int], None] = lambda pid: None,
 ) -> ProcessExit:
-    """Run ``command`` to its end; its output goes to ``log``.
+    """Run ``command`` to its end, with its output in ``log``.
 
-    The command gets ``--parent PID --lifeline FD --spawned NS`` appended: whom to
-    watch, a pipe that ends with this process, and the monotonic clock at the start.
+    ``--parent PID --lifeline FD --spawned NS`` is appended to the command: this process, a pipe
+    that closes when this process ends, and the monotonic clock at the start.
 
     Parameters
     ----------
     timeout_s
-        After so many seconds (monotonic clock) the whole process group is killed.
+        Seconds (monotonic clock) after which the whole process group is killed.
     on_tick
         Called about once a second with the process id.
 
     Raises
     ------
     Interrupted
-        A signal came; the process group is gone by then.
+        A signal was received; the process group has been killed.
     OSError
         The log can't be written or the command can't be started.
     """
     with InterruptSignals() as signals:
         ending = _run(command, environment, log, timeout_s, signals, on_tick)
-        if -ending.code in STOPS:  # the worker may have had it first
-            select.select(signals.fds, [], [], GRACE_S)
-    signals.check()  # one that came at the very end is not lost
+        if -ending.code in STOP_SIGNALS:  # the worker may have received it first
+            select.select(signals.fds, [], [], TRACEBACK_S)
+    signals.check()  # a signal at the very end counts, too
     return ending
 
 
@@ -89,9 +89,9 @@ def _run(
     signals: InterruptSignals,
     on_tick: Callable[[int], None],
 ) -> ProcessExit:
-    lifeline, hold = os.pipe()
-    done, held = os.pipe()
-    kills, start = _oom_kills(), time.monotonic()
+    lifeline, lifeline_writer = os.pipe()
+    done, done_writer = os.pipe()  # `done` becomes readable when the child ends
+    kills_before, start = _oom_kills(), time.monotonic()
     try:
         with open(log, "wb") as output:
             arguments = ["--parent", os.getpid(), "--lifeline", lifeline]
@@ -103,21 +103,21 @@ def _run(
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
-                pass_fds=(lifeline, held),
+                pass_fds=(lifeline, done_writer),
             )
-        os.close(held)
-        held = -1
+        os.close(done_writer)
+        done_writer = -1
         try:
             timed_out = _watch(child, done, start + timeout_s, signals, on_tick)
         finally:
             _kill_group(child)
     finally:
-        for descriptor in (lifeline, hold, done, held):
+        for descriptor in (lifeline, lifeline_writer, done, done_writer):
             if descriptor >= 0:
                 os.close(descriptor)
     wall = time.monotonic() - start
-    own = process_memory_limit.release_memory_limit(child.pid)
-    return ProcessExit(child.returncode, timed_out, _oom_kills() - kills + own, wall)
+    own_kills = process_memory_limit.release_memory_limit(child.pid)
+    return ProcessExit(child.returncode, timed_out, _oom_kills() - kills_before + own_kills, wall)
 
 
 def _watch(
@@ -127,14 +127,14 @@ def _watch(
     signals: InterruptSignals,
     on_tick: Callable[[int], None],
 ) -> bool:
-    """Wait for the end; tell whether the deadline came first."""
+    """Wait for the child's end or the deadline; return whether the deadline came first."""
     tick = time.monotonic() + TICK_S
     while True:
         wait = max(0.0, min(tick, deadline) - time.monotonic())
         readable, _, _ = select.select([done, *signals.fds], [], [], wait)
         signals.check()
         if done in readable or child.poll() is not None:
-            # The pipe's end closes with the process; the exit status follows at once.
+            # The pipe closes when the process ends; the exit status follows at once.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=max(0.0, deadline - time.monotonic()))
                 return False
@@ -142,7 +142,7 @@ def _watch(
         if now >= deadline:
             child.send_signal(signal.SIGABRT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=GRACE_S)
+                child.wait(timeout=TRACEBACK_S)
             return True
         if now >= tick:
             on_tick(child.pid)
@@ -150,7 +150,7 @@ def _watch(
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill whatever is left of the child's process group, and collect the child."""
+    """Kill the rest of the child's process group, and wait for the child."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -160,11 +160,11 @@ def _oom_kills() -> int:
     try:
         return linux.oom_kills()
     except (OSError, LookupError, ValueError):
-        return 0  # not Linux, or it does not tell
+        return 0  # not Linux, or the kernel does not report it
 
 
 def last_lines(log: Path, count: int = 10) -> list[str]:
-    """Return the last lines of a log that hold anything."""
+    """Return the last lines of a log that are not blank."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))

@@ -1,7 +1,7 @@
-"""Who may work: one timing cell per host, and one process per cell wherever it runs.
+"""File locks: one cell is timed per host at a time, and one process works on a cell.
 
-Both locks are the kernel's (flock): they end with the process that holds them, however that
-ends, and are not inherited by workers. The file says who holds it and since when.
+Both are locks of the kernel (``flock``): they end with the process that holds them, however it
+ends, and workers do not inherit them. The locked file says which process holds it since when.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from labkit.experiment import Interrupted, StudyError
 from labkit.machine import fingerprint
 from labkit.records import SESSION_DONE, CellSession, describe_last_session, session_path
 
-Tell = Callable[[str], None]
+OnWait = Callable[[str], None]  # called with a line about the process that holds the lock
 
 
-def lock_path(device: str = "cpu") -> Path:
-    """Return the lock file of a device of this host, in the temporary folder."""
+def timing_lock_path(device: str = "cpu") -> Path:
+    """Return the path of the timing lock for a device of this host, in the temporary folder."""
     return Path(tempfile.gettempdir()) / f"labkit-{device}.lock"
 
 
@@ -33,32 +33,32 @@ def timing_lock(
     holder: str,
     *,
     device: str = "cpu",
-    on_wait: Tell = lambda line: None,
+    on_wait: OnWait = lambda line: None,
     check: Callable[[], None] = lambda: None,
     poll_s: float = 0.5,
 ) -> Iterator[None]:
-    """Hold the host's timing lock; wait for it while another cell is timing.
+    """Hold the host's timing lock; wait while another cell holds it.
 
     Parameters
     ----------
     holder
-        Who is asking, for the message that others see.
+        A name for this process, shown to others that wait.
     on_wait
-        Called with one line when the lock is taken, and again every minute.
+        Called with one line when the wait begins, and again every minute.
     check
-        Called at every poll (``poll_s`` seconds); may raise to give up.
+        Called at every poll (``poll_s`` seconds); may raise an exception to stop waiting.
 
     Raises
     ------
     StudyError
         The lock file can't be opened.
     """
-    path = lock_path(device)
+    path = timing_lock_path(device)
 
-    def held_by() -> str:
-        return describe(path)
+    def holder_line() -> str:
+        return describe_timing_lock(path)
 
-    with _held(path, "timing lock", held_by, on_wait, check, poll_s) as descriptor:
+    with _lock(path, "timing lock", holder_line, on_wait, check, poll_s) as descriptor:
         facts = {"holder": holder, "pid": os.getpid(), "since": time.time()}
         _write(descriptor, json.dumps(facts))
         yield
@@ -68,14 +68,14 @@ def timing_lock(
 def cell_lock(
     cell_dir: Path,
     *,
-    on_wait: Tell = lambda line: None,
+    on_wait: OnWait = lambda line: None,
     check: Callable[[], None] = lambda: None,
     poll_s: float = 0.5,
 ) -> Iterator[None]:
-    """Work on a cell alone, and leave a :class:`CellSession` that says how it went.
+    """Hold a cell's lock, and write a :class:`CellSession` at its start and end.
 
-    A job of a cluster may still run when its cell is asked for again. ``on_wait``, ``check``
-    and ``poll_s`` as in :func:`timing_lock`.
+    The lock matters on a cluster, where an earlier job may still work on the cell. ``on_wait``,
+    ``check`` and ``poll_s`` are those of :func:`timing_lock`.
 
     Raises
     ------
@@ -84,15 +84,15 @@ def cell_lock(
     """
     cell_dir.mkdir(parents=True, exist_ok=True)
 
-    def held_by() -> str:
+    def holder_line() -> str:
         return f"{cell_dir}: {describe_last_session(cell_dir)}"
 
     path = session_path(cell_dir)
-    with _held(path, "cell's lock", held_by, on_wait, check, poll_s) as descriptor:
-        sitting = CellSession(
-            fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), job(os.environ)
+    with _lock(path, "cell's lock", holder_line, on_wait, check, poll_s) as descriptor:
+        session = CellSession(
+            fingerprint.host_hash(), os.getpid(), fingerprint.utc_now(), slurm_job(os.environ)
         )
-        _write(descriptor, sitting.to_text())
+        _write(descriptor, session.to_text())
         how = SESSION_DONE
         try:
             yield
@@ -100,12 +100,14 @@ def cell_lock(
             how = _cause(error)
             raise
         finally:
-            with contextlib.suppress(OSError):  # a full disk: what stopped the work says so
-                _write(descriptor, sitting.end(fingerprint.utc_now(), how).to_text())
+            with contextlib.suppress(
+                OSError
+            ):  # a full disk; the error that stopped the work names it
+                _write(descriptor, session.end(fingerprint.utc_now(), how).to_text())
 
 
-def job(environ: Mapping[str, str]) -> str | None:
-    """Name the Slurm job in whose environment this is; None outside of one."""
+def slurm_job(environ: Mapping[str, str]) -> str | None:
+    """Return the name of the Slurm job that this process belongs to, or None."""
     if "SLURM_JOB_ID" not in environ:
         return None
     array = environ.get("SLURM_ARRAY_JOB_ID")
@@ -116,7 +118,7 @@ def job(environ: Mapping[str, str]) -> str | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Say in one line what stopped a sitting."""
+    """Return in one line what stopped a session."""
     if isinstance(error, Interrupted):
         return str(error)  # the signal's name
     if isinstance(error, SystemExit):
@@ -125,26 +127,26 @@ def _cause(error: BaseException) -> str:
 
 
 @contextmanager
-def _held(
+def _lock(
     path: Path,
     name: str,
-    held_by: Callable[[], str],
-    on_wait: Tell,
+    holder_line: Callable[[], str],
+    on_wait: OnWait,
     check: Callable[[], None],
     poll_s: float,
 ) -> Iterator[int]:
-    """Hold the lock of a file, and hand its descriptor on."""
+    """Hold a file's lock; yield its descriptor."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StudyError(f"{path}: the {name} can't be opened: {error.strerror}") from None
     try:
-        told = -float("inf")
+        last_call = -float("inf")
         while not _acquired(descriptor, path, name):
             check()
-            if time.monotonic() - told >= 60:
-                told = time.monotonic()
-                on_wait(f"waiting: {held_by()}")
+            if time.monotonic() - last_call >= 60:
+                last_call = time.monotonic()
+                on_wait(f"waiting: {holder_line()}")
             time.sleep(poll_s)
         yield descriptor
     finally:
@@ -158,7 +160,8 @@ def _acquired(descriptor: int, path: Path, name: str) -> bool:
         return False
     except OSError as error:
         raise StudyError(
-            f"{path}: the {name} can't be had: {error.strerror}; choose a file system with locks"
+            f"{path}: the {name} can't be acquired: {error.strerror}; "
+            "choose a folder on a file system with locks"
         ) from None
     return True
 
@@ -168,16 +171,16 @@ def _write(descriptor: int, text: str) -> None:
     os.pwrite(descriptor, text.encode(), 0)
 
 
-def describe(path: Path) -> str:
-    """Say in one line who holds a timing lock, since when and for how long."""
+def describe_timing_lock(path: Path) -> str:
+    """Return a line that says which process holds a timing lock, since when and how long."""
     try:
         facts = json.loads(path.read_text())
         since = float(facts["since"])
         clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
-        held = max(0, round(time.time() - since))
+        held_s = max(0, round(time.time() - since))
         return (
             f"{facts['holder']} (pid {facts['pid']}) is timing on this host "
-            f"since {clock}, for {held} s"
+            f"since {clock}, for {held_s} s"
         )
     except (OSError, ValueError, KeyError, TypeError):
         return "another cell is timing on this host"

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a flag that waits can watch, so that nothing is cut in half."""
+"""SIGINT and SIGTERM as a flag that ``select`` can watch, so that no step is cut in half."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ WATCHED = (signal.SIGINT, signal.SIGTERM)
 
 
 class InterruptSignals:
-    """Inside ``with``: a signal sets a flag and makes ``fds`` readable.
+    """Context manager in which a signal sets a flag and makes the descriptors ``fds`` readable.
 
-    Only the main thread can install handlers; elsewhere signals do what they did.
+    Handlers can be installed only in the main thread; in another thread nothing changes.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class InterruptSignals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Put back the handlers that were there."""
+        """Restore the previous handlers."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         for descriptor in (*self.fds, self._writer):
@@ -52,10 +52,10 @@ class InterruptSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
         if self._writer is not None:
-            with contextlib.suppress(BlockingIOError):  # full: it is readable already
+            with contextlib.suppress(BlockingIOError):  # the pipe is full, so it is readable
                 os.write(self._writer, b"!")
 
     def check(self) -> None:
-        """Raise :class:`Interrupted` once a signal came."""
+        """Raise :class:`Interrupted` if a signal was received."""
         if self.received is not None:
             raise Interrupted(signal.Signals(self.received).name)

@@ -1,8 +1,11 @@
-"""The order of runs: permuted blocks from a stored seed.
+"""Permuted blocks: the random order of a cell's runs, drawn from its seed.
 
-Each block is one uniformly random permutation of every arm, ``runs_per_block`` times.
-The analysis relabels within blocks, which is exactly what is drawn here. (Fixed orders
-such as ABAB are not valid under drift; see the permuted-block design of clinical trials.)
+Each block is one uniformly random permutation of all arms, each ``runs_per_block`` times. The
+permutation test relabels runs within blocks, so it matches this randomisation exactly. (A fixed
+order such as ABAB is not valid under drift; see the permuted-block design of clinical trials.)
+
+>>> block_order(["base", "new"], block=0, runs_per_block=2, seed=0)
+['new', 'new', 'base', 'base']
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from labkit.records import run_name
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run to do: ``arm`` at ``position`` of ``block`` (both count from 0)."""
+    """One scheduled run: ``arm`` at ``position`` of ``block`` (both count from 0)."""
 
     block: int
     position: int
@@ -24,12 +27,12 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The stem of the run's files."""
+        """The run's name, which is the stem of its files: ``b00-p02-ARM``."""
         return run_name(self.block, self.position, self.arm)
 
 
 def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int) -> list[str]:
-    """Draw one block's order; it depends only on the set of arms, the block and the seed.
+    """Return one block's order of arms; it depends only on the arms, the block and the seed.
 
     Raises
     ------
@@ -37,17 +40,19 @@ def block_order(arms: Sequence[str], block: int, runs_per_block: int, seed: int)
         No arm, an arm named twice, or ``runs_per_block`` below 1.
     """
     if not arms or len(set(arms)) != len(arms):
-        raise ValueError(f"arms {list(arms)}: at least one, each named once")
+        raise ValueError(f"arms {list(arms)}: there must be at least one, and each only once")
     if runs_per_block < 1 or block < 0:
-        raise ValueError("runs_per_block must be at least 1 and block at least 0")
+        raise ValueError(
+            f"runs_per_block={runs_per_block} must be at least 1, block={block} at least 0"
+        )
     order = sorted(arms) * runs_per_block
-    # A string seeds through SHA-512: the same order on every platform and Python version.
+    # Python hashes a string seed with SHA-512: the same order on every platform and version.
     random.Random(f"labkit blocks/{seed}/{block}/{'/'.join(order)}").shuffle(order)
     return order
 
 
 def schedule(arms: Sequence[str], blocks: int, runs_per_block: int, seed: int) -> list[Run]:
-    """Return all runs in order; more ``blocks`` only append to it."""
+    """Return all runs in their order; a larger ``blocks`` appends runs and changes no other."""
     return [
         Run(block, position, arm)
         for block in range(blocks)

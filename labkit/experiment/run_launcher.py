@@ -1,4 +1,4 @@
-"""Who carries out a run: a fresh process, or (in simulations) anything else."""
+"""Run launchers: carry out runs in fresh worker processes, and collect their records."""
 
 from __future__ import annotations
 
@@ -17,34 +17,35 @@ from labkit.experiment import StudyError, child_process, differing_outputs
 from labkit.experiment.cell import Cell
 from labkit.experiment.permuted_blocks import Run
 from labkit.experiment.progress_display import Progress
+from labkit.experiment.run_failures import RunFailure
 from labkit.machine import cache_dir, fingerprint, worker_environment
 from labkit.machine.machine_observer import MachineObserver
 from labkit.records import Arm, Record, RecordError, read_record
 
 PREPARE_TIMEOUT_S = 1800.0
-NO_LOG = "nothing in its log"
+EMPTY_LOG = "nothing in its log"
 
 
 class RunLauncher(Protocol):
-    """Carries out runs; the runner publishes their records."""
+    """Carries out runs and returns their records; simulations have launchers of their own."""
 
     def prepare(self, cell: Cell) -> None:
-        """Build and compile what the cell's arms need, before its first run."""
+        """Build and compile what the cell's arms need, before their first run."""
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Do one run, or the runs that share a process; one that went wrong is a record too.
+        """Do one run, or the runs that share a process; a failed run has a record, too.
 
         Raises
         ------
         Interrupted
-            A signal came; nothing of the runs is left.
+            A signal was received; no process of the runs is left.
         StudyError, OSError
-            No further run can work either (full disk, ...).
+            An error that every further run would meet (full disk, ...).
         """
 
 
 class ProcessLauncher:
-    """One fresh process per run: ``command arms/ARM.json runs/pending/RUN.json ...``."""
+    """Starts a fresh process per launch: ``command arms/ARM.json runs/pending/RUN.json ...``."""
 
     def __init__(
         self,
@@ -53,28 +54,28 @@ class ProcessLauncher:
     ) -> None:
         self.command = tuple(command)
         self.progress = Progress() if progress is None else progress
-        self._previous: tuple[str, float] | None = None  # the arm before, and when it ended
+        self._previous: tuple[str, float] | None = None  # the last arm, and when it ended
 
     def prepare(self, cell: Cell) -> None:
         """Prepare every distinct arm, once per machine and code.
 
-        Arms that take turns share a process here, too; others have one each.
+        Interleaved arms share a process here, too; other arms have one each.
         """
-        arms: dict[Path, Arm] = {}
+        arms_by_marker: dict[Path, Arm] = {}
         for arm in cell.arms:
-            arms.setdefault(_marker(arm), arm)
-        new = {marker: arm for marker, arm in arms.items() if not marker.exists()}
+            arms_by_marker.setdefault(_marker(arm), arm)
+        new = {marker: arm for marker, arm in arms_by_marker.items() if not marker.exists()}
         if cell.design.isolation is Isolation.in_process and new:
             self._prepare(new, cell)
             return
         for marker, arm in new.items():
             self._prepare({marker: arm}, cell)
 
-    def _prepare(self, arms: Mapping[Path, Arm], cell: Cell) -> None:
-        """Prepare arms, by their markers, in one process."""
-        names = [arm.name for arm in arms.values()]
-        said = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
-        self.progress.note(f"preparing {said} (once: compiles and builds what is needed)")
+    def _prepare(self, arms_by_marker: Mapping[Path, Arm], cell: Cell) -> None:
+        """Prepare arms in one process, and write their markers if that succeeds."""
+        names = [arm.name for arm in arms_by_marker.values()]
+        arms = ("arm " if len(names) == 1 else "arms ") + ", ".join(names)
+        self.progress.note(f"preparing {arms} (once: compiles and builds what they need)")
         log = cell.paths.runs / f"prepare-{names[0]}.log"
         environ, _ = _environment(cell.arm(names[0]))
         ending = child_process.run(
@@ -85,14 +86,15 @@ class ProcessLauncher:
             on_tick=lambda pid: self.progress.tick(),
         )
         if ending.code == 0:
-            for marker, arm in arms.items():
-                _mark(marker, arm)
+            for marker, arm in arms_by_marker.items():
+                _write_marker(marker, arm)
         else:
-            why = child_process.last_lines(log, 1) or [ending.signal_name or f"exit {ending.code}"]
-            self.progress.note(f"{said} could not be prepared: {why[0]}")
+            status = ending.signal_name or f"exit {ending.code}"
+            reason = (child_process.last_lines(log, 1) or [status])[0]
+            self.progress.note(f"{arms} could not be prepared: {reason}; the log is {log}")
 
     def launch(self, runs: Sequence[Run], cell: Cell) -> list[Record]:
-        """Start one worker for ``runs``, watch it, and take or make their records."""
+        """Start one worker for ``runs``, watch it, and return their records."""
         arms = [cell.arm(run.arm) for run in runs]
         environ, removed = _environment(arms[0])
         log, observer = cell.paths.log(runs[0]), MachineObserver()
@@ -103,7 +105,7 @@ class ProcessLauncher:
 
         before, started = fingerprint.surroundings(), fingerprint.utc_now()
         ending = child_process.run(
-            [*self.command, *_words(runs, cell)],
+            [*self.command, *_arguments(runs, cell)],
             environment=environ,
             log=log,
             timeout_s=cell.design.timeout_s * len(runs),
@@ -115,24 +117,24 @@ class ProcessLauncher:
             "isolation": cell.design.isolation.value,
             "observer": observer.report(),
             "removed_environment": removed,
-            **self._order(arms[-1].name, ending.wall_s),
+            **self._order_notes(arms[-1].name, ending.wall_s),
         }
         records = []
         for run, arm in zip(runs, arms, strict=True):
-            found = _record(run, cell, ending, log, started, seconds)
+            record = _record(run, cell, ending, log, started, seconds)
             records.append(
                 replace(
-                    found,
-                    environment={**found.environment, **before},
-                    environment_end={**found.environment_end, **after},
-                    notes={**found.notes, **notes, "config": config_digest(arm)},
-                    seconds={**found.seconds, "process": seconds},
+                    record,
+                    environment={**record.environment, **before},
+                    environment_end={**record.environment_end, **after},
+                    notes={**record.notes, **notes, "config": config_digest(arm)},
+                    seconds={**record.seconds, "process": seconds},
                 )
             )
         return records
 
-    def _order(self, arm: str, wall_s: float) -> dict[str, Any]:
-        """Say which arm ran before this process, and how long (s) the machine rested since."""
+    def _order_notes(self, arm: str, wall_s: float) -> dict[str, Any]:
+        """Return notes on the arm that ran before this process, and the idle seconds between."""
         ended, previous = time.monotonic(), self._previous
         self._previous = (arm, ended)
         if previous is None:
@@ -141,13 +143,13 @@ class ProcessLauncher:
 
 
 def config_digest(arm: Arm) -> str:
-    """Return a hash of the arm's resolved config."""
+    """Return a hash of an arm's resolved config."""
     text = json.dumps(arm.to_json()["config"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _words(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
-    """Yield the worker's arguments: each run's arm and record, and where to store outputs."""
+def _arguments(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
+    """Yield the worker's arguments: each run's arm and record, and the folder for outputs."""
     for run in runs:
         yield from (str(cell.paths.arm(run.arm)), str(cell.paths.pending_record(run)))
     if runs[0].block == differing_outputs.BLOCK:
@@ -157,20 +159,19 @@ def _words(runs: Sequence[Run], cell: Cell) -> Iterator[str]:
 def _record(
     run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path, started: str, seconds: float
 ) -> Record:
-    """Take the worker's record, or make one that says how the run ended without."""
-    found = _collect(run, cell, ending, log)
-    if isinstance(found, Record):
+    """Return the worker's record, or one that says how the run ended without a record."""
+    collected = _collect(run, cell, ending, log)
+    if isinstance(collected, Record):
         status = {} if ending.code == 0 else {"exit": ending.signal_name or ending.code}
-        return replace(found, notes={**found.notes, **status})
-    outcome, detail = found
+        return replace(collected, notes={**collected.notes, **status})
     return Record(
         run.arm,
         cell.arm(run.arm).role,
         run.block,
         run.position,
         cell.seed,
-        outcome=outcome,
-        detail=detail,
+        outcome=collected.outcome,
+        detail=collected.detail,
         started=started,
         environment=fingerprint.take(),
         seconds={"total": seconds},
@@ -180,39 +181,39 @@ def _record(
 
 def _collect(
     run: Run, cell: Cell, ending: child_process.ProcessExit, log: Path
-) -> Record | tuple[str, str]:
-    """Take the worker's record, or say the outcome and detail of a run without one."""
+) -> Record | RunFailure:
+    """Return the worker's record, or the failure of a run without one."""
     if ending.code == os.EX_IOERR:
         lines = child_process.last_lines(log, 1) or ["the worker cannot write its record"]
         raise StudyError(lines[0])
     pending, last = (
         cell.paths.pending_record(run),
-        (child_process.last_lines(log, 1) or [NO_LOG])[0],
+        (child_process.last_lines(log, 1) or [EMPTY_LOG])[0],
     )
     if ending.timed_out:
-        return "timeout", f"killed after {ending.wall_s:.0f} s: {last}"
+        return RunFailure("timeout", f"killed after {ending.wall_s:.0f} s: {last}")
     if pending.exists():
         try:
             record = read_record(pending)
         except RecordError as error:
             cell.paths.move_to_abandoned(pending)
-            return "invalid_output", str(error).replace(f"{pending.parent}{os.sep}", "")
+            detail = str(error).replace(f"{pending.parent}{os.sep}", "")
+            return RunFailure("invalid_output", detail)
         pending.unlink()
         return record
     if ending.out_of_memory:
-        return "oom", "killed by the kernel for want of memory"
+        return RunFailure("oom", "killed by the kernel because memory ran out")
     if ending.signal_name is not None:
-        return "crashed", f"{ending.signal_name}: {last}"
+        return RunFailure("crashed", f"{ending.signal_name}: {last}")
     if ending.code == 0:
-        return "crashed", "the worker ended without a record"
-    return "crashed", f"exit status {ending.code}: {last}"
+        return RunFailure("crashed", "the worker ended without a record")
+    return RunFailure("crashed", f"exit status {ending.code}: {last}")
 
 
 def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
-    engine, cores = (
-        from_plain(Engine, arm.config.get("engine", {})),
-        worker_environment.core_count(),
-    )
+    """Return the worker's environment variables, and the names of inherited ones left out."""
+    engine = from_plain(Engine, arm.config.get("engine", {}))
+    cores = worker_environment.core_count()
     environ, removed = worker_environment.worker_environment(
         os.environ, threads=engine.threads or cores, cores=cores
     )
@@ -220,9 +221,10 @@ def _environment(arm: Arm) -> tuple[dict[str, str], list[str]]:
 
 
 def _marker(arm: Arm) -> Path:
-    """Name the file that says "prepared", after all that compiled code depends on.
+    """Return the path of the marker file of a prepared arm.
 
-    It lies beside numba's cache, so that deleting the cache deletes it too.
+    Its name is a hash of everything that compiled code depends on. It lies in the folder of numba's
+    cache, so deleting the cache deletes it, too.
     """
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
@@ -235,7 +237,7 @@ def _marker(arm: Arm) -> Path:
     return cache_dir.root() / "numba" / f"prepared-{digest.hexdigest()[:32]}"
 
 
-def _mark(marker: Path, arm: Arm) -> None:
-    """Remember that an arm is prepared; not where its code is the user's and may change."""
+def _write_marker(marker: Path, arm: Arm) -> None:
+    """Mark an arm as prepared, unless it has classes of the user's own, which may change."""
     if not own_classes(from_plain(Engine, arm.config.get("engine", {}))):
         cache_dir.atomic_write(marker, f"{time.time():.0f}\n".encode())

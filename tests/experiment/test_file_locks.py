@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.experiment import Interrupted, StudyError
-from labkit.experiment.file_locks import cell_lock, job, lock_path, timing_lock
+from labkit.experiment.file_locks import cell_lock, slurm_job, timing_lock, timing_lock_path
 from labkit.records import describe_last_session, is_locked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ def test_the_second_waits_and_is_told_who_holds_it(own_folder):
 
 def test_devices_have_locks_of_their_own(own_folder):
     with timing_lock("one", device="cpu"), timing_lock("two", device="gpu0"):
-        assert lock_path("cpu") != lock_path("gpu0")
+        assert timing_lock_path("cpu") != timing_lock_path("gpu0")
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(own_folder, tmp_path, monkeypatch):
@@ -160,7 +160,7 @@ with cell_lock(Path({str(tmp_path)!r})):
 
 
 def test_a_job_is_named_as_slurm_names_it():
-    assert job({}) is None
-    assert job({"SLURM_JOB_ID": "12"}) == "Slurm job 12"
+    assert slurm_job({}) is None
+    assert slurm_job({"SLURM_JOB_ID": "12"}) == "Slurm job 12"
     array = {"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4"}
-    assert job({**array, "SLURM_RESTART_COUNT": "1"}) == "Slurm job 12_4, start 2"
+    assert slurm_job({**array, "SLURM_RESTART_COUNT": "1"}) == "Slurm job 12_4, start 2"
