@@ -48,7 +48,7 @@ class ComposedCell:
     arms: tuple[Arm, ...]
     experiments: Mapping[str, Experiment]
     isolation: Isolation
-    apart: str | None = None
+    separate_processes_reason: str | None = None
 
 
 def cell_name(task_overrides: Iterable[str]) -> str:

@@ -1,4 +1,7 @@
-"""What a cell will see and cost: by earlier studies here, else by what the doctor measured."""
+"""Power forecast: the smallest effect that a planned cell detects, and what its runs cost.
+
+The noise comes from earlier studies of the same workload on this machine, else from the doctor.
+"""
 
 from __future__ import annotations
 
@@ -18,114 +21,140 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
 from labkit.experiment.study_history import StudyHistory
 
-WAYS = {Isolation.in_process: "in turns", Isolation.process: "in processes"}
+ISOLATION_PHRASES = {
+    Isolation.in_process: "interleaved",
+    Isolation.process: "in separate processes",
+}
+TARGET_PCT = 1.0  # the effect for which the needed blocks are given
 
 
-def sees(cell: Cell, composed: ComposedCell, past: StudyHistory) -> str:
-    """Say the smallest effect that gets a verdict, and how many blocks would see 1 %.
+def detectable_effect_line(cell: Cell, composed: ComposedCell, history: StudyHistory) -> str:
+    """Return a line with the smallest effect that gets a verdict, and the blocks for 1 %.
 
-    With looks: at the best of them. A study that takes them all sees it at least as often.
+    A design with looks is judged by its best look; a study that takes all its looks detects that
+    effect at least as often.
     """
     design = cell.design
-    few = design.blocks < min_blocks_to_claim(design.runs_per_block)
-    known = _noise(cell, composed, past)
-    if known is None:
+    too_few = design.blocks < min_blocks_to_claim(design.runs_per_block)
+    noise = _noise(cell, composed, history)
+    if noise is None:
         unknown = (
-            "what it can see is not known: no earlier study of this workload here "
+            "its smallest detectable effect is not known: no earlier study of this workload here "
             "(python -m labkit.doctor measures this machine's noise)"
         )
-        return f"estimate-only, too few blocks for a verdict; {unknown}" if few else unknown
+        return f"estimate-only, too few blocks for a verdict; {unknown}" if too_few else unknown
     arms = max(1, sum(arm.role == "arm" for arm in composed.arms))
-    # Without earlier rows: as if they had nothing in common (C. E. Bonferroni).
-    each = (known.share or 1.0 / max(1, len(composed.experiment.workload.cases))) / arms
-    stops = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
-    sights = [
-        mde_pct(known.sd, blocks, design.runs_per_block, alpha * each) for blocks, alpha in stops
+    # Without an earlier study the rows count as independent tests (C. E. Bonferroni).
+    row_share = noise.alpha_share or 1.0 / max(1, len(composed.experiment.workload.cases))
+    share = row_share / arms
+    looks = [(look.blocks, look.alpha) for look in design.looks] or [(design.blocks, design.alpha)]
+    effects = [
+        mde_pct(noise.sd, blocks, design.runs_per_block, alpha * share) for blocks, alpha in looks
     ]
-    need = blocks_needed(known.sd, design.runs_per_block, stops[-1][1] * each, 1.0)
-    best = min((sight for sight in sights if sight is not None), default=None)
-    least = "too few blocks for a verdict" if few or best is None else f"sees {best:.1f} % at best"
-    more = "over 1000 blocks" if need is None else f"{need} blocks"
+    best = min((effect for effect in effects if effect is not None), default=None)
+    detects = (
+        "too few blocks for a verdict"
+        if too_few or best is None
+        else f"detects {best:.1f} % at best"
+    )
+    needed = blocks_needed(noise.sd, design.runs_per_block, looks[-1][1] * share, TARGET_PCT)
+    blocks = "over 1000 blocks" if needed is None else f"{needed} blocks"
     return (
-        f"{least}; {more} would see 1 % (adjusted for all rows and arms; noise of {known.source})"
+        f"{detects}; {blocks} would detect {TARGET_PCT:g} % "
+        f"(adjusted for all rows and arms; noise of {noise.source})"
     )
 
 
 @dataclass(frozen=True)
-class _Known:
-    """Noise between runs (log scale), the share of an arm's alpha that a row has, and of whom."""
+class _KnownNoise:
+    """Noise between runs (log scale), and its source.
+
+    ``alpha_share``: the share of one arm's alpha that a row has; None if not known.
+    """
 
     sd: float
-    share: float | None
+    alpha_share: float | None
     source: str
 
 
-def _noise(cell: Cell, composed: ComposedCell, past: StudyHistory) -> _Known | None:
-    for path, data in past.studies(composed):
-        if (noise := study_history.noise(data)) is not None:
-            return _Known(noise.sd, noise.share, str(path))
-    sight = _doctors_sight(composed)
-    if sight is not None:
-        turns = cell.design.isolation is Isolation.in_process
-        sd = sight.interleaved_sd if turns else sight.separate_sd
-        return _Known(sd, None, _doctors_name(composed))
-    measured = doctor_noise.load_noise_sd()
-    if measured is None:
+def _noise(cell: Cell, composed: ComposedCell, history: StudyHistory) -> _KnownNoise | None:
+    for path, manifest in history.studies(composed):
+        if (noise := study_history.cell_noise(manifest)) is not None:
+            return _KnownNoise(noise.sd, noise.alpha_share, str(path))
+    pilot = _pilot_noise(composed)
+    if pilot is not None:
+        interleaved = cell.design.isolation is Isolation.in_process
+        sd = pilot.interleaved_sd if interleaved else pilot.separate_sd
+        return _KnownNoise(sd, None, _pilot_name(composed))
+    noise_sd = doctor_noise.load_noise_sd()
+    if noise_sd is None:
         return None
-    return _Known(measured, None, "the doctor within one process; runs vary more")
+    return _KnownNoise(noise_sd, None, "the doctor within one process; runs vary more")
 
 
-def in_a_minute(composed: ComposedCell, past: StudyHistory) -> str:
-    """Say what one minute sees in turns, where the arms can take turns, and in processes.
+def one_minute_line(composed: ComposedCell, history: StudyHistory) -> str:
+    """Return a line with the smallest effects that one minute detects, for each isolation.
 
-    One row alone, at alpha 0.05, in 80 of 100 studies.
+    They are for one row alone, at alpha 0.05, detected in 80 of 100 studies.
     """
-    apart = workload.apart(list(composed.experiments.values()))
-    ways = [way for way in WAYS if apart is None or way is Isolation.process]
-    seen = {way: found for way in ways if (found := _minute(composed, past, way)) is not None}
-    if not seen:
+    can_interleave = workload.apart(list(composed.experiments.values())) is None
+    isolations = [i for i in ISOLATION_PHRASES if can_interleave or i is Isolation.process]
+    effects = {
+        isolation: effect
+        for isolation in isolations
+        if (effect := _one_minute_effect(composed, history, isolation)) is not None
+    }
+    if not effects:
         how = "python -m labkit.doctor estimates it" if _engines_on_cpu(composed) else "run it once"
-        return f"what one minute sees is not known: no earlier study of this workload here ({how})"
-    text = ", ".join(f"{words} {WAYS[way]}" for way, (words, _) in seen.items())
-    missing = "".join(f"; {WAYS[way]}: not known" for way in ways if way not in seen)
-    sources = " and ".join(dict.fromkeys(source for _, source in seen.values()))
-    return f"one minute sees {text}{missing} (one row alone; noise of {sources})"
+        return (
+            f"what one minute detects is not known: no earlier study of this workload here ({how})"
+        )
+    known = ", ".join(f"{effect} {ISOLATION_PHRASES[i]}" for i, (effect, _) in effects.items())
+    unknown = "".join(
+        f"; {ISOLATION_PHRASES[i]}: not known" for i in isolations if i not in effects
+    )
+    sources = " and ".join(dict.fromkeys(source for _, source in effects.values()))
+    return f"one minute detects {known}{unknown} (one row alone; noise of {sources})"
 
 
-def _minute(composed: ComposedCell, past: StudyHistory, way: Isolation) -> tuple[str, str] | None:
-    """Return the smallest effect that a minute sees, in words, and by whom it is known."""
-    for path, data in past.studies(composed, way):
-        noise, block_s = study_history.noise(data), study_history.block_s(path)
+def _one_minute_effect(
+    composed: ComposedCell, history: StudyHistory, isolation: Isolation
+) -> tuple[str, str] | None:
+    """Return the smallest effect that a minute detects, and the source of the noise; or None."""
+    for path, manifest in history.studies(composed, isolation):
+        noise, block_s = study_history.cell_noise(manifest), study_history.median_block_s(path)
         if noise is not None and block_s is not None:
-            runs = int(data["design"]["runs_per_block"])
-            return _effect(one_minute_mde_pct(noise.sd, block_s, runs)), str(path)
-    sight = _doctors_sight(composed)
-    if sight is None:
+            runs = int(manifest["design"]["runs_per_block"])
+            return _effect_text(one_minute_mde_pct(noise.sd, block_s, runs)), str(path)
+    pilot = _pilot_noise(composed)
+    if pilot is None:
         return None
-    pct = sight.interleaved_pct if way is Isolation.in_process else sight.separate_pct
-    return _effect(pct), _doctors_name(composed)
+    effect = pilot.interleaved_pct if isolation is Isolation.in_process else pilot.separate_pct
+    return _effect_text(effect), _pilot_name(composed)
 
 
-def _effect(pct: float | None) -> str:
-    return "nothing, too few blocks fit," if pct is None else f"{pct:.1f} %"
+def _effect_text(effect_pct: float | None) -> str:
+    return "nothing (too few blocks fit)" if effect_pct is None else f"{effect_pct:.1f} %"
 
 
-def start_up(composed: ComposedCell, past: StudyHistory) -> str:
-    """Say what a run costs beyond its measurement, from this machine's earlier records."""
-    for path, _ in past.studies(composed):
-        seconds = study_history.start_up(path)
+def start_up_line(composed: ComposedCell, history: StudyHistory) -> str:
+    """Return a line with the seconds that a run costs beyond its measurement."""
+    for path, _ in history.studies(composed):
+        seconds = study_history.median_start_up_s(path)
         if seconds is not None:
             return f"start-up {seconds:.2f} s per run beyond its measurement ({path})"
     return "start-up per run: not measured yet"
 
 
-def _doctors_sight(composed: ComposedCell) -> PilotNoise | None:
-    """Return the doctor's sight of this kind of workload, or None: it knows engines on the CPU."""
-    return doctor_noise.load_pilot_noise(_kind(composed)) if _engines_on_cpu(composed) else None
+def _pilot_noise(composed: ComposedCell) -> PilotNoise | None:
+    """Return the doctor's pilot noise, which exists only for engines on the CPU."""
+    if not _engines_on_cpu(composed):
+        return None
+    return doctor_noise.load_pilot_noise(_workload_kind(composed))
 
 
-def _doctors_name(composed: ComposedCell) -> str:
-    return f"the doctor's short {_kind(composed)}, estimated"
+def _pilot_name(composed: ComposedCell) -> str:
+    return f"the doctor's short {_workload_kind(composed)}, estimated"
 
 
 def _engines_on_cpu(composed: ComposedCell) -> bool:
@@ -133,6 +162,5 @@ def _engines_on_cpu(composed: ComposedCell) -> bool:
     return all(a.workload.has_engine and a.engine.attention.device is Device.cpu for a in arms)
 
 
-def _kind(composed: ComposedCell) -> str:
-    kernel = composed.experiment.workload.times_kernels
-    return "kernels" if kernel else "requests"
+def _workload_kind(composed: ComposedCell) -> str:
+    return "kernels" if composed.experiment.workload.times_kernels else "requests"

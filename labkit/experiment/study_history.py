@@ -1,4 +1,4 @@
-"""Earlier studies of the same workload on this machine: their noise and what a run cost."""
+"""Study history: the noise and cost of earlier studies of a workload on this machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine import fingerprint
 from labkit.records import Arm, RecordError, machine_difference, read_arms, read_cell, read_runs
 
-LOOKED_THROUGH = 40  # cells, newest first
-FEWEST_LEFT = 3  # degrees of freedom; a noise from fewer is none
+MAX_CELLS = 40  # the newest cells that are read
+MIN_DEGREES_OF_FREEDOM = 3  # for an estimate of noise
 
 
 class StudyHistory:
-    """The newest cells that were studied on this kind of machine, each read once.
+    """The newest cells measured on this kind of machine, each read once.
 
     Parameters
     ----------
     out
-        They are looked for here and in ``outputs``.
+        A folder to search for cells, besides ``outputs``.
     """
 
     def __init__(self, out: Path) -> None:
@@ -34,85 +34,86 @@ class StudyHistory:
     def studies(
         self, composed: ComposedCell, isolation: Isolation | None = None
     ) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-        """Yield the folder and ``cell.json`` of comparable cells, the newest first.
+        """Yield the folder and manifest of comparable cells, the newest first.
 
-        Comparable: the baselines' workload (served: their model too) and isolation, by
-        default the cell's own.
+        A cell is comparable if its baseline has the same workload (and model, if it serves
+        requests), and the cell the same isolation: ``isolation``, by default that of ``composed``.
         """
-        ours = composed.experiments[composed.arms[0].name]
+        experiment = composed.experiments[composed.arms[0].name]
         wanted = (isolation or composed.isolation).value
-        for folder, data, baseline in self._cells:
-            where = data["design"].get("isolation", "process")
-            if where == wanted and _same_work(baseline, ours):
-                yield folder, data
+        for folder, manifest, baseline in self._cells:
+            old_isolation = manifest["design"].get("isolation", "process")
+            if old_isolation == wanted and _same_workload(baseline, experiment):
+                yield folder, manifest
 
     @cached_property
     def _cells(self) -> Sequence[tuple[Path, Mapping[str, Any], Arm]]:
-        """Every cell's folder, ``cell.json`` and baseline."""
-        found, here = [], fingerprint.take()
-        files = {path for root in self._roots for path in _files(root)}
+        """The folder, manifest and baseline of every cell of this kind of machine."""
+        cells, this_machine = [], fingerprint.take()
+        files = {path for root in self._roots for path in _manifests(root)}
         newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
-        for path in newest[:LOOKED_THROUGH]:
+        for path in newest[:MAX_CELLS]:
             try:
-                data, arms = read_cell(path.parent), read_arms(path.parent)
+                manifest, arms = read_cell(path.parent), read_arms(path.parent)
             except RecordError:
                 continue
-            same = machine_difference(data.get("environment", {}), here) is None
+            environment = manifest.get("environment", {})
+            same = machine_difference(environment, this_machine) is None
             if same and arms and arms[0].role == "baseline":
-                found.append((path.parent, data, arms[0]))
-        return found
+                cells.append((path.parent, manifest, arms[0]))
+        return cells
 
 
-def _same_work(kept: Arm, ours: Experiment) -> bool:
-    """Compare what is asked; an option that a record is too old to know is not compared."""
-    asked = to_plain(ours.workload)
-    same = all(asked.get(key) == value for key, value in kept.config["workload"].items())
-    served = ours.workload.serves
-    return same and (not served or kept.config["model"]["name"] == ours.model.name)
+def _same_workload(old: Arm, experiment: Experiment) -> bool:
+    """Compare workloads; options that did not exist when ``old`` was recorded are ignored."""
+    options = to_plain(experiment.workload)
+    same = all(options.get(key) == value for key, value in old.config["workload"].items())
+    serves = experiment.workload.serves
+    return same and (not serves or old.config["model"]["name"] == experiment.model.name)
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _manifests(root: Path) -> Iterator[Path]:
     for pattern in ("*/cell.json", "*/*/cell.json", "*/*/*/cell.json"):
         yield from root.glob(pattern)
 
 
 @dataclass(frozen=True)
-class Noise:
-    """What a cell's primary rows say about noise, medians over rows and arms.
+class CellNoise:
+    """The noise of a cell's primary rows: medians over rows and arms.
 
-    ``sd``: between runs, log scale. ``share``: the part of one arm's alpha that a row alone
-    has where the rows share it; None where no alpha could be reached.
+    ``sd``: standard deviation between runs, log scale. ``alpha_share``: the share of one arm's
+    alpha that a row has if the rows share it; None if no p-value could reach alpha.
     """
 
     sd: float
-    share: float | None
+    alpha_share: float | None
 
 
-def noise(data: Mapping[str, Any]) -> Noise | None:
-    """Read a cell's noise from its ``cell.json``; None: none is known, or too few blocks."""
-    runs = int(data["design"]["runs_per_block"])
-    found = [
+def cell_noise(manifest: Mapping[str, Any]) -> CellNoise | None:
+    """Return a cell's noise by its manifest; None if it has no results or too few blocks."""
+    runs = int(manifest["design"]["runs_per_block"])
+    comparisons = [
         comparison
-        for row in data.get("rows", [])
+        for row in manifest.get("rows", [])
         if row["primary"] and not row["skipped"]
         for comparison in row["comparisons"]
         if comparison.get("sd") is not None
-        and degrees_of_freedom(comparison["blocks"], runs) >= FEWEST_LEFT
+        and degrees_of_freedom(comparison["blocks"], runs) >= MIN_DEGREES_OF_FREEDOM
     ]
-    if not found:
+    if not comparisons:
         return None
-    roles = {arm["name"]: arm["role"] for arm in data["arms"]}
+    roles = {arm["name"]: arm["role"] for arm in manifest["arms"]}
     arms = sum(role == "arm" for role in roles.values())
     shares = [
         arms * c["alpha_row"] / (1.0 - c["level"])
-        for c in found
+        for c in comparisons
         if c["alpha_row"] and c["level"] is not None and roles[c["arm"]] == "arm"
     ]
-    return Noise(median(c["sd"] for c in found), median(shares) if shares else None)
+    return CellNoise(median(c["sd"] for c in comparisons), median(shares) if shares else None)
 
 
-def block_s(cell_dir: Path) -> float | None:
-    """Return the median wall seconds of a cell's whole blocks, or None if not known."""
+def median_block_s(cell_dir: Path) -> float | None:
+    """Return the median wall seconds of a cell's complete blocks, or None if there are none."""
     try:
         records = read_runs(cell_dir)
     except RecordError:
@@ -121,12 +122,12 @@ def block_s(cell_dir: Path) -> float | None:
     for record in records:
         spent = record.seconds.get("process") if record.ok else None
         blocks.setdefault(record.block, []).append(spent)
-    whole = [sum(s for s in spent if s) for spent in blocks.values() if all(spent)]
-    return median(whole) if whole else None
+    complete = [sum(s for s in spent if s) for spent in blocks.values() if all(spent)]
+    return median(complete) if complete else None
 
 
-def start_up(cell_dir: Path) -> float | None:
-    """Return the median seconds that a run of a cell cost beyond its measurement."""
+def median_start_up_s(cell_dir: Path) -> float | None:
+    """Return the median seconds that a cell's runs cost beyond their measurement, or None."""
     try:
         records = read_runs(cell_dir)
     except RecordError:

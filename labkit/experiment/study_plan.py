@@ -1,4 +1,4 @@
-"""The plan: what a command would run, for how long, in how much memory, and what it can see."""
+"""The plan of a study (``plan=true``): its runs, time, memory and smallest detectable effects."""
 
 from __future__ import annotations
 
@@ -20,63 +20,74 @@ from labkit.workload.measurement import Estimate
 
 @dataclass(frozen=True)
 class CellPlan:
-    """A cell's schedule and estimates: seconds in all, bytes of the largest process.
+    """A cell's schedule and estimates.
 
-    ``minute``: what a minute sees; None for what only confirms another cell. ``foreseen``: what
-    the arms' requests will meet.
+    Parameters
+    ----------
+    to_run
+        The number of runs not done yet.
+    seconds, bytes
+        The estimated time of all of them, and the memory of the largest process.
+    detectable_effect, one_minute, start_up
+        Lines of :mod:`labkit.experiment.power_forecast`; ``one_minute`` is None for a cell that
+        only confirms another one.
+    separate_processes_reason
+        Why the arms do not share a process; None if they do.
+    warnings
+        Lines about what the arms' requests will meet, such as refusals.
     """
 
     cell: Cell
     to_run: int
     seconds: float
     bytes: int
-    sees: str
-    minute: str | None
+    detectable_effect: str
+    one_minute: str | None
     start_up: str
-    apart: str | None
-    foreseen: tuple[str, ...]
+    separate_processes_reason: str | None
+    warnings: tuple[str, ...]
 
     @property
     def runs(self) -> int:
-        """All runs of the design."""
+        """The number of all runs of the design."""
         return len(self.cell.schedule())
 
 
-def plan_cells(composed: ComposedCell, out: Path, past: StudyHistory) -> list[CellPlan]:
-    """Estimate a cell and what confirms it; nothing is run or written."""
+def plan_cells(composed: ComposedCell, out: Path, history: StudyHistory) -> list[CellPlan]:
+    """Plan a cell and the cell that confirms it, without running or writing anything."""
     cell, *confirming = to_cells(composed, out / composed.name)
-    first = _plan(cell, composed, past, power_forecast.in_a_minute(composed, past))
-    return [first, *(_plan(other, composed, past, None) for other in confirming)]
+    first = _plan(cell, composed, history, power_forecast.one_minute_line(composed, history))
+    return [first, *(_plan(other, composed, history, None) for other in confirming)]
 
 
 def _plan(
-    cell: Cell, composed: ComposedCell, past: StudyHistory, in_a_minute: str | None
+    cell: Cell, composed: ComposedCell, history: StudyHistory, one_minute: str | None
 ) -> CellPlan:
     costs = {name: workload.estimate(arm) for name, arm in composed.experiments.items()}
-    todo = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
-    together = max if cell.design.isolation is Isolation.process else sum
+    to_run = unfinished(cell) if (cell.dir / "cell.json").exists() else cell.schedule()
+    combine = max if cell.design.isolation is Isolation.process else sum
     return CellPlan(
         cell=cell,
-        to_run=len(todo),
-        seconds=sum(costs[run.arm].seconds for run in todo),
-        bytes=together(cost.bytes for cost in costs.values()),
-        sees=power_forecast.sees(cell, composed, past),
-        minute=in_a_minute,
-        start_up=power_forecast.start_up(composed, past),
-        apart=composed.apart,
-        foreseen=tuple(_foreseen({arm.name: costs[arm.name] for arm in composed.arms})),
+        to_run=len(to_run),
+        seconds=sum(costs[run.arm].seconds for run in to_run),
+        bytes=combine(cost.bytes for cost in costs.values()),
+        detectable_effect=power_forecast.detectable_effect_line(cell, composed, history),
+        one_minute=one_minute,
+        start_up=power_forecast.start_up_line(composed, history),
+        separate_processes_reason=composed.separate_processes_reason,
+        warnings=tuple(_warnings({arm.name: costs[arm.name] for arm in composed.arms})),
     )
 
 
-def _foreseen(costs: Mapping[str, Estimate]) -> Iterator[str]:
-    """Yield what is foreseen of the arms, once where they share it."""
+def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
+    """Yield the arms' warnings; one that all arms share once, others with the arms' names."""
     arms: dict[str, list[str]] = {}
     for arm, cost in costs.items():
         for sentence in cost.foreseen if arm != CONTROL else ():
             arms.setdefault(sentence, []).append(arm)
-    everybody = len(costs) - (CONTROL in costs)
+    arm_count = len(costs) - (CONTROL in costs)
     for sentence, names in arms.items():
-        yield sentence if len(names) == everybody else f"{', '.join(names)}: {sentence}"
+        yield sentence if len(names) == arm_count else f"{', '.join(names)}: {sentence}"
 
 
 def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
@@ -85,8 +96,8 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console, past = Console(highlight=False), StudyHistory(out)
-    plans = [plan for cell in composed for plan in plan_cells(cell, out, past)]
+    console, history = Console(highlight=False), StudyHistory(out)
+    plans = [plan for cell in composed for plan in plan_cells(cell, out, history)]
     for plan in plans:
         design = plan.cell.design
         table = Table(title=escape(_title(plan.cell)), title_justify="left", title_style="bold")
@@ -95,30 +106,34 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
         for block, runs in groupby(plan.cell.schedule(), key=lambda run: run.block):
             table.add_row(str(block + 1), escape("  ".join(run.arm for run in runs)))
         console.print(table)
-        alone = design.isolation is Isolation.process
-        where = "run" if alone else "block (all its runs share one process)"
+        separate = design.isolation is Isolation.process
+        process = "run" if separate else "block (all its runs share one process)"
         left = "" if plan.to_run == plan.runs else f", {plan.to_run} still to run"
         console.print(
             f"{plan.runs} runs ({design.blocks} blocks x {design.runs_per_block} x "
             f"{len(plan.cell.arms)} arms){left}; estimated: {_clock(plan.seconds)} "
-            f"and {plan.bytes / 2**30:.1f} GiB per {where}"
+            f"and {plan.bytes / 2**30:.1f} GiB per {process}"
         )
-        here = memory_profile.this_machine().total
-        if plan.bytes > here:
+        memory = memory_profile.this_machine().total
+        if plan.bytes > memory:
             console.print(
-                f"that is more than this machine's {here / 2**30:.1f} GiB: it will not fit"
+                f"that is more than this machine's {memory / 2**30:.1f} GiB: it will not fit"
             )
-        for sentence in plan.foreseen:
+        for sentence in plan.warnings:
             console.print(escape(sentence))
-        if plan.apart is not None:
-            console.print(escape(f"every run in a process of its own: {plan.apart}"))
+        if plan.separate_processes_reason is not None:
+            console.print(
+                escape(f"every run in a process of its own: {plan.separate_processes_reason}")
+            )
         if design.looks:
-            at = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
-            console.print(f"ends where all is decided, at a look after so many blocks: {at}")
+            looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
+            console.print(
+                f"ends at the first look at which all is decided; looks after blocks {looks}"
+            )
         console.print(escape(plan.start_up))
-        console.print(escape(f"seed {plan.cell.seed}; {plan.sees}"))
-        if plan.minute is not None:
-            console.print(escape(plan.minute))
+        console.print(escape(f"seed {plan.cell.seed}; {plan.detectable_effect}"))
+        if plan.one_minute is not None:
+            console.print(escape(plan.one_minute))
         console.print()
     total = sum(plan.seconds for plan in plans)
     if len(plans) > 1:

@@ -1,4 +1,4 @@
-"""A plan says what one minute sees: by earlier studies, by the doctor, or that nobody knows."""
+"""A plan says what one minute detects: by earlier studies, by the doctor, or that nobody knows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from labkit.config import Isolation
 from labkit.experiment import doctor_noise, power_forecast, study_history
 from labkit.experiment.cell_composer import ComposedCell
 from labkit.experiment.doctor_noise import PilotNoise
-from labkit.experiment.study_history import Noise, StudyHistory
+from labkit.experiment.study_history import CellNoise, StudyHistory
 from labkit.records import Arm
 
 TURNS, ALONE = Isolation.in_process, Isolation.process
-SIGHTS = {
+PILOTS = {
     "kernels": PilotNoise(
         5, interleaved_sd=0.01, separate_sd=0.05, interleaved_s=2.0, separate_s=1.5
     ),
@@ -49,7 +49,7 @@ def nothing_known(monkeypatch):
 
 @pytest.fixture
 def doctor(monkeypatch):
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", SIGHTS.get)
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", PILOTS.get)
 
 
 @pytest.fixture
@@ -62,16 +62,18 @@ def studied(monkeypatch):
                 yield Path(path), {"design": {"runs_per_block": runs}, "path": path}
 
         known = {path: (s, sd) for way in kept.values() for path, s, sd in way}
-        noise = {path: None if sd is None else Noise(sd, None) for path, (_, sd) in known.items()}
+        noise = {
+            path: None if sd is None else CellNoise(sd, None) for path, (_, sd) in known.items()
+        }
         monkeypatch.setattr(StudyHistory, "studies", studies)
-        monkeypatch.setattr(study_history, "noise", lambda data: noise[data["path"]])
-        monkeypatch.setattr(study_history, "block_s", lambda path: known[str(path)][0])
+        monkeypatch.setattr(study_history, "cell_noise", lambda data: noise[data["path"]])
+        monkeypatch.setattr(study_history, "median_block_s", lambda path: known[str(path)][0])
 
     return plant
 
 
 def said(cell, tmp_path=Path()):
-    return power_forecast.in_a_minute(cell, StudyHistory(tmp_path))
+    return power_forecast.one_minute_line(cell, StudyHistory(tmp_path))
 
 
 def test_where_nothing_is_known_it_says_how_to_know():
@@ -81,10 +83,13 @@ def test_where_nothing_is_known_it_says_how_to_know():
 def test_the_doctor_knows_each_kind_and_is_named(doctor):
     turns, alone = mde_pct(0.01, 30, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
     kernels = said(composed())
-    assert f"one minute sees {turns:.1f} % in turns, {alone:.1f} % in processes" in kernels
+    assert (
+        f"one minute detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes"
+        in kernels
+    )
     assert "the doctor's short kernels, estimated" in kernels
     requests = said(composed(kernel=False))
-    assert f"sees {mde_pct(0.02, 20, 1, 0.05):.1f} % in turns" in requests
+    assert f"detects {mde_pct(0.02, 20, 1, 0.05):.1f} % interleaved" in requests
     assert "the doctor's short requests, estimated" in requests
 
 
@@ -97,14 +102,17 @@ def test_an_earlier_study_says_more_than_the_doctor_each_way_by_itself(doctor, s
     studied(in_process=[("out/one", 4.0, 0.03)])
     turns, alone = mde_pct(0.03, 15, 1, 0.05), mde_pct(0.05, 10, 2, 0.05)
     text = said(composed())
-    assert f"sees {turns:.1f} % in turns, {alone:.1f} % in processes" in text
+    assert f"detects {turns:.1f} % interleaved, {alone:.1f} % in separate processes" in text
     assert "out/one and the doctor's short kernels" in text
 
 
 def test_blocks_of_an_earlier_study_have_its_runs(studied):
     studied(runs=2, process=[("out/one", 12.0, 0.03)])
     text = said(composed())
-    assert f"sees {mde_pct(0.03, 5, 2, 0.05):.1f} % in processes; in turns: not known" in text
+    assert (
+        f"detects {mde_pct(0.03, 5, 2, 0.05):.1f} % in separate processes; interleaved: not known"
+        in text
+    )
     assert text.endswith("noise of out/one)")
 
 
@@ -112,18 +120,21 @@ def test_a_study_that_knows_only_half_is_passed_over(studied):
     halves = [("out/no_noise", 4.0, None), ("out/no_cost", None, 0.01), ("out/whole", 5.0, 0.02)]
     studied(in_process=halves)
     text = said(composed())
-    assert f"sees {mde_pct(0.02, 12, 1, 0.05):.1f} % in turns" in text and "out/whole" in text
+    assert f"detects {mde_pct(0.02, 12, 1, 0.05):.1f} % interleaved" in text and "out/whole" in text
 
 
 def test_a_minute_that_is_too_short_says_so(studied):
     studied(in_process=[("out/slow", 11.0, 0.01)])
-    assert "sees nothing, too few blocks fit, in turns" in said(composed())
+    assert "detects nothing (too few blocks fit) interleaved" in said(composed())
 
 
 def test_arms_that_cannot_take_turns_are_promised_none(doctor):
     apart = said(composed(kernel=False, blas=config.Blas.stock))
-    assert f"one minute sees {SIGHTS['requests'].separate_pct:.1f} % in processes (" in apart
-    assert "turns" not in apart
+    assert (
+        f"one minute detects {PILOTS['requests'].separate_pct:.1f} % in separate processes ("
+        in apart
+    )
+    assert "interleaved" not in apart
 
 
 def test_the_plan_prints_it_once(doctor, monkeypatch, tmp_path, capsys):
@@ -134,5 +145,5 @@ def test_the_plan_prints_it_once(doctor, monkeypatch, tmp_path, capsys):
     asked = ("ablation=seq_map", "design=strict", "plan=true", "workload=kernel_decode")
     assert app.run(app.Command((), asked, multirun=False)) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert text.count("one minute sees") == 1
-    assert f"one minute sees {SIGHTS['kernels'].interleaved_pct:.1f} % in turns" in text
+    assert text.count("one minute detects") == 1
+    assert f"one minute detects {PILOTS['kernels'].interleaved_pct:.1f} % interleaved" in text

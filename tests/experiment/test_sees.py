@@ -36,7 +36,9 @@ def sees(design, tmp_path, arms=1, cases=10):
         arms=[SimpleNamespace(role=role) for role in roles],
         experiments=dict.fromkeys(range(len(roles)), experiment),
     )
-    return power_forecast.sees(SimpleNamespace(design=design), composed, StudyHistory(tmp_path))
+    return power_forecast.detectable_effect_line(
+        SimpleNamespace(design=design), composed, StudyHistory(tmp_path)
+    )
 
 
 @pytest.fixture
@@ -52,11 +54,11 @@ def known(monkeypatch, tmp_path):
 def test_an_earlier_study_says_how_much_of_alpha_a_row_has(known, tmp_path):
     known(alpha_row=0.004)
     said = sees(Design(blocks=6), tmp_path)
-    assert f"sees {mde_pct(0.01, 6, 2, 0.004):.1f} % at best" in said
-    assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would see 1 %" in said
+    assert f"detects {mde_pct(0.01, 6, 2, 0.004):.1f} % at best" in said
+    assert f"{blocks_needed(0.01, 2, 0.004, 1.0)} blocks would detect 1 %" in said
     known(alpha_row=0.004, arms=2)  # of two arms that shared alpha
-    assert f"sees {mde_pct(0.01, 6, 2, 0.008):.1f} % at best" in sees(Design(blocks=6), tmp_path)
-    assert f"sees {mde_pct(0.01, 6, 2, 0.002):.1f} %" in sees(Design(blocks=6), tmp_path, arms=4)
+    assert f"detects {mde_pct(0.01, 6, 2, 0.008):.1f} % at best" in sees(Design(blocks=6), tmp_path)
+    assert f"detects {mde_pct(0.01, 6, 2, 0.002):.1f} %" in sees(Design(blocks=6), tmp_path, arms=4)
 
 
 def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
@@ -65,7 +67,7 @@ def test_a_look_sees_with_its_own_part_of_alpha(known, tmp_path):
     design = Design(blocks=12, runs_per_block=1, looks=looks)
     each = [mde_pct(0.01, look.blocks, 1, 0.2 * look.alpha) for look in looks]
     assert each[1] < each[0]
-    assert f"sees {each[1]:.1f} % at best" in sees(design, tmp_path)
+    assert f"detects {each[1]:.1f} % at best" in sees(design, tmp_path)
 
 
 def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, tmp_path):
@@ -73,35 +75,37 @@ def test_without_an_earlier_study_the_rows_have_nothing_in_common(monkeypatch, t
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 0.01)
     monkeypatch.setattr(doctor_noise, "load_pilot_noise", lambda kind: None)
     said = sees(Design(blocks=6), tmp_path, arms=2, cases=5)
-    assert f"sees {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
+    assert f"detects {mde_pct(0.01, 6, 2, 0.005):.1f} % at best" in said
     one = sees(Design(blocks=6), tmp_path, arms=1, cases=0)  # requests: one row
-    assert f"sees {mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
+    assert f"detects {mde_pct(0.01, 6, 2, 0.05):.1f} % at best" in one
 
 
 def test_the_doctor_s_own_turns_and_processes_say_more_than_its_noise(monkeypatch, tmp_path):
     monkeypatch.setattr(StudyHistory, "studies", lambda self, c: iter(()))
     monkeypatch.setattr(doctor_noise, "load_noise_sd", lambda: 9.0)
-    sights = {
+    pilots = {
         "kernels": PilotNoise(5, 0.01, 0.05, 2.0, 1.5),
         "requests": PilotNoise(5, 0.02, 0.07, 2.0, 1.5),
     }
-    monkeypatch.setattr(doctor_noise, "load_pilot_noise", sights.get)
+    monkeypatch.setattr(doctor_noise, "load_pilot_noise", pilots.get)
     turns = Design(blocks=12, runs_per_block=1, isolation=Isolation.in_process)
     said = sees(turns, tmp_path, cases=5)
-    assert f"sees {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in said
+    assert f"detects {mde_pct(0.01, 12, 1, 0.01):.1f} % at best" in said
     assert "the doctor's short kernels, estimated" in said
     processes = sees(Design(blocks=6, isolation=Isolation.process), tmp_path, cases=0)
-    assert f"sees {mde_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
+    assert f"detects {mde_pct(0.07, 6, 2, 0.05):.1f} % at best" in processes
     assert "the doctor's short requests, estimated" in processes
 
 
 @pytest.mark.parametrize(("blocks", "runs", "known"), [(3, 1, False), (4, 1, True), (2, 2, True)])
 def test_the_noise_of_too_few_blocks_is_none(blocks, runs, known):
-    assert (study_history.noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
+    assert (study_history.cell_noise(cell_json(blocks=blocks, runs=runs)) is not None) == known
 
 
 def test_a_study_without_numbers_says_no_noise():
-    assert study_history.noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
-    assert study_history.noise(cell_json(sd=None)) is None
-    unreached = study_history.noise(cell_json(alpha_row=0.0))
-    assert (unreached.sd, unreached.share) == (0.01, None)
+    assert (
+        study_history.cell_noise({"arms": [], "rows": [], "design": {"runs_per_block": 1}}) is None
+    )
+    assert study_history.cell_noise(cell_json(sd=None)) is None
+    unreached = study_history.cell_noise(cell_json(alpha_row=0.0))
+    assert (unreached.sd, unreached.alpha_share) == (0.01, None)

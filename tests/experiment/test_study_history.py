@@ -39,7 +39,7 @@ def test_start_up_is_what_a_run_costs_beyond_its_measurement(done, tmp_path):
     (found,) = StudyHistory(tmp_path / "outputs" / "two").studies(asked())
     assert found[0].resolve() == done.dir
     spent = [r.seconds["process"] - r.seconds["measure"] for r in read_runs(done.dir)]
-    assert study_history.start_up(found[0]) == median(spent)
+    assert study_history.median_start_up_s(found[0]) == median(spent)
     assert min(spent) > 0
     assert max(spent) < max(r.seconds["process"] for r in read_runs(done.dir))
 
@@ -73,14 +73,14 @@ def test_requests_of_another_model_are_other_work():
     plain = {"workload": config.to_plain(chat), "model": {"name": "tiny"}}
     kept = Arm("base", "baseline", {}, plain)
     ours = SimpleNamespace(workload=chat, model=config.Model(name="tiny", **tiny))
-    assert study_history._same_work(kept, ours)
+    assert study_history._same_workload(kept, ours)
     ours.model = config.Model(name="small", **tiny)
-    assert not study_history._same_work(kept, ours)
+    assert not study_history._same_workload(kept, ours)
     ours.model = config.Model(name="tiny", **tiny)
     del plain["workload"]["concurrency"]  # a record from before that option
-    assert study_history._same_work(kept, ours)
+    assert study_history._same_workload(kept, ours)
     plain["workload"]["num_requests"] = 8
-    assert not study_history._same_work(kept, ours)
+    assert not study_history._same_workload(kept, ours)
 
 
 def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
@@ -88,8 +88,8 @@ def test_a_block_costs_all_its_processes(make_cell, launcher, tmp_path):
     run_cell(cell, launcher)
     records = read_runs(cell.dir)
     each = [sum(r.seconds["process"] for r in records if r.block == b) for b in (0, 1)]
-    assert study_history.block_s(cell.dir) == pytest.approx(median(each))
-    assert study_history.block_s(tmp_path / "nothing") is None
+    assert study_history.median_block_s(cell.dir) == pytest.approx(median(each))
+    assert study_history.median_block_s(tmp_path / "nothing") is None
 
 
 def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
@@ -98,7 +98,7 @@ def test_a_block_with_a_failed_run_costs_nobody_knows(make_cell, launcher):
     first, *_ = (cell.dir / "runs").glob("*.json")
     text = first.read_text().replace('"outcome": "ok"', '"outcome": "crashed"')
     first.write_text(text.replace('"detail": null', '"detail": "planted"'))
-    assert study_history.block_s(cell.dir) is None
+    assert study_history.median_block_s(cell.dir) is None
 
 
 def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
@@ -106,4 +106,4 @@ def test_a_run_that_was_never_measured_has_no_start_up(tmp_path):
     assert record.start_up_s is None
     timed = replace(record, seconds={"process": 2.0, "measure": 0.5})
     assert timed.start_up_s == 1.5
-    assert study_history.start_up(tmp_path) is None
+    assert study_history.median_start_up_s(tmp_path) is None
