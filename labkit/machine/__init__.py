@@ -1,4 +1,4 @@
-"""Facts of the machine: fingerprint, probe, limits, memory, threads, BLAS, caches.
+"""The machine: fingerprint, memory, limits, BLAS, caches, and the processes that labkit starts.
 
-Imports nothing else of labkit.
+This package imports no other package of labkit.
 """

@@ -1,4 +1,4 @@
-"""Best-effort reading of what a system may not tell."""
+"""Best-effort readers of system facts: a fact that this system lacks is left out."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Callable, Mapping
 from struct import error as StructError
 from typing import Any
 
-TOOL_TIMEOUT_S = 2.0  # a tool that takes longer tells nothing
+TOOL_TIMEOUT_S = 2.0  # a tool that takes longer counts as absent
 
 Readers = Mapping[str, Callable[[], Any]]
 
 
 def collect(readers: Readers) -> dict[str, Any]:
-    """Read each field; one that this system does not tell is left out."""
-    found = {}
+    """Call every reader; return the values by name, without those that fail or return None."""
+    values = {}
     for name, reader in readers.items():
         try:
             value = reader()
         except (OSError, ValueError, LookupError, AttributeError, StructError):
             continue
         if value is not None:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def command_output(*command: str) -> str:
-    """Run a tool of the operating system and return what it prints.
+    """Run a tool of the operating system and return its standard output.
 
     Raises
     ------
     OSError
-        It is absent, fails or takes too long: as for any other reader.
+        The tool is absent, fails or takes longer than ``TOOL_TIMEOUT_S``.
     """
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -43,4 +43,4 @@ def command_output(*command: str) -> str:
         )
     except subprocess.SubprocessError as error:
         raise OSError(str(error)) from None
-    return done.stdout.decode(errors="replace")
+    return result.stdout.decode(errors="replace")

@@ -1,7 +1,7 @@
-"""The user's cache folder: everything in it is named by its content.
+"""The user's cache folder, in which everything is named by its content.
 
-Files and folders are written under a temporary name in the same folder and renamed, so
-that two processes may build the same thing at once and nobody ever reads half of it.
+Files and folders are written under a temporary name in the same folder and then renamed. So two
+processes may build the same entry at once, and no process ever reads half of one.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from labkit.machine import numba_sources
 
 
 class CacheError(ValueError):
-    """The cache folder cannot be written; said in one line."""
+    """The cache folder cannot be written; one line."""
 
 
 def root(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the cache folder (absolute; it may not exist yet).
+    """Return the cache folder, an absolute path that may not exist yet.
 
     Parameters
     ----------
     environ
-        Where ``LABKIT_CACHE`` is looked up, by default ``os.environ``. Unset or empty:
-        the platform's user cache folder.
+        Holds ``LABKIT_CACHE``; by default ``os.environ``. Where the variable is unset or empty,
+        the platform's user cache folder is returned.
     """
-    named = (os.environ if environ is None else environ).get("LABKIT_CACHE", "")
-    if named:
-        return Path(named).expanduser().absolute()
+    configured = (os.environ if environ is None else environ).get("LABKIT_CACHE", "")
+    if configured:
+        return Path(configured).expanduser().absolute()
     from platformdirs import user_cache_path
 
     return user_cache_path("labkit", appauthor=False)
@@ -44,7 +44,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     Raises
     ------
     CacheError
-        The folder cannot be made or written.
+        The folder cannot be created or written.
     """
     with building_file(path) as temporary:
         temporary.write_bytes(data)
@@ -73,8 +73,8 @@ def building_file(path: Path) -> Iterator[Path]:
 def building_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside ``path``; rename it to ``path`` when the block ends.
 
-    Where another process was faster its folder is kept and ours is dropped: the names
-    are content addresses, so both hold the same bytes.
+    Where another process has created ``path`` meanwhile, its folder stays and ours is removed.
+    Names are content addresses, so both hold the same bytes.
     """
     with _one_line_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,12 +106,12 @@ def _one_line_errors(path: Path) -> Iterator[None]:
 
 
 def _temporary(path: Path) -> Path:
-    """Name a neighbour of ``path`` that nobody else uses; modes then follow the umask."""
+    """Return an unused path beside ``path``; created normally, so its mode follows the umask."""
     return path.with_name(f".{path.name[:80]}-{uuid.uuid4().hex[:12]}")
 
 
 def _fsync(path: Path) -> None:
-    """Put the bytes on disk before the rename: a crash must not leave an empty file."""
+    """Flush to disk before the rename, so that a crash does not leave an empty file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -120,11 +120,11 @@ def _fsync(path: Path) -> None:
 
 
 def numba_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
-    """Return where numba keeps its machine code, named by the sources that it is made of.
+    """Return the folder of numba's compiled code, named by a digest of the sources it depends on.
 
-    numba renews a cached function when its own file, numba itself or the CPU changes, but
-    not when a file does whose functions or constants it has compiled in: a changed kernel
-    would run as it was.
+    numba recompiles a cached function when its own file, numba or the CPU changes, but not when
+    another file changes whose functions or constants are compiled in. Without the digest a changed
+    kernel would run as it was before.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The control groups that this process is in, on Linux, and what they limit.
+"""Memory and CPU limits of this process's control groups on Linux.
 
-A limit counts wherever it is stated: in this process's group or in any above it, in
-cgroup v2's hierarchy or in v1's of a controller.
+A limit applies wherever it is set: in this process's cgroup or any ancestor, in the hierarchy of
+cgroup v2 or of a v1 controller.
 """
 
 from __future__ import annotations
@@ -11,49 +11,50 @@ from pathlib import Path
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 MEMBERSHIP_FILE = Path("/proc/self/cgroup")
 
-# v1 says "no limit" with a number near 2**63.
+# cgroup v1 writes "no limit" as a number near 2**63.
 UNLIMITED_BYTES = 1 << 62
-# v2's name, v1's name.
+# File names of cgroup v2 and v1.
 LIMIT_FILES = ("memory.max", "memory.limit_in_bytes")
 USAGE_FILES = ("memory.current", "memory.usage_in_bytes")
-# Pages of files that the kernel drops before it kills.
+# Page cache that the kernel reclaims before it kills; v2's name, v1's name.
 RECLAIMABLE_FIELDS = ("inactive_file", "total_inactive_file")
 
 
 def folders(
     controller: str = "", root: Path = CGROUP_ROOT, membership: Path = MEMBERSHIP_FILE
 ) -> list[Path]:
-    """Return this process's cgroup folder and its ancestors up to the top of its hierarchy.
+    """Return this process's cgroup folder and its ancestors, innermost first.
 
-    ``controller``: of cgroup v1's hierarchy ``root/controller``; empty: of v2's, ``root``.
+    ``controller``: a cgroup v1 controller, whose hierarchy is ``root/controller``, or empty for
+    cgroup v2, whose hierarchy is ``root``.
     """
     top = root / controller
     try:
         lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
     except OSError:
         return [top]
-    inside = next((path for _, names, path in lines if controller in names.split(",")), "")
-    own = top / inside.strip("/")
-    # In a container the path may be the host's, which does not exist in here.
+    membership_path = next((path for _, names, path in lines if controller in names.split(",")), "")
+    own = top / membership_path.strip("/")
+    # In a container the path may be the host's, which does not exist inside.
     while own != top and not own.is_dir():
         own = own.parent
     return [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
 
 
 def memory_limit() -> int | None:
-    """Return the least memory limit (bytes), or None where there is none."""
+    """Return the smallest memory limit in bytes, or None without a limit."""
     limits = [folder_memory_limit(folder) for folder in _candidate_folders("memory")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory_headroom() -> int | None:
-    """Return how many bytes the tightest limit leaves, or None where there is none."""
-    rooms = [folder_memory_headroom(folder) for folder in _candidate_folders("memory")]
-    return min((room for room in rooms if room is not None), default=None)
+    """Return the bytes that are left under the tightest memory limit, or None without a limit."""
+    headrooms = [folder_memory_headroom(folder) for folder in _candidate_folders("memory")]
+    return min((bytes_left for bytes_left in headrooms if bytes_left is not None), default=None)
 
 
 def cpu_quota(root: Path = CGROUP_ROOT, membership: Path = MEMBERSHIP_FILE) -> float | None:
-    """Return the least CPU quota in cores, or None where there is none."""
+    """Return the smallest CPU quota in cores, or None without a quota."""
     quotas = [folder_cpu_quota(folder) for folder in _candidate_folders("cpu", root, membership)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
@@ -63,13 +64,13 @@ def _candidate_folders(controller: str, *place: Path) -> list[Path]:
 
 
 def folder_memory_limit(folder: Path) -> int | None:
-    """Return the memory limit (bytes) that one folder states, or None."""
+    """Return the memory limit in bytes that one cgroup folder sets, or None."""
     value = _read_number(folder, LIMIT_FILES)
     return None if value is None or value >= UNLIMITED_BYTES else value
 
 
 def folder_memory_headroom(folder: Path) -> int | None:
-    """Return the bytes left below the folder's memory limit, or None where it has none."""
+    """Return the bytes left under one cgroup folder's memory limit, or None without a limit."""
     limit, used = folder_memory_limit(folder), _read_number(folder, USAGE_FILES)
     if limit is None or used is None:
         return None
@@ -77,7 +78,7 @@ def folder_memory_headroom(folder: Path) -> int | None:
 
 
 def folder_cpu_quota(folder: Path) -> float | None:
-    """Return the CPU quota (cores) that one folder states, or None."""
+    """Return the CPU quota in cores that one cgroup folder sets, or None."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -106,5 +107,5 @@ def _reclaimable_bytes(folder: Path) -> int:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
-    found = dict(line.split() for line in lines)
-    return next((int(found[key]) for key in RECLAIMABLE_FIELDS if key in found), 0)
+    fields = dict(line.split() for line in lines)
+    return next((int(fields[key]) for key in RECLAIMABLE_FIELDS if key in fields), 0)

@@ -1,7 +1,7 @@
-"""Which code ran: the checkout's commit, and a hash of what was changed since.
+"""The revision of the code that ran: the checkout's commit, and a hash of uncommitted changes.
 
-The commit is read from files, so that a worker starts no process; the changes are asked
-of git by the parent, beside each run.
+The commit is read from files, so that a worker starts no process. The parent asks git for the
+changes, beside each run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GIT_TIMEOUT_S = 10
 
 @cache
 def commit(checkout: Path = CHECKOUT) -> str | None:
-    """Return the commit of the checkout that labkit runs from, or None where there is none."""
+    """Return the commit of the checkout that labkit runs from, or None outside a checkout."""
     folder = checkout / ".git"
     if folder.is_file():  # a worktree: "gitdir: PATH"
         folder = checkout / folder.read_text().split(":", 1)[1].strip()
@@ -42,31 +42,31 @@ def commit(checkout: Path = CHECKOUT) -> str | None:
 
 
 def uncommitted_changes(checkout: Path = CHECKOUT) -> str | None:
-    """Hash what differs from the commit in ``labkit/`` and ``conf/``, new files included.
+    """Hash the uncommitted changes in ``labkit/`` and ``conf/``, new files included.
 
     Returns
     -------
-    ``clean``, 16 hex digits, or None where this is no checkout or there is no git.
+    ``clean``, or 16 hex digits, or None without a checkout or without git.
     """
     if not (checkout / ".git").exists():
         return None
     try:
-        text = _git(checkout, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
-        new = _git(checkout, "ls-files", "-z", "--others", "--exclude-standard")
+        diff = _git(checkout, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-textconv")
+        new_files = _git(checkout, "ls-files", "-z", "--others", "--exclude-standard")
     except (OSError, subprocess.SubprocessError):
         return None
-    digest = hashlib.sha256(text)
-    for name in sorted(filter(None, new.split(b"\0"))):
+    digest = hashlib.sha256(diff)
+    for name in sorted(filter(None, new_files.split(b"\0"))):
         digest.update(name + b"\0" + (checkout / os.fsdecode(name)).read_bytes())
-    return digest.hexdigest()[:16] if text or new else CLEAN
+    return digest.hexdigest()[:16] if diff or new_files else CLEAN
 
 
-def _git(checkout: Path, *words: str) -> bytes:
-    # GIT_DIR and its like would ask about another repository than this one.
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+def _git(checkout: Path, *arguments: str) -> bytes:
+    # Variables such as GIT_DIR would point git at another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return subprocess.run(
-        ["git", "-C", str(checkout), *words, "--", *CODE_FOLDERS],
-        env={**ours, "GIT_OPTIONAL_LOCKS": "0"},
+        ["git", "-C", str(checkout), *arguments, "--", *CODE_FOLDERS],
+        env={**environment, "GIT_OPTIONAL_LOCKS": "0"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=GIT_TIMEOUT_S,

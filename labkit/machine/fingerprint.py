@@ -1,9 +1,9 @@
-"""The machine's fingerprint: what a run's record says about where and when it ran.
+"""The machine's fingerprint: where and under which conditions a run ran, for its record.
 
-``take()`` is called in the worker before anything is loaded and ``state()`` at the
-end, in a few milliseconds and without starting a process. ``surroundings()`` asks the
-system's tools; the parent does that before and after a run, so that no worker's start
-pays for it. Each field is best effort (absent when the system does not tell). Fields:
+The worker calls ``take()`` before anything is loaded and ``state()`` at the end; both take a few
+milliseconds and start no process. ``surroundings()`` runs the system's tools; the parent calls it
+before and after a run, so that it does not slow a worker's start. Every field is best effort: it is
+absent where the system does not provide it. Fields:
 
 - facts: ``os, os_release, architecture, host`` (a hash, never the name), ``cpu_model,
   cores, cores_usable, memory_bytes, accelerator, python, versions, git, hash_seed,
@@ -43,13 +43,13 @@ def take() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """Return what changes while a study runs."""
+    """Return the facts that change while a study runs."""
     here = operating_system()
     return {"taken": utc_now(), **collect({"peak_rss_bytes": here.peak_rss}), **here.state()}
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what the system's tools tell, in some tens of milliseconds."""
+    """Return what the system's tools report; takes some tens of milliseconds."""
     return {
         **operating_system().surroundings(),
         **collect({"git_changes": code_revision.uncommitted_changes}),
@@ -57,7 +57,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    """Return what stays while a study runs, unless the machine or the code is changed."""
+    """Return the facts that stay the same unless somebody changes the machine or the code."""
     readers: Readers = {
         "os": platform.system,
         "os_release": platform.release,
@@ -76,23 +76,23 @@ def facts() -> dict[str, Any]:
 
 
 def host_hash() -> str:
-    """Return a hash that tells hosts apart and names none."""
+    """Return a hash of the host name, which distinguishes hosts without naming them."""
     return hashlib.sha256(f"labkit host/{socket.gethostname()}".encode()).hexdigest()[:12]
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of labkit and of what it computes with."""
-    found = {"labkit": __version__}
+    """Return the versions of labkit and of the packages that it computes with."""
+    by_name = {"labkit": __version__}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_name[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def environment_digest() -> dict[str, Any]:
-    """Return size and digest of all environment variables (size alone moves the stack)."""
+    """Return size and digest of all environment variables; their size alone shifts the stack."""
     text = "\0".join(f"{name}={value}" for name, value in sorted(os.environ.items()))
     return {
         "bytes": len(text.encode(errors="surrogateescape")),
@@ -102,6 +102,6 @@ def environment_digest() -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """Return the wall clock's time as ``2026-11-20T20:00:00.000Z``."""
+    """Return the current UTC time as ``2026-11-20T20:00:00.000Z``."""
     now = datetime.datetime.now(datetime.UTC)
     return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""What Linux tells about the machine, from /proc and /sys; nothing here starts a process."""
+"""Facts about a Linux machine, read from /proc and /sys without starting a process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUSY_FIELDS = ("user", "nice", "system", "irq", "softirq")
 
 
 def facts() -> dict[str, Any]:
-    """Return the CPU, the memory, the kernel's settings and the container's limits."""
+    """Return CPU, memory, kernel settings and the container's limits."""
     return collect(
         {
             "cpu_model": cpu_model,
@@ -51,7 +51,7 @@ def facts() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """Return load, memory, pressure, clocks and counters now."""
+    """Return the current load, memory, pressure, clocks and counters."""
     return collect(
         {
             "uptime_s": lambda: float(_read_text("/proc/uptime").split()[0]),
@@ -70,12 +70,12 @@ def state() -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return what NVIDIA's driver tells, where there is one."""
+    """Return the state of NVIDIA devices, where a driver is loaded."""
     return collect({"nvidia": nvidia.state})
 
 
 def sample() -> dict[str, Any]:
-    """Return the cores' clock and the memory that is free."""
+    """Return the cores' mean clock (MHz) and the available memory (bytes)."""
     return collect({"mhz": mhz, "available_bytes": lambda: meminfo()["MemAvailable"]})
 
 
@@ -85,7 +85,7 @@ def _read_text(path: str | Path) -> str:
 
 @cache
 def cpu_model() -> str:
-    """Return the CPU's name, with family and model where the kernel has them."""
+    """Return the CPU's name, with family and model where the kernel reports them."""
     first = _read_text("/proc/cpuinfo").split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     fields = {key.strip(): value.strip() for key, value in pairs}
@@ -95,7 +95,7 @@ def cpu_model() -> str:
 
 
 def accelerator() -> str | None:
-    """Name the NVIDIA devices that the kernel driver lists, or None."""
+    """Return the names of the NVIDIA devices that the kernel driver lists, or None."""
     folders = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [
         line.split(":", 1)[1].strip()
@@ -107,15 +107,15 @@ def accelerator() -> str | None:
 
 
 def settings() -> dict[str, str]:
-    """Return the kernel's settings that change timings; of a choice, the chosen word."""
-    found = {}
+    """Return the kernel settings that affect timings; for ``a [b] c`` the chosen ``b``."""
+    values = {}
     for name, path in SETTING_FILES.items():
         try:
             text = path.read_text().strip()
         except OSError:
             continue
-        found[name] = text.split("[")[1].split("]")[0] if "[" in text else text
-    return found
+        values[name] = text.split("[")[1].split("]")[0] if "[" in text else text
+    return values
 
 
 def meminfo() -> dict[str, int]:
@@ -136,26 +136,26 @@ def swap() -> dict[str, int]:
 
 
 def pressure() -> dict[str, dict[str, float]] | None:
-    """Return pressure stall information: share of 10 s (percent) and total (us)."""
-    found = {}
+    """Return pressure stall information: the average over 10 s (percent) and the total (us)."""
+    stalls = {}
     for name in ("cpu", "memory", "io"):
         try:
             line = _read_text(f"/proc/pressure/{name}").splitlines()[0]
         except OSError:
             continue
         fields = dict(word.split("=") for word in line.split()[1:])
-        found[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
-    return found or None
+        stalls[name] = {"avg10": float(fields["avg10"]), "total_us": float(fields["total"])}
+    return stalls or None
 
 
 def cpu_ticks() -> dict[str, int]:
-    """Return the CPU time of all cores since boot by kind, in clock ticks (see ``sysconf``)."""
+    """Return all cores' CPU time since boot by kind, in clock ticks (``_ticks_per_s``)."""
     words = _read_text("/proc/stat").split("\n", 1)[0].split()[1:]
     return dict(zip(TICK_FIELDS, map(int, words), strict=False))
 
 
 def mhz() -> float | None:
-    """Return the mean clock of the cores, in MHz."""
+    """Return the cores' mean clock in MHz, or None where it is not reported."""
     paths = list(CPU_FOLDER.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     if paths:
         return sum(int(path.read_text()) for path in paths) / len(paths) / 1e3
@@ -174,7 +174,7 @@ def _stat_number(name: str) -> int:
 
 
 def oom_kills() -> int:
-    """Count the kernel's out-of-memory kills: the container's, else the machine's."""
+    """Return the number of out-of-memory kills in the container, else on the machine."""
     for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         try:
             fields = dict(line.split() for line in _read_text(path).splitlines())
@@ -185,40 +185,40 @@ def oom_kills() -> int:
 
 
 def thermal() -> dict[str, int] | None:
-    """Return the CPU's throttle counts since boot, summed over cores."""
+    """Return the number of thermal throttling events since boot, summed over cores."""
     paths = list(CPU_FOLDER.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     return {"throttled": sum(int(path.read_text()) for path in paths)} if paths else None
 
 
 def memory() -> tuple[int, int]:
-    """Return the machine's memory and how much of it is free, in bytes."""
+    """Return total and available memory in bytes."""
     sizes = meminfo()
     return sizes["MemTotal"], sizes["MemAvailable"]
 
 
 def process_memory(pid: int | None = None) -> dict[str, int]:
-    """Return what a process (None: this one) and those below it have in memory and in swap.
+    """Return the resident and swapped bytes of a process (None: this one) and its descendants.
 
     Raises
     ------
     OSError
-        It is gone, or a zombie, which has no memory left.
+        The process has ended, or is a zombie, which has no memory.
     """
-    whole = os.getpid() if pid is None else pid
-    sizes = _process_sizes(str(whole))
+    root = os.getpid() if pid is None else pid
+    sizes = _process_sizes(str(root))
     names = {"rss_bytes": "VmRSS", "swap_bytes": "VmSwap"}
-    found = {name: sizes[key] for name, key in names.items() if key in sizes}
-    for child in _children(whole):
+    total = {name: sizes[key] for name, key in names.items() if key in sizes}
+    for child in _children(root):
         with suppress(OSError):  # it has just ended
             for name, size in process_memory(child).items():
-                found[name] = found.get(name, 0) + size
-    return found
+                total[name] = total.get(name, 0) + size
+    return total
 
 
 def peak_rss() -> int:
-    """Return the largest resident size (bytes) that this process has had.
+    """Return this process's peak resident size in bytes.
 
-    ``getrusage`` would count the parent that forked this process.
+    It is read from VmHWM, because ``getrusage`` includes the peak of the parent that forked it.
     """
     peak = _process_sizes("self").get("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if peak is None else peak
@@ -235,33 +235,34 @@ def _process_sizes(pid: str) -> dict[str, int]:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process and its children have used (0.0 when it is gone)."""
+    """Return the CPU seconds of a process and its descendants (0.0 if it has ended)."""
     try:
         fields = _read_text(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
         return 0.0
-    ended = sum(map(int, fields[11:15])) / _ticks_per_s()  # its own, and of children that ended
-    return ended + sum(map(process_cpu_s, _children(pid)))
+    # utime, stime, and both of children that have ended
+    own = sum(map(int, fields[11:15])) / _ticks_per_s()
+    return own + sum(map(process_cpu_s, _children(pid)))
 
 
 def _children(pid: int) -> list[int]:
-    """Return the processes that a process has started and that run; none where nobody tells."""
+    """Return the ids of a process's live children; empty where the kernel does not list them."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
         lists = [_read_text(f"/proc/{pid}/task/{thread}/children") for thread in threads]
     except OSError:
         return []
-    return [int(child) for one in lists for child in one.split()]
+    return [int(child) for children in lists for child in children.split()]
 
 
 def busy_s() -> float:
-    """Return the CPU seconds that all cores have been busy since boot (steal left out)."""
+    """Return all cores' busy CPU seconds since boot, without stolen time."""
     ticks = cpu_ticks()
     return sum(ticks[name] for name in BUSY_FIELDS) / _ticks_per_s()
 
 
 def stolen_s() -> float | None:
-    """Return the CPU seconds that the hypervisor gave to others since boot."""
+    """Return the CPU seconds that the hypervisor has given to other guests since boot, or None."""
     steal = cpu_ticks().get("steal")
     return None if steal is None else steal / _ticks_per_s()
 

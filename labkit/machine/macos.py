@@ -1,7 +1,7 @@
-"""What macOS tells about the machine without sudo: ``sysctl``, NSProcessInfo, Metal, psutil.
+"""Facts about a Mac, read without sudo from ``sysctl``, NSProcessInfo, Metal and psutil.
 
-It goes through the C library and the Objective-C runtime and starts no process;
-``surroundings()`` alone asks the tools (:mod:`labkit.machine.macos_tools`).
+They are read through the C library and the Objective-C runtime, without starting a process; only
+``surroundings()`` runs tools (:mod:`labkit.machine.macos_tools`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ THERMAL_STATES = ("nominal", "fair", "serious", "critical")
 
 
 def has_metal() -> bool:
-    """Tell whether this is Apple silicon under macOS."""
+    """Return whether this is Apple silicon under macOS."""
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def facts() -> dict[str, Any]:
-    """Return the chip, the memory, the OS build and the limits."""
+    """Return chip, memory, OS build and limits."""
     return collect(
         {
             "cpu_model": lambda: _sysctl_text("machdep.cpu.brand_string"),
@@ -52,7 +52,7 @@ def facts() -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """Return load, memory pressure, swap and the thermal state now."""
+    """Return the current load, memory pressure, swap and thermal state."""
     return collect(
         {
             "uptime_s": lambda: round(time.time() - _boot_time(), 1),
@@ -69,13 +69,13 @@ def state() -> dict[str, Any]:
 
 
 def sample() -> dict[str, Any]:
-    """Return the load, and how far memory and heat press."""
-    now = state()
+    """Return the load, and the levels of memory pressure and of the thermal state."""
+    current = state()
     return collect(
         {
-            "load": lambda: now["loadavg"][0],
-            "memory_pressure_level": lambda: now["pressure"]["memory"]["level"],
-            "thermal_level": lambda: THERMAL_STATES.index(now["thermal"]),
+            "load": lambda: current["loadavg"][0],
+            "memory_pressure_level": lambda: current["pressure"]["memory"]["level"],
+            "thermal_level": lambda: THERMAL_STATES.index(current["thermal"]),
         }
     )
 
@@ -84,7 +84,7 @@ def sample() -> dict[str, Any]:
 
 
 def sysctl(name: str) -> int | None:
-    """Return a number of the kernel's, or None where it has none of that name."""
+    """Return a numeric sysctl, or None where the kernel does not have it."""
     try:
         return _sysctl_number(name)
     except OSError:
@@ -97,7 +97,7 @@ def _sysctl_reader(key: str) -> Callable[[], int]:
 
 def _sysctl(name: str) -> bytes:
     if sys.platform != "darwin":
-        raise OSError("sysctl by name is macOS's")
+        raise OSError("sysctlbyname exists on macOS only")
     library = ctypes.CDLL(None, use_errno=True)
     size = ctypes.c_size_t(0)
     if library.sysctlbyname(name.encode(), None, ctypes.byref(size), None, 0) != 0:
@@ -131,10 +131,10 @@ def _swap() -> dict[str, int]:
 
 @dataclass(frozen=True)
 class WiredSettings:
-    """How macOS limits and reclaims the GPU's wired memory; None: it does not tell.
+    """How macOS limits and reclaims the GPU's wired memory; None: not reported.
 
-    ``limit_mb``: ``iogpu.wired_limit_mb`` (MiB; 0: the system's own default).
-    ``collector``: False where ``iogpu.disable_wired_collector`` is 1.
+    ``limit_mb``: ``iogpu.wired_limit_mb`` (MiB; 0: the system's default).
+    ``collector``: whether the wired collector is on (``iogpu.disable_wired_collector`` is 0).
     ``dynamic_lwm``: ``iogpu.dynamic_lwm``, whether the low-water mark moves.
     """
 
@@ -146,7 +146,7 @@ class WiredSettings:
 def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
     """Read the wired limit and the state of the wired collector.
 
-    ``read`` is a parameter so that the meaning of the numbers is tested anywhere.
+    ``read`` is a parameter so that tests on other systems can replace ``sysctl``.
     """
     disabled = read("iogpu.disable_wired_collector")
     dynamic = read("iogpu.dynamic_lwm")
@@ -160,8 +160,8 @@ def wired_settings(read: Callable[[str], int | None] = sysctl) -> WiredSettings:
 def recommended_working_set() -> int | None:
     """Return Metal's ``recommendedMaxWorkingSetSize`` (bytes), or None without Metal.
 
-    It is a static hint of the operating system for one process; it does not see what
-    other programs hold. ``iogpu.wired_limit_mb`` moves it.
+    It is a static hint for one process and ignores the memory of other programs.
+    ``iogpu.wired_limit_mb`` changes it.
     """
     if sys.platform != "darwin":
         return None
@@ -178,7 +178,7 @@ def recommended_working_set() -> int | None:
 
 
 def _process_info(selector: str) -> int:
-    """Ask ``NSProcessInfo.processInfo`` for an integer property."""
+    """Return an integer property of ``NSProcessInfo.processInfo``."""
     ctypes.CDLL("/System/Library/Frameworks/Foundation.framework/Foundation")
     objc = _objc()
     objc.objc_getClass.restype = ctypes.c_void_p
@@ -186,13 +186,13 @@ def _process_info(selector: str) -> int:
     return int(_send_message(info, selector, ctypes.c_long))
 
 
-def _send_message(receiver: Any, selector: str, kind: Any) -> Any:
-    """Send an Objective-C message without arguments; ``kind``: the C type of the answer."""
+def _send_message(receiver: Any, selector: str, result_type: Any) -> Any:
+    """Send an Objective-C message without arguments; ``result_type``: the C type it returns."""
     objc = _objc()
     objc.sel_registerName.restype = ctypes.c_void_p
     send = ctypes.cast(objc.objc_msgSend, ctypes.c_void_p).value
     assert send is not None
-    message = ctypes.CFUNCTYPE(kind, ctypes.c_void_p, ctypes.c_void_p)(send)
+    message = ctypes.CFUNCTYPE(result_type, ctypes.c_void_p, ctypes.c_void_p)(send)
     return message(receiver, objc.sel_registerName(selector.encode()))
 
 
@@ -204,27 +204,27 @@ def _objc() -> ctypes.CDLL:
 
 
 def memory() -> tuple[int, int]:
-    """Return the machine's memory and how much of it is free, in bytes."""
+    """Return total and available memory in bytes."""
     import psutil
 
-    found = psutil.virtual_memory()
-    return int(found.total), int(found.available)
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
 
 
 def process_memory(pid: int | None = None) -> dict[str, int]:
-    """Return what a process (None: this one) and those below it have in memory.
+    """Return the resident bytes of a process (None: this one) and its descendants.
 
     Raises
     ------
     OSError
-        There is no such process.
+        The process does not exist.
     """
     import psutil
 
     try:
-        whole = psutil.Process(pid)
-        size = int(whole.memory_info().rss)
-        for child in whole.children(recursive=True):
+        process = psutil.Process(pid)
+        size = int(process.memory_info().rss)
+        for child in process.children(recursive=True):
             with suppress(psutil.Error):  # it has just ended
                 size += int(child.memory_info().rss)
     except psutil.Error as error:
@@ -233,24 +233,24 @@ def process_memory(pid: int | None = None) -> dict[str, int]:
 
 
 def peak_rss() -> int:
-    """Return the largest resident size (bytes) that this process has had."""
+    """Return this process's peak resident size in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process and its children have used (0.0 when it is gone)."""
+    """Return the CPU seconds of a process and its descendants (0.0 if it has ended)."""
     import psutil
 
     try:
         process = psutil.Process(pid)
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+        times = [member.cpu_times() for member in (process, *process.children(recursive=True))]
     except psutil.Error:
         return 0.0
-    return float(sum(one.user + one.system for one in times))
+    return float(sum(cpu.user + cpu.system for cpu in times))
 
 
 def busy_s() -> float:
-    """Return the CPU seconds that all cores have been busy since boot."""
+    """Return all cores' busy CPU seconds since boot."""
     import psutil
 
     times = psutil.cpu_times()
@@ -258,4 +258,4 @@ def busy_s() -> float:
 
 
 def stolen_s() -> None:
-    """Return None: macOS does not tell what a hypervisor gives to others."""
+    """Return None: macOS does not report time stolen by a hypervisor."""

@@ -1,12 +1,11 @@
-"""The machine as a memory budget sees it: this one, or a Mac simulated anywhere.
+"""Memory sizes of a machine for memory budgets: this computer, or a simulated Mac.
 
-A simulated Mac is three numbers, so that budgets can be compared on any computer; what
-runs still runs here. Its working set is what Metal reports on such a Mac at the system's
-default limit: two thirds of RAM up to 32 GiB and three quarters from 36 GiB, as logged
-for 16 GiB (10922.67 MiB), 32 GiB (21845.34 MiB), 64 GiB (49152 MiB) and 96 GiB
-(73728 MiB); one newer Mac of 128 GiB under macOS 26 was logged with 107.52 GiB. What is free is an
-assumption, the same for all: macOS and a desktop's programs hold a quarter of RAM, at
-least 3 GiB and at most 12.
+A simulated Mac is three numbers (total, available, working set), so that budgets can be compared on
+any computer; the run itself still runs here. The working set is what Metal reports on such a Mac at
+the default limit: two thirds of RAM up to 32 GiB and three quarters from 36 GiB, as logged for
+16 GiB (10922.67 MiB), 32 GiB (21845.34 MiB), 64 GiB (49152 MiB) and 96 GiB (73728 MiB); one newer
+Mac of 128 GiB under macOS 26 was logged with 107.52 GiB. Available memory is an assumption, the
+same for all: macOS and a desktop's programs hold a quarter of RAM, at least 3 GiB and at most 12.
 """
 
 from __future__ import annotations
@@ -22,31 +21,30 @@ from labkit.machine.operating_system import operating_system
 GIB = 1 << 30
 MIB = 1 << 20
 THIS_MACHINE = "this machine"
-# Free memory moves between a plan and a run; advice keeps so much of RAM away from it.
+# Available memory changes between plan and run; advice keeps this fraction of RAM as a margin.
 SLACK_FRACTION = 1 / 50
 
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Memory in bytes.
+    """A machine's memory in bytes.
 
     Parameters
     ----------
     name
-        ``this machine``, or a simulated one's name.
+        ``this machine``, or the name of a simulated Mac.
     total
         RAM, or the container's limit where that is smaller.
     available
-        What is free now.
-    hint
-        Metal's recommended working set; without Metal ``total``, as a CPU engine has
-        nothing else to go by.
+        Memory that is free now.
+    working_set
+        Metal's recommended working set; without Metal, ``total``.
     metal
         Whether ``working_set`` is Metal's.
     slack
-        What ``available`` may move by between a plan and a run; 0 where it is simulated.
+        How much ``available`` may change between plan and run; 0 for a simulated Mac.
     wired
-        The wired collector and its limit; None where there is none to read.
+        Limit and collector of wired memory; None outside macOS.
     """
 
     name: str
@@ -58,20 +56,20 @@ class MemoryProfile:
     wired: WiredSettings | None = None
 
     def __post_init__(self) -> None:
-        """Refuse numbers that no machine has."""
+        """Check that the sizes are consistent."""
         if not (0 <= self.available <= self.total and 0 < self.working_set <= self.total):
             raise ValueError(
                 f"{self.name}: {self.total} bytes of memory, {self.available} available and a "
-                f"hint of {self.working_set} are no machine"
+                f"working set of {self.working_set} bytes do not fit together"
             )
 
     @property
     def is_simulated(self) -> bool:
-        """Whether these are a table's numbers, not this computer's."""
+        """Whether this is a simulated Mac and not this computer."""
         return self.name != THIS_MACHINE
 
 
-# name: RAM (GiB), Metal's working set (MiB; None: two thirds up to 32 GiB, else three quarters)
+# By name: RAM (GiB), Metal's working set (MiB; None: 2/3 of RAM up to 32 GiB, else 3/4).
 SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
     "sim_m1_8gb": (8, None),
     "sim_m1_pro_16gb": (16, None),
@@ -89,40 +87,40 @@ SIMULATED_MACS: dict[str, tuple[int, int | None]] = {
 
 
 def find_profile(name: str | None) -> MemoryProfile:
-    """Return the simulated machine ``name``, or this one for None.
+    """Return the simulated Mac ``name``, or this computer for None.
 
     Raises
     ------
     KeyError
-        There is no such simulated machine.
+        There is no simulated Mac of that name.
     """
     return this_machine() if name is None else simulated_mac(name)
 
 
 def simulated_mac(name: str) -> MemoryProfile:
     """Return a simulated Mac at the system's default limits."""
-    size, hint_mib = SIMULATED_MACS[name]
-    total = size * GIB
-    share = total * 2 // 3 if size <= 32 else total * 3 // 4
+    ram_gib, working_set_mib = SIMULATED_MACS[name]
+    total = ram_gib * GIB
+    default = total * 2 // 3 if ram_gib <= 32 else total * 3 // 4
     return MemoryProfile(
         name=name,
         total=total,
         available=total - max(3 * GIB, min(total // 4, 12 * GIB)),
-        working_set=share if hint_mib is None else hint_mib * MIB,
+        working_set=default if working_set_mib is None else working_set_mib * MIB,
         metal=True,
         wired=WiredSettings(limit_mb=0, collector=True, dynamic_lwm=True),
     )
 
 
 def this_machine() -> MemoryProfile:
-    """Read this computer: RAM or the container's limit, what is free, Metal's hint."""
-    total, free = operating_system().memory()
+    """Return this computer's memory as it is now, within the container's limits."""
+    total, available = operating_system().memory()
     total = min(total, cgroups.memory_limit() or total)
-    room, working_set = cgroups.memory_headroom(), macos.recommended_working_set()
+    headroom, working_set = cgroups.memory_headroom(), macos.recommended_working_set()
     return MemoryProfile(
         name=THIS_MACHINE,
         total=total,
-        available=min(total, free if room is None else min(free, room)),
+        available=min(total, available if headroom is None else min(available, headroom)),
         working_set=total if working_set is None else min(working_set, total),
         metal=working_set is not None,
         slack=int(total * SLACK_FRACTION),
@@ -131,10 +129,10 @@ def this_machine() -> MemoryProfile:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system, where the C library keeps it (glibc's does).
+    """Return freed heap memory to the system, where the C library keeps it.
 
-    It keeps what was freed below memory that is still in use: arrays of up to 32 MB, once one
-    of that size has been freed.
+    glibc keeps memory that was freed below an allocation still in use; once an array of up to 32 MB
+    has been freed, it allocates arrays of that size on the heap.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,6 +1,6 @@
-"""What ``nvidia-smi`` tells of an NVIDIA device, where its driver is loaded.
+"""State of NVIDIA devices, as ``nvidia-smi`` reports it where the driver is loaded.
 
-Asked by the parent, before and after a run: no start-up of a worker pays for it.
+The parent reads it before and after a run, so that it does not slow a worker's start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from labkit.machine.best_effort import collect, command_output
 
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
-# nvidia-smi's name: ours
+# Names in records, by nvidia-smi's name.
 QUERY_FIELDS = {
     "clocks.sm": "sm_mhz",
     "clocks.mem": "memory_mhz",
@@ -25,7 +25,7 @@ QUERY_FIELDS = {
 
 
 def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
-    """Return one dict per device, and the number of processes on it; None without a driver."""
+    """Return one dict per device with the number of processes, or None without a driver."""
     if not driver.exists():
         return None
     names = ",".join(QUERY_FIELDS)
@@ -45,7 +45,7 @@ def state(driver: Path = DRIVER_FILE) -> list[dict[str, Any]] | None:
 
 
 def parse_query(text: str) -> list[dict[str, Any]]:
-    """Read ``--format=csv,noheader,nounits``: numbers as numbers, what is not told left out."""
+    """Parse the output of ``--format=csv,noheader,nounits``; fields in brackets are left out."""
     devices = []
     for line in filter(str.strip, text.splitlines()):
         values = zip(

@@ -1,14 +1,13 @@
-"""A fast BLAS for MLX on Linux.
+"""OpenBLAS for MLX on Linux, built from the library that scipy ships.
 
-The MLX wheel for Linux multiplies with the reference BLAS (7 GFLOP/s in float32).
-scipy, already a dependency, ships OpenBLAS with prefixed symbols (``scipy_cblas_sgemm``).
-Once per machine a copy of it is given plain names and kept in the user's cache; loaded
-with ``RTLD_GLOBAL`` before ``import mlx.core`` it answers MLX's calls.
+The MLX wheel for Linux multiplies with the reference BLAS (7 GFLOP/s in float32). scipy, already a
+dependency, ships OpenBLAS with prefixed symbols (``scipy_cblas_sgemm``). Once per machine, labkit
+makes a copy with plain names in the user's cache. Loaded with ``RTLD_GLOBAL`` before
+``import mlx.core``, the copy receives MLX's calls.
 
-Every *other* name that the library exports (``exec_blas``, ``sgemm_nn``, 6,000 more) gets
-a private prefix in the copy. The library calls itself through such names, so without this
-the global copy would take over the insides of the OpenBLAS that numpy (64-bit integers)
-and scipy load later.
+All other exported names (``exec_blas``, ``sgemm_nn``, 6,000 more) get a private prefix in the copy.
+The library calls itself through these names. Without the prefix, the OpenBLAS that numpy (64-bit
+integers) and scipy load later would call into the global copy.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ LIBRARY_NAME = "liblabkit_openblas"
 
 
 class BlasUnavailable(ValueError):
-    """The BLAS asked for cannot be used here; said in one line with what to set."""
+    """The configured BLAS cannot be used here; one line that ends in what to set."""
 
 
 def build_library() -> Path:
-    """Build the copy of OpenBLAS with plain names once into the cache; return where it is.
+    """Return the path of the renamed copy of OpenBLAS, which is built if the cache lacks it.
 
-    Its name ends in a digest of the source library and the recipe, so equal names are
-    equal libraries.
+    Its name ends in a digest of the source library and the recipe, so equal names mean equal
+    libraries.
 
     Raises
     ------
     BlasUnavailable
-        It cannot be built here.
+        The library cannot be built here.
     """
     try:
         return _build_if_missing()
@@ -59,21 +58,20 @@ def build_library() -> Path:
 
 
 def activate(kind: str, threads: int) -> dict[str, Any]:
-    """Make MLX use the BLAS ``kind`` ("openblas" or "stock"); call before it is imported.
+    """Make MLX use the BLAS ``kind`` ("openblas" or "stock"); call this before MLX is imported.
 
-    ``threads``: how many OpenBLAS multiplies with. The reference BLAS has one, Accelerate
-    chooses for itself.
+    ``threads``: OpenBLAS's threads. The reference BLAS has one; Accelerate chooses for itself.
 
     Returns
     -------
     dict
-        What multiplies, for the record: ``name``, ``version``, ``core`` (the kernels
-        that OpenBLAS chose for this CPU), ``path_digest``, ``threads``; unknown is None.
+        The BLAS in use, for the record: ``name``, ``version``, ``core`` (the CPU type whose
+        kernels OpenBLAS chose), ``path_digest``, ``threads``; None where unknown.
 
     Raises
     ------
     BlasUnavailable
-        It cannot be loaded here, or it is too late in this process to choose.
+        The library cannot be loaded, or this process has already loaded another BLAS.
     """
     if kind not in ("openblas", "stock"):
         raise BlasUnavailable(f"engine.blas={kind}: allowed are openblas and stock")
@@ -114,7 +112,7 @@ def _activate_openblas(threads: int) -> dict[str, Any]:
 
 
 def active_blas() -> str:
-    """Name what answers MLX's products in this process: openblas, stock or accelerate."""
+    """Return the BLAS that MLX uses in this process: openblas, stock or accelerate."""
     if sys.platform == "darwin":
         return "accelerate"
     return "openblas" if _is_loaded() else "stock"
@@ -126,7 +124,7 @@ def _provenance(name: str, **known: Any) -> dict[str, Any]:
 
 
 def _is_loaded() -> bool:
-    """Tell whether a copy of ours is in this process."""
+    """Return whether labkit's copy of OpenBLAS is loaded in this process."""
     return f"/{LIBRARY_NAME}-" in Path("/proc/self/maps").read_text()
 
 
@@ -134,7 +132,7 @@ def _build_if_missing() -> Path:
     if sys.platform != "linux" or machine() not in ("x86_64", "aarch64"):
         raise ValueError(f"no OpenBLAS for {sys.platform} on {machine()}")
     source = _source_library()
-    # The folder is in the key because the copy finds libgfortran through it.
+    # The folder is part of the key because the copy's rpath points to it (for libgfortran).
     digest = hashlib.sha256(source.read_bytes())
     digest.update(f"{RECIPE_VERSION}\0{source.parent}".encode())
     key = digest.hexdigest()[:32]
@@ -149,12 +147,13 @@ def _source_library() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("scipy is not installed")
     folder = Path(spec.submodule_search_locations[0]).resolve().parent / "scipy.libs"
-    found = sorted(folder.glob("libscipy_openblas-*.so*"))
-    if len(found) != 1:
+    libraries = sorted(folder.glob("libscipy_openblas-*.so*"))
+    if len(libraries) != 1:
         raise ValueError(
-            f"{len(found)} files libscipy_openblas-*.so in {folder} where scipy's wheel has one"
+            f"{len(libraries)} files libscipy_openblas-*.so in {folder}, expected the one of "
+            "scipy's wheel"
         )
-    return found[0]
+    return libraries[0]
 
 
 def _patchelf() -> str:
@@ -182,9 +181,9 @@ def _build(source: Path, path: Path) -> None:
         renames.write_text(names)
         command = [program, "--rename-dynamic-symbols", str(renames)]
         command += ["--set-soname", path.name, "--set-rpath", str(source.parent), str(temporary)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise ValueError(f"patchelf failed on {source.name}: {done.stderr.strip()}")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            raise ValueError(f"patchelf failed on {source.name}: {result.stderr.strip()}")
         temporary.chmod(0o755)
 
 
@@ -195,7 +194,7 @@ def _name_in_copy(name: str) -> str:
 
 
 def exported_names(image: bytes) -> Iterator[str]:
-    """Yield the names that a 64-bit little-endian ELF library defines for others.
+    """Yield the names that a 64-bit little-endian ELF library exports.
 
     Source: the ELF-64 object file format (section header and symbol table entries).
     """

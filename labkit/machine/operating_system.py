@@ -1,4 +1,4 @@
-"""The system that this process runs on: what ``linux`` and ``macos`` both tell."""
+"""The operating system's facts behind one interface, which ``linux`` and ``macos`` implement."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from labkit.machine import linux, macos
 
 
 class OperatingSystem(Protocol):
-    """A module that reads one operating system.
+    """A module that reads one operating system's facts.
 
-    What a dict lacks is not told; its keys are those of the record
-    (:mod:`labkit.machine.fingerprint`).
+    The keys of the dicts are those of the record (:mod:`labkit.machine.fingerprint`); a fact that
+    the system does not provide is absent.
     """
 
     def facts(self) -> dict[str, Any]:
-        """Return what stays while a study runs."""
+        """Return the facts that stay the same while a study runs."""
 
     def state(self) -> dict[str, Any]:
-        """Return what changes, in some milliseconds and without starting a process."""
+        """Return the facts that change, in a few milliseconds and without starting a process."""
 
     def surroundings(self) -> dict[str, Any]:
-        """Return what the system's tools tell."""
+        """Return what the system's tools report."""
 
     def sample(self) -> dict[str, Any]:
-        """Return the little that the observer looks at once a second."""
+        """Return the few facts that ``MachineObserver`` samples once a second."""
 
     def memory(self) -> tuple[int, int]:
-        """Return the machine's memory and how much of it is free, in bytes."""
+        """Return total and available memory in bytes."""
 
     def process_memory(self, pid: int | None = None) -> dict[str, int]:
-        """Return what a process (None: this one) and those below it have in memory and in swap.
+        """Return the memory of a process (None: this one) and its descendants.
 
-        ``rss_bytes``, in which what they share counts for each, and, where the system tells,
-        ``swap_bytes``.
+        ``rss_bytes``: resident bytes; pages that they share count for each of them.
+        ``swap_bytes``: swapped bytes, where the system reports them.
 
         Raises
         ------
         OSError
-            There is no such process, or the system does not say.
+            The process does not exist, or the system does not report its memory.
         """
 
     def process_cpu_s(self, pid: int) -> float:
-        """Return the CPU seconds that a process and its children have used (0.0: it is gone)."""
+        """Return the CPU seconds of a process and its descendants (0.0 if it has ended)."""
 
     def peak_rss(self) -> int:
-        """Return the largest resident size (bytes) that this process has had."""
+        """Return this process's peak resident size in bytes."""
 
     def busy_s(self) -> float:
-        """Return the CPU seconds that all cores have been busy since boot."""
+        """Return all cores' busy CPU seconds since boot."""
 
     def stolen_s(self) -> float | None:
-        """Return the CPU seconds that the hypervisor gave to others since boot."""
+        """Return the CPU seconds given to other guests since boot, or None where unknown."""
 
 
 def operating_system() -> OperatingSystem:
-    """Return this process's system."""
+    """Return the module for this operating system."""
     return macos if sys.platform == "darwin" else linux

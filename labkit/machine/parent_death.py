@@ -1,8 +1,8 @@
-"""A worker ends with its parent, however the parent ends.
+"""End a process when its parent dies, however the parent dies.
 
-On Linux the kernel sends SIGKILL (``prctl``); everywhere a thread waits on the read end
-of a pipe whose write end only the parent holds, or polls the parent's process id where
-there is no such pipe.
+On Linux the kernel sends SIGKILL (``PR_SET_PDEATHSIG``). On every system a thread waits on the read
+end of a pipe whose write end only the parent holds; without such a pipe it polls the parent's
+process id.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ PR_SET_PDEATHSIG = 1
 POLL_S = 0.25
 
 
-def watch_parent(parent: int, lifeline: int | None, *, lasting: bool = True) -> None:
-    """Watch process ``parent`` from now on; kill this process group when it is gone.
+def watch_parent(parent: int, lifeline: int | None, *, started_by_main_thread: bool = True) -> None:
+    """Kill this process, and the group that it leads, as soon as process ``parent`` has ended.
 
     Parameters
     ----------
     parent
-        Its process id.
+        The parent's process id.
     lifeline
-        Descriptor of the pipe; with it the thread sleeps until the end, so that watching costs
-        a measurement nothing.
-    lasting
-        Whether the thread that started this process lives as long as ``parent``: Linux sends
-        the signal when that thread ends.
+        Read end of the pipe. With it the watching thread sleeps until the end and costs a
+        measurement nothing; None: it polls.
+    started_by_main_thread
+        Whether the parent's main thread started this process. Linux sends the signal when the
+        starting thread ends, so it is requested only then.
     """
-    if lasting and sys.platform == "linux":
+    if started_by_main_thread and sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if not parent_is_alive(parent):  # it died before the call above
+    if not parent_is_alive(parent):  # the parent died before the call above
         kill_process_group()
     threading.Thread(target=_watch, args=(parent, lifeline), daemon=True).start()
 
 
 def parent_is_alive(parent: int) -> bool:
-    """Tell whether ``parent`` is still this process's parent."""
+    """Return whether ``parent`` is still this process's parent."""
     return os.getppid() == parent
 
 
 def kill_process_group() -> None:
-    """Kill this process and, if it leads its own group, all of the group."""
+    """Kill this process and, if it leads a process group, the whole group."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

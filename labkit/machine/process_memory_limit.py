@@ -1,9 +1,9 @@
-"""A limit on the memory that this process may take from here on.
+"""Limit the memory that this process may allocate from now on.
 
-A cgroup (v2, else v1) where this user may make one: the kernel counts pages that are
-touched, and kills the process that has too many. Elsewhere the address space is limited
-(``RLIMIT_AS``): a reservation counts whether it is touched or not, and the allocation that
-exceeds it fails. What the process held before is not counted in either.
+Where the user may create a cgroup (v2, else v1), the kernel counts the pages that are touched, and
+kills the process when it exceeds the limit. Elsewhere the address space is limited (``RLIMIT_AS``):
+reservations count whether they are touched or not, and the allocation that exceeds the limit fails.
+Neither counts memory that the process had before.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from labkit.machine import cgroups
 
 @dataclass(frozen=True)
 class CgroupVersion:
-    """By which controller and file names a cgroup version limits memory."""
+    """The controller and file names by which a cgroup version limits memory."""
 
     name: str
-    controller: str  # of cgroup v1
-    most: str
-    swap: str
-    kills: str
+    controller: str  # empty for cgroup v2
+    limit_file: str
+    swap_file: str
+    events_file: str
 
 
 CGROUP_VERSIONS = (
@@ -40,10 +40,10 @@ CGROUP_VERSIONS = (
 )
 
 
-def apply_memory_limit(count: int) -> str:
-    """Let this process take ``count`` more bytes; return what holds the limit.
+def apply_memory_limit(limit_bytes: int) -> str:
+    """Let this process allocate ``limit_bytes`` more; return what enforces the limit.
 
-    ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``.
+    That is ``cgroup v2``, ``cgroup v1`` or ``RLIMIT_AS``.
 
     Raises
     ------
@@ -51,27 +51,31 @@ def apply_memory_limit(count: int) -> str:
         The system refuses every kind of limit.
     """
     for version in CGROUP_VERSIONS:
-        if _join_cgroup(version, count):
+        if _join_cgroup(version, limit_bytes):
             return version.name
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    current = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (held + count, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (current + limit_bytes, hard))
     return "RLIMIT_AS"
 
 
-def _join_cgroup(version: CgroupVersion, count: int) -> bool:
-    """Move this process into a new cgroup of ``count`` bytes; False where that is refused."""
+def _join_cgroup(version: CgroupVersion, limit_bytes: int) -> bool:
+    """Move this process into a new cgroup limited to ``limit_bytes``; False if not permitted."""
     folder = _limited_cgroup(version, os.getpid())
     try:
         folder.mkdir()
     except OSError:
         return False
     try:
-        if not (folder / version.most).exists():  # a plain folder, or no memory controller
+        if not (
+            folder / version.limit_file
+        ).exists():  # no cgroup file system, or no memory controller
             raise FileNotFoundError(folder)
-        (folder / version.most).write_text(str(count))
-        with contextlib.suppress(OSError):  # no swap accounting: swap is not limited
-            (folder / version.swap).write_text("0" if "max" in version.swap else str(count))
+        (folder / version.limit_file).write_text(str(limit_bytes))
+        with contextlib.suppress(OSError):  # without swap accounting, swap is not limited
+            (folder / version.swap_file).write_text(
+                "0" if "max" in version.swap_file else str(limit_bytes)
+            )
         (folder / "cgroup.procs").write_text(str(os.getpid()))
     except OSError:
         folder.rmdir()
@@ -80,19 +84,19 @@ def _join_cgroup(version: CgroupVersion, count: int) -> bool:
 
 
 def _limited_cgroup(version: CgroupVersion, pid: int) -> Path:
-    """Return the cgroup that ``pid`` is limited by, whether it exists or not.
+    """Return the folder of the cgroup that limits process ``pid``, whether it exists or not.
 
-    It lies beside the caller's own (v2 allows no processes between two levels), and the
-    caller's child is in the same group as the caller.
+    It is a sibling of the caller's cgroup, because cgroup v2 allows processes in leaves only. The
+    caller is ``pid`` itself or its parent; both are in the same cgroup.
     """
-    own, *above = cgroups.folders(version.controller)
-    return (above or [own])[0] / f"labkit-{pid}"
+    own, *ancestors = cgroups.folders(version.controller)
+    return (ancestors or [own])[0] / f"labkit-{pid}"
 
 
 def release_memory_limit(pid: int) -> int:
-    """Remove the cgroup of a process that has ended; return how often it killed for memory.
+    """Remove the cgroup of a process that has ended; return its number of out-of-memory kills.
 
-    0 where there was none.
+    0 where the process had no cgroup.
     """
     kills = 0
     for version in CGROUP_VERSIONS:
@@ -101,7 +105,7 @@ def release_memory_limit(pid: int) -> int:
             continue
         with contextlib.suppress(OSError, ValueError, LookupError):
             events = dict(
-                line.split() for line in (folder / version.kills).read_text().splitlines()
+                line.split() for line in (folder / version.events_file).read_text().splitlines()
             )
             kills += int(events["oom_kill"])
         with contextlib.suppress(OSError):

@@ -1,13 +1,13 @@
-"""Keeps a server for exactly as long as its owner lives.
+"""Run a server for exactly as long as its owner lives.
 
-``python -m labkit.machine.server_supervisor`` is that process.
+``SupervisedServer`` starts ``python -m labkit.machine.server_supervisor``, a process between the
+owner (a run) and the server.
 
-The keeper stands between a run and the server that it starts, in a process group of its own, so
-that what kills the run's group does not kill it. Its standard input is a pipe whose other end only
-the run holds: when that closes, however the run ended, the keeper kills the server and everything
-that descends from it. On Linux descendants that lost their parent become the keeper's, and the
-kernel kills the server where the keeper itself is killed. What the server writes goes to the run's
-log, line by line.
+The supervisor is in a process group of its own, so a signal to the run's group does not kill it.
+Its standard input is a pipe whose other end only the run holds. When that closes, however the run has
+ended, the supervisor kills the server and all its descendants. On Linux the supervisor adopts
+descendants that lost their parent, and the kernel kills the server if the supervisor itself is
+killed. The server's output goes to the run's log, line by line.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP_COMMAND = b"stop\n"
-STOP_TIMEOUT_S = 5.0  # from the signal to stop until the kill
-MAX_KILL_ROUNDS = 50  # looks for descendants, each after the ones before are killed
-MAX_LINE_BYTES = 4096  # bytes of a line of the server's log
+STOP_TIMEOUT_S = 5.0  # from SIGTERM to SIGKILL
+MAX_KILL_ROUNDS = 50  # descendants may start others before they are killed
+MAX_LINE_BYTES = 4096  # longer lines of the server's log are cut in two
 LOG_PREFIX = b"server: "
 
 
 class SupervisorError(RuntimeError):
-    """The server cannot be started, in one line."""
+    """The server's command cannot be run; one line."""
 
 
 class SupervisedServer:
-    """A server that the keeper keeps; the end of this process ends it too.
+    """A running server, which is killed when this process ends.
 
     Parameters
     ----------
     command
-        What is started, word by word, in this process's environment.
+        The server's program and arguments; it gets this process's environment.
 
     Raises
     ------
@@ -55,51 +55,53 @@ class SupervisedServer:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = tuple(command)
-        said, saying = os.pipe()
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getpgrp()), str(saying), *command],
+        report_read, report_write = os.pipe()
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(os.getpgrp()), str(report_write), *command],
             stdin=subprocess.PIPE,
             process_group=0,
-            pass_fds=(saying,),
+            pass_fds=(report_write,),
         )
-        os.close(saying)
-        self._said = os.fdopen(said, "rb")
-        self._last: str | None = None
-        first = json.loads(self._said.readline() or b'{"error": "the keeper ended"}')
-        if "error" in first:
-            self._end()
-            raise SupervisorError(str(first["error"]))
-        self.pid = int(first["pid"])
+        os.close(report_write)
+        self._reports = os.fdopen(report_read, "rb")
+        self._exit_description: str | None = None
+        started = json.loads(self._reports.readline() or b'{"error": "the supervisor ended"}')
+        if "error" in started:
+            self._finish()
+            raise SupervisorError(str(started["error"]))
+        self.pid = int(started["pid"])
 
     def ended(self) -> str | None:
-        """Say how the server ended, with the last line that it wrote; None while it runs."""
-        if self._last is None and self._keeper.poll() is not None:
-            self._end()
-        return self._last
+        """Return how the server ended and the last line of its log, or None while it runs."""
+        if self._exit_description is None and self._supervisor.poll() is not None:
+            self._finish()
+        return self._exit_description
 
     def stop(self) -> None:
-        """Ask the server to end, kill what has not by then, and return when all of it is gone.
+        """Stop the server (SIGTERM, then SIGKILL) and wait until all its descendants have ended.
 
-        Harmless to call again.
+        May be called again.
         """
-        if self._last is not None:
+        if self._exit_description is not None:
             return
         with contextlib.suppress(BrokenPipeError):
-            assert self._keeper.stdin is not None
-            self._keeper.stdin.write(STOP_COMMAND)
-            self._keeper.stdin.flush()
-        self._end()
+            assert self._supervisor.stdin is not None
+            self._supervisor.stdin.write(STOP_COMMAND)
+            self._supervisor.stdin.flush()
+        self._finish()
 
-    def _end(self) -> None:
-        if self._last is not None:
+    def _finish(self) -> None:
+        if self._exit_description is not None:
             return
-        report = self._said.read()
-        self._said.close()
-        self._keeper.wait()
-        assert self._keeper.stdin is not None
+        report = self._reports.read()
+        self._reports.close()
+        self._supervisor.wait()
+        assert self._supervisor.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._keeper.stdin.close()
-        self._last = json.loads(report)["ended"] if report else "the keeper was killed"
+            self._supervisor.stdin.close()
+        self._exit_description = (
+            json.loads(report)["ended"] if report else "the supervisor was killed"
+        )
 
     def __enter__(self) -> SupervisedServer:
         return self
@@ -114,13 +116,13 @@ class SupervisedServer:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Keep ``argv[2:]`` in process group ``argv[0]``; report to descriptor ``argv[1]``."""
+    """Run ``argv[2:]`` in process group ``argv[0]``; report to file descriptor ``argv[1]``."""
     group, report, command = int(argv[0]), os.fdopen(int(argv[1]), "wb", buffering=0), argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    wake = _child_wakeup_fd()
+    child_ended = _child_wakeup_fd()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the pipe alone says when it is over
+        signal.signal(number, signal.SIG_IGN)  # only the pipe ends the supervisor
     try:
         server = subprocess.Popen(
             command,
@@ -135,26 +137,26 @@ def main(argv: Sequence[str]) -> int:
         return 1
     _send_report(report, pid=server.pid)
     log = _ServerLog()
-    asked = _forward_log(server, wake, log)
-    if asked and server.poll() is None:
+    stop_requested = _forward_log(server, child_ended, log)
+    if stop_requested and server.poll() is None:
         _terminate(server, log)
-    ended = _describe_exit(server.poll(), log.last)
+    description = _describe_exit(server.poll(), log.last_line)
     for pid in _descendants():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(BrokenPipeError):
-        _send_report(report, ended=ended)
+        _send_report(report, ended=description)
     return 0
 
 
 def _server_preexec(group: int) -> Any:
-    """Return what the server's process does before it becomes the server."""
+    """Return the ``preexec_fn`` of the server's process."""
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
     def prepare() -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        with contextlib.suppress(OSError):  # the run is gone: the pipe will say so at once
+        with contextlib.suppress(OSError):  # the run has ended: the pipe will close at once
             os.setpgid(0, group)
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -163,7 +165,7 @@ def _server_preexec(group: int) -> Any:
 
 
 def _child_wakeup_fd() -> int:
-    """Return a descriptor that becomes readable when a child ends."""
+    """Return a file descriptor that becomes readable when a child ends."""
     reader, writer = os.pipe()
     for end in (reader, writer):
         os.set_blocking(end, False)
@@ -172,21 +174,21 @@ def _child_wakeup_fd() -> int:
     return reader
 
 
-def _forward_log(server: subprocess.Popen[bytes], wake: int, log: _ServerLog) -> bool:
-    """Pass the log on until the server or its owner ends; tell whether a stop was asked for."""
+def _forward_log(server: subprocess.Popen[bytes], child_ended: int, log: _ServerLog) -> bool:
+    """Forward the log until the server or its owner ends; return whether a stop was requested."""
     assert server.stdout is not None
     owner, output = sys.stdin.fileno(), server.stdout.fileno()
-    reading = [owner, wake, output]
+    watched = [owner, child_ended, output]
     while True:
-        readable, _, _ = select.select(reading, [], [])
-        if output in readable and not log.take(output):
-            reading.remove(output)
+        readable, _, _ = select.select(watched, [], [])
+        if output in readable and not log.forward(output):
+            watched.remove(output)
         if owner in readable:
             return os.read(owner, len(STOP_COMMAND)) == STOP_COMMAND
-        if wake in readable:
-            os.read(wake, 512)
+        if child_ended in readable:
+            os.read(child_ended, 512)
             if server.poll() is not None:
-                log.take_rest(output)
+                log.forward_rest(output)
                 return False
 
 
@@ -196,16 +198,16 @@ def _terminate(server: subprocess.Popen[bytes], log: _ServerLog) -> None:
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while server.poll() is None and time.monotonic() < deadline:
         readable, _, _ = select.select([server.stdout], [], [], 0.02)
-        if readable and not log.take(server.stdout.fileno()):
+        if readable and not log.forward(server.stdout.fileno()):
             time.sleep(0.02)
-    log.take_rest(server.stdout.fileno())
+    log.forward_rest(server.stdout.fileno())
 
 
 def _descendants() -> Iterator[int]:
-    """Yield whatever descends from this process, until there is nothing any more."""
+    """Yield the ids of this process's live descendants, again and again until none is left."""
     for _ in range(MAX_KILL_ROUNDS):
-        found = psutil.Process().children(recursive=True)
-        alive = [child for child in found if _is_running(child)]
+        children = psutil.Process().children(recursive=True)
+        alive = [child for child in children if _is_running(child)]
         if not alive:
             return
         yield from (child.pid for child in alive)
@@ -220,44 +222,44 @@ def _is_running(process: Any) -> bool:
 
 
 class _ServerLog:
-    """Passes what the server writes on, line by line, and keeps the last one."""
+    """Forwards the server's output line by line, and keeps the last line."""
 
     def __init__(self) -> None:
-        self.last = ""
-        self._rest = b""
+        self.last_line = ""
+        self._incomplete_line = b""
 
-    def take(self, descriptor: int) -> bool:
-        """Read what there is; tell whether more may come."""
-        block = os.read(descriptor, 65536)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        if len(self._rest) > MAX_LINE_BYTES or not block:
-            lines.append(self._rest)
-            self._rest = b""
+    def forward(self, descriptor: int) -> bool:
+        """Forward what can be read now; return False at the end of the output."""
+        data = os.read(descriptor, 65536)
+        *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
+        if len(self._incomplete_line) > MAX_LINE_BYTES or not data:
+            lines.append(self._incomplete_line)
+            self._incomplete_line = b""
         self._write([line for line in lines if line.strip()])
-        return bool(block)
+        return bool(data)
 
-    def take_rest(self, descriptor: int) -> None:
-        """Read what is in the pipe already; what a descendant may still write is not waited for."""
-        while select.select([descriptor], [], [], 0)[0] and self.take(descriptor):
+    def forward_rest(self, descriptor: int) -> None:
+        """Forward what is in the pipe already, without waiting for descendants to write more."""
+        while select.select([descriptor], [], [], 0)[0] and self.forward(descriptor):
             pass
-        self._write([self._rest] if self._rest.strip() else [])
+        self._write([self._incomplete_line] if self._incomplete_line.strip() else [])
 
     def _write(self, lines: Sequence[bytes]) -> None:
         if lines:
-            self.last = lines[-1].decode(errors="replace").strip()[:500]
-            with contextlib.suppress(OSError):  # a full disk must not end the server
+            self.last_line = lines[-1].decode(errors="replace").strip()[:500]
+            with contextlib.suppress(OSError):  # a full disk must not stop the server
                 os.write(1, b"".join(LOG_PREFIX + line + b"\n" for line in lines))
 
 
-def _send_report(report: Any, **what: Any) -> None:
-    report.write(json.dumps(what).encode() + b"\n")
+def _send_report(report: Any, **fields: Any) -> None:
+    report.write(json.dumps(fields).encode() + b"\n")
 
 
-def _describe_exit(status: int | None, last: str) -> str:
+def _describe_exit(status: int | None, last_line: str) -> str:
     ending = "was stopped" if status is None else f"ended with exit status {status}"
     if status is not None and status < 0:
         ending = f"was ended by {signal.Signals(-status).name}"
-    return f"{ending}; its last line: {last}" if last else f"{ending}; it wrote nothing"
+    return f"{ending}; its last line: {last_line}" if last_line else f"{ending}; it wrote nothing"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""What macOS's wired limit and wired collector mean for a budget, and how to change them.
+"""Advice on macOS's wired memory limit and wired collector for a given memory budget.
 
-GPU buffers are wired: pinned in RAM. ``iogpu.wired_limit_mb`` bounds them; under memory
-pressure the wired collector takes them back, which shows as silent slowness or a crash.
-Nothing here changes a setting: the commands are for the user to run.
+GPU buffers are wired, that is pinned in RAM. ``iogpu.wired_limit_mb`` limits them. Under memory
+pressure the wired collector evicts them, which shows as a silent slowdown or a crash. labkit
+changes no setting: the commands are for the user to run.
 
 Source: "Rethinking vllm-metal's Memory Budget for Apple Silicon" (14 February 2026), The
 Wired Collector.
@@ -21,62 +21,62 @@ RESET_NOTE = "a reboot resets it"
 
 @dataclass(frozen=True)
 class WiredAdvice:
-    """What is, the command that would change it (for the user to run), what it risks."""
+    """A finding, the command that would change it (for the user to run), and its risk."""
 
     finding: str
     command: str
     risk: str
 
 
-def advise(machine: MemoryProfile, asked: int) -> tuple[WiredAdvice, ...]:
-    """Say what stands between a machine and ``asked`` bytes of weights, step and pool.
+def advise(machine: MemoryProfile, needed_bytes: int) -> tuple[WiredAdvice, ...]:
+    """Return advice for an engine that needs ``needed_bytes`` for weights, activations and pool.
 
-    Empty where there is no wired collector (not a Mac) or nothing is in the way.
+    Empty outside macOS, and where no setting stands in the way.
     """
     if machine.wired is None:
         return ()
-    found = []
-    if asked > machine.working_set:
-        found.append(_limit_advice(machine, asked))
+    advice = []
+    if needed_bytes > machine.working_set:
+        advice.append(_limit_advice(machine, needed_bytes))
     if machine.wired.collector:
-        found.append(
+        advice.append(
             WiredAdvice(
                 "the wired collector is on: under memory pressure macOS evicts GPU buffers",
                 COLLECTOR_OFF,
                 f"with little memory left the Mac may freeze instead of slowing down; {RESET_NOTE}",
             )
         )
-    return tuple(found)
+    return tuple(advice)
 
 
 def collector_mismatch(machine: MemoryProfile, enabled: bool) -> str | None:
-    """Say why the wired collector is not as demanded, and the command that makes it so.
+    """Return how the wired collector differs from ``enabled``, with the command to change it.
 
-    Returns None where it is.
+    Returns None where it does not differ.
     """
-    word = "enabled" if enabled else "disabled"
+    wanted = "enabled" if enabled else "disabled"
     if machine.wired is None:
-        return f"{machine.name} has no wired collector to be {word}: it is macOS's"
+        return f"{machine.name} has no wired collector that could be {wanted}: only macOS has one"
     if machine.wired.collector is enabled:
         return None
-    now = {True: "enabled", False: "disabled", None: "not told by this macOS"}
+    actual = {True: "enabled", False: "disabled", None: "not reported by this macOS"}
     command = COLLECTOR_ON if enabled else COLLECTOR_OFF
     risk = "" if enabled else "; with little memory left the Mac may freeze"
     return (
-        f"the wired collector of {machine.name} is {now[machine.wired.collector]}; run: {command} "
-        f"({RESET_NOTE}{risk})"
+        f"the wired collector of {machine.name} is {actual[machine.wired.collector]}; "
+        f"run: {command} ({RESET_NOTE}{risk})"
     )
 
 
-def _limit_advice(machine: MemoryProfile, asked: int) -> WiredAdvice:
+def _limit_advice(machine: MemoryProfile, needed_bytes: int) -> WiredAdvice:
     wired = machine.wired
     set_by = "the default" if wired is None or not wired.limit_mb else f"{wired.limit_mb} MiB"
-    left = machine.total - asked
+    rest = machine.total - needed_bytes
     return WiredAdvice(
-        f"{_format_gib(asked)} asked, but Metal wires {_format_gib(machine.working_set)} "
+        f"{_format_gib(needed_bytes)} needed, but Metal wires {_format_gib(machine.working_set)} "
         f"(wired limit: {set_by})",
-        f"sudo sysctl iogpu.wired_limit_mb={-(-asked // MIB)}",
-        f"macOS and all programs get the other {_format_gib(left)}; {RESET_NOTE}",
+        f"sudo sysctl iogpu.wired_limit_mb={-(-needed_bytes // MIB)}",
+        f"macOS and all programs get the other {_format_gib(rest)}; {RESET_NOTE}",
     )
 
 

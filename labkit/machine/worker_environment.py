@@ -1,7 +1,7 @@
-"""Cores, the environment that a worker process starts from, and numba's start.
+"""A worker process's clean environment variables, its thread counts, and numba's start.
 
-Inherited variables change results (``OPENBLAS_CORETYPE=Haswell`` halves sgemm on an
-AVX-512 machine), so a worker gets a clean, known set. Standard library only.
+Inherited variables change results (``OPENBLAS_CORETYPE=Haswell`` halves the speed of sgemm on an
+AVX-512 machine), so a worker starts from a clean, known set. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from labkit.machine import cache_dir, cgroups
 
-# Everything that BLAS libraries, OpenMP runtimes, numba and MLX read at start-up.
+# Variables that BLAS libraries, OpenMP runtimes, numba and MLX read at start-up.
 REMOVED_PREFIXES = (
     "OPENBLAS_",
     "GOTO_",
@@ -32,7 +32,7 @@ REMOVED_NAMES = ("PYTHONDONTWRITEBYTECODE",)
 
 
 def core_count() -> int:
-    """Return how many cores this process may use (affinity mask and cgroup quota)."""
+    """Return the cores that this process may use, by affinity mask and cgroup quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -42,10 +42,10 @@ def core_count() -> int:
 
 
 def blas_threads(engine: str, budget: int | None) -> int:
-    """Return how many threads BLAS gets: the arm's CPU budget where MLX does the work.
+    """Return the BLAS threads of an arm: its CPU budget for engine mlx_lm, else 1.
 
-    numba's pool has it elsewhere. Two pools that spin fight each other, so that only one of
-    them ever gets threads.
+    In the other engines numba's pool gets the budget. Two spinning pools fight each other, so only
+    one of them gets threads.
     """
     return (budget or core_count()) if engine == "mlx_lm" else 1
 
@@ -54,9 +54,9 @@ def blas_threads(engine: str, budget: int | None) -> int:
 def numba_without_scipy() -> Iterator[None]:
     """Keep numba from importing SciPy while it is imported and its first kernel loads.
 
-    It asks for SciPy's version, and then looks for its BLAS wrappers, which takes 0.2 of 0.5 s
-    (numba 0.68, SciPy 1.17) and serves ``np.cov`` and the like. A kernel with ``np.dot`` finds
-    them later.
+    numba reads SciPy's version and looks for its BLAS wrappers, which takes 0.2 of 0.5 s (numba
+    0.68, SciPy 1.17) and is needed for ``np.cov`` and the like only. A kernel that uses ``np.dot``
+    still finds them later.
     """
     hidden = [name for name in ("scipy", "scipy.linalg") if name not in sys.modules]
     for name in hidden:
@@ -71,22 +71,22 @@ def numba_without_scipy() -> Iterator[None]:
 def worker_environment(
     base: Mapping[str, str], *, threads: int, cores: int
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the environment of a worker and the sorted names taken out of ``base``.
+    """Return a worker's environment, and the sorted names of the variables removed from ``base``.
 
     Parameters
     ----------
     base
         The parent's environment.
     threads
-        The arm's CPU budget (threads). The kernels' pool is made large enough for it; the
-        engine sets how much of the pool it uses.
+        The arm's CPU budget. The thread pool is made large enough for it; the engine sets how
+        many of the pool's threads it uses.
     cores
-        The machine's cores: the pool that the arm-blind probe uses in every arm.
+        The machine's cores. The arm-blind probe uses as many threads in every arm.
 
     Notes
     -----
-    BLAS starts with one thread: its spinning workers fight any other pool (a numba
-    kernel after a two-thread product waits a scheduler tick).
+    BLAS starts with one thread, because its spinning workers fight any other pool: a numba kernel
+    that follows a two-thread product waits for a scheduler tick.
     """
     removed = sorted(
         name for name in base if name.startswith(REMOVED_PREFIXES) or name in REMOVED_NAMES
@@ -109,10 +109,10 @@ def worker_environment(
 
 
 def _python_path(inherited: str) -> str:
-    """Put the checkout that holds labkit first, so that ``-m labkit...`` works anywhere.
+    """Return PYTHONPATH with labkit's checkout first, so that ``-m labkit...`` works anywhere.
 
-    An installed labkit is found without help, and its folder (site-packages) must not
-    come before the standard library.
+    An installed labkit is found anyway, and its folder (site-packages) must not precede the
+    standard library.
     """
     checkout = Path(__file__).resolve().parents[2]
     parts = [part for part in inherited.split(os.pathsep) if part]

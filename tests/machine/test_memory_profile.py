@@ -86,7 +86,7 @@ def test_this_machine():
 )
 def test_numbers_that_no_machine_has_are_refused(numbers):
     given = {"total": 10, "available": 5, "working_set": 7, **numbers}
-    with pytest.raises(ValueError, match="are no machine"):
+    with pytest.raises(ValueError, match="do not fit together"):
         MemoryProfile("x", metal=True, **given)
 
 

@@ -135,8 +135,8 @@ for text in corpus_texts()[:4]:
     })
 print(json.dumps({
     "answers": answers,
-    "same_ids": all(ours.encode(t) == theirs.encode(t) for t in packaged_texts()),
-    "round_trip": all(theirs.decode(theirs.encode(t)) == t for t in packaged_texts()),
+    "same_ids": all(ours.encode(t) == theirs.encode(t) for t in corpus_texts()),
+    "round_trip": all(theirs.decode(theirs.encode(t)) == t for t in corpus_texts()),
     "eos": sorted(theirs.eos_token_ids),
     "dtypes": sorted({str(v.dtype) for _, v in mlx_lm.utils.tree_flatten(model.parameters())}),
 }))

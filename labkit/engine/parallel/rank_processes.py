@@ -221,7 +221,7 @@ def _start_rank(
     with theirs:
         options = ["--pipe", theirs.fileno(), "--parent", os.getpid(), "--lifeline", lifeline]
         if threading.current_thread() is threading.main_thread():
-            options.append("--lasting")
+            options.append("--started-by-main-thread")
         child = subprocess.Popen(
             [*command, *map(str, options)],
             stdin=subprocess.DEVNULL,

@@ -124,11 +124,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pipe", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--lifeline", type=int, required=True)
-    parser.add_argument("--lasting", action="store_true")
+    parser.add_argument("--started-by-main-thread", action="store_true")
     options = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    parent_death.watch_parent(options.parent, options.lifeline, lasting=options.lasting)
+    parent_death.watch_parent(
+        options.parent, options.lifeline, started_by_main_thread=options.started_by_main_thread
+    )
     return RankWorker(Connection(options.pipe)).run()
 
 
