@@ -4,8 +4,8 @@
 owner (a run) and the server.
 
 The supervisor is in a process group of its own, so a signal to the run's group does not kill it.
-Its standard input is a pipe whose other end only the run holds. When that closes, however the run has
-ended, the supervisor kills the server and all its descendants. On Linux the supervisor adopts
+Its standard input is a pipe whose other end only the run holds. When that closes, however the run
+has ended, the supervisor kills the server and all its descendants. On Linux the supervisor adopts
 descendants that lost their parent, and the kernel kills the server if the supervisor itself is
 killed. The server's output goes to the run's log, line by line.
 """
