@@ -123,7 +123,7 @@ class PackedForward:
             evaluate([*rows.choices(), *attention.pending(step.plan)], ahead=ahead)
             counters.add("mlx.evaluations")
         if bridge is not None:
-            counters.add("mlx.evaluations", bridge.crossings)
+            counters.add("mlx.evaluations", bridge.conversions)
 
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):

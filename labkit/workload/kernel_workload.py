@@ -71,7 +71,7 @@ class KernelKind:
         arms = [
             KernelArm(
                 engine=e.engine.name,
-                make_backend=partial(attention.configured, e.engine.attention),
+                make_backend=partial(attention.create_from_config, e.engine.attention),
                 workload=e.workload,
                 block_size=e.engine.kv.block_size,
                 queued=device_check.queued(e.engine.attention),

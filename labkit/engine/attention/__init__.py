@@ -1,4 +1,4 @@
-"""Paged varlen attention: one operation, several backends.
+"""Paged attention over sequences of different lengths: one operation, several backends.
 
 Importing this package imports neither MLX nor numba.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.engine.attention.attention_op import paged_attention
     from labkit.engine.attention.paged_backend import PagedBackend
 
-__all__ = ["configured", "create", "paged_attention"]
+__all__ = ["create", "create_from_config", "paged_attention"]
 
 DEVICES = ("cpu", "emulated", "metal")
 _METHODS = ("allocate", "adopt", "bind", "plan", "forward", "report", "pending")
@@ -30,31 +30,33 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     backend
         ``fused`` (kernels of ``device``), ``gather`` (blocks copied for MLX's attention),
         ``reference`` (the float64 oracle in NumPy) or ``package.module:Class``, a user's
-        own, made with ``resolver``.
+        own class, which is called with ``resolver``.
     device
         Where the fused kernels run: ``cpu``, ``metal`` or ``emulated`` (the Metal kernels
         on a CPU).
     switches
-        See ``KernelSwitches``.
+        Fields of ``KernelSwitches``.
 
     Raises
     ------
     ValueError
-        A word is unknown, a number out of range, a resolver cannot be loaded or a device
+        A name is unknown, a number is out of range, a resolver cannot be loaded or a device
         lacks something; one line that says which.
     """
-    chosen = KernelSwitches(**switches)
+    kernel_switches = KernelSwitches(**switches)
     if ":" in backend:
-        own: PagedBackend = plugins.create_plugin(
-            "engine.attention.backend", backend, _METHODS, resolver=chosen.resolver
+        own_backend: PagedBackend = plugins.create_plugin(
+            "engine.attention.backend", backend, _METHODS, resolver=kernel_switches.resolver
         )
-        return own
+        return own_backend
     if backend == "reference":
-        if chosen.split_kv != "off":
-            raise ValueError(f"split_kv={chosen.split_kv}: backend reference has no partitions")
+        if kernel_switches.split_kv != "off":
+            raise ValueError(
+                f"split_kv={kernel_switches.split_kv}: backend reference has no partitions"
+            )
         from labkit.engine.attention.reference import ReferenceBackend
 
-        return ReferenceBackend(chosen.resolver)
+        return ReferenceBackend(kernel_switches.resolver)
     if backend == "gather":
         from labkit.engine.attention.gather import GatherBackend
 
@@ -66,16 +68,16 @@ def create(*, backend: str = "fused", device: str = "cpu", **switches: Any) -> P
     if device == "cpu":
         from labkit.engine.attention.cpu_backend import CpuBackend
 
-        return CpuBackend(chosen)
+        return CpuBackend(kernel_switches)
     if device not in DEVICES:
         raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
     from labkit.engine.attention.metal_backend import MetalBackend
 
-    return MetalBackend(chosen, device)
+    return MetalBackend(kernel_switches, device)
 
 
-def configured(options: config.Attention) -> PagedBackend:
-    """Return the backend that a config describes; ``ValueError`` as ``create``."""
+def create_from_config(options: config.Attention) -> PagedBackend:
+    """Return the backend that a config describes; raises ``ValueError`` as ``create`` does."""
     switches = {field.name: getattr(options, field.name) for field in fields(KernelSwitches)}
     return create(backend=options.backend, device=options.device.value, **switches)
 

@@ -50,12 +50,12 @@ def paged_attention(
     cu_seqlens_q
         int32 [num_seqs + 1], prefix sums of the query lengths.
     scale
-        Factor of the logits.
+        Factor by which ``q @ k`` is multiplied.
     resolver
         ``binary_search``, ``seq_map``, ``identity``, ``padded_grid``, ``work_plan`` or
         ``package.module:Class``.
     window
-        Only the last so many keys, the query's own included; None: all.
+        Keys that a query sees, its own included; None: all.
     softcap
         ``c``: logits become ``c * tanh(logit * scale / c)``; None: off.
     sinks
@@ -79,26 +79,26 @@ def paged_attention(
     """
     dtype = _common_dtype(q=q, k_pool=k_pool, v_pool=v_pool)
     fused = backend != "reference"
-    made = create(
+    attention = create(
         backend="fused" if fused else backend,
         device=backend if fused else "cpu",
         resolver=resolver,
         split_kv=split_kv,
     )
-    read: Callable[[Any], Any] = to_mlx if made.arrays == "mlx" else _numpy
-    queries, keys, values = map(read, (q, k_pool, v_pool))
+    convert: Callable[[Any], Any] = to_mlx if attention.arrays == "mlx" else _numpy
+    queries, keys, values = map(convert, (q, k_pool, v_pool))
     if backend == "cpu" and dtype != mx.float32:
         raise ValueError(
             f"attention on device cpu takes float32, not {input_validation.dtype_name(q)}"
         )
-    made.adopt([keys], [values])
-    metadata = made.plan(
+    attention.adopt([keys], [values])
+    metadata = attention.plan(
         block_tables=_numpy(block_tables),
         seq_lens=_numpy(seq_lens),
         cu_seqlens_q=_numpy(cu_seqlens_q),
         total_q=len(queries),
     )
-    made.bind(
+    attention.bind(
         0,
         scale=scale,
         heads=queries.shape[1] if queries.ndim > 1 else 0,
@@ -106,28 +106,29 @@ def paged_attention(
         softcap=softcap,
         sinks=None if sinks is None else _numpy(sinks),
     )
-    out = made.forward(0, queries, None, None, metadata)
-    if made.arrays == "mlx":
-        mx.eval(out, made.pending(metadata))
-    (report,) = made.report(metadata)
+    out = attention.forward(0, queries, None, None, metadata)
+    if attention.arrays == "mlx":
+        mx.eval(out, attention.pending(metadata))
+    (report,) = attention.report(metadata)
     return (out if isinstance(out, mx.array) else mx.array(out)).astype(dtype), report
 
 
 def _common_dtype(**arrays: Any) -> mx.Dtype:
-    """Return the type of queries and pools; ValueError where they differ or it is not taken."""
-    kinds = {name: input_validation.dtype_name(array) for name, array in arrays.items()}
-    for name, kind in kinds.items():
-        if kind not in DTYPES:
-            raise ValueError(f"{name} must be float32, float16 or bfloat16, not {kind}")
-    if len(set(kinds.values())) > 1:
-        found = ", ".join(kinds.values())
-        raise ValueError(f"q, k_pool and v_pool must have one dtype, not {found}")
-    dtype: mx.Dtype = getattr(mx, kinds["q"])
+    """Return the dtype of queries and pools; ``ValueError`` if they differ or it is another."""
+    names = {name: input_validation.dtype_name(array) for name, array in arrays.items()}
+    for name, dtype_name in names.items():
+        if dtype_name not in DTYPES:
+            raise ValueError(f"{name} must be float32, float16 or bfloat16, not {dtype_name}")
+    if len(set(names.values())) > 1:
+        raise ValueError(
+            f"q, k_pool and v_pool must have one dtype, not {', '.join(names.values())}"
+        )
+    dtype: mx.Dtype = getattr(mx, names["q"])
     return dtype
 
 
 def _numpy(array: Any) -> Any:
-    """Return a contiguous NumPy array; bfloat16, which NumPy lacks, widens exactly."""
+    """Return a contiguous NumPy array; bfloat16, which NumPy lacks, becomes float32 exactly."""
     if isinstance(array, np.ndarray):
         return np.ascontiguousarray(array)
     if not isinstance(array, mx.array):

@@ -14,11 +14,11 @@ Arrays = Literal["numpy", "mlx"]
 
 
 class Attention(Protocol):
-    """One step's way to the KV memory and back, layer by layer."""
+    """Writes a layer's new keys and values to the KV memory and attends to all that are cached."""
 
     @property
     def arrays(self) -> Arrays | Literal["any"]:
-        """The kind that ``forward`` takes and returns; MLX's are lazy. ``any``: both."""
+        """The kind of arrays that ``forward`` takes and returns; MLX's are lazy. ``any``: both."""
 
     def bind(
         self,
@@ -30,7 +30,7 @@ class Attention(Protocol):
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Say what does not change of a layer: see ``AttentionLayer``; ``heads``: query heads.
+        """Set what does not change of a layer; see ``AttentionLayer``. ``heads``: query heads.
 
         Raises
         ------
@@ -44,13 +44,13 @@ class Attention(Protocol):
         Parameters
         ----------
         q
-            [total_q, num_heads, head_dim], the metadata's packed queries.
+            [total_q, num_q_heads, head_dim], the packed queries of the step.
         k, v
-            [total_q, num_kv_heads, head_dim]; None: they are written already.
+            [total_q, num_kv_heads, head_dim]; None: they have been written.
         metadata
-            The step's.
+            The step's ``AttentionMetadata``, or the layout's own step.
         out
-            NumPy only: where to write, shaped and typed as ``q``; None: a new array.
+            NumPy only: the array to write to, shaped and typed as ``q``; None: a new array.
 
         Returns
         -------
@@ -64,10 +64,10 @@ class Attention(Protocol):
         """
 
     def report(self, metadata: Any) -> Reports:
-        """Say what was launched since the last report, layers that are alike added up.
+        """Return the launches since the last report, identical ones summed.
 
-        To be called when what ``forward`` returned has been evaluated.
+        The outputs of ``forward`` must have been evaluated.
         """
 
     def pending(self, metadata: Any) -> list[Any]:
-        """Return the lazy arrays, besides what ``forward`` returned, that end the step."""
+        """Return the lazy arrays to evaluate at the end of the step besides the outputs."""

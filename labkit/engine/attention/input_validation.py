@@ -1,4 +1,4 @@
-"""The checks of layers and their arrays: one text for one mistake, in every backend."""
+"""Checks of layers and their arrays: every backend gives the same message for the same error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_HEAD_DIM = 256
 
 
 def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
-    """Check a backend's pools, one of each per layer; ValueError says what is wrong."""
+    """Check a backend's pools, one key and one value pool per layer; raises ``ValueError``."""
     first = tuple(keys[0].shape[:2])
     for k_pool, v_pool in zip(keys, values, strict=True):
         k_shape, v_shape = list(k_pool.shape), list(v_pool.shape)
@@ -25,23 +25,28 @@ def check_pools(keys: Sequence[Any], values: Sequence[Any]) -> None:
                 f"head_dim], not {k_shape} and {v_shape}"
             )
         if tuple(k_shape[:2]) != first:
-            raise ValueError("the layers' pools must have as many blocks, of one size")
+            raise ValueError(
+                "all pools must have the same number of blocks and the same block size"
+            )
         if k_pool.dtype != v_pool.dtype:
             dtypes = f"{dtype_name(k_pool)}, {dtype_name(v_pool)}"
             raise ValueError(f"k_pool and v_pool must have one dtype, not {dtypes}")
 
 
 def check_dtype(name: str, device: str, dtypes: tuple[str, ...]) -> None:
-    """Check that a device's pools may have this type, (): any; ValueError with one line."""
+    """Check that a device supports pools of a dtype.
+
+    ``dtypes`` are those that it supports, (): any. Raises ``ValueError`` with one line.
+    """
     if dtypes and name not in dtypes:
-        kinds = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
-        raise ValueError(f"attention on device {device} takes {kinds}, not {name}")
+        allowed = f"{', '.join(dtypes[:-1])} or {dtypes[-1]}" if len(dtypes) > 1 else dtypes[0]
+        raise ValueError(f"attention on device {device} takes {allowed}, not {name}")
 
 
 def dtype_name(array: Any) -> str:
-    """Return the name of a NumPy or MLX array's type."""
-    kind = getattr(array, "dtype", type(array).__name__)
-    return str(kind).removeprefix("mlx.core.")
+    """Return the name of a NumPy or MLX array's dtype."""
+    dtype = getattr(array, "dtype", type(array).__name__)
+    return str(dtype).removeprefix("mlx.core.")
 
 
 def check_layer(
@@ -53,7 +58,7 @@ def check_layer(
     softcap: float | None,
     sinks: Any,
 ) -> None:
-    """Check what a layer is bound to; ValueError with one line that says what is wrong."""
+    """Check the arguments of ``bind``; raises ``ValueError`` with one line."""
     num_kv_heads, head_dim = k_pool.shape[2:]
     if head_dim % 16 or not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(
@@ -74,9 +79,9 @@ def check_layer(
 def check_operands(
     layer: AttentionLayer, total_q: int, q: Any, k: Any, v: Any, out: NDArray[Any] | None
 ) -> None:
-    """Check one layer's arrays: ValueError says what is wrong with them.
+    """Raise ``ValueError`` with the first error of a layer's arrays, if there is one.
 
-    Called where a backend found, by one comparison, that something is.
+    Fast backends compare all shapes and dtypes at once, and call this only if one differs.
     """
     if q.ndim != 3 or q.shape[0] != total_q:
         raise ValueError(
@@ -92,7 +97,7 @@ def check_operands(
             f"{layer.dtype}"
         )
     if k is not None:
-        _new_keys(layer, total_q, k, v)
+        _check_new_keys(layer, total_q, k, v)
     if out is not None and (out.shape != q.shape or out.dtype != q.dtype):
         raise ValueError(
             f"out must be {q.dtype} {list(q.shape)}, not {out.dtype} {list(out.shape)}"
@@ -101,7 +106,7 @@ def check_operands(
         raise ValueError("out must be contiguous")
 
 
-def _new_keys(layer: AttentionLayer, total_q: int, k: Any, v: Any) -> None:
+def _check_new_keys(layer: AttentionLayer, total_q: int, k: Any, v: Any) -> None:
     shape = [total_q, layer.num_kv_heads, layer.head_dim]
     if list(k.shape) != shape or list(v.shape) != shape:
         raise ValueError(

@@ -110,7 +110,7 @@ def _kernel(
     if kernel == "tiled" and not fits:
         raise ValueError(f"kernel=tiled: does not take {row}")
     if kernel != "auto":
-        return kernel, f"{kernel} was asked for ({batch})"
+        return kernel, f"{kernel} was requested ({batch})"
     if metadata.total_q <= metadata.num_seqs:
         return "decode", f"no prefill ({batch})"
     if metadata.max_query_len < switches.tile_threshold:

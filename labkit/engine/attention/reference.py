@@ -1,6 +1,6 @@
 """The oracle: paged attention in float64 NumPy, one query token at a time.
 
-Written to be obviously right, not fast. It reads only the keys that a query may see, so
+It is written to be obviously correct, not fast. It reads only the keys that a query sees, so
 nothing in an unused slot or at a masked position can reach an output.
 """
 
@@ -19,7 +19,7 @@ from labkit.engine.attention.paged_backend import PagedBackend
 
 
 class ReferenceBackend(PagedBackend):
-    """Float64 attention over the same arguments as every other backend, of any float type."""
+    """Float64 attention with the arguments of every other backend, of any floating dtype."""
 
     name = "reference"
 
@@ -50,7 +50,7 @@ class ReferenceBackend(PagedBackend):
         return out, LaunchReport(
             kernel="reference",
             grid=(metadata.total_q,),
-            reason="the float64 oracle was asked for",
+            reason="the float64 oracle was requested",
             resolver=metadata.resolver.name,
             stamp=stamp,
             expected_stamp=stamp,
@@ -65,9 +65,9 @@ class ReferenceBackend(PagedBackend):
 def visible_keys(
     metadata: AttentionMetadata, token: int, sequence: int, window: int | None
 ) -> tuple[int, int]:
-    """Return the range of key positions that a query token sees.
+    """Return the range of key positions that a query token sees, [low, high).
 
-    A wrong lookup may name any sequence; the range stays inside that sequence.
+    A wrong resolver may name any sequence; the range stays within that sequence.
     """
     begin, end = (int(n) for n in metadata.cu_seqlens_q[sequence : sequence + 2])
     context = int(metadata.seq_lens[sequence]) if end > begin else 0
@@ -86,7 +86,7 @@ def attend_token(
 ) -> NDArray[np.float64]:
     """Attend from one token [num_q_heads, head_dim] to k, v [keys, num_kv_heads, head_dim].
 
-    A token that sees no key (only a wrong lookup makes one) gets zeros.
+    A token that sees no key gets zeros; only a wrong resolver makes one.
     """
     if not len(k):
         return np.zeros_like(q)

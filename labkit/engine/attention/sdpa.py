@@ -1,4 +1,4 @@
-"""MLX's own ``scaled_dot_product_attention`` for sequences that lie in one piece."""
+"""MLX's own ``scaled_dot_product_attention`` for KV layouts with contiguous sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labkit.engine.attention.launch_report import LaunchReport, Reports, merge_r
 
 @dataclass(frozen=True, slots=True)
 class SdpaLayer:
-    """What does not change of a layer; see ``AttentionLayer``. ``sinks``: MLX's, or None."""
+    """A bound layer; see ``AttentionLayer``. ``sinks`` is an MLX array or None."""
 
     index: int
     scale: float
@@ -22,7 +22,7 @@ class SdpaLayer:
 
 
 class SdpaStep(Protocol):
-    """One step over keys and values that a layout keeps in one piece."""
+    """One step over a layout's contiguous keys and values."""
 
     launches: list[LaunchReport]
 
@@ -37,7 +37,7 @@ class SdpaStep(Protocol):
 
 
 class SdpaAttention:
-    """The layers of a layout whose steps write and attend; see ``Attention``."""
+    """The ``Attention`` of a layout whose steps write keys and values and attend themselves."""
 
     arrays: Literal["any"] = "any"
 
@@ -54,46 +54,46 @@ class SdpaAttention:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> None:
-        """Say what does not change of a layer; see ``Attention.bind``."""
+        """Set what does not change of a layer; see ``Attention.bind``."""
         if softcap is not None:
             raise ValueError(f"softcap={softcap}: MLX's attention has none; use backend=fused")
-        kept = None if sinks is None else mx.array(sinks)
-        self._layers[layer] = SdpaLayer(layer, scale, window, kept)
+        mlx_sinks = None if sinks is None else mx.array(sinks)
+        self._layers[layer] = SdpaLayer(layer, scale, window, mlx_sinks)
 
     def forward(self, layer: int, q: Any, k: Any, v: Any, step: SdpaStep, out: Any = None) -> Any:
         """Write and attend; see ``Attention.forward``."""
         if k is not None:
             step.write(layer, k, v)
-        result, made = step.attend(self._layers[layer], q)
+        result, report = step.attend(self._layers[layer], q)
         lazy = isinstance(q, mx.array)
-        step.launches.append(made if lazy else replace(made, evaluations=1))
+        step.launches.append(report if lazy else replace(report, evaluations=1))
         if lazy:
             return result.astype(q.dtype)
         mx.eval(result)
         return np.asarray(result)
 
     def report(self, step: SdpaStep) -> Reports:
-        """Add up the launches since the last report; see ``Attention.report``."""
+        """Sum the launches since the last report; see ``Attention.report``."""
         launches, step.launches = step.launches, []
         return merge_reports(launches)
 
     def pending(self, step: SdpaStep) -> list[Any]:
-        """Return the keys and values: what was written must not wait for a reader."""
+        """Return the keys and values: their writes must not wait for a reader."""
         return step.pending()
 
 
 def layer_report(
     layer: int, launches: int, keys: int, padded_keys: int, nbytes: int
 ) -> LaunchReport:
-    """Report a layer's calls of MLX's attention, which leaves no stamp.
+    """Return the report of a layer's calls of MLX's attention, which writes no stamp.
 
-    ``keys``: read, padding included; ``padded_keys``: those that hold no token; ``nbytes``: of
-    the keys and values read, of queries and output.
+    ``keys``: keys read, padding included; ``padded_keys``: keys that hold no token; ``nbytes``:
+    bytes of the keys and values read, of queries and output.
     """
     return LaunchReport(
         kernel="sdpa",
         grid=(launches,),
-        reason="the keys lie in one piece for MLX's attention",
+        reason="the keys are contiguous, as MLX's attention needs them",
         resolver="none",
         layer=layer,
         launches=launches,
@@ -104,25 +104,29 @@ def layer_report(
 
 
 def causal_mask(q_len: int, keys: int, window: int | None) -> mx.array | str | None:
-    """Return the mask that mlx_lm would give: none for one token, else a name or an array."""
+    """Return the mask that mlx_lm would pass for one request.
+
+    None for a single query token within the window, else ``causal`` or an array.
+    """
     if window is not None and keys > window:
-        columns, seen = np.arange(keys), np.arange(keys - q_len, keys)[:, None]
-        return mx.array((columns <= seen) & (columns > seen - window))
+        columns, last = np.arange(keys), np.arange(keys - q_len, keys)[:, None]
+        return mx.array((columns <= last) & (columns > last - window))
     return "causal" if q_len > 1 else None
 
 
 def heads_first(tokens: Any) -> mx.array:
-    """Return [rows, tokens, heads, dim] as MLX's [rows, heads, tokens, dim]; NumPy's are copied."""
-    turned = tokens.transpose(0, 2, 1, 3)
-    return turned if isinstance(turned, mx.array) else mx.array(turned)
+    """Return [rows, tokens, heads, dim] as an MLX array [rows, heads, tokens, dim]."""
+    transposed = tokens.transpose(0, 2, 1, 3)
+    return transposed if isinstance(transposed, mx.array) else mx.array(transposed)
 
 
-def store(array: mx.array, where: Any, new: Any) -> None:
+def store(array: mx.array, index: Any, values: Any) -> None:
     """Write into an array in place: NumPy's values now, MLX's when the graph is evaluated.
 
-    Nobody reads ``array`` while NumPy writes: every step that NumPy computes is evaluated.
+    No pending graph reads ``array`` while NumPy writes: a step of a model on NumPy arrays is
+    evaluated layer by layer.
     """
-    if isinstance(new, mx.array):
-        array[where] = new
+    if isinstance(values, mx.array):
+        array[index] = values
     else:
-        np.asarray(array)[where] = new
+        np.asarray(array)[index] = values

@@ -31,7 +31,7 @@ def choose(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
 
     kv, kept = options.kv, compute_dtype.kv_dtype(options, computed)
     if kv.layout is KVLayout.paged:
-        attention.configured(options.attention)  # refused now, if at all
+        attention.create_from_config(options.attention)  # refused now, if at all
 
     def create(shapes: Shapes, num_blocks: int) -> KVCache:
         if kv.layout is KVLayout.contiguous:
@@ -46,7 +46,10 @@ def choose(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
             return padded.create(shapes, num_blocks * kv.block_size, kept, static=static)
         from labkit.engine.kv_layout import paged
 
-        backend, prefixes = attention.configured(options.attention), options.prefix_cache.value
+        backend, prefixes = (
+            attention.create_from_config(options.attention),
+            options.prefix_cache.value,
+        )
         return paged.create(backend, shapes, num_blocks, kv, kept, prefixes, _reuse_blocks(options))
 
     return KVCacheFactory(kv, create)
