@@ -1,4 +1,4 @@
-"""The walk in the documentation is the search that the kernels run."""
+"""The documented binary search is the one that the kernels run."""
 
 from pathlib import Path
 
@@ -21,24 +21,24 @@ BATCHES = (
 
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-def test_every_unit_walks_as_the_kernel_does(lengths):
+def test_every_unit_searches_as_the_kernel_does(lengths):
     prefix = binary_search_steps.prefix_sums(lengths)
     cu = np.array(prefix, np.int32)
     lookup = BinarySearchLookup(cu)
     for token, owner in enumerate(token_map(cu)):
-        found = binary_search_steps.walk(prefix, token)
-        assert (found.owner, token, len(found.steps)) == BinarySearchResolver.find_token(
+        result = binary_search_steps.search(prefix, token)
+        assert (result.owner, token, len(result.steps)) == BinarySearchResolver.find_token(
             lookup, token, cu
         )
-        assert found.owner == owner
+        assert result.owner == owner
     keys = binary_search_steps.qblock_keys(prefix)
     for block, owner in enumerate(qblock_map(cu, prefix[-1], BQ)):
-        found = binary_search_steps.walk(keys, block)
+        result = binary_search_steps.search(keys, block)
         sequence, row, steps = BinarySearchResolver.find_qblock(lookup, block, cu)
-        assert (found.owner, len(found.steps)) == (sequence, steps)
-        surplus = found.owner >= len(lengths) or row >= lengths[found.owner]
+        assert (result.owner, len(result.steps)) == (sequence, steps)
+        surplus = result.owner >= len(lengths) or row >= lengths[result.owner]
         assert surplus == (owner < 0)
-        assert ("surplus" in binary_search_steps._rows(found, lengths, keys)) == surplus
+        assert ("surplus" in binary_search_steps._rows(result, lengths, keys)) == surplus
 
 
 def test_the_steps_are_those_that_a_launch_counts():
@@ -51,7 +51,7 @@ def test_the_steps_are_those_that_a_launch_counts():
     _, report = paged_attention(q, k, v, cu_seqlens_q=np.array(prefix, np.int32), **options)
     units = range(prefix[-1] // BQ + len(lengths))
     steps = sum(
-        len(binary_search_steps.walk(binary_search_steps.qblock_keys(prefix), unit).steps)
+        len(binary_search_steps.search(binary_search_steps.qblock_keys(prefix), unit).steps)
         for unit in units
     )
     assert report.counters()["attention.search_iterations"] == steps * heads
@@ -62,8 +62,8 @@ def test_the_page_is_up_to_date():
     assert page.read_text("utf-8") == binary_search_steps.page()
 
 
-def test_a_batch_of_one_s_own(capsys):
+def test_command_line_takes_query_lengths(capsys):
     assert binary_search_steps.main(["1", "40"]) == 0
     assert "Query lengths 1, 40: 41 packed" in capsys.readouterr().out
     assert binary_search_steps.main(["1", "0"]) == 2
-    assert "query lengths are whole numbers above 0" in capsys.readouterr().err
+    assert "query lengths must be integers above 0" in capsys.readouterr().err

@@ -10,23 +10,25 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 from labkit.kernel_abi import BQ
 
 
 class BinarySearchLookup(NamedTuple):
     """The lookup: ``cu_seqlens_q`` int32 [num_seqs + 1] itself."""
 
-    cu_seqlens_q: Ints
+    cu_seqlens_q: Int32Array
 
 
 class BinarySearchResolver(Resolver):
-    """Hands the prefix sums to the kernel, which searches them."""
+    """Passes the prefix sums to the kernel, which searches them."""
 
     variant = "binary_search"
     lookup_type = BinarySearchLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[BinarySearchLookup, float]:
+    def lookup(
+        self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
+    ) -> tuple[BinarySearchLookup, float]:
         """Return the lookup; no map is built."""
         return BinarySearchLookup(cu_seqlens_q), 0.0
 
@@ -59,5 +61,5 @@ class BinarySearchResolver(Resolver):
         return low, (unit - (cu[low] // BQ + low)) * BQ, steps
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return a load per step of a search."""
+        """Return one load per search step."""
         return iterations

@@ -6,33 +6,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 
 
 class IdentityLookup(NamedTuple):
-    """The lookup: nothing to read but the number of sequences."""
+    """The lookup: the number of sequences."""
 
     num_seqs: int
 
 
 class IdentityResolver(Resolver):
-    """Accepts batches of one query token per sequence, and only those: no Q-blocks."""
+    """Accepts only batches of one query token per sequence, which have no Q-blocks."""
 
     variant = "identity"
     lookup_type = IdentityLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[IdentityLookup, float]:
-        """Return the lookup; ValueError if a sequence has no or several query tokens."""
+    def lookup(
+        self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
+    ) -> tuple[IdentityLookup, float]:
+        """Return the lookup; ``ValueError`` unless every sequence has one query token."""
         lengths = np.diff(cu_seqlens_q)
-        odd = np.flatnonzero(lengths != 1)
-        if len(odd):
+        not_one = np.flatnonzero(lengths != 1)
+        if len(not_one):
             raise ValueError(
                 f"resolver=identity: takes pure decode only (one query token per sequence), "
-                f"but sequence {odd[0]} has {lengths[odd[0]]}"
+                f"but sequence {not_one[0]} has {lengths[not_one[0]]}"
             )
         return IdentityLookup(len(lengths)), 0.0
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return the unit's own number, twice."""
+        """Return the unit's number as sequence and as token."""
         return unit, unit, 0

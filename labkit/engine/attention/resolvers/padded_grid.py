@@ -1,7 +1,7 @@
-"""Padded grid: the grid itself names the sequence, at the price of surplus units.
+"""Padded grid: a unit's place in the grid gives its sequence, at the price of surplus units.
 
-Every sequence gets as many units as the longest one needs: ``num_seqs`` x the longest
-query in tokens, or in Q-blocks. Nothing is searched and nothing is built.
+Every sequence gets as many units as the one with the longest query needs: the grid has
+``num_seqs`` x the longest query, in tokens or in Q-blocks. No map is built or searched.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 from labkit.kernel_abi import BQ
 
 
 class PaddedGridLookup(NamedTuple):
-    """The lookup: sizes of the grid, in units per sequence."""
+    """The lookup: the units per sequence, of one token and of one Q-block."""
 
     tokens: int
     qblocks: int
@@ -27,33 +27,35 @@ class PaddedGridResolver(Resolver):
     variant = "padded_grid"
     lookup_type = PaddedGridLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[PaddedGridLookup, float]:
+    def lookup(
+        self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
+    ) -> tuple[PaddedGridLookup, float]:
         """Return the lookup; no map is built."""
         longest = int(np.diff(cu_seqlens_q).max(initial=0))
         return PaddedGridLookup(longest, -(-longest // BQ)), 0.0
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide by the tokens of the longest sequence; past the end of its own: surplus."""
+        """Divide by the longest query; a token past the end of its sequence is surplus."""
         sequence, row = unit // lookup.tokens, unit % lookup.tokens
         token = cu[sequence] + row
         return (sequence if token < cu[sequence + 1] else -1), token, 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Divide by the Q-blocks of the longest sequence; the kernel sees what is surplus."""
+        """Divide by the Q-blocks of the longest query; the kernel detects a surplus Q-block."""
         return unit // lookup.qblocks, unit % lookup.qblocks * BQ, 0
 
     @staticmethod
     def token_units(lookup: Any, cu: Any) -> int:
-        """Return the longest sequence's tokens for each sequence."""
+        """Return the tokens of the longest query times the sequences."""
         return lookup.tokens * (len(cu) - 1)  # type: ignore[no-any-return]
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the longest sequence's Q-blocks for each sequence."""
+        """Return the Q-blocks of the longest query times the sequences."""
         return lookup.qblocks * (len(cu) - 1)  # type: ignore[no-any-return]
 
-    def grid_axes(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
-        """Return units per sequence, and sequences."""
+    def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:
+        """Return the axes: units per sequence, sequences."""
         return (lookup.qblocks if tiled else lookup.tokens, len(cu) - 1)

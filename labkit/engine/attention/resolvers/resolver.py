@@ -1,9 +1,14 @@
-"""What a resolver is: one class in one file, named by its word in the config.
+"""The base class of resolvers.
 
-A resolver tells each unit of the grid which sequence it works for; it changes indexing,
-never arithmetic. On the host it turns ``cu_seqlens_q`` into a *lookup*, the operand that the
-kernels read. Each kind of lookup is a type of its own, and the CPU's kernels are compiled
-once per type, so that no kernel asks which resolver it runs.
+A resolver tells each unit of the grid which sequence it works for. It changes indexing, never
+arithmetic. A unit is a query token (decode kernel) or a Q-block of ``BQ`` rows (tiled kernel). On
+the host a resolver turns ``cu_seqlens_q`` into a *lookup*, the operand that the kernels read.
+Each resolver has a lookup type of its own, and the CPU's kernels are compiled once per type, so
+no kernel branches on the resolver at run time.
+
+Example: query lengths 1, 1 and 40 are ``cu_seqlens_q`` 0, 1, 2, 42. Token 5 belongs to sequence
+2. With ``BQ`` = 32 the grid has ``42 // 32 + 3`` = 4 Q-blocks, one for each of the sequences 0
+and 1 and two for sequence 2: rows 0 to 31, and 32 to 39.
 """
 
 from __future__ import annotations
@@ -15,18 +20,17 @@ from numpy.typing import NDArray
 
 from labkit.kernel_abi import BQ
 
-Ints = NDArray[np.int32]
+Int32Array = NDArray[np.int32]
 
 
 class Resolver:
-    """Builds a kernel's lookup on the host, and says how a unit reads it.
+    """Builds a kernel's lookup on the host, and finds a unit's sequence with it.
 
     The static methods are plain functions of arrays and numbers: the CPU's kernels compile
-    them in, the reference calls them as they are. A unit is a query token (decode) or a
-    Q-block of ``BQ`` rows (tiled).
+    them in, the reference calls them as they are.
 
-    ``variant``: what the kernels know it by, and stamp; ``name``: what reports call it;
-    ``lookup_type``: the type of its lookups, a NamedTuple.
+    ``variant`` names the compiled-in code, whose id is part of a launch's stamp; ``name`` is the
+    name in reports; ``lookup_type`` is the NamedTuple that ``lookup`` returns.
     """
 
     variant: ClassVar[str]
@@ -35,53 +39,53 @@ class Resolver:
     def __init__(self) -> None:
         self.name = self.variant
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[Any, float]:
-        """Return the lookup and the host's time (us) of building its maps, 0 without maps.
+    def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[Any, float]:
+        """Return the lookup, and the host time (us) of building its maps (0 without maps).
 
         Parameters
         ----------
         cu_seqlens_q, seq_lens
-            int32 [num_seqs + 1] and [num_seqs]; the lookup may keep them.
+            int32 [num_seqs + 1] and [num_seqs]; the lookup may hold references to them.
 
         Raises
         ------
         ValueError
-            It does not take such a batch, in one line.
+            The resolver does not support such a batch; one line.
         """
         raise NotImplementedError
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return a unit's (sequence, packed query token, search steps); -1: it is surplus."""
+        """Return a unit's (sequence, packed query token, search steps); sequence -1: surplus."""
         raise NotImplementedError
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Return a Q-block's (sequence, first row in it, search steps); -1: it is surplus."""
+        """Return a Q-block's (sequence, first row in it, search steps); sequence -1: surplus."""
         raise NotImplementedError
 
     @staticmethod
     def token_units(lookup: Any, cu: Any) -> int:
-        """Return how many units of one token the grid has."""
+        """Return the number of one-token units in the grid."""
         return int(cu[-1])
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return how many Q-blocks the grid has: a bound that needs no query length."""
+        """Return the number of Q-blocks in the grid: an upper bound of those with work."""
         return int(cu[-1] // BQ + len(cu) - 1)
 
-    def grid_axes(self, lookup: Any, tiled: bool, cu: Ints) -> tuple[int, ...]:
-        """Return the grid's axes without heads; what they multiply to is the units."""
+    def grid_axes(self, lookup: Any, tiled: bool, cu: Int32Array) -> tuple[int, ...]:
+        """Return the grid's axes without that of heads; their product is the number of units."""
         units = self.qblock_units if tiled else self.token_units
         return (units(lookup, cu),)
 
-    def metal_operand(self, lookup: Any, tiled: bool) -> Ints | None:
-        """Return what a Metal kernel reads besides ``cu_seqlens_q``: int32, or None."""
+    def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array | None:
+        """Return the int32 array that a Metal kernel reads besides ``cu_seqlens_q``, or None."""
         return None
 
     def dependent_loads(self, iterations: int, units: int) -> int:
-        """Return the loads that units wait for, one after the other, to learn their sequence.
+        """Return the number of loads that units wait for in sequence to find their sequences.
 
-        ``iterations``: steps of all searches, counted by the kernel; ``units``: launched.
+        ``iterations``: search steps of all units, counted by the kernel; ``units``: launched.
         """
         return 0

@@ -1,8 +1,8 @@
 """Maps built on the host: one load in the kernel instead of a search.
 
-``token_map`` int32 [total_q] names the sequence of every token; ``qblock_map`` int32
-[total_q // BQ + num_seqs] that of every Q-block, -1 for the surplus ones. A user's own
-class may supply both; wrong maps are run as they are, the identity gate must catch them.
+``token_map`` int32 [total_q] is the sequence of every token; ``qblock_map`` int32
+[total_q // BQ + num_seqs] that of every Q-block, -1 for surplus ones. A user's class may supply
+both. Wrong maps that are in range are run as they are; the identity gate catches them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labkit.engine import plugins
-from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 from labkit.kernel_abi import BQ
 
 SURPLUS = -1
@@ -22,20 +22,20 @@ SURPLUS = -1
 class SeqMapLookup(NamedTuple):
     """The lookup: both maps."""
 
-    token_map: Ints
-    qblock_map: Ints
+    token_map: Int32Array
+    qblock_map: Int32Array
 
 
-def token_map(cu_seqlens_q: Ints) -> Ints:
+def token_map(cu_seqlens_q: Int32Array) -> Int32Array:
     """Return int32 [total_q]: the sequence of every packed query token."""
     sequences = np.arange(len(cu_seqlens_q) - 1, dtype=np.int32)
     return np.repeat(sequences, np.diff(cu_seqlens_q))
 
 
-def qblock_map(cu_seqlens_q: Ints, total_q: int, bq: int) -> Ints:
+def qblock_map(cu_seqlens_q: Int32Array, total_q: int, bq: int) -> Int32Array:
     """Return int32 [total_q // bq + num_seqs]: the sequence of every Q-block, -1 if surplus.
 
-    Sequence ``s`` owns the Q-blocks from ``cu[s] // bq + s`` on, ``ceil(len / bq)`` of them.
+    Sequence ``s`` owns ``ceil(len / bq)`` Q-blocks, from ``cu[s] // bq + s`` on.
     """
     sequences = np.arange(len(cu_seqlens_q) - 1, dtype=np.int32)
     first = cu_seqlens_q[:-1] // bq + sequences
@@ -54,7 +54,7 @@ class SeqMapResolver(Resolver):
     variant = "seq_map"
     lookup_type = SeqMapLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMapLookup, float]:
+    def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[SeqMapLookup, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         total_q = int(cu_seqlens_q[-1])
@@ -63,18 +63,18 @@ class SeqMapResolver(Resolver):
 
     @staticmethod
     def find_token(lookup: Any, unit: int, cu: Any) -> Any:
-        """Look the sequence up."""
+        """Read the sequence from the map."""
         return int(lookup.token_map[unit]), unit, 0
 
     @staticmethod
     def find_qblock(lookup: Any, unit: int, cu: Any) -> Any:
-        """Look the sequence up; a sentinel marks a surplus unit."""
+        """Read the sequence from the map; a sentinel marks a surplus unit."""
         sequence = int(lookup.qblock_map[unit])
         owner = max(sequence, 0)
         return sequence, (unit - (cu[owner] // BQ + owner)) * BQ, 0
 
-    def metal_operand(self, lookup: Any, tiled: bool) -> Ints:
-        """Return the kernel's own map."""
+    def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
+        """Return the map of the kernel."""
         return lookup.qblock_map if tiled else lookup.token_map  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
@@ -88,30 +88,30 @@ class UserResolver(SeqMapResolver):
     Parameters
     ----------
     path
-        ``package.module:Class``; the class is made without arguments.
+        ``package.module:Class``; the class is called without arguments.
 
     Raises
     ------
     ValueError
-        It cannot be imported or made, or lacks ``name`` or ``maps``.
+        The class cannot be imported or called, or lacks ``name`` or ``maps``.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._user = plugins.create_plugin("resolver", path, ("maps",))
-        self.name = self._user.name
+        self._user_resolver = plugins.create_plugin("resolver", path, ("maps",))
+        self.name = self._user_resolver.name
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[SeqMapLookup, float]:
+    def lookup(self, cu_seqlens_q: Int32Array, seq_lens: Int32Array) -> tuple[SeqMapLookup, float]:
         """Return the user's maps, checked for type, shape and range, and their time (us).
 
         Raises
         ------
         ValueError
-            ``maps`` failed, or returned something that a kernel must not read.
+            ``maps`` failed, or returned arrays that a kernel must not read.
         """
         start, total_q = time.perf_counter(), int(cu_seqlens_q[-1])
         try:
-            maps = self._user.maps(cu_seqlens_q.copy(), total_q, BQ)
+            maps = self._user_resolver.maps(cu_seqlens_q.copy(), total_q, BQ)
         except Exception as error:
             raise ValueError(f"resolver={self._path}: maps() {plugins.said(error)}") from error
         map_us = (time.perf_counter() - start) * 1e6
@@ -128,13 +128,12 @@ class UserResolver(SeqMapResolver):
         """Return a copy of ``array``; ValueError unless int32 [length] in [low, end)."""
         where = f"resolver={self._path}: {name}"
         if not isinstance(array, np.ndarray) or array.dtype != np.int32:
-            lookup_type = getattr(array, "dtype", type(array).__name__)
-            raise ValueError(f"{where} must be a NumPy array of int32, not {lookup_type}")
+            dtype = getattr(array, "dtype", type(array).__name__)
+            raise ValueError(f"{where} must be a NumPy array of int32, not {dtype}")
         if array.shape != (length,):
             raise ValueError(f"{where} must have shape ({length},), not {array.shape}")
-        bad = np.flatnonzero((array < low) | (array >= end))
-        if len(bad):
-            raise ValueError(
-                f"{where}[{bad[0]}] is {array[bad[0]]}: allowed are {low} to {end - 1}"
-            )
+        out_of_range = np.flatnonzero((array < low) | (array >= end))
+        if len(out_of_range):
+            i = out_of_range[0]
+            raise ValueError(f"{where}[{i}] is {array[i]}: allowed are {low} to {end - 1}")
         return np.array(array)

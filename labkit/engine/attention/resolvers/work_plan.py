@@ -1,6 +1,6 @@
-"""Work plan: the host lists (sequence, first row) for every unit, the longest walks first.
+"""Work plan: the host lists (sequence, first row) for every unit, those with most keys first.
 
-No unit is surplus, nothing is searched, and no worker is left with a long walk at the end.
+No unit is surplus, none searches, and no worker starts a long unit at the end.
 """
 
 from __future__ import annotations
@@ -10,24 +10,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from labkit.engine.attention.resolvers.resolver import Ints, Resolver
+from labkit.engine.attention.resolvers.resolver import Int32Array, Resolver
 from labkit.kernel_abi import BQ
 
 
 class WorkPlanLookup(NamedTuple):
     """The lookup: int32 [units, 2] for units of one token, and of one Q-block."""
 
-    tokens: Ints
-    qblocks: Ints
+    tokens: Int32Array
+    qblocks: Int32Array
 
 
 class WorkPlanResolver(Resolver):
-    """Plans with NumPy; both kernels' plans, as either may run."""
+    """Builds the plans of both kernels with NumPy, because either may run."""
 
     variant = "work_plan"
     lookup_type = WorkPlanLookup
 
-    def lookup(self, cu_seqlens_q: Ints, seq_lens: Ints) -> tuple[WorkPlanLookup, float]:
+    def lookup(
+        self, cu_seqlens_q: Int32Array, seq_lens: Int32Array
+    ) -> tuple[WorkPlanLookup, float]:
         """Return the lookup and the time (us) of building it."""
         start = time.perf_counter()
         plan = WorkPlanLookup(*(work_plan(cu_seqlens_q, seq_lens, rows) for rows in (1, BQ)))
@@ -46,16 +48,16 @@ class WorkPlanResolver(Resolver):
 
     @staticmethod
     def token_units(lookup: Any, cu: Any) -> int:
-        """Return the entries."""
+        """Return the number of entries."""
         return len(lookup.tokens)
 
     @staticmethod
     def qblock_units(lookup: Any, cu: Any) -> int:
-        """Return the entries."""
+        """Return the number of entries."""
         return len(lookup.qblocks)
 
-    def metal_operand(self, lookup: Any, tiled: bool) -> Ints:
-        """Return the kernel's own plan."""
+    def metal_operand(self, lookup: Any, tiled: bool) -> Int32Array:
+        """Return the plan of the kernel."""
         return lookup.qblocks if tiled else lookup.tokens  # type: ignore[no-any-return]
 
     def dependent_loads(self, iterations: int, units: int) -> int:
@@ -63,10 +65,10 @@ class WorkPlanResolver(Resolver):
         return units
 
 
-def work_plan(cu_seqlens_q: Ints, seq_lens: Ints, rows: int) -> Ints:
-    """Return int32 [units, 2]: sequence and first row of every unit of ``rows`` rows.
+def work_plan(cu_seqlens_q: Int32Array, seq_lens: Int32Array, rows: int) -> Int32Array:
+    """Return int32 [units, 2]: the sequence and the first row of every unit.
 
-    ``rows``: 1 for the decode kernel, ``BQ`` for the tiled one.
+    ``rows``: rows per unit, 1 for the decode kernel and ``BQ`` for the tiled one.
     """
     lengths = np.diff(cu_seqlens_q)
     units = -(-lengths // rows)
