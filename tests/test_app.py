@@ -46,7 +46,7 @@ def door(tmp_path, monkeypatch, capfd):
         (["engine.kv.block_size=0"], "allowed are 8, 16 and 32"),
         (["engine.kv.block_size=abc"], "must be of type integer; allowed are 8, 16 and 32"),
         (["engine.attention.device=tpu"], "allowed are cpu"),
-        (["engine.kv.layout=null"], "a value is needed"),
+        (["engine.kv.layout=null"], "must have a value"),
         (["engine.kv=3"], "set one of its options"),
         (["engine=null"], "choose a file of the group"),
         (["engine.attention.resolver=identity"], "it serves pure decode only"),

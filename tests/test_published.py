@@ -7,7 +7,7 @@ from labkit.analysis.rendering.published_table import AGREEMENT_METRICS
 from labkit.config import Ablation, ConfigError, Experiment, Model, ModelShape
 from labkit.experiment import published_rows
 from labkit.experiment.cell_composer import with_scale_overrides
-from labkit.experiment.claim_validation import choices
+from labkit.experiment.claim_validation import option_choices
 from labkit.experiment.hydra_composer import hydra_quote
 from labkit.records import counter_registry
 from labkit.workload import memory_claims, serving_metrics
@@ -67,7 +67,7 @@ def check(command, composer):
             continue  # of the other scale, which has its own turn
         here = composer.compose(with_scale_overrides([*command, *when], composer))
         theirs = here.ablation.published
-        shown = published_rows.of_cell(theirs, here)["rows"]
+        shown = published_rows.rows_of_cell(theirs, here)["rows"]
         assert shown, when
         known, seen = cases(here), seen + len(shown)
         for row in shown:
@@ -75,10 +75,10 @@ def check(command, composer):
             assert row["case"] in known, f"no case {row['case']!r} in {sorted(known)}"
             if metric not in known[row["case"]]:
                 assert row["case"] == "all", f"{row['case']}: no metric {metric!r}"
-                assert counter_registry.find_counter(metric, choices), (
+                assert counter_registry.find_counter(metric, option_choices), (
                     f"no metric or counter {metric!r}"
                 )
-            assert any(row.get(key) for key in published_rows.NUMBERS), row
+            assert any(row.get(key) for key in published_rows.NUMBER_KEYS), row
     return seen
 
 
@@ -104,15 +104,23 @@ def asked(row, **facts):
     ("row", "facts", "says"),
     [
         ({"case": "all", "arm": {}}, {}, r"^ablation\.published\.rows\[0\]\.arm: no such key \("),
-        ({"arms": {"a": 1}}, {}, r"rows\[0\]: it needs a case$"),
-        ({"case": "all", "arms": {"a": 1}}, {"metric": None}, r"rows\[0\]: it needs a metric$"),
+        ({"arms": {"a": 1}}, {}, r"rows\[0\]: has no case; add case"),
+        (
+            {"case": "all", "arms": {"a": 1}},
+            {"metric": None},
+            r"rows\[0\]: has no metric; add metric",
+        ),
         ({"case": "all", "when": {"workload.clients": 1}}, {}, r"workload\.clients: there is no"),
         ("all", {}, r"rows\[0\]: must be a map, not 'all'$"),
         ({"case": "all"}, {"by": "me"}, r"^ablation\.published\.by: no such key"),
-        ({"case": "all"}, {"tables": [{"title": "t"}]}, r"tables\[0\]: it needs columns$"),
+        (
+            {"case": "all"},
+            {"tables": [{"title": "t"}]},
+            r"tables\[0\]: has no columns; add columns",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(row, facts, says):
     whole = asked(row, **facts)
     with pytest.raises(ConfigError, match=says):
-        published_rows.of_cell(whole.ablation.published, whole)
+        published_rows.rows_of_cell(whole.ablation.published, whole)

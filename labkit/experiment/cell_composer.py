@@ -1,8 +1,8 @@
-"""Arms: compose every arm of every cell with Hydra, and check them all before any runs.
+"""The cell composer: compose and check a cell with all its arms, before any run starts.
 
-A cell is given by its overrides. Each arm is the same cell with the arm's own overrides
-behind, so an arm wins over the command line. Hydra is needed here and nowhere below: an
-arm leaves as what its file will hold, with its config as plain dataclasses beside it.
+A cell is defined by its overrides. An arm is the same cell with the arm's own overrides appended,
+so an arm wins over the command line. Only this module and those above it use Hydra: the arms that
+it returns hold plain dataclasses and JSON values.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from labkit.config import (
     CONTROL,
+    Ablation,
     ConfigError,
     Design,
     Experiment,
@@ -30,17 +31,29 @@ from labkit.experiment.cell import Cell
 from labkit.experiment.hydra_composer import Composer, hydra_quote
 from labkit.records import PROCESSES_SUFFIX, Arm
 
-CONFIG = ("engine", "model", "workload", "seed")  # what an arm's file holds of its config
-OF_AN_ENGINE = ("engine", "model")  # and does not where no engine is asked
-UNNAMED = ("out", "plan", "redo", "design.blocks")
+ARM_CONFIG_KEYS = ("engine", "model", "workload", "seed")  # the config in an arm's file
+ENGINE_KEYS = ("engine", "model")  # of these, the keys left out if the workload has no engine
+KEYS_NOT_IN_CELL_NAME = ("out", "plan", "redo", "design.blocks")
 
 
 @dataclass(frozen=True)
 class ComposedCell:
-    """A cell: the name of its folder, its config and its arms, the baseline first.
+    """A composed and checked cell.
 
-    ``experiments``: each arm's config. ``isolation``: where the runs happen, decided.
-    ``apart``: why not in one process.
+    Parameters
+    ----------
+    name
+        The name of its folder.
+    experiment
+        Its config, without any arm's overrides.
+    arms
+        The baseline first, the control (if any) last.
+    experiments
+        The config of each arm.
+    isolation
+        Where the runs happen, never ``auto``.
+    separate_processes_reason
+        Why the arms do not share a process; None if they do.
     """
 
     name: str
@@ -52,8 +65,13 @@ class ComposedCell:
 
 
 def cell_name(task_overrides: Iterable[str]) -> str:
-    """Name a cell's folder by its overrides (design.md section 4)."""
-    named = sorted(o for o in task_overrides if o.lstrip("+~").split("=", 1)[0] not in UNNAMED)
+    """Return the name of a cell's folder: its overrides, sorted, such as ``ablation=seq_map``.
+
+    Characters that are awkward in paths become ``_``; a name of over 120 characters ends in a hash.
+    """
+    named = sorted(
+        o for o in task_overrides if o.lstrip("+~").split("=", 1)[0] not in KEYS_NOT_IN_CELL_NAME
+    )
     name = re.sub(r"[^A-Za-z0-9=,._+~-]", "_", ",".join(named)) or "default"
     if len(name) > 120:
         digest = hashlib.sha256(",".join(named).encode()).hexdigest()[:12]
@@ -66,19 +84,19 @@ def compose_cell(
     task_overrides: Sequence[str],
     composer: Composer | None = None,
 ) -> ComposedCell:
-    """Compose and validate one cell with all its arms. Needs Hydra to be initialized.
+    """Compose and check one cell with all its arms; Hydra must be initialised.
 
-    ``composer``: what cells share; None: nothing.
+    ``composer`` caches parsed files for all cells of a command.
 
     Raises
     ------
     ConfigError
-        In one line: the arm, the key and what is allowed.
+        One line with the arm, the key and the allowed values.
     """
     composer = composer or Composer()
     cell = with_scale_overrides([*hydra_overrides, *task_overrides], composer)
-    whole = composer.compose(cell)
-    ablation = whole.ablation
+    experiment = composer.compose(cell)
+    ablation = experiment.ablation
     baseline = ablation.baseline_arm
     names = [baseline, *(name for name in ablation.arms if name != baseline)]
     experiments: dict[str, Experiment] = {}
@@ -87,30 +105,30 @@ def compose_cell(
         experiments[name] = composer.compose(_with_arm(cell, overrides), f"arm {name}: ")
         _check_arm(name, experiments[name], overrides)
     engines = {name: experiment.engine for name, experiment in experiments.items()}
-    claim_validation.check(ablation.claims.engaged, engines, _dropped(cell))
+    claim_validation.check_names(ablation.claims.engaged, engines, _dropped_arms(cell))
     claim_validation.check_weights(ablation.claims.engaged, experiments)
     claim_validation.check_launches(ablation.claims.engaged, experiments)
-    arms = [_arm(name, whole, experiments[name]) for name in names]
-    if whole.design.control:
+    arms = [_arm(name, ablation, experiments[name]) for name in names]
+    if experiment.design.control:
         arms.append(replace(arms[0], name=CONTROL, role="control"))
         experiments[CONTROL] = experiments[baseline]
-    isolation, apart = resolve_isolation(whole.design, list(experiments.values()))
+    isolation, reason = resolve_isolation(experiment.design, list(experiments.values()))
     name = cell_name(task_overrides)
-    return ComposedCell(name, whole, tuple(arms), experiments, isolation, apart)
+    return ComposedCell(name, experiment, tuple(arms), experiments, isolation, reason)
 
 
 def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[str]:
-    """Return a cell's overrides with those of its experiment's scale in front, so that they win.
+    """Return a cell's overrides after those of its experiment's scale, so that the cell's win.
 
     Raises
     ------
     ConfigError
         The experiment has no such scale.
     """
-    whole = composer.compose(overrides)
+    experiment = composer.compose(overrides)
     given = {override.split("=", 1)[0] for override in overrides}
-    scaled = whole.scales.get(whole.scale.value, {})
-    # An arm may be new, and what it is given is new to it.
+    scaled = experiment.scales.get(experiment.scale.value, {})
+    # ``++``: a scale may add an arm, whose keys do not exist yet.
     add = {key: "++" if key.startswith("ablation.arms.") else "" for key in scaled}
     asked = [
         f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
@@ -118,14 +136,14 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
     return [*asked, *overrides]
 
 
-def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
-    ablation, plain = whole.ablation, to_plain(experiment)
-    absent = () if experiment.workload.has_engine else OF_AN_ENGINE
+def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:
+    plain = to_plain(experiment)
+    absent = () if experiment.workload.has_engine else ENGINE_KEYS
     return Arm(
         name=name,
         role="baseline" if name == ablation.baseline_arm else "arm",
         overrides=to_plain(ablation.arms[name]),
-        config={key: plain[key] for key in CONFIG if key not in absent},
+        config={key: plain[key] for key in ARM_CONFIG_KEYS if key not in absent},
         identity=ablation.claims.identity.value,
         engaged=tuple(ablation.claims.engaged.get(name, [])),
         all_served=ablation.claims.all_served,
@@ -135,12 +153,12 @@ def _arm(name: str, whole: Experiment, experiment: Experiment) -> Arm:
 def resolve_isolation(
     design: Design, experiments: Sequence[Experiment]
 ) -> tuple[Isolation, str | None]:
-    """Decide where the runs of these arms happen, and say why they are apart if they are.
+    """Return where the arms' runs happen, and the reason if they are in separate processes.
 
     Raises
     ------
     ConfigError
-        ``in_process`` was asked for and cannot be.
+        The design asks for ``in_process``, but the arms cannot share a process.
     """
     if design.isolation is Isolation.process:
         return Isolation.process, "design.isolation=process asks for it"
@@ -157,15 +175,15 @@ def resolve_isolation(
 
 
 def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
-    """Turn a composed cell into what is run: itself, and what confirms it in processes.
+    """Return the cells to run: the cell itself, and one that confirms it in separate processes.
 
-    What the arms do to each other in one process, and what differs from process to process,
-    is not in the turns; a few blocks of separate processes say whether it matters.
+    Interleaved runs cannot show what the arms do to each other in one process, or what differs
+    from process to process. A few blocks of separate processes show whether it matters.
     """
     cell, confirm = to_cell(composed, folder), composed.experiment.design.confirm
     if not confirm or composed.isolation is not Isolation.in_process:
         return [cell]
-    apart = replace(
+    separate = replace(
         composed.experiment.design,
         isolation=Isolation.process,
         blocks=confirm,
@@ -175,49 +193,52 @@ def to_cells(composed: ComposedCell, folder: Path) -> list[Cell]:
     name = f"{folder.name}{PROCESSES_SUFFIX}"
     return [
         cell,
-        replace(cell, dir=folder.with_name(name), name=cell.name + PROCESSES_SUFFIX, design=apart),
+        replace(
+            cell, dir=folder.with_name(name), name=cell.name + PROCESSES_SUFFIX, design=separate
+        ),
     ]
 
 
 def to_cell(composed: ComposedCell, folder: Path) -> Cell:
-    """Turn a composed cell into one that can be run in ``folder``."""
-    whole = composed.experiment
+    """Return a composed cell as one that can be run in ``folder``."""
+    experiment = composed.experiment
     return Cell(
         dir=folder,
         name=composed.name,
         arms=composed.arms,
-        design=replace(whole.design, isolation=composed.isolation),
-        seed=whole.seed,
-        question=whole.ablation.question,
-        published=published_rows.of_cell(whole.ablation.published, whole),
-        scale=whole.scale.value if whole.scales else None,
+        design=replace(experiment.design, isolation=composed.isolation),
+        seed=experiment.seed,
+        question=experiment.ablation.question,
+        published=published_rows.rows_of_cell(experiment.ablation.published, experiment),
+        scale=experiment.scale.value if experiment.scales else None,
     )
 
 
-def _dropped(overrides: Sequence[str]) -> list[str]:
-    """Name the arms that the overrides take away: ``~ablation.arms.NAME``."""
+def _dropped_arms(overrides: Sequence[str]) -> list[str]:
+    """Return the arms that overrides such as ``~ablation.arms.NAME`` remove."""
     keys = (o[1:].split("=", 1)[0] for o in overrides if o.startswith("~"))
     return [key.removeprefix("ablation.arms.") for key in keys]
 
 
 def _with_arm(cell: Sequence[str], overrides: Mapping[str, Any]) -> list[str]:
-    kept = [o for o in cell if o.split("=", 1)[0] not in overrides]
-    return [*kept, *(f"{key}={hydra_quote(value)}" for key, value in overrides.items())]
+    others = [o for o in cell if o.split("=", 1)[0] not in overrides]
+    return [*others, *(f"{key}={hydra_quote(value)}" for key, value in overrides.items())]
 
 
 def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None:
-    """Check what an arm may change, and what can be known before a worker starts."""
+    """Check that an arm changes only what it may, and all that can be checked without a worker."""
     for key in overrides:
         require(
             key.lstrip("+~").split(".")[0].split("@")[0] in ("engine", "model", "workload"),
-            f"arm {name}: {key} is the cell's and the same for every arm; "
-            "an arm may change engine, model and workload",
+            f"arm {name}: {key} must be the same for every arm; "
+            "an arm may change options of engine, model and workload",
         )
     for key, path in own_classes(arm.engine).items():
         module = path.partition(":")[0]
         require(
-            _importable(module),
-            f"arm {name}: {key}={path}: no module {module!r} on the Python path",
+            _is_importable(module),
+            f"arm {name}: {key}={path}: no module {module!r} on the Python path; "
+            "start the command in its folder, or set PYTHONPATH",
         )
     if arm.model.shape is None:
         from labkit.models import resolve
@@ -236,8 +257,8 @@ def _check_arm(name: str, arm: Experiment, overrides: Mapping[str, Any]) -> None
         raise ConfigError(f"arm {name}: {error}") from None
 
 
-def _importable(module: str) -> bool:
-    """Tell whether a module can be found; parents are imported, the module is not."""
+def _is_importable(module: str) -> bool:
+    """Return whether a module exists; its parent packages are imported, the module is not."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

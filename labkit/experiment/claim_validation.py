@@ -1,4 +1,4 @@
-"""What ``claims.engaged`` may name: arms that there are, and counters that somebody counts."""
+"""Validation of ``claims.engaged``: its arms must exist, and its counters be ones that count."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from labkit.engine import compute_dtype
 from labkit.engine.budget import model_footprint
 from labkit.records import counter_registry
 
-WEIGHTS = "weights."  # what counters of weights begin with
+WEIGHTS_PREFIX = "weights."  # of the counters of weights by form
 
 
-def check(
+def check_names(
     engaged: Mapping[str, Sequence[str]],
     arms: Mapping[str, Engine],
     dropped: Sequence[str] = (),
 ) -> None:
-    """Refuse claims on no arm or on no counter.
+    """Refuse claims on an arm or a counter that does not exist.
 
     Parameters
     ----------
     engaged
-        Counters by arm, as claimed.
+        The claimed counters by arm.
     arms
         The arms' engines.
     dropped
-        Arms that the command line took away; what is claimed of them is ignored.
+        Arms that the command line removed; claims on them are ignored.
 
     Raises
     ------
     ConfigError
-        One line with the nearest name.
+        One line with the closest name.
     """
     for arm, claimed in engaged.items():
         if arm in dropped:
@@ -46,30 +46,30 @@ def check(
             require(
                 _may_claim(name, arms[arm]),
                 f"ablation.claims.engaged.{arm}: no counter {name!r}"
-                f"{did_you_mean(name, counter_registry.counter_names(choices))}; "
+                f"{did_you_mean(name, counter_registry.counter_names(option_choices))}; "
                 "docs/counters.md lists them",
             )
 
 
 def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
-    """Refuse claims on weights in a form that none of the arm's model will have.
+    """Refuse claims on a form of weights that the arm's model will not have.
 
-    What the headers of the model's files do not tell, the run does.
+    Forms that the headers of the model's files do not tell are checked by the run itself.
 
     Raises
     ------
     ConfigError
-        One line that names the arm, the counter and what there is.
+        One line with the arm, the counter and the forms that the model has.
     """
     for arm, experiment in arms.items():
-        claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS)]
+        claimed = [name for name in engaged.get(arm, ()) if name.startswith(WEIGHTS_PREFIX)]
         if not claimed or experiment.engine.name not in (*LAYOUT_OF, "mlx_lm"):
             continue
         where, model = f"ablation.claims.engaged.{arm}", experiment.model
         require(
             experiment.workload.serves,
-            f"{where}: {claimed[0]} of workload={experiment.workload.name}, which loads no model; "
-            "choose one of requests",
+            f"{where}: {claimed[0]} would stay 0, because "
+            f"workload={experiment.workload.name} loads no model; choose a workload of requests",
         )
         held = model_footprint.weight_formats(
             model,
@@ -77,25 +77,25 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             compute_dtype.matrix_storage(experiment.engine),
         )
         for name in claimed:
-            form = name.removeprefix(WEIGHTS)
+            form = name.removeprefix(WEIGHTS_PREFIX)
             require(
                 not held
                 or not held.isdisjoint(
                     compute_dtype.NARROW_DTYPES if form == "narrow" else (form,)
                 ),
-                f"{where}: {name} would stay 0, for all weights of model={model.name} are held in "
-                f"{' and '.join(sorted(held))} here; choose another model (model=smollm2 is "
+                f"{where}: {name} would stay 0, because all weights of model={model.name} are "
+                f"held in {' and '.join(sorted(held))} here; choose another model (model=smollm2 is "
                 "quantised, model=local model.path=PATH is any)",
             )
 
 
 def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
-    """Refuse claims on what only an engine's steps count where launches alone are timed.
+    """Refuse claims on counters of an engine's steps if the workload times single launches.
 
     Raises
     ------
     ConfigError
-        One line that names the arm and the counter.
+        One line with the arm and the counter.
     """
     counted = (*counter_registry.LAUNCH_PREFIXES, counter_registry.USER_PREFIX)
     for arm, experiment in arms.items():
@@ -105,12 +105,14 @@ def check_launches(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Expe
         for name in engaged.get(arm, ()):
             require(
                 name.startswith(counted),
-                f"ablation.claims.engaged.{arm}: {name} would stay 0, for workload={workload.name} "
-                "times launches of attention and has no steps; choose one of requests",
+                f"ablation.claims.engaged.{arm}: {name} would stay 0, because "
+                f"workload={workload.name} times launches of attention and has no steps; "
+                "choose a workload of requests",
             )
 
 
 def _may_claim(name: str, arm: Engine) -> bool:
+    """Return whether an arm's engine may count ``name``; the user's own classes count anything."""
     own = own_classes(arm)
     if name.startswith(counter_registry.USER_PREFIX) or own.keys() & {
         "engine.name",
@@ -119,12 +121,12 @@ def _may_claim(name: str, arm: Engine) -> bool:
         return True
     if own and name.startswith("resolver."):
         return True
-    return counter_registry.find_counter(name, choices) is not None
+    return counter_registry.find_counter(name, option_choices) is not None
 
 
-def choices(option: str) -> Sequence[str]:
-    """Return the words that an option of the config may have."""
-    found = option_index.find_option(option)
-    if found is None or not found.choices:
-        raise ValueError(f"{option}: not an option with a list of words")
-    return found.choices
+def option_choices(option: str) -> Sequence[str]:
+    """Return the choices of an option: ``engine.kv.layout`` has ``paged``, ``padded``, ..."""
+    entry = option_index.find_option(option)
+    if entry is None or not entry.choices:
+        raise ValueError(f"{option}: not an option with a list of choices")
+    return entry.choices

@@ -1,4 +1,7 @@
-"""One clear line for every mistake that can be made in a configuration."""
+"""Configuration errors of Hydra, OmegaConf and YAML, rewritten as one line each.
+
+The line names the file or override, the key and the allowed values.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from labkit.experiment.job_launcher import not_installed
 def explain_config_error(
     error: BaseException, overrides: Sequence[str] = (), root: Any = Experiment
 ) -> str:
-    """Say in one line which file or override is wrong, the key, and what is allowed.
+    """Return one line that names the wrong file or override, the key and the allowed values.
 
     Parameters
     ----------
     error
-        Whatever Hydra, OmegaConf or the schema raised.
+        An exception of Hydra, OmegaConf or the schema.
     overrides
-        The overrides in force, to name the one at fault.
+        The overrides in effect, to name the wrong one.
     root
         The schema's class.
     """
@@ -63,7 +66,7 @@ def _boolean_key(text: str, overrides: Sequence[str]) -> str | None:
     words = {"True": "on, yes, true or y", "False": "off, no, false or n"}
     where = re.search(r"In '([^']+)'", text)
     return _flat(
-        f"{where.group(1) + ': ' if where else ''}a name is read by YAML as the {match.group(2)} "
+        f"{where.group(1) + ': ' if where else ''}YAML reads a name as the {match.group(2)} "
         f"{match.group(1)} ({words.get(match.group(1), 'not a text')}); "
         "quote it or choose another name"
     )
@@ -88,7 +91,8 @@ def _missing_option(text: str, overrides: Sequence[str]) -> str | None:
 
 
 HELP = "python -m labkit --help lists them"
-LAUNCHERS = {"submitit_slurm": "slurm"}  # what our own files build on, and the extra it is in
+# Launchers on which files of ours build, and the extra that installs them.
+LAUNCHERS = {"submitit_slurm": "slurm"}
 
 
 def _unknown_key(text: str, overrides: Sequence[str], root: Any) -> str | None:
@@ -118,11 +122,11 @@ def _wrong_choice(text: str, overrides: Sequence[str]) -> str | None:
 def _wrong_type(text: str, overrides: Sequence[str]) -> str | None:
     match = re.search(r"field '([^']+)' is not Optional", text)
     if match:
-        return f"{match.group(1)}=null: a value is needed here"
+        return f"{match.group(1)}=null: must have a value"
     match = re.search(r"Invalid type assigned: .*value: (.*)", text)
     if match:
         key = _key(text, match.group(1), overrides)
-        return f"{key}={match.group(1)}: a group; set one of its options" + _options(key)
+        return f"{key}={match.group(1)}: {key} is a group; set one of its options" + _options(key)
     match = re.search(r"Value '(.*)' of type '\w+' could not be converted to (\w+)", text)
     if not match:
         match = re.search(r"Value '(.*)' is not a valid (bool)", text)
@@ -173,6 +177,10 @@ def _grammar(text: str, overrides: Sequence[str]) -> str | None:
         return _flat(f"{match.group(1)}: not an override ({match.group(2)}); write key=value")
     if "Config group override must be a string or a list" in text:
         group = next((o for o in overrides if o.endswith("=null")), "the group")
-        return f"{group}: choose a file of the group; " + HELP
+        return f"{group}: a group needs one of its files; " + HELP
     match = re.search(r"(no viable alternative|mismatched input|extraneous input).*", text)
-    return _flat(f"not an override: {match.group(0)}; quote what is special") if match else None
+    return (
+        _flat(f"not an override: {match.group(0)}; put special characters in quotes")
+        if match
+        else None
+    )

@@ -1,7 +1,8 @@
-"""Composing: overrides in Hydra's grammar to a checked config, each choice of files read once.
+"""The Hydra composer: from overrides in Hydra's grammar to a checked config.
 
-What a composition costs is its files. A value behind them (``engine.threads=2``) changes the
-composed tree in one place, so that arms and cells which differ in values alone share the tree.
+Reading files takes most of a composition's time. Overrides of single values that follow all file
+choices (``engine.threads=2``) are applied to the composed tree, so arms and cells that differ only
+in such values share one tree.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
 
 
 class Composer:
-    """Composes the arms of one command's cells; needs Hydra to be initialized."""
+    """Composes the arms of one command's cells; Hydra must be initialised."""
 
     def __init__(self) -> None:
-        self._trees: dict[tuple[str, ...], bytes] = {}  # pickled: copied six times as fast
+        self._trees: dict[
+            tuple[str, ...], bytes
+        ] = {}  # pickled trees: loading one is six times as fast as copying one
         self._parsed: dict[str, Override] = {}
 
     def compose(self, overrides: Sequence[str], where: str = "") -> Experiment:
-        """Compose and check a config.
+        """Return the checked config of a list of overrides.
 
         Raises
         ------
@@ -61,14 +64,17 @@ class Composer:
             for value in values:
                 OmegaConf.update(tree, value.key_or_group, value.value(), merge=True)
         except OmegaConfBaseException:
-            return compose("config", overrides=list(overrides))  # whose error names the place
+            return compose("config", overrides=list(overrides))  # its error names the place
         return tree
 
     def _split(self, overrides: Sequence[str]) -> tuple[tuple[str, ...], list[Override]]:
-        """Split off the values that stand behind whatever adds to the tree or takes from it."""
+        """Split overrides into those composed by Hydra, and single values applied afterwards.
+
+        A value before an override that adds or deletes keys must be composed with it.
+        """
         parsed = [self._parse(override) for override in overrides]
-        last = max((i for i, made in enumerate(parsed) if _reshapes(made)), default=-1)
-        values = [i for i, made in enumerate(parsed) if i > last and _is_value(made)]
+        last = max((i for i, item in enumerate(parsed) if _changes_keys(item)), default=-1)
+        values = [i for i, item in enumerate(parsed) if i > last and _is_value(item)]
         files = tuple(text for i, text in enumerate(overrides) if i not in values)
         return files, [parsed[i] for i in values]
 
@@ -80,15 +86,15 @@ class Composer:
         return self._parsed[override]
 
 
-def _reshapes(override: Override) -> bool:
-    """Tell whether an override adds or deletes, so that those before it must go first."""
+def _changes_keys(override: Override) -> bool:
+    """Return whether an override adds or deletes keys."""
     return override.is_add() or override.is_force_add() or override.is_delete()
 
 
 def _is_value(override: Override) -> bool:
-    """Tell whether an override sets one value of the schema: not a file, not Hydra's own."""
+    """Return whether an override sets one value of the schema, neither a file nor Hydra's own."""
     key = override.key_or_group
-    plain = not _reshapes(override) and override.package is None and "/" not in key
+    plain = not _changes_keys(override) and override.package is None and "/" not in key
     own = plain and not override.is_hydra_override() and not override.is_sweep_override()
     return own and ("." in key or key in options(Experiment))
 
@@ -96,9 +102,12 @@ def _is_value(override: Override) -> bool:
 def expand_sweep(
     overrides: Sequence[str], params: Mapping[str, Any] | None = None
 ) -> list[list[str]]:
-    """Expand comma overrides into one list of overrides per cell, in the sweeper's order.
+    """Expand comma-separated values into one list of overrides per cell, in the sweeper's order.
 
     ``params``: ``hydra.sweeper.params`` of the composed config.
+
+    >>> expand_sweep(["workload=chat,agent", "seed=1"])
+    [['workload=chat', 'seed=1'], ['workload=agent', 'seed=1']]
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -108,7 +117,10 @@ def expand_sweep(
     for override in parser.parse_overrides([*swept, *overrides]):
         key = override.get_key_element()
         if override.is_sweep_override():
-            require(override.is_discrete_sweep(), f"{override.input_line}: not a list of values")
+            require(
+                override.is_discrete_sweep(),
+                f"{override.input_line}: not a list of values; write key=a,b,c",
+            )
             lists.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
             lists.append([f"{key}={override.get_value_element_as_str()}"])
@@ -116,7 +128,7 @@ def expand_sweep(
 
 
 def hydra_quote(value: Any) -> str:
-    """Write ``value`` in Hydra's override grammar, so that it is read back as it is."""
+    """Return a value in Hydra's override grammar, which reads it back unchanged."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,7 +1,7 @@
-"""What an article published, of one cell: rows that were measured under other options go.
+"""Published rows: an article's own numbers, limited to those that belong to a cell.
 
 A row of ``ablation.published`` may have ``when: {option: value}``, such as ``{workload.concurrency:
-8}``: it is shown in the cells of a sweep that have these values, and nowhere else.
+8}``. Only the cells of a sweep with these values show it.
 """
 
 from __future__ import annotations
@@ -14,55 +14,60 @@ from labkit.config import ConfigError, Experiment, require
 from labkit.config.option_index import did_you_mean
 
 KEYS = ("source", "machine", "metric", "unit", "rows", "tables")
-NUMBERS = ("arms", "delta_pct", "p", "wins")  # of arms, by their name; some may be theirs alone
-TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown word for word
-ROW_KEYS = ("when", "case", "metric", "unit", *NUMBERS)
+NUMBER_KEYS = ("arms", "delta_pct", "p", "wins")  # numbers by arm
+TABLE_KEYS = ("title", "columns", "rows", "notes")  # shown as they are
+ROW_KEYS = ("when", "case", "metric", "unit", *NUMBER_KEYS)
 
 
-def of_cell(published: Any, whole: Experiment) -> Any:
+def rows_of_cell(published: Any, experiment: Experiment) -> Any:
     """Return the published numbers without the rows of other cells.
 
     Raises
     ------
     ConfigError
-        A key that is not known, a row without a case or a metric, or ``when`` names no option.
+        An unknown key, a row without a case or a metric, or ``when`` with an unknown option.
     """
     if published is None:
         return None
-    _known("ablation.published", published, KEYS)
+    _check_keys("ablation.published", published, KEYS)
     for index, row in enumerate(published.get("rows") or ()):
         place = f"ablation.published.rows[{index}]"
-        _known(place, row, ROW_KEYS)
+        _check_keys(place, row, ROW_KEYS)
         for key in ("case", "metric"):
-            require(bool(row.get(key) or published.get(key)), f"{place}: it needs a {key}")
+            require(
+                bool(row.get(key) or published.get(key)), f"{place}: has no {key}; add {key}: ..."
+            )
     for index, table in enumerate(published.get("tables") or ()):
         place = f"ablation.published.tables[{index}]"
-        _known(place, table, TABLE_KEYS)
+        _check_keys(place, table, TABLE_KEYS)
         for key in TABLE_KEYS[:3]:
-            require(bool(table.get(key)), f"{place}: it needs {key}")
-    rows = [row for row in published.get("rows") or () if _of_this(row, whole)]
+            require(bool(table.get(key)), f"{place}: has no {key}; add {key}: ...")
+    rows = [row for row in published.get("rows") or () if _belongs(row, experiment)]
     return {**published, "rows": [{k: v for k, v in row.items() if k != "when"} for row in rows]}
 
 
-def _known(place: str, given: Any, keys: Sequence[str]) -> None:
-    require(isinstance(given, Mapping), f"{place}: must be a map, not {given!r}")
-    for key in given:
-        near = did_you_mean(str(key), keys)
-        require(key in keys, f"{place}.{key}: no such key{near}; there are: {', '.join(keys)}")
+def _check_keys(place: str, data: Any, keys: Sequence[str]) -> None:
+    require(isinstance(data, Mapping), f"{place}: must be a map, not {data!r}")
+    for key in data:
+        hint = did_you_mean(str(key), keys)
+        require(key in keys, f"{place}.{key}: no such key{hint}; there are: {', '.join(keys)}")
 
 
-def _of_this(row: Mapping[str, Any], whole: Experiment) -> bool:
+def _belongs(row: Mapping[str, Any], experiment: Experiment) -> bool:
     when = row.get("when") or {}
-    return all(_value(whole, key) == value for key, value in when.items())
+    return all(_value(experiment, key) == value for key, value in when.items())
 
 
-def _value(whole: Experiment, key: str) -> Any:
-    """Return an option's value as YAML writes it; a group stands for its name."""
-    found: Any = whole
+def _value(experiment: Experiment, key: str) -> Any:
+    """Return an option's value as YAML writes it; for a group, the group's name."""
+    value: Any = experiment
     for name in key.split("."):
-        if not hasattr(found, name):
-            raise ConfigError(f"ablation.published: when: {key}: there is no such option")
-        found = getattr(found, name)
-    if isinstance(found, Enum):
-        return found.value
-    return getattr(found, "name", found)
+        if not hasattr(value, name):
+            raise ConfigError(
+                f"ablation.published: when: {key}: no such option; "
+                "python -m labkit --help lists them"
+            )
+        value = getattr(value, name)
+    if isinstance(value, Enum):
+        return value.value
+    return getattr(value, "name", value)

@@ -66,8 +66,11 @@ def test_arms_can_be_added_and_dropped_and_may_change_a_group(composed):
         (["+ablation.arms.x={engine.kv.block_size:7}"], r"arm x: engine\.kv\.block_size=7"),
         (["+ablation.arms.x={engine.kv.bloc:7}"], r"arm x: engine\.kv\.bloc=7: no option 'bloc'"),
         (["+ablation.arms.x={engine:nope}"], r"arm x: engine=nope: no such engine"),
-        (["+ablation.arms.x={design.blocks:7}"], r"arm x: design\.blocks is the cell's"),
-        (["+ablation.arms.x={seed:7}"], r"arm x: seed is the cell's"),
+        (
+            ["+ablation.arms.x={design.blocks:7}"],
+            r"arm x: design\.blocks must be the same for every arm",
+        ),
+        (["+ablation.arms.x={seed:7}"], r"arm x: seed must be the same for every arm"),
         (["+engine.foo=1"], r"engine\.foo: no such option"),
         (["engine.attention.resolver=no_such_pkg.mod:Thing"], r"no module 'no_such_pkg\.mod'"),
         (["engine.attention.backend=no_such_pkg:Thing"], r"backend=no_such_pkg:Thing: no module"),

@@ -68,5 +68,5 @@ def test_what_mlx_lm_casts_is_refused_there(composed, model):
 
 
 def test_where_no_model_is_loaded_nothing_is_claimed_of_weights(composed):
-    with pytest.raises(ConfigError, match="workload=kernel_decode, which loads no model"):
+    with pytest.raises(ConfigError, match="because workload=kernel_decode loads no model"):
         composed("ablation=weights", "workload=kernel_decode", "model=tiny")

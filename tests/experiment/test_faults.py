@@ -169,15 +169,15 @@ STUDY = textwrap.dedent(
     tempfile.tempdir = {tmp!r}
     from conftest import STUB, make_arm
     from labkit import config
-    from labkit.experiment import Interrupted, runner, progress
+    from labkit.experiment import Interrupted, cell_runner, progress_display
     arms = (make_arm("base", "baseline"), make_arm("control", "control"))
     design = config.Design(
             blocks=int(sys.argv[2]), runs_per_block=2, isolation=config.Isolation.process
         )
-    cell = runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
-    launcher = runner.ProcessLauncher((sys.executable, str(STUB)))
+    cell = cell_runner.Cell(pathlib.Path(sys.argv[1]), "cell", arms, design, 7)
+    launcher = cell_runner.ProcessLauncher((sys.executable, str(STUB)))
     try:
-        runner.run_cell(cell, launcher, progress.create())
+        cell_runner.run_cell(cell, launcher, progress_display.create_progress())
     except Interrupted as stop:
         print("interrupted", stop, flush=True)
         sys.exit(130)

@@ -121,7 +121,7 @@ def test_an_ablation_may_run_on_the_emulated_kernels(measured, compiler):
 
 def test_claims_on_an_engine_s_steps_are_refused_where_launches_alone_are_timed(composed):
     with pytest.raises(
-        ConfigError, match=r"engaged\.sync: pipeline\.sync would stay 0, for worklo"
+        ConfigError, match=r"engaged\.sync: pipeline\.sync would stay 0, because worklo"
     ):
         composed("ablation=overlap", "workload=kernel_decode")
     claim = "ablation.claims.engaged.seq_map=[resolver.seq_map,own.maps]"

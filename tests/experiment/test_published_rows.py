@@ -48,5 +48,5 @@ def test_a_row_is_shown_in_the_cells_that_have_its_values(cells):
 
 
 def test_a_condition_on_what_is_no_option_is_one_line(cells):
-    with pytest.raises(ConfigError, match=r"when: workload\.clients: there is no such option"):
+    with pytest.raises(ConfigError, match=r"when: workload\.clients: no such option"):
         cells(text=ROWS.replace("workload.concurrency: 8", "workload.clients: 8"))

@@ -8,7 +8,7 @@ import yaml
 
 from docs.generators import counters as counters_page
 from labkit.config import Attention, ConfigError, Engine
-from labkit.experiment.claim_validation import check, choices
+from labkit.experiment.claim_validation import check_names, option_choices
 from labkit.records import counter_registry
 
 ROOT = Path(__file__).parents[2]
@@ -69,11 +69,11 @@ def test_the_page_is_the_table():
 
 
 def test_every_option_of_a_family_exists():
-    assert "seq_map" in choices("engine.attention.resolver")
-    assert "static" in choices("engine.scheduler.admission")
+    assert "seq_map" in option_choices("engine.attention.resolver")
+    assert "static" in option_choices("engine.scheduler.admission")
     with pytest.raises(ValueError, match="not an option with a list"):
-        choices("engine.threads")
-    assert len(list(counter_registry.counter_names(choices))) > 100
+        option_choices("engine.threads")
+    assert len(list(counter_registry.counter_names(option_choices))) > 100
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "ablation").glob("*.yaml")), ids=str)
@@ -82,7 +82,7 @@ def test_the_ablations_claim_what_there_is(path):
     claimed = (data.get("claims") or {}).get("engaged") or {}
     for arm, names in claimed.items():
         assert arm in data["arms"]
-        assert all(counter_registry.find_counter(name, choices) for name in names)
+        assert all(counter_registry.find_counter(name, option_choices) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -96,25 +96,25 @@ def test_the_ablations_claim_what_there_is(path):
 def test_a_misspelt_counter_is_refused_with_the_nearest(name, near):
     said = rf"claims.engaged.base: no counter '{name}' \(did you mean '{near}'\?\)"
     with pytest.raises(ConfigError, match=said):
-        check({"base": [name]}, {"base": PLAIN})
+        check_names({"base": [name]}, {"base": PLAIN})
 
 
 def test_a_misspelt_arm_is_refused_and_a_dropped_one_ignored():
     with pytest.raises(ConfigError, match=r"engaged.bsae: no such arm \(did you mean 'base'\?\)"):
-        check({"bsae": ["steps.mixed"]}, {"base": PLAIN})
-    check({"gone": ["no such counter"]}, {"base": PLAIN}, ["gone"])
+        check_names({"bsae": ["steps.mixed"]}, {"base": PLAIN})
+    check_names({"gone": ["no such counter"]}, {"base": PLAIN}, ["gone"])
 
 
 def test_families_by_number_take_numbers():
-    check({"base": ["block_size.16", "spec.drafted.pos3"]}, {"base": PLAIN})
+    check_names({"base": ["block_size.16", "spec.drafted.pos3"]}, {"base": PLAIN})
     with pytest.raises(ConfigError, match=r"no counter 'block_size\.large'"):
-        check({"base": ["block_size.large"]}, {"base": PLAIN})
+        check_names({"base": ["block_size.large"]}, {"base": PLAIN})
 
 
 def test_a_class_of_one_s_own_brings_its_own_counters():
     arms = {"maps": own(resolver="mine.maps:Repeat"), "whole": own(backend="mine.attention:One")}
-    check({"maps": ["resolver.repeat", "own.loops"], "whole": ["kernel.one"]}, arms)
+    check_names({"maps": ["resolver.repeat", "own.loops"], "whole": ["kernel.one"]}, arms)
     with pytest.raises(ConfigError, match=r"no counter 'kernel\.tield' \(did you mean 'kernel"):
-        check({"maps": ["kernel.tield"]}, arms)
+        check_names({"maps": ["kernel.tield"]}, arms)
     with pytest.raises(ConfigError, match=r"no counter 'resolver\.repeat'"):
-        check({"base": ["resolver.repeat"]}, {"base": PLAIN})
+        check_names({"base": ["resolver.repeat"]}, {"base": PLAIN})
