@@ -84,8 +84,8 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
                     compute_dtype.NARROW_DTYPES if form == "narrow" else (form,)
                 ),
                 f"{where}: {name} would stay 0, because all weights of model={model.name} are "
-                f"held in {' and '.join(sorted(held))} here; choose another model (model=smollm2 is "
-                "quantised, model=local model.path=PATH is any)",
+                f"held in {' and '.join(sorted(held))} here; choose another model "
+                "(model=smollm2 is quantised, model=local model.path=PATH is any)",
             )
 
 
