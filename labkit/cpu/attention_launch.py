@@ -1,14 +1,16 @@
-"""The launches: a grid of units, taken from a queue by one worker per thread.
+"""Launches of the attention kernels: a grid of units, and one worker per thread that runs them.
 
-Units cost differently (contexts are ragged, causal rows grow), so a worker takes the next
-one when it is free. What a unit computes does not depend on who takes it. A kernel is
-compiled for each type of lookup: it finds out whose unit it has, and leaves the arithmetic
-to its body, which is compiled once and called by its address.
+The cost of a unit varies (contexts are ragged, and the causal rows of a prompt grow), so a worker
+takes its next unit from a shared queue. The result of a unit does not depend on which worker runs
+it. numba compiles a launch once for each type of lookup. A launch finds the sequence of each unit
+and calls the unit's arithmetic, the *body* (``decode_attention.body``, ``tiled_attention.body``),
+which is compiled once per number type, by its address.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -32,6 +34,7 @@ from labkit.cpu.resolver_variants import (
     resolver_id,
     token_units,
 )
+from labkit.cpu.simd_emitter import FLOAT_BYTES
 from labkit.cpu.vector_registers import LANES
 from labkit.kernel_abi import (
     BLOCKS_COLUMN,
@@ -44,152 +47,164 @@ from labkit.kernel_abi import (
     SURPLUS_COLUMN,
 )
 
-COUNTER_COLUMNS = 8  # int64 per worker: one cache line
-_DECODE = KERNEL_IDS["decode"]
-_TILED = KERNEL_IDS["tiled"]
-_REDUCE = KERNEL_IDS["reduce"]
-_LAYER_BYTES = PARAMS_BYTES
-_NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
-_MASK = STAMP_MASK
+COUNTER_COLUMNS = 8  # int64 per worker: a cache line of its own
+SURPLUS_UNIT = -1  # returned instead of a number of KV blocks: the unit had no work
 POOL_DTYPES = tuple(NUMPY_DTYPES.values())
 _FLOAT32, _FLOAT16, _BFLOAT16 = range(len(POOL_DTYPES))
+_REDUCE = KERNEL_IDS["reduce"]
+_NONCE_FACTOR, _KERNEL_FACTOR, _RESOLVER_FACTOR = STAMP_FACTORS
+
+
+class AttentionLaunch(NamedTuple):
+    """The arguments of one launch of ``decode`` or ``tiled``."""
+
+    nonce: int  # number of the launch, mixed into its stamp
+    body: int  # address of the arithmetic of a unit
+    params: int  # address of the parameters (``kernel_params``), one struct per split
+    scratch: NDArray[Any]  # uint8 [workers, bytes]
+    # int64 [workers + 1, COUNTER_COLUMNS]: a row of counts per worker, then the queue.
+    counters: NDArray[Any]
+    cu_seqlens_q: NDArray[Any]  # int32 [num_seqs + 1]
+    seq_lens: NDArray[Any]  # int32 [num_seqs]
+    num_kv_heads: int
+    kv_heads_per_unit: int = 1  # KV heads of a decode unit, a divisor of ``num_kv_heads``
+    # Decode units among which a token's work on ``kv_heads_per_unit`` is divided: by query head, by
+    # partition of the keys, or both. Each has its own parameters.
+    splits: int = 1
+
+
+class KVWrite(NamedTuple):
+    """The arguments of ``scatter``: the keys and values of new tokens, and where they go."""
+
+    pool_dtype: int  # of the pools, as an index into ``POOL_DTYPES``
+    k: int  # addresses of the new keys and values, float32 [tokens, token_numbers]
+    v: int
+    k_pool: int  # addresses of the pools
+    v_pool: int
+    slot_mapping: NDArray[Any]  # int64 [tokens]; -1: not written
+    token_numbers: int  # numbers in the keys of one token, a multiple of ``LANES``
 
 
 @inner
-def stamp(nonce: int, kernel_id: int, lookup: int) -> int:
-    """Mix the stamp of this launch; the host's twin is ``report.launch_stamp``."""
-    mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + lookup * _RESOLVER_FACTOR
-    return mixed & _MASK
+def stamp(nonce: int, kernel_id: int, resolver: int) -> int:
+    """Return the stamp of a launch; the host computes it by ``launch_report.launch_stamp``."""
+    mixed = nonce * _NONCE_FACTOR + kernel_id * _KERNEL_FACTOR + resolver * _RESOLVER_FACTOR
+    return mixed & STAMP_MASK
 
 
-@inner
-def run_decode_units(
-    worker: int,
-    nonce: int,
-    lookup: Any,
-    body: int,
-    layer: int,
-    memory: NDArray[Any],
-    counters: NDArray[Any],
-    cu_seqlens_q: NDArray[Any],
-    seq_lens: NDArray[Any],
-    num_kv_heads: int,
-    heads: int,
-    splits: int,
-) -> None:
-    """Be one worker of ``decode``: take units until there are none, and leave the counts."""
-    columns = num_kv_heads // heads * splits
-    units = token_units(lookup, cu_seqlens_q) * columns
-    scratch = memory[worker].ctypes.data
-    queue = counters[len(counters) - 1].ctypes.data
-    iterations, surplus, blocks = 0, 0, 0
-    unit = take_ticket(queue)
-    while unit < units:
-        column = unit % columns
-        sequence, token, steps = find_token(lookup, unit // columns, cu_seqlens_q)
-        iterations += steps
-        if sequence >= 0:
-            begin, end = cu_seqlens_q[sequence], cu_seqlens_q[sequence + 1]
-            # Clamped for wrong lookups: they may name any sequence, and must stay inside.
-            context = int(seq_lens[sequence]) if end > begin else 0
-            high = max(0, min(context, context - end + token + 1))
-            head, mine = column // splits * heads, layer + column % splits * _LAYER_BYTES
-            blocks += call_body(body, mine, scratch, sequence, head, heads, token, high)
-        else:
-            surplus += 1
-        unit = take_ticket(queue)
-    counters[worker, STAMP_COLUMN] = stamp(nonce, _DECODE, resolver_id(lookup)) + worker
-    counters[worker, ITERATIONS_COLUMN] = iterations
-    counters[worker, SURPLUS_COLUMN] = surplus
-    counters[worker, BLOCKS_COLUMN] = blocks
+def _work_loop(run_unit: Callable[..., tuple[int, int]], kernel: str) -> Callable[..., None]:
+    """Return a worker's loop over the work queue, compiled for one kind of unit.
 
-
-@kernel
-def decode(
-    nonce: int,
-    lookup: Any,
-    body: int,
-    layer: int,
-    memory: NDArray[Any],
-    counters: NDArray[Any],
-    cu_seqlens_q: NDArray[Any],
-    seq_lens: NDArray[Any],
-    num_kv_heads: int,
-    heads: int,
-    splits: int,
-) -> None:
-    """Run ``splits`` units per (``heads`` KV heads, query token); heads vary fastest.
-
-    Parameters
-    ----------
-    nonce, lookup
-        This launch's number, and how a token finds its sequence.
-    body, layer
-        Addresses of the kernel's arithmetic and of its layers (``arguments``), one per split.
-    memory
-        uint8 [workers, bytes], each worker's scratch.
-    heads
-        KV heads of a unit, a divisor of ``num_kv_heads``.
-    splits
-        Units that share one token's work on these heads, each with a layer of its own: by
-        query head, by partition of the keys, or both.
-    counters
-        int64 [workers + 1, NUM_COUNTERS]: what each worker counted, then the queue.
+    ``run_unit(launch, lookup, place, column, scratch)`` runs the unit in a column of the grid for
+    a token or Q-block. It returns its search steps and the KV blocks that it visited, or
+    ``SURPLUS_UNIT``.
     """
-    workers = len(counters) - 1
-    counters[workers, 0] = 0
-    for worker in prange(workers):
-        run_decode_units(
-            worker, nonce, lookup, body, layer, memory, counters, cu_seqlens_q, seq_lens,
-            num_kv_heads, heads, splits,
-        )  # fmt: skip
+    kernel_id = KERNEL_IDS[kernel]
 
-
-@kernel
-def tiled(
-    nonce: int,
-    lookup: Any,
-    body: int,
-    layer: int,
-    memory: NDArray[Any],
-    counters: NDArray[Any],
-    cu_seqlens_q: NDArray[Any],
-    seq_lens: NDArray[Any],
-    num_kv_heads: int,
-) -> None:
-    """Run one unit per (KV head, Q-block of ``BQ`` tokens); surplus units exit.
-
-    Parameters as in ``decode``. The packed grid has ``total_q // BQ + num_seqs`` Q-blocks,
-    an upper bound that needs no query length.
-    """
-    workers = len(counters) - 1
-    units = qblock_units(lookup, cu_seqlens_q) * num_kv_heads
-    counters[workers, 0] = 0
-    for worker in prange(workers):
-        scratch = memory[worker].ctypes.data
-        queue = counters[workers].ctypes.data
+    def run_units(
+        worker: int, units: int, columns: int, launch: AttentionLaunch, lookup: Any
+    ) -> None:
+        scratch = launch.scratch[worker].ctypes.data
+        queue = launch.counters[len(launch.counters) - 1].ctypes.data
         iterations, surplus, blocks = 0, 0, 0
         unit = take_ticket(queue)
         while unit < units:
-            head = unit % num_kv_heads
-            sequence, start, steps = find_qblock(lookup, unit // num_kv_heads, cu_seqlens_q)
+            steps, visited = run_unit(launch, lookup, unit // columns, unit % columns, scratch)
             iterations += steps
-            begin, length = 0, 0
-            if sequence >= 0:
-                begin = int(cu_seqlens_q[sequence])
-                length = cu_seqlens_q[sequence + 1] - begin
-            if 0 <= start < length:
-                high = seq_lens[sequence] - length + start + 1
-                tokens = min(BQ, length - start)
-                token = begin + start
-                blocks += call_body(body, layer, scratch, sequence, head, token, tokens, high)
-            else:
+            if visited == SURPLUS_UNIT:
                 surplus += 1
+            else:
+                blocks += visited
             unit = take_ticket(queue)
-        counters[worker, STAMP_COLUMN] = stamp(nonce, _TILED, resolver_id(lookup)) + worker
-        counters[worker, ITERATIONS_COLUMN] = iterations
-        counters[worker, SURPLUS_COLUMN] = surplus
-        counters[worker, BLOCKS_COLUMN] = blocks
+        counts = launch.counters[worker]
+        counts[STAMP_COLUMN] = stamp(launch.nonce, kernel_id, resolver_id(lookup)) + worker
+        counts[ITERATIONS_COLUMN] = iterations
+        counts[SURPLUS_COLUMN] = surplus
+        counts[BLOCKS_COLUMN] = blocks
+
+    # To the linker, two loops of one name from the caches of two processes would be one.
+    run_units.__qualname__ = f"run_{kernel}_units"
+    return inner(run_units)
+
+
+@inner
+def run_decode_unit(
+    launch: AttentionLaunch, lookup: Any, place: int, column: int, scratch: int
+) -> tuple[int, int]:
+    """Run one unit of ``decode``; return its search steps and KV blocks visited."""
+    sequence, token, steps = find_token(lookup, place, launch.cu_seqlens_q)
+    if sequence < 0:
+        return steps, SURPLUS_UNIT
+    begin, end = launch.cu_seqlens_q[sequence], launch.cu_seqlens_q[sequence + 1]
+    # A wrong lookup may name any sequence: clamped, so that the unit reads only its keys.
+    context = int(launch.seq_lens[sequence]) if end > begin else 0
+    high = max(0, min(context, context - end + token + 1))
+    head = column // launch.splits * launch.kv_heads_per_unit
+    params = launch.params + column % launch.splits * PARAMS_BYTES
+    blocks = call_body(
+        launch.body, params, scratch, sequence, head, launch.kv_heads_per_unit, token, high
+    )
+    return steps, blocks
+
+
+_run_decode_units = _work_loop(run_decode_unit, "decode")
+
+
+@inner
+def run_decode_worker(worker: int, launch: AttentionLaunch, lookup: Any) -> None:
+    """Run one worker's part of ``decode``."""
+    columns = launch.num_kv_heads // launch.kv_heads_per_unit * launch.splits
+    units = token_units(lookup, launch.cu_seqlens_q) * columns
+    _run_decode_units(worker, units, columns, launch, lookup)
+
+
+@kernel
+def decode(launch: AttentionLaunch, lookup: Any) -> None:
+    """Run the decode kernel: a unit for each query token, ``kv_heads_per_unit`` KV heads and split.
+
+    Heads vary fastest, so that consecutive units read keys that lie side by side.
+    """
+    workers = len(launch.counters) - 1
+    launch.counters[workers, 0] = 0
+    for worker in prange(workers):
+        run_decode_worker(worker, launch, lookup)
+
+
+@inner
+def run_tiled_unit(
+    launch: AttentionLaunch, lookup: Any, place: int, head: int, scratch: int
+) -> tuple[int, int]:
+    """Run one unit of ``tiled``; return its search steps and KV blocks visited."""
+    sequence, start, steps = find_qblock(lookup, place, launch.cu_seqlens_q)
+    begin, length = 0, 0
+    if sequence >= 0:
+        begin = int(launch.cu_seqlens_q[sequence])
+        length = launch.cu_seqlens_q[sequence + 1] - begin
+    if not 0 <= start < length:
+        return steps, SURPLUS_UNIT
+    high = launch.seq_lens[sequence] - length + start + 1
+    tokens = min(BQ, length - start)
+    token = begin + start
+    blocks = call_body(launch.body, launch.params, scratch, sequence, head, token, tokens, high)
+    return steps, blocks
+
+
+_run_tiled_units = _work_loop(run_tiled_unit, "tiled")
+
+
+@kernel
+def tiled(launch: AttentionLaunch, lookup: Any) -> None:
+    """Run the tiled kernel: a unit for each KV head and Q-block of ``BQ`` tokens.
+
+    The packed grid has ``total_q // BQ + num_seqs`` Q-blocks, an upper bound that needs no
+    query length; surplus units exit.
+    """
+    workers = len(launch.counters) - 1
+    columns = launch.num_kv_heads
+    units = qblock_units(lookup, launch.cu_seqlens_q) * columns
+    launch.counters[workers, 0] = 0
+    for worker in prange(workers):
+        _run_tiled_units(worker, units, columns, launch, lookup)
 
 
 @kernel
@@ -202,17 +217,20 @@ def reduce(
     out: NDArray[Any],
     counters: NDArray[Any],
 ) -> None:
-    """Merge the partitions of every query token and head: split-KV's second step.
+    """Merge the partitions of every query token and head: the second step of split-KV.
 
     Parameters
     ----------
-    nonce, resolver, counters
-        As in ``decode``; ``resolver`` is its number.
+    nonce, counters
+        As in ``AttentionLaunch``.
+    resolver
+        A value of ``RESOLVER_IDS``.
     sums, states
         float32 [tokens, heads, partitions, head_dim] and [..., 2]: weighted values,
         running maximum (base 2) and softmax sum of each partition.
     sinks
-        float32 [heads], in base 2, or [0]: none. They count once per query, so here.
+        float32 [heads], in base 2, or [0] without sinks. A sink counts once per query, so it
+        is added here.
     out
         float32 [tokens, heads, head_dim].
     """
@@ -221,16 +239,16 @@ def reduce(
     for worker in prange(workers):
         for row in range(worker, tokens * heads, workers):
             token, head = row // heads, row % heads
-            top = states[token, head, :, 0].max()
+            largest = states[token, head, :, 0].max()
             if len(sinks):
-                top = max(top, sinks[head])
-            total = exp2_scalar(sinks[head] - top) if len(sinks) else np.float32(0)
+                largest = max(largest, sinks[head])
+            total = exp2_scalar(sinks[head] - largest) if len(sinks) else np.float32(0)
             merged = out[token, head]
             merged[:] = 0
             for p in range(partitions):
                 weight = states[token, head, p, 1]
                 if weight != 0:
-                    factor = exp2_scalar(states[token, head, p, 0] - top)
+                    factor = exp2_scalar(states[token, head, p, 0] - largest)
                     total += weight * factor
                     part = sums[token, head, p]
                     for d in range(head_dim):
@@ -242,59 +260,28 @@ def reduce(
 
 
 @kernel
-def scatter(
-    element: int,
-    k: int,
-    v: int,
-    k_pool: int,
-    v_pool: int,
-    slot_mapping: NDArray[Any],
-    numbers: int,
-) -> None:
-    """Write the keys and values of new tokens to their slots; a slot of -1 is skipped.
-
-    Parameters
-    ----------
-    element
-        What the pools hold: the index of its type in ``POOL_DTYPES``.
-    k, v
-        Addresses of the new keys and values, float32.
-    k_pool, v_pool
-        Addresses of the pools.
-    slot_mapping
-        int64 [tokens].
-    numbers
-        How many a token and a slot hold of each, whole vectors.
-    """
-    for token in prange(len(slot_mapping)):
-        write_token_kv(token, element, k, v, k_pool, v_pool, slot_mapping, numbers)
+def scatter(write: KVWrite) -> None:
+    """Write the keys and values of new tokens to their slots."""
+    for token in prange(len(write.slot_mapping)):
+        write_token_kv(write, token)
 
 
 @inner
-def write_token_kv(
-    token: int,
-    element: int,
-    k: int,
-    v: int,
-    k_pool: int,
-    v_pool: int,
-    slot_mapping: NDArray[Any],
-    numbers: int,
-) -> None:
-    """Write one token's key and value."""
-    slot = slot_mapping[token]
+def write_token_kv(write: KVWrite, token: int) -> None:
+    """Write the key and value of one token, rounded to the pools' type."""
+    slot, numbers = write.slot_mapping[token], write.token_numbers
     if slot >= 0:
-        begin, end = token * numbers, slot * numbers
-        write_row(element, k_pool, end, k + 4 * begin, numbers)
-        write_row(element, v_pool, end, v + 4 * begin, numbers)
+        source, target = FLOAT_BYTES * token * numbers, slot * numbers
+        write_row(write.pool_dtype, write.k_pool, target, write.k + source, numbers)
+        write_row(write.pool_dtype, write.v_pool, target, write.v + source, numbers)
 
 
 @inner
-def write_row(element: int, pool: int, first: int, source: int, numbers: int) -> None:
-    """Write so many float32 to a pool from its number ``first`` on, rounded to its type."""
-    if element == _FLOAT32:
+def write_row(pool_dtype: int, pool: int, first: int, source: int, numbers: int) -> None:
+    """Write ``numbers`` float32 to a pool from its number ``first`` on, rounded to its type."""
+    if pool_dtype == _FLOAT32:
         copy_bytes(pool + 4 * first, source, 4 * numbers)
-    elif element == _FLOAT16:
+    elif pool_dtype == _FLOAT16:
         round_to_float16(pool + 2 * first, source, numbers // LANES)
     else:
         round_to_bfloat16(pool + 2 * first, source, numbers // LANES)

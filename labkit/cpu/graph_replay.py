@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from labkit.cpu import activations, norms, rope
 from labkit.cpu.activations import activate
 from labkit.cpu.attention_intrinsics import call_body, load_float, take_ticket
-from labkit.cpu.attention_launch import run_decode_units, write_token_kv
+from labkit.cpu.attention_launch import AttentionLaunch, KVWrite, run_decode_worker, write_token_kv
 from labkit.cpu.gemm import (
     BLOCK_ROWS,
     MIN_PARALLEL_FMAS,
@@ -419,10 +419,10 @@ def _compute(op: Any, unit: int, units: int, rows: int, mine: Any, slots: Any) -
     else:
         first, end = _share(unit, units, rows)
         for token in range(first, end):
-            write_token_kv(
-                token, mine[ELEMENT], op[2], op[3], mine[K_POOL], mine[V_POOL], slots,
-                mine[SLOT_NUMBERS],
-            )  # fmt: skip
+            write = KVWrite(
+                mine[ELEMENT], op[2], op[3], mine[K_POOL], mine[V_POOL], slots, mine[SLOT_NUMBERS]
+            )
+            write_token_kv(write, token)
 
 
 @cfunc("int64(int64, int64, int64, int64, int64, int64, int64)", cache=True, error_model="numpy")
@@ -478,12 +478,12 @@ def replay(
         The first attention launch's number, and the stamp that the host expects of it; those after
         it count on.
     lookup, memory, cu_seqlens_q, seq_lens
-        As in ``attention_launches.decode``.
+        As in ``AttentionLaunch``.
     launches
         int64 [launches of attention, ``LAUNCH_FIELDS``].
     counters
         int64 [launches of attention, workers + 1, ``COUNTER_COLUMNS``]: as in
-        ``attention_launches.decode``.
+        ``AttentionLaunch``.
     left
         int64 [kinds of layers, ``LEFT_FIELDS``]: overwritten with what launches of the kind left.
         What they counted is added to what is there.
@@ -527,10 +527,11 @@ def replay(
                     op = ops[one]
                     if op[0] == ATTEND:
                         mine = launches[op[3]]
-                        run_decode_units(
-                            unit, nonce + op[3], lookup, mine[BODY], mine[LAYER], memory,
-                            counters[op[3]], cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
+                        launch = AttentionLaunch(
+                            nonce + op[3], mine[BODY], mine[LAYER], memory, counters[op[3]],
+                            cu_seqlens_q, seq_lens, mine[KV_HEADS], mine[HEADS], 1,
                         )  # fmt: skip
+                        run_decode_worker(unit, launch, lookup)
                     else:
                         mine_at = launches[op[4]].ctypes.data if op[0] == SCATTER else 0
                         call_body(body, op.ctypes.data, unit, units, rows, mine_at, slots_at, 0)

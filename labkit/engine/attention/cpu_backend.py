@@ -20,6 +20,7 @@ from labkit.cpu import (
 )
 from labkit.cpu.address_views import address_of
 from labkit.cpu.attention_intrinsics import TILE_KEYS
+from labkit.cpu.attention_launch import AttentionLaunch, KVWrite
 from labkit.cpu.graph_capture import FIRST, OUT, CapturedAttention
 from labkit.cpu.kv_dtypes import NUMPY_DTYPES, dtype_name
 from labkit.engine.attention import input_validation, kernel_dispatch, resolvers
@@ -104,28 +105,27 @@ class CpuBackend(PagedBackend):
         k_pool, v_pool = self._addresses[layer]
         if k is not None:
             k, v = np.ascontiguousarray(k), np.ascontiguousarray(v)
-            new = address_of(k), address_of(v), k_pool, v_pool
-            attention_launch.scatter(ready.element, *new, metadata.slot_mapping, ready.slot_numbers)
+            write = KVWrite(
+                ready.element, address_of(k), address_of(v), k_pool, v_pool,
+                metadata.slot_mapping, ready.slot_numbers,
+            )  # fmt: skip
+            attention_launch.scatter(write)
         sinks = 0 if bound.sinks is None else address_of(bound.sinks)
         arrays = address_of(q), k_pool, v_pool, address_of(out), sinks
         for view, address in zip(ready.fields, arrays, strict=True):
             view[0] = address
         counters = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
         nonce, reduce_rows = secrets.randbits(32), None
-        work: Any = (
-            self._memory,
-            counters,
-            metadata.cu_seqlens_q,
-            metadata.seq_lens,
-            bound.num_kv_heads,
-        )
+        launch = AttentionLaunch(
+            nonce, ready.body, ready.address, self._memory, counters, metadata.cu_seqlens_q,
+            metadata.seq_lens, bound.num_kv_heads, ready.dispatch.kv_heads_per_unit,
+        )  # fmt: skip
         if ready.dispatch.kernel == "tiled":
-            attention_launch.tiled(nonce, metadata.lookup, ready.body, ready.address, *work)
+            attention_launch.tiled(launch, metadata.lookup)
         elif ready.splits == 1:
-            work = (ready.body, ready.address, *work, ready.dispatch.kv_heads_per_unit, 1)
-            attention_launch.decode(nonce, metadata.lookup, *work)
+            attention_launch.decode(launch, metadata.lookup)
         else:
-            reduce_rows = self._split(ready, bound, nonce, metadata, q, out, work)
+            reduce_rows = self._split(ready, bound, metadata, q, out, launch)
         metadata.launches.append(Launch(bound, ready.dispatch, nonce, counters[:-1], reduce_rows))
         return out
 
@@ -275,11 +275,10 @@ class CpuBackend(PagedBackend):
         self,
         ready: _Ready,
         layer: AttentionLayer,
-        nonce: int,
         metadata: AttentionMetadata,
         q: Any,
         out: Any,
-        work: Any,
+        launch: AttentionLaunch,
     ) -> NDArray[np.int64] | None:
         """Run the decode kernel with a token's work divided, and merge its partitions.
 
@@ -289,20 +288,14 @@ class CpuBackend(PagedBackend):
         members = ready.splits // dispatch.partitions
         parts = kernel_params.partials(q, dispatch.partitions) if dispatch.partitions > 1 else None
         packed = kernel_params.split(ready.packed, members, dispatch.partitions, parts)
-        work = (
-            ready.body,
-            address_of(packed),
-            *work,
-            dispatch.kv_heads_per_unit,
-            len(packed),
-        )
-        attention_launch.decode(nonce, metadata.lookup, *work)
+        launch = launch._replace(params=address_of(packed), splits=len(packed))
+        attention_launch.decode(launch, metadata.lookup)
         if parts is None:
             return None
         rows = np.zeros((ready.workers + 1, attention_launch.COUNTER_COLUMNS), np.int64)
         resolver = RESOLVER_IDS[metadata.resolver.variant]
         sinks = kernel_params.base2(layer.sinks)
-        attention_launch.reduce(nonce, resolver, *parts, sinks, out, rows)
+        attention_launch.reduce(launch.nonce, resolver, *parts, sinks, out, rows)
         return rows[:-1]
 
     def report(self, metadata: AttentionMetadata) -> Reports:
