@@ -112,7 +112,11 @@ class Beside:
 def take_turns(beside: Beside) -> None:
     """Make every round of kernels, or slice of steps, begin when the other process's has ended."""
     from labkit.workload.interleaved_kernels import InterleavedKernels
-    from labkit.workload.interleaved_serving import InterleavedServing, Progress, _lost
+    from labkit.workload.interleaved_serving import (
+        InterleavedServing,
+        ServingProgress,
+        _stalled_seconds,
+    )
 
     pulse = InterleavedKernels._pulse
 
@@ -120,20 +124,20 @@ def take_turns(beside: Beside) -> None:
         beside.next_turn()
         return pulse(self)
 
-    def in_slices(self: Any, beat: Callable[[str], None]) -> Any:
-        (seat,) = self._seats
-        arm = Progress(seat.session.begin(beat))
-        while not arm.drive.done:
+    def in_slices(self: Any, heartbeat: Callable[[str], None]) -> Any:
+        (arm,) = self._arms
+        progress = ServingProgress(arm.session.start(heartbeat))
+        while not progress.generator.done:
             beside.next_turn()
             with self._turn(0):
-                self._slice(seat, arm)
-        return [seat.session.measured(arm.drive, *_lost([arm]))]
+                self._run_slice(arm, progress)
+        return [arm.session.measurement(progress.generator, *_stalled_seconds([progress]))]
 
     def together(measure: Any) -> Any:
-        def measured(self: Any, beat: Callable[[str], None]) -> Any:
+        def measured(self: Any, heartbeat: Callable[[str], None]) -> Any:
             beside.meet()
             try:
-                return measure(self, beat)
+                return measure(self, heartbeat)
             finally:
                 beside.tell("turn", MORE_THAN_ROUNDS)
                 beside.meet()

@@ -83,7 +83,7 @@ def _warnings(costs: Mapping[str, Estimate]) -> Iterator[str]:
     """Yield the arms' warnings; one that all arms share once, others with the arms' names."""
     arms: dict[str, list[str]] = {}
     for arm, cost in costs.items():
-        for sentence in cost.foreseen if arm != CONTROL else ():
+        for sentence in cost.warnings if arm != CONTROL else ():
             arms.setdefault(sentence, []).append(arm)
     arm_count = len(costs) - (CONTROL in costs)
     for sentence, names in arms.items():

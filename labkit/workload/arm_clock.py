@@ -1,4 +1,4 @@
-"""A clock of an arm's own, which runs only in its turns."""
+"""The clock of one arm, which runs only during its turns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 class ArmClock:
-    """Seconds that an arm has had so far.
+    """Seconds that an arm has run so far.
 
     Parameters
     ----------
     base
-        The clock that never stands still; seconds.
+        The clock of the process; returns seconds.
     """
 
     def __init__(self, base: Callable[[], float] = time.perf_counter) -> None:
@@ -22,7 +22,7 @@ class ArmClock:
         self._since: float | None = None
 
     def __call__(self) -> float:
-        """Return the seconds spent in all turns, the one that lasts included."""
+        """Return the seconds of all turns, including the current one."""
         return self._spent if self._since is None else self._spent + self._base() - self._since
 
     @contextmanager
@@ -32,7 +32,7 @@ class ArmClock:
         Raises
         ------
         RuntimeError
-            It runs already.
+            The clock is already running.
         """
         if self._since is not None:
             raise RuntimeError("a turn began inside a turn")

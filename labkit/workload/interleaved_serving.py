@@ -1,9 +1,9 @@
-"""Request arms in one process: slices of whole engine steps, in random order, round by round.
+"""Request workloads interleaved in one process: slices of engine steps, in random order.
 
-Every arm has an engine, requests and a clock of its own; the clock stands still in the
-others' turns, so arrivals and latencies are those of the arm's own time. What the machine
-does in a second happens to all arms alike, and what a stall adds to a step is taken out
-again (:mod:`labkit.workload.noise_spikes`); the times with it are kept beside.
+Every arm has its own engine, requests and clock. The clock stops during the others' turns, so
+arrivals and latencies are in the arm's own time. What the machine does within a second happens
+to all arms alike. Time that a stall adds to a step is subtracted
+(:mod:`labkit.workload.noise_spikes`); the record also holds the times as measured.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from labkit.workload.load_generator import LoadGenerator
 from labkit.workload.measurement import Measurement
 from labkit.workload.serving_session import ServingSession
 
-# A slice goes on until so much of its arm's time has passed; a step is never cut. Shorter ones
-# pay more for the caches that the others leave behind, longer ones let the machine change.
+# A slice ends after the first step that exceeds this much of its arm's time. Shorter slices lose
+# more time to cold caches; longer ones let the machine change between arms.
 SLICE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """An arm: its session, and the clock by which it serves."""
+class ServingArm:
+    """One arm: its serving session, and the clock that times it."""
 
     session: ServingSession
     clock: ArmClock
 
 
 @dataclass(slots=True)
-class Progress:
-    """An arm's requests on their way: ``tokens`` had been computed when each step ended."""
+class ServingProgress:
+    """One arm's requests in flight. ``tokens``: tokens computed by the end of each step."""
 
     generator: LoadGenerator
     tokens: list[float] = field(default_factory=list)
@@ -49,82 +49,84 @@ class InterleavedServing:
 
     Parameters
     ----------
-    seats
-        The arms, ready to warm up; closed with this.
+    arms
+        Sessions ready to warm up; this object closes them.
     order
         Draws every round's order.
     turn
-        Begins an arm's turn.
+        Starts an arm's turn.
     """
 
-    def __init__(self, seats: Sequence[Seat], order: random.Random, turn: EnterTurn) -> None:
-        self._seats = tuple(seats)
+    def __init__(self, arms: Sequence[ServingArm], order: random.Random, turn: EnterTurn) -> None:
+        self._arms = tuple(arms)
         self._order = order
         self._turn = turn
 
     def warm_up(self) -> None:
-        """Warm every arm up; see ``ServingSession.warm_up``."""
-        gc.collect()  # takes some 0.1 s, which nobody is to find among a client's times
-        for arm, seat in enumerate(self._seats):
-            with self._turn(arm), seat.clock.running():
-                seat.session.warm_up()
-                seat.session.drain()
+        """Warm up every arm; see ``ServingSession.warm_up``."""
+        gc.collect()  # takes about 0.1 s, which must not appear in a client's latencies
+        for index, arm in enumerate(self._arms):
+            with self._turn(index), arm.clock.running():
+                arm.session.warm_up()
+                arm.session.drain()
 
     prepare = warm_up
 
-    def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
+    def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Serve every arm's requests once; see ``InterleavedArms``.
 
-        An arm alone has one turn, from its first request to its last token. What was loaded is
-        kept from the garbage collector, which would stop whatever runs while it looks through it.
+        A single arm has one turn, from its first request to its last token. Loaded objects are
+        frozen, so that the garbage collector does not pause a step to scan them.
         """
         gc.freeze()
         try:
-            return self._measure(beat)
+            return self._measure(heartbeat)
         finally:
             gc.unfreeze()
 
-    def _measure(self, beat: Callable[[str], None]) -> list[Measurement]:
-        if len(self._seats) == 1:
-            (seat,) = self._seats
-            with self._turn(0), seat.clock.running():
-                return [seat.session.measure(beat)]
-        arms = [Progress(seat.session.begin(beat)) for seat in self._seats]
-        while unfinished := [index for index, arm in enumerate(arms) if not arm.generator.done]:
+    def _measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
+        if len(self._arms) == 1:
+            (arm,) = self._arms
+            with self._turn(0), arm.clock.running():
+                return [arm.session.measure(heartbeat)]
+        progress = [ServingProgress(arm.session.start(heartbeat)) for arm in self._arms]
+        while unfinished := [i for i, one in enumerate(progress) if not one.generator.done]:
             self._order.shuffle(unfinished)
             for index in unfinished:
                 with self._turn(index):
-                    self._slice(self._seats[index], arms[index])
-        measured = []
-        for index, lost in enumerate(_lost(arms)):
+                    self._run_slice(self._arms[index], progress[index])
+        measurements = []
+        for index, stalled_s in enumerate(_stalled_seconds(progress)):
             with self._turn(index):
-                measured.append(self._seats[index].session.measured(arms[index].generator, lost))
-        return measured
+                session = self._arms[index].session
+                measurements.append(session.measurement(progress[index].generator, stalled_s))
+        return measurements
 
-    def _slice(self, seat: Seat, arm: Progress) -> None:
-        clock = seat.clock
+    def _run_slice(self, arm: ServingArm, progress: ServingProgress) -> None:
+        """Run engine steps until the slice's time is over or all requests have ended."""
+        clock, generator = arm.clock, progress.generator
         end = clock() + SLICE_S
-        while not arm.generator.done and clock() < end:
+        while not generator.done and clock() < end:
             with clock.running():
-                stepped = arm.generator.step()
+                stepped = generator.step()
             if stepped:
-                arm.tokens.append(seat.session.computed_tokens())
+                progress.tokens.append(arm.session.computed_tokens())
         with clock.running():
-            seat.session.drain()
+            arm.session.drain()
 
     def close(self) -> None:
         """Close every arm's engine."""
-        for seat in self._seats:
-            seat.session.close()
+        for arm in self._arms:
+            arm.session.close()
 
 
-def _lost(arms: Sequence[Progress]) -> list[NDArray[np.float64]]:
-    """Return what every step of every arm lost to stalls, in seconds."""
-    times = [arm.generator.step_seconds() for arm in arms]
-    schedules = [[step.receivers for step in arm.generator.steps] for arm in arms]
-    if len(arms) > 1 and all(schedule == schedules[0] for schedule in schedules):
-        return list(noise_spikes.among_equals(np.stack(times)))
+def _stalled_seconds(progress: Sequence[ServingProgress]) -> list[NDArray[np.float64]]:
+    """Return the seconds that each step of each arm lost to stalls."""
+    times = [arm.generator.step_seconds() for arm in progress]
+    schedules = [[step.receivers for step in arm.generator.steps] for arm in progress]
+    if len(progress) > 1 and all(schedule == schedules[0] for schedule in schedules):
+        return list(noise_spikes.by_same_step(np.stack(times)))
     return [
-        noise_spikes.among_alike(own, np.diff(arm.tokens, prepend=0.0))
-        for arm, own in zip(arms, times, strict=True)
+        noise_spikes.by_similar_steps(own, np.diff(arm.tokens, prepend=0.0))
+        for arm, own in zip(progress, times, strict=True)
     ]

@@ -1,8 +1,8 @@
-"""Turns: several arms made ready in one process, measured a little at a time, in turn.
+"""Interleaved measurement: several arms in one process, measured a little at a time, in turn.
 
-What the machine does in a second happens to all arms alike, so the difference of two arms
-in the same round is far less noisy than that of two processes. An arm alone in its process
-is the same thing with one arm.
+What the machine does within a second happens to all arms alike, so the difference of two arms
+in one round is far less noisy than the difference of two processes. An arm that is alone in its
+process runs the same code with one arm.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ START_SECONDS = 1.5  # of a worker: imports, both probes, the record (estimate)
 
 
 class EnterTurn(Protocol):
-    """Enters an arm's turn."""
+    """Starts an arm's turn."""
 
     def __call__(self, arm: int) -> AbstractContextManager[None]:
-        """Make ``arm`` (its index) the one whose CPU budget holds and who is to blame."""
+        """Apply the CPU budget of ``arm`` (its index) and blame it for failures until the end."""
 
 
 class MachineKernels(Protocol):
-    """The arm-blind kernels: what is done between turns that is no arm's."""
+    """The arm-blind kernels: work between turns that belongs to no arm."""
 
     def pulse(self) -> None:
-        """Do the same short work, about half a millisecond, to be timed by the caller."""
+        """Do a fixed piece of work of about 0.5 ms, which the caller times."""
 
     def flush(self) -> None:
         """Read more memory than the caches hold."""
@@ -38,10 +38,11 @@ class MachineKernels(Protocol):
 
 @dataclass(frozen=True)
 class TurnContext:
-    """What every kind of workload is given besides its arms.
+    """Seed, order and machine for the turns of one process.
 
-    ``seed``: the cell's, the same in every run, because arms must be given the same input.
+    ``seed``: the cell's seed, the same in every run, so that all arms get the same input.
     ``order``: this process's own random stream, for the order of loading and of turns.
+    ``turn``: starts an arm's turn. ``machine``: the arm-blind kernels.
     """
 
     seed: int
@@ -51,7 +52,7 @@ class TurnContext:
 
 
 class NoMachineKernels:
-    """No arm-blind work: for who measures one arm and compares it with nothing."""
+    """No arm-blind kernels, for one arm that is compared with nothing."""
 
     def pulse(self) -> None:
         """Do nothing."""
@@ -61,21 +62,21 @@ class NoMachineKernels:
 
 
 def single_arm_context(seed: int) -> TurnContext:
-    """Return the setting of an arm that is measured outside any study."""
+    """Return the context of one arm that is measured outside a study."""
     return TurnContext(seed, random.Random(seed), lambda arm: nullcontext(), NoMachineKernels())
 
 
 class InterleavedArms(Protocol):
-    """One workload for each of several arms, ready in this process."""
+    """One workload for each of several arms, loaded in this process."""
 
     def prepare(self) -> None:
-        """Do what is done once per machine and code: compile all that ``measure`` will call."""
+        """Compile everything that ``measure`` will call; needed once per machine and code."""
 
     def warm_up(self) -> None:
-        """Do unmeasured work by a rule that is fixed beforehand, the same for every arm."""
+        """Run unmeasured work by a rule fixed beforehand, the same for every arm."""
 
-    def measure(self, beat: Callable[[str], None]) -> Sequence[Measurement]:
-        """Measure all arms in turn; ``beat`` is told how far it is.
+    def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
+        """Measure all arms in turn; call ``heartbeat`` with the progress as text.
 
         Returns
         -------
@@ -86,39 +87,39 @@ class InterleavedArms(Protocol):
         Raises
         ------
         InvalidOutput, StaleOutput
-            An output that must not be believed.
+            An output cannot be trusted.
         """
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release engines and memory."""
 
 
 class WorkloadKind(Protocol):
     """One kind of workload. Only ``load`` imports an engine."""
 
     def check(self, experiment: Experiment) -> None:
-        """Check what the user wrote, files included, before anything is written.
+        """Check the user's settings and files before anything is written.
 
         Raises
         ------
         ConfigError
-            One line with the file, the key and what is allowed.
+            A setting is wrong; one line names the file, the key and the allowed values.
         """
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check that the workload can be asked of this engine, and cache what workers need.
+        """Check that this engine can serve the workload, and cache what workers need.
 
         Raises
         ------
         ConfigError
-            It can't; one line says why and what to set.
+            It cannot; one line says why and what to set.
         """
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Say in one line why these arms cannot share a process; None: they can."""
+        """Return one line why these arms cannot share a process, or None if they can."""
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Make the workload ready in this process, for one arm or several."""
+        """Load the workload in this process, for one arm or several."""
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Guess what one run costs, by arithmetic alone."""
+        """Estimate the cost of one run by arithmetic alone."""

@@ -1,4 +1,4 @@
-"""The geometry and the input of kernel cases: who has how many tokens, and where."""
+"""Kernel cases: the sizes of each batch and the memory of its inputs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from labkit.config import Case, Precision, Workload
 from labkit.cpu.kv_dtypes import ITEM_BYTES, NUMPY_DTYPES, from_float32, to_float32
 
-# A prime, so that no two blocks (their sizes are powers of two times a head count) hold
-# the same values: a kernel that walks the wrong block table cannot be right by accident.
+# A prime number, so that no two blocks (their sizes are powers of two times a head count) hold
+# the same values: a kernel that reads the wrong block cannot be right by accident.
 TEMPLATE_LENGTH = 1_048_573
 POOL_COUNT = 2  # keys and values
-# A wash-out launch is one of the whole batch, or of the part of it that does this much: a
-# batch that does more reads more than the caches hold anyway.
+# A wash-out launches the whole batch, or a part of this size if the batch is larger: that much
+# exceeds the caches anyway.
 WASHOUT_FLOPS = 0.5e9
 WASHOUT_BYTES = 48e6
-# What another process does to a launch only lengthens it. Of a batch that is washed out by all
-# of itself a turn times so many launches on hot caches, one after another, and the fastest
-# counts; larger ones are washed out by a part, and more rounds see more than more launches.
+# Another process can only lengthen a launch. So a turn on hot caches times this many launches of a
+# small batch (one that is its own wash-out), and the fastest counts. Large batches are launched
+# once: more rounds tell more than more launches.
 TIMED_LAUNCHES = 3
-# On a device with a queue as many launches are timed together as do this much, at most so many:
-# waiting costs some hundred microseconds, which a chain of ten milliseconds hides.
+# On a device with a queue a chain has as many launches as do this much work. Waiting costs some
+# hundred microseconds, which a chain of ten milliseconds hides.
 CHAIN_FLOPS = 32e9
 CHAIN_BYTES = 2e9
 MAX_CHAIN_LENGTH = 32
@@ -50,12 +50,12 @@ class CaseGeometry:
 
     @property
     def total_q(self) -> int:
-        """Query tokens of all requests."""
+        """Number of query tokens of all requests."""
         return int(self.query_lens.sum())
 
 
 def element_bytes(workload: Workload) -> int:
-    """Return the bytes of one number of the queries, keys and values."""
+    """Return the bytes of one element of the queries, keys and values."""
     return ITEM_BYTES[workload.dtype.value]
 
 
@@ -72,11 +72,11 @@ def block_bytes(workload: Workload, block_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MinimumWork:
-    """What a dispatch must do at least, whatever the kernel.
+    """The least work that any kernel must do for a case.
 
-    ``flops``: a product and a sum per query-key pair and head dimension, once for the
-    logits and once for the values. ``bytes``: every key and value that a query sees once
-    per KV head, the queries, and the output.
+    ``flops``: a multiplication and an addition per query-key pair and head dimension, once for
+    the logits and once for the values. ``bytes``: every visible key and value once per KV head,
+    the queries, and the output.
     """
 
     flops: int
@@ -116,34 +116,34 @@ def geometry(case: Case, workload: Workload, block_size: int) -> CaseGeometry:
 
 
 def washout_share(size: CaseGeometry, workload: Workload) -> float:
-    """Return how much of a batch washes the caches out: all of it, unless it is large."""
-    asked = work(size, workload)
-    return min(1.0, WASHOUT_FLOPS / asked.flops, WASHOUT_BYTES / asked.bytes)
+    """Return the share of a batch that is launched as its wash-out: 1 unless it is large."""
+    least = work(size, workload)
+    return min(1.0, WASHOUT_FLOPS / least.flops, WASHOUT_BYTES / least.bytes)
 
 
 def timed_launches(size: CaseGeometry, workload: Workload) -> int:
-    """Return how many launches of a turn on hot caches are timed, the same in every run."""
+    """Return how many launches a turn on hot caches times, the same in every run."""
     return TIMED_LAUNCHES if washout_share(size, workload) == 1 else 1
 
 
 def chain_length(size: CaseGeometry, workload: Workload) -> int:
-    """Return how many launches of a batch make a chain, the same in every run of it."""
-    asked = work(size, workload)
-    most = min(MAX_CHAIN_LENGTH, CHAIN_FLOPS / asked.flops, CHAIN_BYTES / asked.bytes)
-    return max(1, math.floor(most))
+    """Return how many launches of a batch make a chain, the same in every run."""
+    least = work(size, workload)
+    longest = min(MAX_CHAIN_LENGTH, CHAIN_FLOPS / least.flops, CHAIN_BYTES / least.bytes)
+    return max(1, math.floor(longest))
 
 
 def scaled_case(case: Case, share: float) -> Case:
-    """Return a case with a share of the requests of each kind, at least one."""
+    """Return a case with a share of the requests of each kind, at least one of each."""
 
-    def some(number: int) -> int:
-        return max(1, math.ceil(number * share)) if number else 0
+    def scaled(count: int) -> int:
+        return max(1, math.ceil(count * share)) if count else 0
 
     return replace(
         case,
-        decode=some(case.decode),
-        prefill=some(case.prefill),
-        uneven=case.uneven[: some(len(case.uneven))],
+        decode=scaled(case.decode),
+        prefill=scaled(case.prefill),
+        uneven=case.uneven[: scaled(len(case.uneven))],
     )
 
 
@@ -153,7 +153,7 @@ def _per_request(case: Case, decode: int, prefill: int) -> NDArray[np.int32]:
 
 
 def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
-    """Say why a case is not run, or None."""
+    """Return why a case is skipped, or None if it is run."""
     if size.pool_bytes <= workload.max_pool_bytes:
         return None
     return (
@@ -163,12 +163,12 @@ def skip_reason(size: CaseGeometry, workload: Workload) -> str | None:
 
 
 def block_tables(size: CaseGeometry, block_size: int, seed: int) -> NDArray[np.int32]:
-    """Deal the blocks 1, 2, ... to the requests at random, each to one request only.
+    """Assign the blocks 1, 2, ... to the requests at random, each block to one request.
 
     Returns
     -------
-    int32 [num_seqs, max_blocks], padded with 0. They depend on the seed and the case
-    alone, not on which other cases run.
+    int32 [num_seqs, max_blocks]
+        Padded with 0. Depends on the seed and the case alone.
     """
     counts = -(-size.seq_lens // block_size)
     rng = np.random.default_rng([seed, zlib.crc32(size.case.name.encode())])
@@ -194,9 +194,9 @@ class Arrays:
 
 @dataclass(frozen=True, slots=True)
 class KernelMemory:
-    """Flat memory for every arm and case: where it lies differs between none of them.
+    """Flat memory that all arms and cases share, so that addresses do not differ between arms.
 
-    NumPy arrays, or those of a device; ``out`` is NumPy's.
+    NumPy arrays or arrays of a device; ``out`` is always NumPy.
     """
 
     q: Any
@@ -205,16 +205,16 @@ class KernelMemory:
     values: Any
 
     def moved(self, put: Callable[[NDArray[Any]], Any]) -> KernelMemory:
-        """Return the same input as arrays that ``put`` makes of it."""
+        """Return the same inputs converted by ``put``."""
         return replace(self, q=put(self.q), keys=put(self.keys), values=put(self.values))
 
     def widened(self) -> KernelMemory:
-        """Return the same numbers in float32: no copy where they are float32."""
-        found = self.moved(as_float32)
-        return found if found.q is self.q else replace(found, out=np.empty_like(found.q))
+        """Return the same values in float32, without a copy if they are float32."""
+        memory = self.moved(as_float32)
+        return memory if memory.q is self.q else replace(memory, out=np.empty_like(memory.q))
 
     def view(self, size: CaseGeometry, workload: Workload, block_size: int) -> Arrays:
-        """Shape the beginning of each array for a case."""
+        """Return the beginning of each array in the shape of a case."""
         rows = (size.total_q, workload.num_heads, workload.head_dim)
         pool = (size.num_blocks, block_size, workload.num_kv_heads, workload.head_dim)
         return Arrays(
@@ -230,19 +230,17 @@ def _shaped(flat: Any, shape: tuple[int, ...]) -> Any:
 
 
 def query_elements(size: CaseGeometry, workload: Workload) -> int:
-    """Return how many numbers a case's queries have, and its output."""
+    """Return the number of elements of a case's queries, and of its output."""
     return size.total_q * workload.num_heads * workload.head_dim
 
 
 def allocate(
     pool_bytes: int, query_elements: int, seed: int, dtype: Precision = Precision.float32
 ) -> KernelMemory:
-    """Make room for the largest case (``CaseGeometry.pool_bytes``, queries) and fill it.
+    """Allocate memory for the largest case and fill it; all types hold the same rounded values.
 
-    Every type holds the same numbers, rounded to it.
-
-    Random numbers for a gigabyte would take seconds, so a short random sequence is
-    repeated; the first touch of the pages (about 2 s per GB) is shared by two threads.
+    Random values for a gigabyte would take seconds, so a short random sequence is repeated.
+    Two threads share the first touch of the pages (about 2 s per GB).
     """
     numbers = np.random.default_rng(seed).standard_normal(TEMPLATE_LENGTH, dtype=np.float32)
     template, stored = from_float32(numbers, dtype.value), NUMPY_DTYPES[dtype.value]
@@ -264,12 +262,12 @@ def allocate(
 
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Return stored numbers exactly; as they are, where they are float32."""
+    """Return stored values as float32, exactly; the same array if it is float32."""
     return stored if stored.dtype == np.float32 else to_float32(stored)
 
 
 def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
-    """Copy stored numbers into an MLX array of their type."""
+    """Copy stored values into an MLX array of their type."""
     import mlx.core as mx
 
     array = mx.array(stored)
@@ -277,7 +275,7 @@ def to_mlx(stored: NDArray[Any], dtype: Precision) -> Any:
 
 
 def from_mlx(array: Any, dtype: Precision) -> NDArray[Any]:
-    """Return an evaluated MLX array of a type as it is stored: a view of its memory."""
+    """Return an evaluated MLX array in its stored form, as a view of its memory."""
     import mlx.core as mx
 
     return np.asarray(array.view(mx.uint16) if dtype is Precision.bfloat16 else array)

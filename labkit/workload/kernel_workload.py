@@ -1,4 +1,4 @@
-"""Attention alone: launches of the engine's kernel on batches of given shapes."""
+"""Kernel workloads (``workload.kind=kernel``): attention alone, on batches of given shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILL_BYTES_PER_SECOND = 1e9
 READ_BYTES_PER_SECOND = 15e9
 FLOPS = 120e9
 EMULATED_FLOPS = 20e6
-EMULATED_SECONDS = 0.1  # a launch at least: a process of its own
+EMULATED_SECONDS = 0.1  # least time of a launch, which is a process of its own
 FLUSH_SECONDS = 10e-3
 PROCESS_BYTES = 150 << 20
 
@@ -43,11 +43,11 @@ class KernelKind:
         )
 
     def prepare(self, experiment: Experiment) -> None:
-        """Check again; there is nothing to cache."""
+        """Check only; there is nothing to cache."""
         self.check(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Refuse what a process has one of, and arms whose rounds would not be the same."""
+        """Return why arms cannot share a process: per-process settings, or unequal rounds."""
         reason = in_process_rules.kernels([experiment.engine for experiment in experiments])
         if reason is not None:
             return reason
@@ -63,7 +63,7 @@ class KernelKind:
         return None
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Create the engines' attention operations and fill the memory that they share."""
+        """Create the engines' attention operations and fill their shared memory."""
         from labkit.engine import attention
         from labkit.workload.interleaved_kernels import InterleavedKernels
         from labkit.workload.kernel_arms import KernelArm
@@ -81,7 +81,7 @@ class KernelKind:
         return InterleavedKernels(arms, context)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Count bytes read and floating-point operations of every launch."""
+        """Estimate from the bytes and floating-point operations of every launch."""
         w = experiment.workload
         block_size = experiment.engine.kv.block_size
         sizes = [kernel_cases.geometry(case, w, block_size) for case in w.cases]
@@ -101,7 +101,7 @@ class KernelKind:
 
 
 def _timed_launches(size: kernel_cases.CaseGeometry, experiment: Experiment, queued: bool) -> int:
-    """Count the launches of a turn that are timed."""
+    """Return how many launches of a turn are timed."""
     if queued:
         return 1 + kernel_cases.chain_length(size, experiment.workload)
     lazy = experiment.engine.attention.device is not Device.cpu
@@ -118,7 +118,7 @@ def _washed(
 
 
 def _launch_seconds(size: kernel_cases.CaseGeometry, experiment: Experiment, written: int) -> float:
-    """Guess one launch, with poisoning and checking the ``written`` bytes of its output."""
+    """Estimate one launch, with poisoning and checking the ``written`` bytes of its output."""
     flops = kernel_cases.work(size, experiment.workload).flops
     if experiment.engine.attention.device is Device.emulated:
         return EMULATED_SECONDS + flops / EMULATED_FLOPS

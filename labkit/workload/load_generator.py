@@ -1,4 +1,4 @@
-"""Drive an engine with requests as clients send them, every token stamped."""
+"""The load generator: sends clients' requests to an engine and time-stamps every token."""
 
 from __future__ import annotations
 
@@ -29,42 +29,41 @@ if TYPE_CHECKING:
 
 Clock = Callable[[], float]
 Wait = Callable[[float], None]
-LEAST_S = 1e-6  # a shorter wait might not move the clock
-NAP_S = 0.02  # the longest wait at a time, so that an arm that waits gives others their turn
+MIN_WAIT_S = 1e-6  # a shorter wait might not advance the clock
+MAX_WAIT_S = 0.02  # so that a waiting arm ends its turn
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """One engine step: when it began and ended (s), and the requests that got its tokens."""
+    """One engine step: its start and end (seconds), and the requests that received tokens."""
 
-    began: float
+    start: float
     end: float
     receivers: tuple[str, ...]
 
 
 class LoadGenerator:
-    """Sends what clients have to send, an engine step at a time.
+    """Sends requests when they are due, one engine step at a time.
 
-    A token's time is the moment at which the step that produced it returned, the
-    earliest at which a client could have it; of a server, at which it was received. A request
-    that arrives by itself counts as submitted when a client sends it, also where the engine is
-    in the middle of a step then and takes it after: that wait is the engine's. What the sender
-    adds is its lateness.
+    A token's time is when the step that produced it returned, the earliest moment a client could
+    have it; with a server, when it was received. In an open loop a request counts as submitted
+    when its client sends it, even if the engine is in the middle of a step and accepts it later:
+    that wait is the engine's. Delay that the load generator adds is its lateness.
 
     Parameters
     ----------
     engine
-        Nobody else submits to it meanwhile.
+        Receives no other requests meanwhile.
     requests
-        In the order of the plan.
-    plan
-        When which of them is sent.
+        In the order of the schedule.
+    schedule
+        When each request is sent.
     clock, wait
-        Seconds, and what lets some pass; the clock may stand still between two steps.
-    beat
-        Is told when requests have finished.
+        Return the time in seconds, and let some seconds pass; the clock may stop between steps.
+    heartbeat
+        Called with the progress when requests have finished.
     timeline
-        Looks at the engine between steps.
+        Samples the engine's memory between steps.
     """
 
     def __init__(
@@ -72,53 +71,53 @@ class LoadGenerator:
         engine: InferenceEngine,
         requests: Sequence[Request],
         *,
-        plan: RequestSchedule,
+        schedule: RequestSchedule,
         clock: Clock,
-        beat: Callable[[str], None],
+        heartbeat: Callable[[str], None],
         timeline: MemoryTimeline,
         wait: Wait = time.sleep,
     ) -> None:
         self.requests = tuple(requests)
         self.timeline = timeline
         self.steps: list[TimedStep] = []
-        self.cpu_s = 0.0  # of the sender
+        self.cpu_s = 0.0  # CPU time of the load generator
         self._engine = engine
         self._remote = engine if isinstance(engine, Remote) else None
-        self._clients = ClientPool(plan)
+        self._clients = ClientPool(schedule)
         self._clock, self._wait = clock, wait
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._sent: dict[int, ServedRequest] = {}
         self._live: dict[str, int] = {}
-        self._began: float | None = None
-        self._since = 0.0  # when the next step begins at the earliest: after a step or a wait
+        self._start: float | None = None
+        self._idle_since = 0.0  # end of the latest step or wait
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended, well or not."""
+        """Whether every request has ended, successfully or not."""
         return len(self._sent) == len(self.requests) and not self._live
 
     @property
     def entries(self) -> list[ServedRequest]:
-        """What has become of the requests that were sent, in the order of ``requests``."""
+        """The requests sent so far with their tokens and times, in the order of ``requests``."""
         return [self._sent[index] for index in sorted(self._sent)]
 
     def step_seconds(self) -> NDArray[np.float64]:
-        """Return how long each step took, from the end of the one before or of a wait: [steps]."""
-        return np.array([step.end - step.began for step in self.steps])
+        """Return each step's seconds from the end of the step or wait before it, [steps]."""
+        return np.array([step.end - step.start for step in self.steps])
 
-    def entries_without(self, lost: NDArray[np.float64]) -> list[ServedRequest]:
-        """Return ``entries`` by a clock that stood still while steps lost time.
+    def entries_without(self, stalled_s: NDArray[np.float64]) -> list[ServedRequest]:
+        """Return ``entries`` as timed by a clock that stops during stalls.
 
-        ``lost``: seconds of each step, [steps].
+        ``stalled_s``: seconds that each step lost to a stall, [steps].
         """
         ends = np.array([step.end for step in self.steps])
-        gone = np.concatenate([[0.0], np.cumsum(lost)])
+        stalled_before = np.concatenate([[0.0], np.cumsum(stalled_s)])
 
-        latest = np.append(ends - lost, np.inf)  # within a step, what is lost comes last
+        latest = np.append(ends - stalled_s, np.inf)  # a stall counts as the end of its step
 
         def moved(time: float) -> float:
             step = np.searchsorted(ends, time, side="right")
-            return float(min(time, latest[step]) - gone[step])
+            return float(min(time, latest[step]) - stalled_before[step])
 
         return [
             replace(
@@ -132,12 +131,12 @@ class LoadGenerator:
         ]
 
     def run(self) -> None:
-        """Step until all is done; see ``step``."""
+        """Call ``step`` until every request has ended."""
         while not self.done:
             self.step()
 
     def step(self) -> bool:
-        """Send what is due and run one step of the engine, or wait where it has nothing to do.
+        """Send the requests that are due and run one engine step; wait if the engine is idle.
 
         Returns
         -------
@@ -147,15 +146,14 @@ class LoadGenerator:
         Raises
         ------
         InvalidOutput
-            A request was lost, an event belongs to no live request, or the logits are not
-            numbers.
+            A request was lost, an event belongs to no live request, or logits are not finite.
         StaleOutput
-            An attention launch left another launch's stamp.
+            An attention launch carries another launch's stamp.
         """
         cpu = time.thread_time()
         self._send()
         if not self._engine.has_work():
-            self._await()
+            self._wait_until_due()
             self.cpu_s += time.thread_time() - cpu
             return False
         self.cpu_s += time.thread_time() - cpu
@@ -164,20 +162,21 @@ class LoadGenerator:
         start = self._clock()
         events = self._run_engine()
         cpu, now = time.thread_time(), self._clock()
-        self.steps.append(TimedStep(self._since, now, tuple(event.request_id for event in events)))
-        self._since = now
+        receivers = tuple(event.request_id for event in events)
+        self.steps.append(TimedStep(self._idle_since, now, receivers))
+        self._idle_since = now
         finished = self._deliver(events, now)
         self.timeline.stepped(start, now)
         if finished:
             done = len(self._sent) - len(self._live)
-            self._beat(f"{done} of {len(self.requests)} requests")
+            self._heartbeat(f"{done} of {len(self.requests)} requests")
         self.cpu_s += time.thread_time() - cpu
         return True
 
     def _until_due(self) -> float:
-        """Return for how long nothing has to be sent, as far as is known."""
-        assert self._began is not None
-        due, elapsed = self._clients.next_due(), self._clock() - self._began
+        """Return the seconds until the next known request is due, at most ``PERIOD_S``."""
+        assert self._start is not None
+        due, elapsed = self._clients.next_due(), self._clock() - self._start
         if due is None or not self._clients.has_room(elapsed):
             return PERIOD_S
         return min(PERIOD_S, max(0.0, due - elapsed))
@@ -191,57 +190,58 @@ class LoadGenerator:
             raise InvalidOutput(str(error)) from error
 
     def _send(self) -> None:
-        if self._began is None:
-            self._began = self._since = self._clock()
-        while (sending := self._clients.next(self._clock() - self._began)) is not None:
-            request, now = self.requests[sending.index], self._clock()
+        if self._start is None:
+            self._start = self._idle_since = self._clock()
+        while (due := self._clients.next(self._clock() - self._start)) is not None:
+            request, now = self.requests[due.index], self._clock()
             entry = ServedRequest(request.request_id, len(request.prompt_token_ids), submitted=now)
-            if sending.due is not None and sending.sent is not None:
-                entry.due = self._began + sending.due
-                entry.submitted = self._began + sending.sent
-                free = self.steps[-1].end if self.steps and not self._remote else self._began
+            if due.due is not None and due.sent is not None:
+                entry.due = self._start + due.due
+                entry.submitted = self._start + due.sent
+                free = self.steps[-1].end if self.steps and not self._remote else self._start
                 entry.late = max(0.0, now - max(entry.submitted, free))
-            self._live[entry.request_id] = sending.index
-            self._sent[sending.index] = entry
+            self._live[entry.request_id] = due.index
+            self._sent[due.index] = entry
             self._engine.submit(request)
             self.timeline.submitted(entry)
 
-    def _await(self) -> None:
-        """Let time pass until the next request is due, or a part of it."""
+    def _wait_until_due(self) -> None:
+        """Wait until the next request is due, at most ``MAX_WAIT_S``."""
         due = self._clients.next_due()
         if self._live or due is None:
             lost = sorted(self._live)
             raise InvalidOutput(f"the engine has no work left, but {lost} are unfinished")
-        assert self._began is not None
-        self._wait(min(NAP_S, max(LEAST_S, due - (self._clock() - self._began))))
-        self._since = self._clock()
+        assert self._start is not None
+        remaining = due - (self._clock() - self._start)
+        self._wait(min(MAX_WAIT_S, max(MIN_WAIT_S, remaining)))
+        self._idle_since = self._clock()
 
     def _deliver(self, events: Sequence[TokenEvent], now: float) -> int:
-        """Hand one step's events to their requests; return how many requests ended."""
+        """Add one step's events to their requests; return how many requests ended."""
         finished = 0
         chunks: set[tuple[str, float]] = set()
-        behind = time.perf_counter() - self._clock()
+        clock_lag = time.perf_counter() - self._clock()
         for event in events:
             index = self._live.get(event.request_id)
             if index is None:
                 raise InvalidOutput(f"an event for request {event.request_id}, which is not live")
             entry = self._sent[index]
-            at = event.received - behind if isinstance(event, StreamEvent) else now
+            at = event.received - clock_lag if isinstance(event, StreamEvent) else now
             if event.finish_reason in ("error", "abort"):
                 entry.error = event.error or event.finish_reason
-            elif _take(entry, event) and (event.request_id, at) not in chunks:
+            elif _add_event(entry, event) and (event.request_id, at) not in chunks:
                 chunks.add((event.request_id, at))
                 entry.chunk_times.append(at)
             if event.finish_reason is not None:
                 entry.finish = event.finish_reason
                 del self._live[event.request_id]
-                self._clients.answered(index, now - (self._began or 0.0))
+                self._clients.finished(index, now - (self._start or 0.0))
                 finished += 1
         return finished
 
 
-def _take(entry: ServedRequest, event: TokenEvent) -> bool:
-    """Note what an event brings; tell whether it brings any of the output."""
+def _add_event(entry: ServedRequest, event: TokenEvent) -> bool:
+    """Add an event to its request; return whether it carries output."""
     if isinstance(event, StreamEvent):
         if event.finish_reason is not None:
             entry.counted, entry.text = event.counted, event.whole

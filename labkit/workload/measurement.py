@@ -1,4 +1,4 @@
-"""What a workload gives back: metrics, outputs, counters, and the two ways to be invalid."""
+"""The measurement of one run: metrics, outputs, counters; and the two kinds of wrong output."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ class StaleOutput(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one run gave: its cases as the record holds them, and what the engine counted.
+    """The cases of one run as the record holds them, and the engine's counters.
 
-    ``outputs`` of a case are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}`` as
-    ``labkit.workload.output_digest`` and ``labkit.workload.serving_session`` build
-    them. ``values``: arrays
-    by the digest that stands for them in ``outputs``, where arms may differ; the record has
-    no room for them.
+    A case's ``outputs`` are ``{"kind": "array", ...}`` or ``{"kind": "tokens", ...}``, built by
+    ``labkit.workload.output_digest`` and ``labkit.workload.serving_session``. ``values``: arrays
+    by their digest in ``outputs``, for outputs in which arms may differ; too large for the record.
     """
 
     cases: tuple[CaseRecord, ...]
@@ -44,11 +42,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one run will roughly cost: wall ``seconds`` and ``bytes`` of memory.
+    """Estimated cost of one run: wall ``seconds`` and ``bytes`` of memory.
 
-    ``foreseen``: what else can be seen of it beforehand, in sentences.
+    ``warnings``: sentences about the run that the plan shows.
     """
 
     seconds: float
     bytes: int
-    foreseen: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()

@@ -125,7 +125,7 @@ class Claims:
 
     prepare = warm_up
 
-    def measure(self, beat: Callable[[str], None]) -> Sequence[Measurement]:
+    def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
         """Compute every arm's claim."""
         return [_measured(experiment) for experiment in self._experiments]
 

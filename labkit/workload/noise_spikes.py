@@ -1,20 +1,19 @@
-"""What a stall added to single steps of arms that take turns, told from what they cost.
+"""Noise spikes: the time that stalls of the machine add to single steps of interleaved arms.
 
-A machine that stands still for a second does so in one arm's turn, and a ratio of total
-times would blame the arm. Noise of this kind only adds time, and to few steps, so a step
-that took clearly longer than expected (``LIMIT`` times) is taken for what was expected;
-every other step stays as measured.
+A machine that stops for a second does so in one arm's turn, and a ratio of total times would
+blame that arm. Stalls only add time, and only to a few steps. So a step that took clearly longer
+than expected (over ``SPIKE_RATIO`` times) counts as long as expected; every other step counts as
+measured.
 
-Where all arms ran the same schedule, step j of one arm computed what step j of another
-did, and the others' times say what to expect. They are scaled by the ratio that the two
-arms have in steps of about the same length, so that what an arm does faster or slower
-stays, also where it does so in one kind of step alone. Where the schedules differ, every
-arm is compared with itself: with its steps that computed about as many tokens. That is a
-rougher guess, so only what exceeds ``ROUGH_LIMIT`` times it counts, and a step with few
-like it (a long prefill) is left as it is.
+If all arms ran the same schedule, step j of one arm computed the same as step j of another, and
+the others' times give the expectation. They are scaled by the two arms' ratio in steps of about
+the same length, so a speed-up or slowdown of one kind of step is preserved. If the schedules
+differ, every arm is compared with its own steps that computed about as many tokens. This estimate
+is rougher, so only a step over ``ROUGH_SPIKE_RATIO`` times it counts as a spike, and a step with
+few similar ones (a long prefill) is left as measured.
 
-What an arm alone does in few of its steps (it compacts, it copies, it evicts) looks like a
-stall, too. One process can't tell them apart, many can: :mod:`labkit.analysis.stall_attribution`.
+Work that an arm does in a few of its steps (compaction, copies, eviction) looks like a stall, too.
+One process cannot tell the two apart, many can: :mod:`labkit.analysis.stall_attribution`.
 
 Measured (chat on tiny, two cores, three arms, one pass, 8 processes; paired sd between
 processes): alone 1.0 % of a copy and 0.5 of an arm with a planted 3 % (3.0 found), where
@@ -27,16 +26,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-LIMIT, ROUGH_LIMIT = 1.3, 3.0
-LEAST_S = 0.002  # an excess below it is no stall
-NEIGHBOURS = 21
-ALIKE, LEAST_ALIKE = 1.25, 8
+SPIKE_RATIO, ROUGH_SPIKE_RATIO = 1.3, 3.0  # of the expected time
+MIN_EXCESS_S = 0.002  # a smaller excess is no stall
+NEIGHBOURS = 21  # steps of about the same length
+SIMILAR_RATIO, MIN_SIMILAR_STEPS = 1.25, 8  # of tokens; steps
 
 Array = NDArray[np.float64]
 
 
-def among_equals(times: Array) -> Array:
-    """Return what every step lost to a stall, by the same step of the other arms.
+def by_same_step(times: Array) -> Array:
+    """Return the time each step lost to a stall, compared with the same step of the other arms.
 
     Parameters
     ----------
@@ -46,52 +45,52 @@ def among_equals(times: Array) -> Array:
     Returns
     -------
     float64 [arms, steps]
-        Seconds, 0 where there was none.
+        Seconds; 0 for a step without a stall.
     """
     expected = np.full_like(times, np.inf)
     for arm, own in enumerate(times):
         for other in np.delete(times, arm, axis=0):
             ratio = running_median(np.log(own / other), np.minimum(own, other))
             expected[arm] = np.minimum(expected[arm], other * np.exp(ratio))
-    return _excess(times, expected, LIMIT)
+    return _excess(times, expected, SPIKE_RATIO)
 
 
-def among_alike(times: Array, tokens: Array) -> Array:
-    """Return what every step lost to a stall, by the arm's own of about as many tokens.
+def by_similar_steps(times: Array, tokens: Array) -> Array:
+    """Return the time each step lost to a stall, compared with the arm's similar steps.
 
     Parameters
     ----------
     times
         Seconds, [steps].
     tokens
-        How many each step computed, [steps]; 0: unknown.
+        Tokens that each step computed, [steps]; 0: unknown.
 
     Returns
     -------
     float64 [steps]
-        Seconds, 0 where there was none.
+        Seconds; 0 for a step without a stall.
     """
     expected = np.full_like(times, np.inf)
     for index in np.flatnonzero(tokens > 0):
         ratios = tokens / tokens[index]
-        alike = times[(ratios >= 1 / ALIKE) & (ratios <= ALIKE)]
-        if len(alike) >= LEAST_ALIKE:
-            expected[index] = np.median(alike)
-    return _excess(times, expected, ROUGH_LIMIT)
+        similar = times[(ratios >= 1 / SIMILAR_RATIO) & (ratios <= SIMILAR_RATIO)]
+        if len(similar) >= MIN_SIMILAR_STEPS:
+            expected[index] = np.median(similar)
+    return _excess(times, expected, ROUGH_SPIKE_RATIO)
 
 
-def _excess(times: Array, expected: Array, limit: float) -> Array:
-    stalled = (times > limit * expected) & (times > expected + LEAST_S)
+def _excess(times: Array, expected: Array, ratio: float) -> Array:
+    stalled = (times > ratio * expected) & (times > expected + MIN_EXCESS_S)
     return np.where(stalled, times - expected, 0.0)
 
 
 def running_median(values: Array, along: Array) -> Array:
-    """Return for every value the median of those that are nearest in the order of ``along``."""
+    """Return each value's median over its neighbours in the order of ``along``, float64 [n]."""
     order = np.argsort(along, kind="stable")
     width = min(NEIGHBOURS, len(values))
     windows = np.lib.stride_tricks.sliding_window_view(values[order], width)
     medians = np.median(windows, axis=1)
     first = np.clip(np.arange(len(values)) - width // 2, 0, len(medians) - 1)
-    found = np.empty_like(values)
-    found[order] = medians[first]
-    return found
+    smoothed = np.empty_like(values)
+    smoothed[order] = medians[first]
+    return smoothed

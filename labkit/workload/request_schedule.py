@@ -1,8 +1,8 @@
-"""Clients: which request is sent next, and when.
+"""The request schedule, and the clients that send requests by it.
 
-A request is sent when it is due, its session's answer before it has come, and no more are in
-flight than may be. In a closed loop all requests are due from the beginning, and the number of
-clients alone holds them back.
+A request is sent when it is due, the answer to the session's turn before it has arrived, and fewer
+requests are in flight than the limit. In a closed loop every request is due from the start, and
+only the number of clients holds it back.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class RequestSchedule:
-    """What clients have to send, in the order of the requests.
+    """Sessions, due times and concurrency, in the order of the requests.
 
-    ``sessions``: of which session each request is (None: of none). ``due``: when each may be
-    sent at the earliest, in seconds from the beginning; None: a closed loop. ``number``: in
-    flight at most; None: any. ``stagger``: seconds from one client's beginning to the next's.
+    ``sessions``: each request's session, or None. ``due``: the earliest time to send each
+    request, in seconds from the start; None: a closed loop. ``concurrency``: most requests in
+    flight; None: no limit. ``stagger_s``: seconds between the starts of two clients.
     """
 
     sessions: Sequence[str | None]
     due: Sequence[float] | None = None
-    number: int | None = None
-    stagger: float = 0.0
+    concurrency: int | None = None
+    stagger_s: float = 0.0
 
-    def present(self, elapsed: float) -> float:
-        """Return how many clients there are after so many seconds, at least one."""
-        if self.number is None:
+    def active_clients(self, elapsed: float) -> float:
+        """Return how many clients have started after ``elapsed`` seconds, at least one."""
+        if self.concurrency is None:
             return math.inf
-        if elapsed >= self.stagger * (self.number - 1):
-            return self.number
-        return 1 + int(elapsed / self.stagger)
+        if elapsed >= self.stagger_s * (self.concurrency - 1):
+            return self.concurrency
+        return 1 + int(elapsed / self.stagger_s)
 
 
 @dataclass(frozen=True, slots=True)
 class DueRequest:
-    """A request to be sent now: its index; when it was due and when a client sends it (s).
+    """A request to send now: its index, when it was due, and when its client sends it (seconds).
 
-    It is sent when it is due, or when another has made room. In a closed loop both are None:
-    it is sent now.
+    A request is sent when it is due, or when another ends and makes room. In a closed loop both
+    times are None.
     """
 
     index: int
@@ -50,30 +50,30 @@ class DueRequest:
 
 
 class ClientPool:
-    """Hands out the requests of a plan; times are seconds from the beginning."""
+    """Returns the requests of a schedule as they come due; times are seconds from the start."""
 
-    def __init__(self, plan: RequestSchedule) -> None:
-        self._plan = plan
+    def __init__(self, schedule: RequestSchedule) -> None:
+        self._schedule = schedule
         self._in_flight = 0
         self._full_until = 0.0
-        self._later: dict[str, list[int]] = {}  # turns that wait for an answer, the next one last
+        self._next_turns: dict[str, list[int]] = {}  # by session, in reverse order
         self._ready: list[tuple[float, int]] = []
-        for index, session in enumerate(plan.sessions):
-            if session is not None and session in self._later:
-                self._later[session].append(index)
+        for index, session in enumerate(schedule.sessions):
+            if session is not None and session in self._next_turns:
+                self._next_turns[session].append(index)
                 continue
             if session is not None:
-                self._later[session] = []
+                self._next_turns[session] = []
             self._ready.append((self._due(index), index))
-        for turns in self._later.values():
+        for turns in self._next_turns.values():
             turns.reverse()
         heapq.heapify(self._ready)
 
     def _due(self, index: int) -> float:
-        return 0.0 if self._plan.due is None else self._plan.due[index]
+        return 0.0 if self._schedule.due is None else self._schedule.due[index]
 
     def next(self, elapsed: float) -> DueRequest | None:
-        """Take the request that is sent at this time, if there is one."""
+        """Remove and return a request that is due by now, or None."""
         if not self._ready or not self.has_room(elapsed):
             return None
         due, index = self._ready[0]
@@ -81,25 +81,25 @@ class ClientPool:
             return None
         heapq.heappop(self._ready)
         self._in_flight += 1
-        if self._plan.due is None:
+        if self._schedule.due is None:
             return DueRequest(index, None, None)
         return DueRequest(index, due, max(due, self._full_until))
 
     def has_room(self, elapsed: float) -> bool:
-        """Tell whether one more may be in flight at this time."""
-        return self._in_flight < self._plan.present(elapsed)
+        """Return whether another request may be in flight at this time."""
+        return self._in_flight < self._schedule.active_clients(elapsed)
 
     def next_due(self) -> float | None:
-        """Return when the next request is due; None where all that are left wait for an answer."""
+        """Return when the next request is due, or None if all others wait for an answer."""
         return self._ready[0][0] if self._ready else None
 
-    def answered(self, index: int, elapsed: float) -> None:
-        """Note that a request has ended: there is room, and its session's next turn is due."""
-        if self._in_flight == self._plan.number:
+    def finished(self, index: int, elapsed: float) -> None:
+        """Remove an ended request from those in flight and make its session's next turn ready."""
+        if self._in_flight == self._schedule.concurrency:
             self._full_until = elapsed
         self._in_flight -= 1
-        session = self._plan.sessions[index]
-        if session is not None and self._later[session]:
-            following = self._later[session].pop()
-            due = 0.0 if self._plan.due is None else max(self._plan.due[following], elapsed)
+        session = self._schedule.sessions[index]
+        if session is not None and self._next_turns[session]:
+            following = self._next_turns[session].pop()
+            due = 0.0 if self._schedule.due is None else max(self._due(following), elapsed)
             heapq.heappush(self._ready, (due, following))

@@ -1,4 +1,4 @@
-"""The kind that serves requests: prompts from a source, through an engine."""
+"""Request workloads (``workload.kind=requests``): an engine serves prompts from a source."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ if TYPE_CHECKING:
 FLOPS = 60e9
 STEP_SECONDS = 1.5e-3
 PROCESS_BYTES = 250 << 20
-CONVERSATIONS = ("chat", "agent", "listed", "file")  # sources that may have them
-MOST_PROMPT_TOKENS = 20_000_000  # they are kept as text in the cache
+CONVERSATION_SOURCES = ("chat", "agent", "listed", "file")
+MAX_PROMPT_TOKENS = 20_000_000  # they are stored as text in the cache
 
 
 class RequestKind:
-    """Serves what a source gives: by default the one that ``workload.prompts.source`` names.
+    """Serves the prompts of a source, by default the one named by ``workload.prompts.source``.
 
-    A kind of one's own may derive from it, and give it a source of its own.
+    A user's own kind may subclass it with a source of its own.
     """
 
     def __init__(self, source: PromptSource | None = None) -> None:
         self._own_source = source
 
     def source(self, experiment: Experiment) -> PromptSource:
-        """Return where the prompts come from."""
+        """Return the source of the prompts."""
         return self._own_source or source_of(experiment)
 
     def check(self, experiment: Experiment) -> None:
-        """Read what the user wrote; see ``WorkloadKind.check``."""
+        """Check the user's prompts; see ``WorkloadKind.check``."""
         tokens = sum(prompt for prompt, _ in self.source(experiment).lengths(experiment))
         require(
-            tokens <= MOST_PROMPT_TOKENS,
+            tokens <= MAX_PROMPT_TOKENS,
             f"workload={experiment.workload.name}: about {tokens:,} prompt tokens; allowed are "
-            f"{MOST_PROMPT_TOKENS:,}; set workload.num_requests",
+            f"{MAX_PROMPT_TOKENS:,}; set workload.num_requests",
         )
         if experiment.engine.name == "openai":
             _check_server(experiment)
 
     def prepare(self, experiment: Experiment) -> None:
-        """Build the model, tokenise the prompts into the cache, check that each can be served."""
+        """Build the model, cache the tokenised prompts and check that each can be served."""
         model = resolve(experiment.model)
         _check(self._prompts(experiment, model), experiment, model)
         if experiment.engine.name == "openai":
@@ -64,31 +64,29 @@ class RequestKind:
             openai.prepare(experiment.engine, model.path)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Say why arms cannot take turns in one process; see ``process_wide.requests``."""
+        """Return why arms cannot share a process; see ``in_process_rules.requests``."""
         return in_process_rules.requests([experiment.engine for experiment in experiments])
 
     def load(self, experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-        """Create an engine for every arm, in random order, on models that they share."""
+        """Create an engine for every arm, in random order, on shared models."""
         from labkit.engine.shared_models import SharedModels
         from labkit.workload.arm_clock import ArmClock
-        from labkit.workload.interleaved_serving import InterleavedServing, Seat
+        from labkit.workload.interleaved_serving import InterleavedServing, ServingArm
 
-        models, seats = SharedModels(), dict[int, Seat]()
+        models, arms = SharedModels(), dict[int, ServingArm]()
         loading = list(range(len(experiments)))
         context.order.shuffle(loading)
         try:
-            for arm in loading:
+            for index in loading:
                 clock = ArmClock()
-                with context.turn(arm):
-                    session = self._session(experiments[arm], context.seed, models, clock)
-                    seats[arm] = Seat(session, clock)
+                with context.turn(index):
+                    session = self._session(experiments[index], context.seed, models, clock)
+                    arms[index] = ServingArm(session, clock)
         except BaseException:
-            for seat in seats.values():
-                seat.session.close()
+            for arm in arms.values():
+                arm.session.close()
             raise
-        return InterleavedServing(
-            [seats[arm] for arm in sorted(seats)], context.order, context.turn
-        )
+        return InterleavedServing([arms[i] for i in sorted(arms)], context.order, context.turn)
 
     def _session(
         self, experiment: Experiment, seed: int, models: SharedModels, clock: Clock
@@ -112,7 +110,7 @@ class RequestKind:
         )
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Count floating-point operations and steps; attention is left out."""
+        """Estimate from floating-point operations and steps; attention is excluded."""
         lengths = self.source(experiment).lengths(experiment)
         together = min(experiment.workload.concurrency or len(lengths), len(lengths))
         prompt, output = (sum(column) for column in zip(*lengths, strict=True))
@@ -125,19 +123,19 @@ class RequestKind:
         in_flight = sorted((p + o for p, o in lengths), reverse=True)
         slots = slots_for(experiment.engine.kv, in_flight[:together])
         kv = slots * budget.kv_bytes_per_token(experiment.engine, model)
-        seen = capacity_warnings.sentences(experiment, in_flight[:together])
-        ranks = experiment.engine.parallel.size  # each of which reads the whole model first
-        return Estimate(seconds, ranks * (PROCESS_BYTES + model.weight_bytes) + kv, seen)
+        warnings = capacity_warnings.sentences(experiment, in_flight[:together])
+        ranks = experiment.engine.parallel.size  # each rank reads the whole model first
+        return Estimate(seconds, ranks * (PROCESS_BYTES + model.weight_bytes) + kv, warnings)
 
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
         identity = {"model": model.digest, **source.identity(experiment)}
-        made = stored(prompt_key(identity), lambda: source.make(experiment, model))
-        return unshared(made, model) if experiment.workload.prompts.unshared else made
+        prompts = stored(prompt_key(identity), lambda: source.make(experiment, model))
+        return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
 
 
 def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
-    """Return the prompts, each with a first token of its own: none begins like another."""
+    """Return the prompts, each with a different first token, so that no prefix is shared."""
     require(
         len(prompts) <= model.vocab_size,
         f"workload.prompts.unshared=true: {len(prompts):,} requests, and model={model.name} has "
@@ -150,7 +148,7 @@ def unshared(prompts: Sequence[Prompt], model: ModelDir) -> tuple[Prompt, ...]:
 
 
 def _last_arrival(experiment: Experiment, lengths: Sequence[tuple[int, int]]) -> float:
-    """Return when the last request comes at a rate, on average (seconds)."""
+    """Return the expected arrival of the last request in seconds; 0 without a rate."""
     rate, turns = experiment.workload.arrivals.rate, experiment.workload.prompts.turns
     return 0.0 if rate is None else len(lengths) / turns / rate
 
@@ -168,12 +166,12 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
     planned = budget.check(experiment)
     if planned is None or needed <= planned.blocks:
         return
-    asked = experiment.engine.budget
-    if asked.blocks is not None:
-        option = f"engine.budget.blocks={asked.blocks}"
+    options = experiment.engine.budget
+    if options.blocks is not None:
+        option = f"engine.budget.blocks={options.blocks}"
     else:
-        fixed = asked.policy is BudgetPolicy.fixed
-        option = f"bytes={asked.bytes}" if fixed else f"policy={asked.policy.value}"
+        fixed = options.policy is BudgetPolicy.fixed
+        option = f"bytes={options.bytes}" if fixed else f"policy={options.policy.value}"
         option = f"engine.budget.{option} ({planned.blocks} KV blocks)"
     require(
         False,
@@ -183,26 +181,26 @@ def _check(prompts: Sequence[Prompt], experiment: Experiment, model: ModelDir) -
 
 
 def _check_server(experiment: Experiment) -> None:
-    """Check that there is a client, and a conversation where one is asked for."""
+    """Check that the HTTP client is installed, and that api=chat has conversations to send."""
     from labkit.engine import openai
 
     server, prompts = experiment.engine.server, experiment.workload.prompts
     openai.check_http_extra()
     require(
-        server.api is Api.completions or prompts.source in CONVERSATIONS,
+        server.api is Api.completions or prompts.source in CONVERSATION_SOURCES,
         f"engine.server.api=chat: workload.prompts.source={prompts.source} has token ids and no "
         "conversations; set engine.server.api=completions",
     )
 
 
 def _facts(experiment: Experiment) -> model_footprint.ModelFootprint:
-    """Return the model's sizes; nothing is built."""
+    """Return the model's sizes without building the model."""
     loading = (
         compute_dtype.cast_target(experiment.engine),
         compute_dtype.matrix_storage(experiment.engine),
     )
-    found = model_footprint.from_model(experiment.model, *loading)
-    return found or model_footprint.from_weights(resolve(experiment.model).path, *loading)
+    facts = model_footprint.from_model(experiment.model, *loading)
+    return facts or model_footprint.from_weights(resolve(experiment.model).path, *loading)
 
 
 KIND = RequestKind()

@@ -1,4 +1,4 @@
-"""A request workload on one engine: warm-up, the requests once, metrics and outputs."""
+"""A serving session: warms up one engine, serves all requests once, computes the metrics."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ class ServingSession:
     Parameters
     ----------
     engine
-        Ready to serve; this session closes it.
+        A loaded engine; the session closes it.
     prompts
         In the order of submission.
     workload
         Arrivals, concurrency, sampling parameters and the number of warm-up requests.
     seed
-        Of the warm-up's token ids, of arrivals and of every request's own random stream.
+        Seed of the warm-up's token ids, the arrivals and every request's random stream.
     vocab_size
         Warm-up token ids are below it.
-    pieces
-        Spells the tokens for the record; None: the record has ids only.
+    texts
+        Converts token ids to text for the record; None: the record has ids only.
     model_digest
-        Names the model's weights and tokenizer in the record.
+        Digest of the model's weights and tokenizer, for the record.
     block_size
-        Tokens that the engine's prefix cache finds together.
+        Tokens in a block of the engine's prefix cache.
     clock, wait
-        Seconds, and what lets some pass; parameters so that tests can know the answers.
+        Return the time in seconds, and let some seconds pass; parameters for tests.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class ServingSession:
         self._clock, self._wait = clock, wait
 
     def warm_up(self) -> None:
-        """Serve the shapes of the first requests, with other token ids, and forget all of it.
+        """Serve the first requests' shapes with other token ids, then clear caches and counters.
 
-        In the warm state all requests are served too, so that their prefixes are cached. What
-        the client itself costs is measured where the engine is a server.
+        With ``workload.cache_state=warm`` all requests are served too, so that their prefixes are
+        cached. For a server the overhead of the client is measured.
         """
         from labkit.engine.engine_protocol import Remote
 
@@ -120,54 +120,55 @@ class ServingSession:
             )
         self._engine.reset_counters()
 
-    def measure(self, beat: Callable[[str], None]) -> Measurement:
+    def measure(self, heartbeat: Callable[[str], None]) -> Measurement:
         """Serve all requests once; see ``InterleavedArms``."""
-        generator = self.begin(beat)
+        generator = self.start(heartbeat)
         generator.run()
-        return self.measured(generator)
+        return self.measurement(generator)
 
-    def begin(self, beat: Callable[[str], None]) -> LoadGenerator:
-        """Return what serves all requests once, a step at a time; nothing is submitted yet."""
+    def start(self, heartbeat: Callable[[str], None]) -> LoadGenerator:
+        """Return a load generator for all requests; nothing is submitted yet."""
         due = arrivals.due(self._workload.arrivals, self._prompts, self._seed)
-        return self._drive(self._prompts, beat, due)
+        return self._drive(self._prompts, heartbeat, due)
 
     def computed_tokens(self) -> float:
-        """Return the tokens computed so far, by the engine's count; 0 where it has none."""
+        """Return the engine's count of computed tokens; 0 if it has none."""
         return self._engine.counters().get("tokens.computed", 0.0)
 
     def drain(self) -> None:
-        """Wait until the engine computes nothing any more."""
+        """Wait until the engine has finished work it does ahead of time."""
         from labkit.engine.engine_protocol import PipelinedEngine
 
         if isinstance(self._engine, PipelinedEngine):
             self._engine.drain()
 
-    def measured(
-        self, generator: LoadGenerator, lost: NDArray[np.float64] | None = None
+    def measurement(
+        self, generator: LoadGenerator, stalled_s: NDArray[np.float64] | None = None
     ) -> Measurement:
-        """Compute what a drive that is done has measured.
+        """Return the measurement of a load generator that is done.
 
-        ``lost``: seconds that each step lost to a stall, [steps], which no metric counts. What
-        the metrics would be with them stands beside: ``as_measured`` in a case's notes.
+        ``stalled_s``: seconds that each step lost to a stall, [steps]. The metrics exclude them;
+        ``as_measured`` in a case's notes holds the metrics that include them.
 
         Raises
         ------
         InvalidOutput
-            A request has not as many tokens as it asked for, or none was served.
+            A request has fewer tokens than it asked for, or none was served.
         """
         _check_complete(generator)
         counters = {name: float(value) for name, value in self._engine.counters().items()}
         cases = self._cases(generator.entries, counters, generator.cpu_s)
         notes: dict[str, Any] = {}
-        if lost is not None:
+        if stalled_s is not None:
             notes["stalls"] = {
-                "steps": int((lost > 0).sum()),
-                "seconds": round(float(lost.sum()), 6),
+                "steps": int((stalled_s > 0).sum()),
+                "seconds": round(float(stalled_s.sum()), 6),
                 "of_s": round(float(generator.step_seconds().sum()), 6),
             }
-            if lost.any():
-                less = self._cases(generator.entries_without(lost), counters, generator.cpu_s)
-                cases = [_beside(case, whole) for case, whole in zip(less, cases, strict=True)]
+            if stalled_s.any():
+                entries = generator.entries_without(stalled_s)
+                without = self._cases(entries, counters, generator.cpu_s)
+                cases = [_with_both(*pair) for pair in zip(without, cases, strict=True)]
         served = _served(generator.entries)
         notes |= {
             "cache_state": self._workload.cache_state.value,
@@ -179,7 +180,7 @@ class ServingSession:
                 unshared=self._workload.prompts.unshared,
             ),
             "rectangle": rectangle_notes([(r.prompt_tokens, len(r.tokens)) for r in served]),
-            # What it decided at load; an engine of a user's own need not say.
+            # The engine's decisions at load; a user's engine may have none.
             "engine": dict(getattr(self._engine, "notes", {})),
             "timeline": generator.timeline.report(),
         }
@@ -188,7 +189,7 @@ class ServingSession:
     def _cases(
         self, entries: Sequence[ServedRequest], counters: Mapping[str, float], cpu_s: float
     ) -> list[CaseRecord]:
-        """Return what all requests gave together, and each by itself where those are the cases."""
+        """Return the case of all requests, and one case per request if the workload has them."""
         served = _served(entries)
         metrics = (
             *serving_metrics(
@@ -207,10 +208,10 @@ class ServingSession:
             outputs=outputs_of(entries, self._pieces),
             notes={"requests": request_notes(served), "traffic": traffic},
         )
-        return [together, *(self._own(entry) for entry in served if self._per_request)]
+        return [together, *(self._request_case(entry) for entry in served if self._per_request)]
 
-    def _own(self, served: ServedRequest) -> CaseRecord:
-        """Make a request a case of its own."""
+    def _request_case(self, served: ServedRequest) -> CaseRecord:
+        """Return the case of one request."""
         return CaseRecord(
             case=served.request_id,
             metrics=request_metrics(served),
@@ -229,14 +230,14 @@ class ServingSession:
     def _drive(
         self,
         prompts: Sequence[Prompt],
-        beat: Callable[[str], None],
+        heartbeat: Callable[[str], None],
         due: Sequence[float] | None = None,
     ) -> LoadGenerator:
-        """Return what serves prompts; without ``due``, as they can be: in a closed loop."""
+        """Return a load generator for prompts; without ``due`` times it is a closed loop."""
         return LoadGenerator(
             self._engine,
             self._requests(prompts),
-            plan=RequestSchedule(
+            schedule=RequestSchedule(
                 [prompt.session for prompt in prompts],
                 due,
                 self._workload.concurrency,
@@ -244,7 +245,7 @@ class ServingSession:
             ),
             clock=self._clock,
             wait=self._wait,
-            beat=beat,
+            heartbeat=heartbeat,
             timeline=MemoryTimeline(self._engine, getattr(self._engine, "process_memory", None)),
         )
 
@@ -267,32 +268,28 @@ class ServingSession:
 
 
 def _check_complete(generator: LoadGenerator) -> None:
-    """Check that every request that was served got all that it asked for, and that some were."""
-    for request, got in zip(generator.requests, generator.entries, strict=True):
-        if got.outcome == "served" and got.counted is None:  # what a server said is checked there
-            _check_length(request, got)
+    """Check that served requests have all their tokens, and that at least one was served."""
+    for request, entry in zip(generator.requests, generator.entries, strict=True):
+        # A server's count of tokens is checked by its client.
+        if entry.outcome == "served" and entry.counted is None:
+            _check_length(request, entry)
     unserved = [entry for entry in generator.entries if entry.outcome != "served"]
     if generator.requests and len(unserved) == len(generator.requests):
         first = unserved[0]
+        outcome = "was refused" if first.outcome == "refused" else "failed"
+        raise InvalidOutput(f"request {first.request_id} {outcome}: {first.error}; none was served")
+
+
+def _check_length(request: Request, entry: ServedRequest) -> None:
+    expected = request.params.max_tokens
+    if entry.finish == "length" and len(entry.tokens) != expected:
         raise InvalidOutput(
-            f"request {first.request_id} {_was(first)}: {first.error}; none was served"
+            f"request {entry.request_id} ended with {len(entry.tokens)} of {expected} tokens"
         )
-
-
-def _was(entry: ServedRequest) -> str:
-    return "was refused" if entry.outcome == "refused" else "failed"
-
-
-def _check_length(request: Request, got: ServedRequest) -> None:
-    wanted = request.params.max_tokens
-    if got.finish == "length" and len(got.tokens) != wanted:
+    if entry.finish != "length" and request.params.ignore_eos:
         raise InvalidOutput(
-            f"request {got.request_id} ended with {len(got.tokens)} of {wanted} tokens"
-        )
-    if got.finish != "length" and request.params.ignore_eos:
-        raise InvalidOutput(
-            f"request {got.request_id} ended with finish reason {got.finish}, although its length "
-            "is fixed (workload.ignore_eos=true)"
+            f"request {entry.request_id} ended with finish reason {entry.finish}, although its "
+            "length is fixed (workload.ignore_eos=true)"
         )
 
 
@@ -300,9 +297,9 @@ def _served(entries: Sequence[ServedRequest]) -> list[ServedRequest]:
     return [entry for entry in entries if entry.outcome == "served"]
 
 
-def _beside(case: CaseRecord, whole: CaseRecord) -> CaseRecord:
-    """Note a case's metrics as they were measured, stalls and all, beside those without."""
-    as_measured = {metric.name: metric.repeats[0] for metric in whole.metrics}
+def _with_both(case: CaseRecord, measured: CaseRecord) -> CaseRecord:
+    """Add the metrics as measured, with stalls, to the notes of a case without stalls."""
+    as_measured = {metric.name: metric.repeats[0] for metric in measured.metrics}
     return replace(case, notes={**case.notes, "as_measured": as_measured})
 
 
@@ -312,7 +309,7 @@ def _span(served: Sequence[ServedRequest]) -> float:
 
 
 def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None) -> dict[str, Any]:
-    """Return every request's tokens, or its text where a server told no more of one."""
+    """Return every request's tokens, or their texts if a server sent no tokens for one."""
     if any(entry.text is not None for entry in entries):
         return _text_outputs(entries)
     return _token_outputs(entries, texts)
@@ -321,8 +318,8 @@ def outputs_of(entries: Sequence[ServedRequest], texts: TokenTexts | None = None
 def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) -> dict[str, Any]:
     """Return every request's tokens with their logit margins (5 significant digits).
 
-    ``texts`` adds the text of the ids, and a digest of every request's whole text by which it
-    can be compared with one whose tokens are not known. The digest of all leaves them out.
+    ``texts`` adds the text of each id, and a digest of every request's text to compare it with
+    a request whose tokens are unknown. The overall digest excludes both.
     """
     spelled = {} if texts is None else texts.of(t for r in served for t in r.tokens)
     return {
@@ -343,7 +340,7 @@ def _token_outputs(served: Sequence[ServedRequest], texts: TokenTexts | None) ->
 
 
 def _text_outputs(served: Sequence[ServedRequest]) -> dict[str, Any]:
-    """Return every request's text as texts are compared; weaker than its tokens."""
+    """Return every request's text and its digest; weaker evidence than tokens."""
     digests = [(r.request_id, text_digest(r.text or "")) for r in served]
     return {
         "kind": "text",

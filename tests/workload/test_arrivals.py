@@ -82,16 +82,16 @@ def sent(clients, elapsed):
 def test_in_a_closed_loop_the_number_of_clients_alone_holds_requests_back():
     clients = ClientPool(RequestSchedule([None] * 5, None, 2))
     assert sent(clients, 0.0) == [0, 1]
-    clients.answered(1, 1.0)
+    clients.finished(1, 1.0)
     assert sent(clients, 1.0) == [2]
 
 
 def test_a_session_s_turn_waits_for_the_answer_before_it_and_others_pass():
     clients = ClientPool(RequestSchedule(["a", "a", "b", "b"], None, 3))
     assert sent(clients, 0.0) == [0, 2]
-    clients.answered(2, 1.0)
+    clients.finished(2, 1.0)
     assert sent(clients, 1.0) == [3]
-    clients.answered(0, 2.0)
+    clients.finished(0, 2.0)
     assert sent(clients, 2.0) == [1]
 
 
@@ -99,10 +99,10 @@ def test_what_arrives_by_itself_is_sent_when_due_or_when_there_is_room():
     clients = ClientPool(RequestSchedule([None] * 3, [0.0, 1.0, 1.5], 1))
     first = clients.next(0.0)
     assert (first.due, first.sent) == (0.0, 0.0) and clients.next(1.2) is None
-    clients.answered(0, 2.0)
+    clients.finished(0, 2.0)
     second = clients.next(2.1)
     assert (second.index, second.due, second.sent) == (1, 1.0, 2.0)
-    clients.answered(1, 3.0)
+    clients.finished(1, 3.0)
     third = clients.next(3.0)
     assert (third.due, third.sent) == (1.5, 3.0)
 
@@ -111,5 +111,5 @@ def test_a_later_turn_of_a_trace_is_due_by_its_time_and_not_before_the_answer():
     for answered, expected in ((1.0, 4.0), (6.0, 6.0)):
         clients = ClientPool(RequestSchedule(["a", "a"], [0.0, 4.0], None))
         assert sent(clients, 9.0) == [0]
-        clients.answered(0, answered)
+        clients.finished(0, answered)
         assert clients.next_due() == expected

@@ -144,11 +144,11 @@ def packed(session):
 
 def test_arms_of_one_model_share_its_weights_and_engines_alone_do_not():
     turns = share({}, {"kv": {"block_size": 8}}, {"scheduler": {"chunk": 16}})
-    first, *others = [packed(seat.session) for seat in turns._seats]
+    first, *others = [packed(arm.session) for arm in turns._arms]
     assert len(first) > 4 and others == [first, first]
     turns.close()
     one, two = (share({}) for _ in range(2))
-    assert not packed(one._seats[0].session) & packed(two._seats[0].session)
+    assert not packed(one._arms[0].session) & packed(two._arms[0].session)
     one.close(), two.close()
 
 

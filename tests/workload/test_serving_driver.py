@@ -182,7 +182,7 @@ def test_outputs_spell_their_tokens_where_a_tokenizer_is_given(tmp_path):
     spelling = ServingSession(
         StubEngine(clock), PROMPTS,
         Workload(name="test", kind="requests", concurrency=2),
-        seed=5, vocab_size=50, pieces=TokenTexts(tmp_path), clock=clock,
+        seed=5, vocab_size=50, texts=TokenTexts(tmp_path), clock=clock,
     )  # fmt: skip
     outputs = spelling.measure(lambda what: None).cases[0].outputs
     assert outputs["pieces"]["102"].endswith("b") and "203" not in outputs["pieces"]
@@ -415,7 +415,7 @@ def test_a_wait_is_short_and_no_part_of_a_step():
     run = ServingSession(
         engine, PROMPTS[:2], workload, seed=5, vocab_size=50, clock=clock, wait=wait
     )
-    drive = run.begin(lambda text: None)
+    drive = run.start(lambda text: None)
     drive.run()
     assert drive.step_seconds().tolist() == pytest.approx([1.0] * len(drive.steps))
     second = drive.entries[1]

@@ -12,7 +12,7 @@ from labkit.config import ArrivalKind, Arrivals, Workload
 from labkit.engine.engine_protocol import TokenEvent
 from labkit.workload import noise_spikes
 from labkit.workload.arm_clock import ArmClock
-from labkit.workload.interleaved_serving import SLICE_S, InterleavedServing, Seat
+from labkit.workload.interleaved_serving import SLICE_S, InterleavedServing, ServingArm
 from labkit.workload.measurement import InvalidOutput
 from labkit.workload.serving_session import ServingSession
 from labkit.workload.tokenized_prompts import Prompt
@@ -106,7 +106,7 @@ class Together:
             session = ServingSession(
                 engine, PROMPTS, workload, seed=5, vocab_size=50, clock=clock, wait=self.wait
             )
-            seats.append(Seat(session, clock))
+            seats.append(ServingArm(session, clock))
         self.turns = InterleavedServing(seats, random.Random(seed), self.turn)
 
     def wait(self, seconds):
@@ -346,10 +346,10 @@ def test_steps_of_a_rare_kind_are_no_stalls():
     """Four long prefills beside many decodes, where nothing of the same schedule is beside them."""
     times = np.array([0.03] * 60 + [5.0] * 4)
     tokens = np.array([96.0] * 60 + [4000.0] * 4)
-    assert not noise_spikes.among_alike(times, tokens).any()
+    assert not noise_spikes.by_similar_steps(times, tokens).any()
     times[7] += 0.5
-    assert noise_spikes.among_alike(times, tokens).nonzero()[0].tolist() == [7]
-    assert not noise_spikes.among_alike(times, np.zeros(64)).any()
+    assert noise_spikes.by_similar_steps(times, tokens).nonzero()[0].tolist() == [7]
+    assert not noise_spikes.by_similar_steps(times, np.zeros(64)).any()
 
 
 def test_what_an_engine_computes_ahead_ends_in_its_own_turn_and_on_its_own_clock():

@@ -105,14 +105,14 @@ class InterleavedVideo:
 
     prepare = warm_up
 
-    def measure(self, beat: Callable[[str], None]) -> list[Measurement]:
+    def measure(self, heartbeat: Callable[[str], None]) -> list[Measurement]:
         """Do all rounds of all clips, check them, then the jobs; see ``InterleavedArms``."""
         repeats = self._arms[0].repeats
         rounds = spread_rounds([repeats] * len(self._sources[0]), self._setting.order)
         for number, clip in enumerate(rounds):
             for arm in self._in_random_order():
                 self._request(arm, clip)
-            beat(f"round {number + 1} of {len(rounds)}")
+            heartbeat(f"round {number + 1} of {len(rounds)}")
         self._check()
         for arm in self._in_random_order():
             self._jobs[arm] = self._job(arm)

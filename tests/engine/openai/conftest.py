@@ -67,9 +67,9 @@ def drive():
         found = LoadGenerator(
             engine,
             requests,
-            plan=RequestSchedule([None] * len(requests), due, together or len(requests)),
+            schedule=RequestSchedule([None] * len(requests), due, together or len(requests)),
             clock=time.perf_counter,
-            beat=lambda text: None,
+            heartbeat=lambda text: None,
             timeline=MemoryTimeline(engine, lambda: {}),
         )
         found.run()
