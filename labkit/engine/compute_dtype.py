@@ -17,9 +17,10 @@ from enum import Enum
 from typing import Any
 
 from labkit import config
-from labkit.cpu.kv_dtypes import ITEM_BYTES
 from labkit.machine.macos import has_metal
 
+# Not imported from ``labkit.cpu.kv_dtypes``: the process that plans must not import NumPy.
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # What MLX's attention is part of: the model runs on MLX's default device then.
 MLX_BACKENDS = ("gather", "sdpa")
 # What weights are held in, in less than float32, as counters have it.

@@ -1,4 +1,4 @@
-"""Model directories: built from a seed, read from GGUF, or found on disk. No mlx here."""
+"""Model directories: built from a seed, converted from GGUF, or found on disk; without mlx."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["ModelDir", "resolve"]
 
 
 def resolve(model: Model) -> ModelDir:
-    """Return the directory of ``model``, built or converted into the cache on first use.
+    """Return the directory of a configured model; on first use build or convert it into the cache.
 
     Raises
     ------
     ConfigError
-        ``model.path`` is nothing that mlx_lm can load, or the package with the model is not
-        installed; one line says why.
+        mlx_lm cannot load ``model.path``, or the package that ships the model is not installed;
+        one line with the reason.
     CacheError
         The cache folder cannot be written.
     """
@@ -28,4 +28,4 @@ def resolve(model: Model) -> ModelDir:
     from labkit.models.synthetic_model import build
 
     path = build(model.shape, seed=model.seed, name=model.name)
-    return model_directory.inspect(path, name=model.name, asked=f"model={model.name} ({path})")
+    return model_directory.inspect(path, name=model.name, option=f"model={model.name} ({path})")

@@ -1,8 +1,8 @@
-"""How a model wants a conversation written: the Jinja template in its directory.
+"""A model's chat template: the Jinja template that turns a conversation into a prompt.
 
-The template comes with the model and is not trusted: it runs in Jinja's immutable sandbox,
-where it reaches no code, what it writes has a limit, and texts cannot be multiplied. Its time
-has none. It has no clock either, so the same conversation is the same prompt on any day.
+The template comes with the model and is not trusted. It runs in Jinja's immutable sandbox, where it
+cannot reach Python code; its output is limited and strings cannot be multiplied. Its running time
+is not limited. It has no access to the date, so a conversation gives the same prompt on any day.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
 
-# Role (system, user, assistant or tool) and content, a text; an assistant's ``tool_calls``.
+# ``role`` (system, user, assistant or tool) and ``content``, a string; an assistant's message may
+# have ``tool_calls``.
 Message = Mapping[str, Any]
-# What a model may call, as JSON: the OpenAI API's ``tools``.
+# Function definitions in the form of the OpenAI API's ``tools``.
 Tools = Sequence[Mapping[str, Any]]
 
 MAX_TEMPLATE_CHARACTERS = 1 << 18  # characters
-MAX_ADDED_CHARACTERS = 1 << 20  # characters that a template may write besides what it is given
+MAX_ADDED_CHARACTERS = 1 << 20  # output beyond the length of messages and tools
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Jinja as transformers sets it up, without the shortest ways to fill memory."""
+    """Jinja's sandbox with transformers' settings, without the easiest ways to exhaust memory."""
 
     intercepted_binops = frozenset({"*", "**"})
 
@@ -39,7 +40,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Multiply numbers; refuse the rest."""
+        """Allow ``*`` for small numbers only; refuse ``**``."""
         numbers = all(isinstance(side, int | float) and abs(side) < 1e9 for side in (left, right))
         if operator == "**" or not numbers:
             raise SecurityError(f"{operator} is for small numbers")
@@ -47,19 +48,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class ChatTemplate:
-    """A template, compiled. ``takes_tools``: it reads what the model may call.
+    """A compiled chat template. ``takes_tools``: whether it uses the variable ``tools``.
 
     Parameters
     ----------
     source
-        Its text.
+        The template's text.
     tokens
-        The special tokens that it may name: ``bos_token``, ``eos_token`` and the like.
+        The special tokens that the template may use: ``bos_token``, ``eos_token`` and so on.
 
     Raises
     ------
     ConfigError
-        It is not Jinja, or too long.
+        The text is not valid Jinja, or too long.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -74,22 +75,22 @@ class ChatTemplate:
         try:
             self._template = sandbox.from_string(source)
             self.takes_tools = "tools" in meta.find_undeclared_variables(sandbox.parse(source))
-        except Exception as error:  # of Jinja, or of Python compiling what Jinja made of it
+        except Exception as error:  # from Jinja, or from Python compiling Jinja's output
             raise ConfigError(f"chat template: {_line(error)}") from None
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
-        """Write a conversation up to where the model's next answer begins.
+        """Return the prompt of a conversation, up to the start of the model's next message.
 
         Raises
         ------
         ConfigError
-            The template fails, refuses these messages, or writes too much; or there are tools
-            and it does not read them.
+            The template fails, refuses the messages, or writes too much; or tools are given and
+            the template does not use them.
         """
         if tools and not self.takes_tools:
-            raise ConfigError("chat template: the model's has no tools")
-        room = MAX_ADDED_CHARACTERS + len(json.dumps([messages, tools]))
-        written: list[str] = []
+            raise ConfigError("chat template: this model's template does not support tools")
+        remaining = MAX_ADDED_CHARACTERS + len(json.dumps([messages, tools]))
+        parts: list[str] = []
         try:
             for part in self._template.generate(
                 messages=[dict(message) for message in messages],
@@ -97,22 +98,25 @@ class ChatTemplate:
                 **({"tools": [dict(tool) for tool in tools]} if tools else {}),
                 **self._tokens,
             ):
-                written.append(part)
-                room -= len(part)
-                if room < 0:
-                    raise ConfigError("chat template: it writes without end")
+                parts.append(part)
+                remaining -= len(part)
+                if remaining < 0:
+                    raise ConfigError(
+                        "chat template: it adds more than "
+                        f"{MAX_ADDED_CHARACTERS} characters to its input"
+                    )
         except ConfigError:
             raise
-        except Exception as error:  # a template may fail in any way that Python can
+        except Exception as error:  # a template may raise anything
             raise ConfigError(f"chat template: {_line(error)}") from None
-        return "".join(written)
+        return "".join(parts)
 
 
 def load_template(model_dir: Path) -> ChatTemplate | None:
-    """Return the template of a model directory, None where it has none.
+    """Return the chat template of a model directory, or None.
 
-    ``chat_template.jinja`` or ``chat_template`` in tokenizer_config.json; of several the one
-    that is called default.
+    It is ``chat_template.jinja``, else ``chat_template`` in tokenizer_config.json; of a list of
+    templates, the one named default.
     """
     path = model_dir / "tokenizer_config.json"
     try:
@@ -122,12 +126,12 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: not a JSON object")
     source = config.get("chat_template")
-    own = model_dir / "chat_template.jinja"
-    if own.is_file():
-        source = own.read_text("utf-8")
+    jinja_file = model_dir / "chat_template.jinja"
+    if jinja_file.is_file():
+        source = jinja_file.read_text("utf-8")
     elif isinstance(source, list):
-        named = [e for e in source if isinstance(e, dict) and e.get("name") == "default"]
-        source = named[0].get("template") if named else None
+        default = [e for e in source if isinstance(e, dict) and e.get("name") == "default"]
+        source = default[0].get("template") if default else None
     if not isinstance(source, str):
         return None
     return ChatTemplate(source, _special_tokens(config))

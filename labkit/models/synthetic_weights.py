@@ -1,9 +1,9 @@
-"""Seeded weights that behave: attention that looks around, logits with clear winners.
+"""Random weights from a seed, scaled so that attention is selective and logits are decisive.
 
-Plain random models answer with one token for ever. Here every matrix has the scale
-1/sqrt(fan-in), so each branch adds about as much to the residual stream as the embedding
-put in; the query and key norms make attention pick few tokens instead of averaging all
-of them; and the output matrix is its own (untied), else the last token would win again.
+A model with plain random weights repeats one token for ever. Here every matrix has the scale
+1/sqrt(fan-in), so each branch adds about as much to the residual stream as the embedding. The gains
+of the query and key norms make attention select a few tokens instead of averaging all of them. The
+output matrix is not tied to the embedding, else the last token would win again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from labkit.config import ModelShape
 
-QK_GAIN = 2.0  # of q_norm and k_norm each: attention logits with a deviation of 4
+QK_GAIN = 2.0  # weight of q_norm and k_norm: attention logits get a standard deviation of 4
 LOGIT_SCALE = 3.0  # standard deviation of the logits
 
 
 def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Return the named weights of a qwen3 model, float32, ``[out, in]`` matrices."""
+    """Return the weights of a qwen3 model by name: float32, matrices ``[out, in]``."""
     heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     hidden, inner = shape.hidden_size, shape.intermediate_size
     matrices = {"model.embed_tokens": (shape.vocab_size, hidden, 1.0)}
@@ -54,7 +54,7 @@ def make_weights(shape: ModelShape, *, seed: int) -> dict[str, npt.NDArray[np.fl
 def _draw_matrix(
     name: str, size: tuple[int, int], deviation: float, seed: int
 ) -> npt.NDArray[np.float32]:
-    """Draw a matrix from a stream of its own, so that no tensor depends on the others."""
+    """Draw a matrix from a random stream of its own, so that it does not depend on the others."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = generator.standard_normal(size, dtype=np.float32)
     values *= np.float32(deviation)

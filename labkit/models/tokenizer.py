@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the tokenizers library alone (no transformers)."""
+"""A model's tokenizer, with the tokenizers library alone (without transformers)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Tokenizer:
-    """A model's tokenizer. Special tokens are added as the model's own files say.
+    """A model's tokenizer and its chat template.
 
-    ``template`` writes conversations as the model was trained to read them; None: the model
-    knows no such form.
+    Special tokens are added as the model's files specify. ``template``: the chat template, or None
+    where the model has none.
     """
 
     def __init__(
@@ -31,51 +31,53 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids there are, the special tokens included."""
+        """Number of token ids, special tokens included."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Turn text into token ids; ``special``: with the tokens that the model's files add."""
+        """Return a text's token ids; ``special``: with the special tokens that the model adds."""
         return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
 
     def encode_chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        """Turn a conversation into the token ids before the model's next answer.
+        """Return the token ids of a conversation, up to the start of the model's next message.
 
         Raises
         ------
         ConfigError
-            The model has no chat template, or it refuses the conversation or the tools.
+            The model has no chat template, or the template refuses the conversation or the tools.
         """
         if self.template is None:
-            raise ConfigError("chat template: the model has none")
+            raise ConfigError(
+                "chat template: this model has none; send a text instead of a conversation"
+            )
         return self.encode(self.template.render(messages, tools), special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn token ids into text; special tokens are written out."""
-        # A single id is asked for with every token of every stream.
+        """Return the text of token ids, special tokens included."""
+        # Every streamed token decodes a single id, so these are cached.
         return self._decode_one(ids[0]) if len(ids) == 1 else self._decode(*ids)
 
     def _decode(self, *ids: int) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def piece(self, token: int) -> str:
-        """Return the text of one id inside a text, with the space that it begins with.
+        """Return the text of one token as it appears inside a text, leading space included.
 
-        Some tokenizers drop the first space of a text, so the id is decoded twice in a row
-        and its first time taken off. Empty for an id that there is not.
+        Some tokenizers drop a text's first space, so the id is decoded twice in a row and the text
+        of a single one is removed. Empty for an unknown id.
         """
         return self.decode([token, token])[len(self.decode([token])) :]
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The texts of the special tokens."""
+        """The special tokens as text."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return tuple(token.content for token in added if token.special)
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token given by its name, such as ``<|eos|>``."""
-        found = self._tokenizer.token_to_id(token)
-        return None if found is None else int(found)
+        """Return the id of a token such as ``<|eos|>``, or None."""
+        token_id = self._tokenizer.token_to_id(token)
+        return None if token_id is None else int(token_id)
 
 
 def load(model_dir: Path) -> Tokenizer:
@@ -84,7 +86,7 @@ def load(model_dir: Path) -> Tokenizer:
     Raises
     ------
     ConfigError
-        It is missing or the tokenizers library cannot read it, or the template is no Jinja.
+        The file is missing or not readable by the tokenizers library, or the template is not Jinja.
     """
     import tokenizers
 
@@ -94,7 +96,7 @@ def load(model_dir: Path) -> Tokenizer:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file")
     try:
-        read = tokenizers.Tokenizer.from_file(str(path))
+        loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
-    return Tokenizer(read, chat_template.load_template(model_dir))
+    return Tokenizer(loaded, chat_template.load_template(model_dir))

@@ -1,4 +1,4 @@
-"""The packaged text: what the tokenizers of built models are trained on."""
+"""The texts in the package on which the tokenizers of synthetic models are trained."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ QUESTIONS_FILE = "workload/questions.json"
 
 
 def corpus_texts(package: Traversable | None = None) -> tuple[str, ...]:
-    """Return every packaged text, then every question, in a fixed order.
+    """Return all texts, then all questions, in a fixed order.
 
     Parameters
     ----------
     package
-        The folder that holds ``workload/``; labkit's own by default.
+        The folder that contains ``workload/``; by default labkit's own.
 
     Raises
     ------
     ConfigError
-        The installation lacks them.
+        The installation lacks the files.
     """
     package = files("labkit") if package is None else package
     folder = package.joinpath(TEXTS_FOLDER)
@@ -34,7 +34,9 @@ def corpus_texts(package: Traversable | None = None) -> tuple[str, ...]:
     questions = package.joinpath(QUESTIONS_FILE)
     if not texts or not questions.is_file():
         missing = f"{TEXTS_FOLDER}/*.md" if not texts else QUESTIONS_FILE
-        raise ConfigError(f"labkit is not installed whole: {missing} is missing in {package}")
+        raise ConfigError(
+            f"the installation of labkit is incomplete: {package} has no {missing}; reinstall it"
+        )
     return (*texts, *_strings(json.loads(questions.read_text("utf-8"))))
 
 

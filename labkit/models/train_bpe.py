@@ -1,8 +1,8 @@
-"""A byte-level BPE vocabulary of any size from a little text.
+"""Train a byte-level BPE tokenizer of any vocabulary size on little text.
 
-The ids are, in this order: the 256 bytes, the trained merges, invented words up to the
-size asked for, ``<|bos|>``, ``<|eos|>``. Any text survives encode and decode; every id
-decodes, and no two ids have the same bytes.
+The ids are, in this order: the 256 bytes, the trained merges, invented words that fill the
+vocabulary, ``<|bos|>``, ``<|eos|>``. Encoding and decoding preserves any text; every id decodes,
+and no two ids have the same bytes.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 BOS, EOS = "<|bos|>", "<|eos|>"
-SPACE_MARKER = "Ġ"  # how byte-level BPE writes the space in a token's name
+SPACE_MARKER = "Ġ"  # a space in the names of byte-level BPE tokens
 LETTERS = np.array(list("abcdefghijklmnopqrstuvwxyz"))
 
 
 def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
-    """Return the JSON of a tokenizer (``tokenizer.json``) with ``vocab_size`` ids.
+    """Return the content of ``tokenizer.json`` for a tokenizer with ``vocab_size`` ids.
 
-    The same texts, size, seed and version of tokenizers give the same JSON.
+    The result depends on the arguments and the version of tokenizers alone.
 
     Parameters
     ----------
     texts
-        What the merges are learned from; a pair must occur twice.
+        The texts that merges are learned from; a pair must occur at least twice.
     vocab_size
-        All ids, the special tokens included; at least 258.
+        Number of ids, special tokens included; at least 258.
     seed
-        Of the invented words.
+        The seed of the invented words.
     """
     if vocab_size < 258:
         raise ValueError(f"vocab_size={vocab_size}: allowed are 258 or more (256 bytes, 2 special)")
-    plain = vocab_size - 2
+    num_plain = vocab_size - 2  # without the special tokens
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=plain,
+        vocab_size=num_plain,
         min_frequency=2,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -49,7 +49,7 @@ def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
     description: dict[str, Any] = json.loads(trained.to_str())
     vocab: dict[str, int] = description["model"]["vocab"]
     words = _invented_words(seed)
-    while len(vocab) < plain:
+    while len(vocab) < num_plain:
         vocab.setdefault(next(words), len(vocab))
     full = Tokenizer.from_str(json.dumps(description))
     full.add_special_tokens([BOS, EOS])
@@ -57,7 +57,7 @@ def train(texts: Iterable[str], *, vocab_size: int, seed: int) -> str:
 
 
 def _invented_words(seed: int) -> Iterator[str]:
-    """Yield words of three to nine letters with a leading space; repeats are possible."""
+    """Yield random words of three to nine letters with a leading space; words may repeat."""
     generator = np.random.default_rng([seed, 0x766F6361])
     while True:
         lengths = generator.integers(3, 10, size=1024)

@@ -65,7 +65,7 @@ class Service:
         )
         self.call_format = call_format(tokenizer)
         asked = options.max_prompt_tokens + options.max_output_tokens
-        bounds = [asked if model.context is None else model.context]
+        bounds = [asked if model.max_context is None else model.max_context]
         bounds += [engine.max_request_tokens()] if isinstance(engine, LengthLimited) else []
         self.context = min(bounds)
         self.created = int(time.time())

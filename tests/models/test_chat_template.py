@@ -45,7 +45,7 @@ def test_a_conversation_without_a_clock():
         ("{% for i in range(99999999) %}x{% endfor %}", "too big"),
         (
             "{% for i in range(99999) %}{% for j in range(99999) %}xxxx{% endfor %}{% endfor %}",
-            "writes without end",
+            "adds more than 1048576 characters",
         ),
         ("{{ raise_exception('only two roles') }}", r"refuses the conversation \(only two roles\)"),
         ("{{ nothing.at.all }}", "undefined"),

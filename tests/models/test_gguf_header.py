@@ -84,10 +84,10 @@ def tensor(name, shape, kind, offset):
     [
         (b"", "not a GGUF file"),
         (b"PK\3\4 and more", "not a GGUF file"),
-        (packed(version=1), "GGUF version 1; read are 2, 3"),
+        (packed(version=1), "GGUF version 1; supported are 2, 3"),
         (packed(tensors=1 << 40), "claims 1099511627776 tensors"),
         (packed(keys=1 << 40), "claims 1099511627776 metadata keys"),
-        (packed(keys=1, rest=struct.pack("<Q", 1 << 60)), "bytes in a text"),
+        (packed(keys=1, rest=struct.pack("<Q", 1 << 60)), "bytes in a string"),
         (packed(keys=1, rest=gguf_files.text("k") + struct.pack("<I", 99)), "value of type 99"),
         (
             packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 0, 1 << 62)),
@@ -95,18 +95,18 @@ def tensor(name, shape, kind, offset):
         ),
         (
             packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 8, 1 << 30)),
-            "texts in k",
+            "strings in k",
         ),
         (packed(keys=1, rest=gguf_files.text("k") + struct.pack("<IIQ", 9, 9, 1)), "type 9"),
         (packed(keys=2, rest=2 * (gguf_files.text("k") + gguf_files.value(1))), "occurs twice"),
         (packed(keys=1, rest=gguf_files.text(b"\xff") + gguf_files.value(1)), "not UTF-8"),
-        (packed(tensors=1, rest=tensor("t", (4,), 13, 0)), "of type Q5_K; read are F32"),
+        (packed(tensors=1, rest=tensor("t", (4,), 13, 0)), "of type Q5_K; supported are F32"),
         (packed(tensors=1, rest=tensor("t", (4,), 77, 0)), "of type number 77"),
         (packed(tensors=1, rest=tensor("t", (4,) * 5, 0, 0)), "dimensions of tensor 't'"),
         (packed(tensors=1, rest=tensor("t", (), 0, 0)), "cannot have the shape"),
         (packed(tensors=1, rest=tensor("t", (33, 2), 3, 0)), "Q4_1 cannot have the shape"),
-        (packed(tensors=1, rest=tensor("t", (1 << 63, 1 << 63), 0, 0)), "cut short: tensor t"),
-        (packed(tensors=1, rest=tensor("t", (4,), 0, 1 << 63)), "cut short: tensor t"),
+        (packed(tensors=1, rest=tensor("t", (1 << 63, 1 << 63), 0, 0)), "truncated: tensor t"),
+        (packed(tensors=1, rest=tensor("t", (4,), 0, 1 << 63)), "truncated: tensor t"),
         (
             packed(tensors=2, rest=tensor("t", (4,), 0, 0) + tensor("u", (4,), 0, 8) + b"\0" * 99),
             "tensor u overlaps another",
@@ -128,21 +128,24 @@ def test_a_lie_is_one_line(tmp_path, data, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"general__architecture": "mamba"}, "architecture 'mamba'; read are llama, qwen2, qwen3"),
-        ({"general__architecture": None}, "general.architecture is not there"),
+        (
+            {"general__architecture": "mamba"},
+            "architecture 'mamba'; supported are llama, qwen2, qwen3",
+        ),
+        ({"general__architecture": None}, "general.architecture is missing"),
         ({"llama__expert_count": 8}, "llama.expert_count is 8"),
         ({"llama__rope__scaling__type": "yarn"}, "llama.rope.scaling.type is yarn"),
-        ({"split__count": 3}, "a part of a split model"),
-        ({"llama__block_count": 3}, "tensor blk.2.attn_norm.weight is not there"),
-        ({"llama__block_count": 1}, "tensor blk.1.attn_norm.weight: mlx_lm's llama has nothing"),
-        ({"llama__block_count": 0}, "make no model"),
-        ({"llama__block_count": 0xFFFFFFFF}, "not a number of things"),
+        ({"split__count": 3}, "one part of a split model"),
+        ({"llama__block_count": 3}, "tensor blk.2.attn_norm.weight is missing"),
+        ({"llama__block_count": 1}, "tensor blk.1.attn_norm.weight: mlx_lm's llama has no such"),
+        ({"llama__block_count": 0}, "invalid dimensions"),
+        ({"llama__block_count": 0xFFFFFFFF}, "not an integer from 0"),
         ({"llama__block_count": "2"}, "llama.block_count is of type str, not a number"),
-        ({"llama__feed_forward_length": 95}, "tensor blk.0.ffn_gate.weight has the shape"),
-        ({"llama__attention__head_count": 0}, "make no model"),
-        ({"llama__attention__head_count_kv": 3}, "make no model"),
-        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon is nan"),
-        ({"llama__rope__dimension_count": 8}, "they must be equal"),
+        ({"llama__feed_forward_length": 95}, "tensor blk.0.ffn_gate.weight has shape"),
+        ({"llama__attention__head_count": 0}, "invalid dimensions"),
+        ({"llama__attention__head_count_kv": 3}, "invalid dimensions"),
+        ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, "epsilon nan"),
+        ({"llama__rope__dimension_count": 8}, "it must equal the head dimension"),
     ],
 )
 def test_a_model_that_mlx_lm_has_not_is_one_line(tmp_path, changes, message):
@@ -155,5 +158,5 @@ def test_a_model_that_mlx_lm_has_not_is_one_line(tmp_path, changes, message):
 def test_a_tensor_that_changes_the_rotations_is_refused(tmp_path):
     made = gguf_files.tensors() | {"rope_freqs.weight": gguf_files.ones(8)}
     path = gguf_files.write(tmp_path / "m.gguf", gguf_files.metadata(), made)
-    with pytest.raises(GGUFError, match=r"rope_freqs\.weight: mlx_lm's llama has nothing"):
+    with pytest.raises(GGUFError, match=r"rope_freqs\.weight: mlx_lm's llama has no such"):
         gguf_architectures.read_architecture(gguf_header.read_header(path))

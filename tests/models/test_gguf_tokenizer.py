@@ -56,12 +56,12 @@ def test_what_ends_a_text(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama'; read is gpt2"),
-        ({"tokenizer__ggml__pre": "tekken"}, "pre-tokenizer 'tekken'; read are gpt-2"),
-        ({"tokenizer__ggml__tokens": ["a", "a"]}, "repeats some"),
-        ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is no merge of two tokens"),
-        ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not fit its tokens"),
-        ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is not there"),
+        ({"tokenizer__ggml__model": "llama"}, "tokenizer 'llama'; supported is gpt2"),
+        ({"tokenizer__ggml__pre": "tekken"}, "pre-tokenizer 'tekken'; supported are gpt-2"),
+        ({"tokenizer__ggml__tokens": ["a", "a"]}, "has duplicates"),
+        ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),
+        ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not match its tokens"),
+        ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is missing"),
         ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 of"),
     ],
 )
@@ -75,5 +75,5 @@ def test_a_special_token_that_there_is_not(tmp_path):
     file = gguf_header.read_header(
         gguf_files.model(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=9999)
     )
-    with pytest.raises(GGUFError, match=r"eos_token_id is 9999; there are"):
+    with pytest.raises(GGUFError, match=r"eos_token_id is 9999; the vocabulary has"):
         gguf_tokenizer.tokenizer_config(file, 512)

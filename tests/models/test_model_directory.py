@@ -106,12 +106,12 @@ def test_a_nested_config_and_one_that_does_not_tell(model):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda m: (m / "config.json").unlink(), "no config.json in it"),
+        (lambda m: (m / "config.json").unlink(), "the folder has no config.json"),
         (lambda m: write(m, "config.json", "{"), "config.json is not JSON"),
         (lambda m: write(m, "config.json", "[]"), "config.json is not a JSON object"),
         (lambda m: write(m, "config.json", "{}"), "config.json has no model_type"),
-        (lambda m: (m / "model.safetensors").unlink(), r"no model\*.safetensors in it"),
-        (lambda m: (m / "tokenizer.json").unlink(), "no tokenizer.json in it"),
+        (lambda m: (m / "model.safetensors").unlink(), r"the folder has no model\*.safetensors"),
+        (lambda m: (m / "tokenizer.json").unlink(), "the folder has no tokenizer.json"),
     ],
 )
 def test_a_broken_directory_is_one_line(model, break_it, message):
@@ -126,7 +126,7 @@ def test_no_such_directory_is_one_line(tmp_path):
     with pytest.raises(ConfigError, match=r"^model\.path=/nowhere: no such directory$"):
         local("/nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is a file"):
+    with pytest.raises(ConfigError, match="not a GGUF file"):
         local(tmp_path / "file")
 
 
@@ -134,9 +134,7 @@ def test_a_hub_id_is_found_in_the_local_cache_only(model, tmp_path, monkeypatch)
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(
-        ConfigError, match="no model of that name in the Hugging Face cache"
-    ) as error:
+    with pytest.raises(ConfigError, match="no such model in the Hugging Face cache") as error:
         local("someone/some-model")
     assert str(error.value).startswith("model.path=someone/some-model: no such directory")
     repository = tmp_path / "hub" / "models--someone--some-model"

@@ -45,7 +45,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(shipped, no_cac
 def test_another_file_than_the_known_one_is_refused(shipped, no_cache):
     asked = model(shipped)
     shipped.write_bytes(shipped.read_bytes() + b"\0")
-    with pytest.raises(ConfigError, match=r"is not the file that is known \(SHA-256 "):
+    with pytest.raises(ConfigError, match=r"is another version of the file \(SHA-256 "):
         resolve(asked)
     assert not no_cache.exists()
 

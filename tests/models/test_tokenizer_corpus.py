@@ -38,5 +38,5 @@ def test_an_incomplete_installation_is_an_error(tmp_path, texts, questions, miss
 
 
 def test_no_folder_at_all_is_an_error(tmp_path):
-    with pytest.raises(ConfigError, match="is missing"):
+    with pytest.raises(ConfigError, match="has no workload"):
         corpus_texts(tmp_path)

@@ -63,7 +63,7 @@ def create(options: config.Engine, model_dir: Path) -> InferenceEngine:
     try:
         client = HttpClient(server.url, server_options.silence_s)
         model = server.wait_until_ready(client, ENDPOINT_PATHS[server_options.api], model_dir)
-        directory = inspect(model_dir, name=model_dir.name, asked="engine=openai")
+        directory = inspect(model_dir, name=model_dir.name, option="engine=openai")
         detokenizer = Detokenizer(model_dir)
         payloads = PayloadBuilder(server_options, model, detokenizer, directory.eos_token_ids)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Which tensors an architecture has in GGUF and in mlx_lm, and what its config.json says.
+"""The supported architectures: their tensors in GGUF and in mlx_lm, and their config.json.
 
 Names: llama.cpp's ``gguf-py/gguf/tensor_mapping.py`` on one side, the parameters of
 ``mlx_lm.models`` on the other.
@@ -17,10 +17,10 @@ from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureTraits:
-    """What an architecture of llama's kind does differently; it is called alike on both sides.
+    """How an architecture differs from plain llama; GGUF and mlx_lm use the same name for it.
 
-    ``interleaved``: the file's query and key rows are ordered for rotations of neighbours,
-    which mlx_lm's are not.
+    ``interleaved``: the file orders query and key rows for RoPE over neighbouring pairs; mlx_lm
+    expects them ordered for RoPE over the two halves of a head.
     """
 
     interleaved: bool = False
@@ -34,7 +34,7 @@ ARCHITECTURE_TRAITS = {
     "qwen2": ArchitectureTraits(biases=True, free_head_dim=False),
     "qwen3": ArchitectureTraits(head_norms=True),
 }
-# What would change the computation, and the value at which it does not.
+# Keys that change the computation, with the value at which they do not.
 REQUIRED_DEFAULTS: dict[str, Any] = {
     "expert_count": 0,
     "rope.scaling.type": "none",
@@ -46,19 +46,19 @@ MAX_LAYERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class TargetParameter:
-    """Where a tensor goes: its parameter's path, without ``.weight``, and its shape.
+    """The mlx_lm parameter that a tensor becomes: its path without ``.weight``, and its shape.
 
-    ``heads``: its rows are so many heads that are ordered for rotations of neighbours.
+    ``interleaved_heads``: number of heads whose rows are in interleaved order, or None.
     """
 
     path: str
     shape: tuple[int, ...]
-    heads: int | None = None
+    interleaved_heads: int | None = None
 
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """A model's dimensions, as its file states them."""
+    """A model's dimensions, as stated in its file."""
 
     name: str
     hidden: int
@@ -74,12 +74,12 @@ class GGUFArchitecture:
     tied: bool
 
     @property
-    def family(self) -> ArchitectureTraits:
-        """What its kind does differently."""
+    def traits(self) -> ArchitectureTraits:
+        """How this architecture differs from plain llama."""
         return ARCHITECTURE_TRAITS[self.name]
 
     def targets(self) -> dict[str, TargetParameter]:
-        """Map the name of every tensor that the file must have to its place."""
+        """Return the mlx_lm parameter for every tensor that the file must have, by name."""
         targets = {
             "token_embd.weight": TargetParameter("model.embed_tokens", (self.vocab, self.hidden)),
             "output_norm.weight": TargetParameter("model.norm", (self.hidden,)),
@@ -89,20 +89,22 @@ class GGUFArchitecture:
         for layer in range(self.layers):
             for name, target in self._layer().items():
                 path = f"model.layers.{layer}.{target.path}"
-                targets[f"blk.{layer}.{name}"] = TargetParameter(path, target.shape, target.heads)
+                targets[f"blk.{layer}.{name}"] = TargetParameter(
+                    path, target.shape, target.interleaved_heads
+                )
         return targets
 
     def _layer(self) -> dict[str, TargetParameter]:
         hidden, inner = (self.hidden,), (self.inner,)
         queries, keys = (self.heads * self.head_dim,), (self.kv_heads * self.head_dim,)
-        rotated = self.family.interleaved
+        interleaved = self.traits.interleaved
         targets = {
             "attn_norm.weight": TargetParameter("input_layernorm", hidden),
             "attn_q.weight": TargetParameter(
-                "self_attn.q_proj", queries + hidden, self.heads if rotated else None
+                "self_attn.q_proj", queries + hidden, self.heads if interleaved else None
             ),
             "attn_k.weight": TargetParameter(
-                "self_attn.k_proj", keys + hidden, self.kv_heads if rotated else None
+                "self_attn.k_proj", keys + hidden, self.kv_heads if interleaved else None
             ),
             "attn_v.weight": TargetParameter("self_attn.v_proj", keys + hidden),
             "attn_output.weight": TargetParameter("self_attn.o_proj", hidden + queries),
@@ -111,17 +113,17 @@ class GGUFArchitecture:
             "ffn_up.weight": TargetParameter("mlp.up_proj", inner + hidden),
             "ffn_down.weight": TargetParameter("mlp.down_proj", hidden + inner),
         }
-        if self.family.biases:
+        if self.traits.biases:
             targets["attn_q.bias"] = TargetParameter("self_attn.q_proj", queries)
             targets["attn_k.bias"] = TargetParameter("self_attn.k_proj", keys)
             targets["attn_v.bias"] = TargetParameter("self_attn.v_proj", keys)
-        if self.family.head_norms:
+        if self.traits.head_norms:
             targets["attn_q_norm.weight"] = TargetParameter("self_attn.q_norm", (self.head_dim,))
             targets["attn_k_norm.weight"] = TargetParameter("self_attn.k_norm", (self.head_dim,))
         return targets
 
     def config(self) -> dict[str, Any]:
-        """Return config.json, without what the weights and the vocabulary add."""
+        """Return config.json without the keys for quantisation and special tokens."""
         return {
             "model_type": self.name,
             "hidden_size": self.hidden,
@@ -140,16 +142,16 @@ class GGUFArchitecture:
 
 
 def read_architecture(file: GGUFFile) -> GGUFArchitecture:
-    """Read the architecture of a file and check that its tensors are exactly those.
+    """Return the architecture of a file, and check that the file has exactly its tensors.
 
     Raises
     ------
     BadFile
-        mlx_lm computes it otherwise, or the tensors do not fit the metadata.
+        The architecture is not supported, or the tensors do not match the metadata.
     """
-    name = file.text("general.architecture")
+    name = file.string("general.architecture")
     if name not in ARCHITECTURE_TRAITS:
-        raise GGUFError(f"architecture {name!r}; read are {', '.join(ARCHITECTURE_TRAITS)}")
+        raise GGUFError(f"architecture {name!r}; supported are {', '.join(ARCHITECTURE_TRAITS)}")
     _check_required_defaults(file, name)
     heads = file.count(f"{name}.attention.head_count")
     hidden = file.count(f"{name}.embedding_length")
@@ -163,7 +165,7 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
         heads=heads,
         kv_heads=file.count(f"{name}.attention.head_count_kv", heads),
         head_dim=head_dim,
-        vocab=len(file.texts("tokenizer.ggml.tokens")),
+        vocab=len(file.strings("tokenizer.ggml.tokens")),
         context=file.count(f"{name}.context_length"),
         epsilon=float(file.number(f"{name}.attention.layer_norm_rms_epsilon")),
         theta=float(file.number(f"{name}.rope.freq_base", 10_000.0)),
@@ -175,28 +177,32 @@ def read_architecture(file: GGUFFile) -> GGUFArchitecture:
 
 
 def _check_required_defaults(file: GGUFFile, name: str) -> None:
-    for key, neutral in REQUIRED_DEFAULTS.items():
-        value = file.metadata.get(f"{name}.{key}", neutral)
-        if isinstance(value, np.ndarray) or value != neutral:
-            raise GGUFError(f"{name}.{key} is {value}; files that change it are not read")
+    for key, default in REQUIRED_DEFAULTS.items():
+        value = file.metadata.get(f"{name}.{key}", default)
+        if isinstance(value, np.ndarray) or value != default:
+            raise GGUFError(f"{name}.{key} is {value}; only {default} is supported")
     if file.count("split.count", 1) > 1:
-        raise GGUFError("a part of a split model; merge it (llama-gguf-split --merge)")
+        raise GGUFError(
+            "the file is one part of a split model; merge the parts (llama-gguf-split --merge)"
+        )
 
 
 def _check_dimensions(file: GGUFFile, a: GGUFArchitecture, default_dim: int) -> None:
     numbers = (a.hidden, a.layers, a.inner, a.heads, a.kv_heads, a.head_dim, a.vocab, a.context)
     if 0 in numbers or a.layers > MAX_LAYERS or a.heads % a.kv_heads or a.head_dim % 2:
         raise GGUFError(
-            f"its dimensions make no model (hidden {a.hidden}, {a.layers} layers, {a.heads} and "
-            f"{a.kv_heads} heads of {a.head_dim}, {a.vocab} tokens)"
+            f"invalid dimensions (hidden {a.hidden}, {a.layers} layers, {a.heads} query and "
+            f"{a.kv_heads} KV heads of {a.head_dim}, {a.vocab} tokens)"
         )
     if not (0 < a.epsilon < inf and 0 < a.theta < inf):
-        raise GGUFError(f"a norm's epsilon is {a.epsilon}, the base of rotations {a.theta}")
+        raise GGUFError(f"invalid RMS norm epsilon {a.epsilon} or RoPE base {a.theta}")
     for key in (f"{a.name}.attention.value_length", f"{a.name}.rope.dimension_count"):
         if file.count(key, a.head_dim) != a.head_dim:
-            raise GGUFError(f"{key} is {file.count(key)}, a head {a.head_dim}; they must be equal")
-    if not a.family.free_head_dim and a.head_dim != default_dim:
-        raise GGUFError(f"heads of {a.head_dim}; mlx_lm's {a.name} has {default_dim}")
+            raise GGUFError(
+                f"{key} is {file.count(key)}; it must equal the head dimension {a.head_dim}"
+            )
+    if not a.traits.free_head_dim and a.head_dim != default_dim:
+        raise GGUFError(f"head dimension {a.head_dim}; mlx_lm's {a.name} requires {default_dim}")
 
 
 def _check_tensors(file: GGUFFile, architecture: GGUFArchitecture) -> None:
@@ -204,9 +210,9 @@ def _check_tensors(file: GGUFFile, architecture: GGUFArchitecture) -> None:
     for name, target in targets.items():
         tensor = file.tensors.get(name)
         if tensor is None:
-            raise GGUFError(f"tensor {name} is not there")
+            raise GGUFError(f"tensor {name} is missing")
         if tensor.shape != target.shape:
-            raise GGUFError(f"tensor {name} has the shape {tensor.shape}, not {target.shape}")
+            raise GGUFError(f"tensor {name} has shape {tensor.shape}, expected {target.shape}")
     for name in file.tensors:
         if name not in targets:
-            raise GGUFError(f"tensor {name}: mlx_lm's {architecture.name} has nothing of the kind")
+            raise GGUFError(f"tensor {name}: mlx_lm's {architecture.name} has no such parameter")

@@ -1,4 +1,4 @@
-"""Write a GGUF file as a directory that ``mlx_lm.load`` accepts, once, into the cache."""
+"""Convert a GGUF file to a directory that ``mlx_lm.load`` accepts, once, in the cache."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from labkit.machine import cache_dir
 from labkit.models.gguf import gguf_architectures, gguf_header, gguf_quants, gguf_tokenizer
 
 RECIPE_VERSION = 1  # part of the cache key: raise it when what is written changes
-SHARD_BYTES = 1 << 29  # bytes of weights in a file, about; all that is in memory at once
+SHARD_BYTES = 1 << 29  # approximate size of a weights file, and of the weights in memory
 
 
 def convert(path: Path, *, digest: str, name: str) -> Path:
-    """Return the directory of a GGUF file, written now if the cache does not have it.
+    """Return the directory of a GGUF file, which is converted if the cache lacks it.
 
     It holds config.json, model*.safetensors, tokenizer.json, tokenizer_config.json and
-    generation_config.json. Weights that are quantised stay as they are.
+    generation_config.json. Weights in Q4_0, Q4_1 and Q8_0 stay quantised.
 
     Parameters
     ----------
     path
         The file.
     digest
-        Names its content (hex).
+        The file's digest (hex).
     name
-        Begins the directory's name.
+        The start of the directory's name.
 
     Raises
     ------
     BadFile
-        It is no model that mlx_lm can run, or damaged; one line says why.
+        The file is damaged, or not a model that mlx_lm can run; one line with the reason.
     CacheError
         The cache folder cannot be written.
     """
@@ -50,7 +50,7 @@ def convert(path: Path, *, digest: str, name: str) -> Path:
 
 
 def converted_path(*, digest: str, name: str) -> Path:
-    """Return where the directory of the file of that digest is, or will be."""
+    """Return the path of the converted directory for a file's digest; it may not exist."""
     key = hashlib.sha256(f"{RECIPE_VERSION}\0{digest}".encode()).hexdigest()[:16]
     return cache_dir.root() / "models" / f"{name[:80]}-{key}"
 
@@ -65,7 +65,7 @@ def write_model(
         **model.config(),
         **_quantization(file, model),
         **generation,
-        "attention_bias": model.family.biases,
+        "attention_bias": model.traits.biases,
     }
     _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", generation)
@@ -78,7 +78,7 @@ def write_model(
 def _quantization(
     file: gguf_header.GGUFFile, model: gguf_architectures.GGUFArchitecture
 ) -> dict[str, Any]:
-    """Say how many bits every quantised layer has: the smallest number, and the exceptions."""
+    """Return config.json's ``quantization``: the smallest bit width, and layers that differ."""
     bits = {
         target.path: gguf_quants.QUANTIZED_BITS[file.tensors[name].type.name]
         for name, target in model.targets().items()
@@ -86,13 +86,13 @@ def _quantization(
     }
     if not bits:
         return {}
-    usual = {"group_size": gguf_quants.GROUP_SIZE, "bits": min(bits.values())}
-    others = {
-        path: {"group_size": gguf_quants.GROUP_SIZE, "bits": own}
-        for path, own in bits.items()
-        if own != usual["bits"]
+    default = {"group_size": gguf_quants.GROUP_SIZE, "bits": min(bits.values())}
+    exceptions = {
+        path: {"group_size": gguf_quants.GROUP_SIZE, "bits": width}
+        for path, width in bits.items()
+        if width != default["bits"]
     }
-    return {"quantization": {**usual, **others}}
+    return {"quantization": {**default, **exceptions}}
 
 
 def _write_weights(
@@ -106,7 +106,7 @@ def _write_weights(
     def flush() -> None:
         path = folder / f"model-{number:05d}.safetensors"
         save_file(shard, path, metadata={"format": "mlx"})
-        path.chmod(0o644)  # the library leaves it readable by its owner alone
+        path.chmod(0o644)  # safetensors makes it readable by its owner alone
         shard.clear()
 
     for name, array in _parameters(file, model):
@@ -125,17 +125,21 @@ def _parameters(
     for name, target in model.targets().items():
         tensor = file.tensors[name]
         if tensor.type.name in gguf_quants.QUANTIZED_BITS and len(tensor.shape) != 2:
-            raise gguf_header.GGUFError(f"tensor {name} is quantised, but not a matrix")
+            raise gguf_header.GGUFError(f"tensor {name} is quantised but not a matrix")
         arrays = gguf_quants.convert_blocks(tensor.type.name, file.blocks(tensor))
         if name.endswith(".bias"):
             arrays = {"bias": arrays["weight"]}
         for part, array in arrays.items():
-            ordered = array if target.heads is None else _deinterleave_heads(array, target.heads)
-            yield f"{target.path}.{part}", np.ascontiguousarray(ordered)
+            if target.interleaved_heads is not None:
+                array = _deinterleave_heads(array, target.interleaved_heads)
+            yield f"{target.path}.{part}", np.ascontiguousarray(array)
 
 
 def _deinterleave_heads(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Reorder rows [heads * head_dim, ...] that rotate as neighbours to rotate as halves."""
+    """Reorder rows [heads * head_dim, ...] from neighbouring RoPE pairs to pairs of halves.
+
+    Within a head, rows 0, 1, 2, 3, ... become 0, 2, ..., 1, 3, ...
+    """
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 

@@ -1,4 +1,4 @@
-"""What a GGUF file says about itself: its metadata, and where its tensors lie.
+"""Read a GGUF file's header: its metadata, and the type, shape and place of its tensors.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little
 endian).
@@ -18,16 +18,17 @@ import numpy.typing as npt
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-DEFAULT_ALIGNMENT = 32  # of tensor data, in bytes, where general.alignment says nothing else
+DEFAULT_ALIGNMENT = 32  # of tensor data in bytes, unless general.alignment sets another one
 
-# A file may claim anything: beyond these it is refused before memory is spent on it.
+# Limits, so that a damaged or hostile file is refused before it makes us allocate much memory.
 MAX_METADATA_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_ARRAY_STRINGS = 1 << 22  # in one array; the largest vocabularies have half a million merges
-MAX_METADATA_BYTES = 1 << 28  # bytes
-MAX_STRING_BYTES = 1 << 20  # bytes
+MAX_ARRAY_STRINGS = 1 << 22  # the largest vocabularies have half a million merges
+MAX_METADATA_BYTES = 1 << 28
+MAX_STRING_BYTES = 1 << 20
 MAX_DIMENSIONS = 4
 
+# Ids of metadata value types.
 STRING_TYPE, ARRAY_TYPE = 8, 9
 NUMBER_DTYPES = {
     0: "<u1",
@@ -45,16 +46,16 @@ NUMBER_DTYPES = {
 
 
 class GGUFError(ValueError):
-    """A GGUF file that cannot be used; one line says why."""
+    """The GGUF file cannot be used; one line with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a type lies in the file: blocks of ``size`` bytes with ``values`` values each."""
+    """A tensor type, stored in blocks of ``block_bytes`` with ``block_values`` values each."""
 
     name: str
-    values: int
-    size: int
+    block_values: int
+    block_bytes: int
 
 
 TENSOR_TYPES = {
@@ -82,9 +83,10 @@ UNSUPPORTED_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor of the file: ``shape`` as NumPy has it, the last dimension contiguous.
+    """A tensor in the file.
 
-    ``offset``: bytes from the beginning of the file.
+    ``shape`` is in NumPy's order, the last dimension contiguous. ``offset``: bytes from the start
+    of the file.
     """
 
     name: str
@@ -94,16 +96,16 @@ class GGUFTensor:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
-        return prod(self.shape) // self.type.values * self.type.size
+        """The tensor's bytes in the file."""
+        return prod(self.shape) // self.type.block_values * self.type.block_bytes
 
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file whose claims about itself hold.
+    """The checked header of a GGUF file, and access to its tensors.
 
-    ``metadata`` values are ``int``, ``float``, ``bool``, ``str``, lists of ``str`` and NumPy
-    arrays of numbers.
+    ``metadata`` values are ``int``, ``float``, ``bool``, ``str``, lists of ``str``, or NumPy arrays
+    of numbers.
     """
 
     path: Path
@@ -111,56 +113,56 @@ class GGUFFile:
     tensors: Mapping[str, GGUFTensor]
 
     def blocks(self, tensor: GGUFTensor) -> npt.NDArray[np.uint8]:
-        """Map a tensor's bytes: ``[*shape[:-1], blocks, bytes of a block]``, read-only."""
+        """Memory-map a tensor's bytes, read-only: ``[*shape[:-1], num_blocks, block_bytes]``."""
         *rows, columns = tensor.shape
-        shape = (*rows, columns // tensor.type.values, tensor.type.size)
+        shape = (*rows, columns // tensor.type.block_values, tensor.type.block_bytes)
         return np.memmap(self.path, np.uint8, "r", offset=tensor.offset, shape=shape)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a number of the metadata; without ``default`` it must be there."""
+        """Return a number; without ``default`` the metadata must have the key."""
         value = self.metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GGUFError(f"{key} is {_describe(value)}, not a number")
         return value
 
     def count(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of at least 0 of the metadata."""
+        """Return a non-negative integer; without ``default`` the metadata must have the key."""
         value = self.number(key, default)
         if not isinstance(value, int) or not 0 <= value < 1 << 31:
-            raise GGUFError(f"{key} is {value}, not a number of things")
+            raise GGUFError(f"{key} is {value}, not an integer from 0 to 2**31 - 1")
         return value
 
-    def text(self, key: str, default: str | None = None) -> str:
-        """Return a string of the metadata; without ``default`` it must be there."""
+    def string(self, key: str, default: str | None = None) -> str:
+        """Return a string; without ``default`` the metadata must have the key."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
-            raise GGUFError(f"{key} is {_describe(value)}, not a text")
+            raise GGUFError(f"{key} is {_describe(value)}, not a string")
         return value
 
-    def texts(self, key: str) -> list[str]:
-        """Return a list of strings of the metadata, which must be there."""
+    def strings(self, key: str) -> list[str]:
+        """Return a list of strings; the metadata must have the key."""
         value = self.metadata.get(key)
         if not isinstance(value, list):
-            raise GGUFError(f"{key} is {_describe(value)}, not a list of texts")
+            raise GGUFError(f"{key} is {_describe(value)}, not a list of strings")
         return value
 
 
 def _describe(value: Any) -> str:
-    return "not there" if value is None else f"of type {type(value).__name__}"
+    return "missing" if value is None else f"of type {type(value).__name__}"
 
 
 def read_header(path: Path) -> GGUFFile:
-    """Read the header of a file and check that all it claims to hold is inside the file.
+    """Read a file's header, and check that every tensor it names lies inside the file.
 
     Raises
     ------
     BadFile
-        It is not GGUF, of another version, damaged, cut short, or too large to be honest.
+        The file is not GGUF, of an unsupported version, damaged, truncated, or beyond a limit.
     """
     try:
         with path.open("rb") as stream:
             if stream.read(len(MAGIC)) != MAGIC:
-                raise GGUFError("is a file, but not a GGUF file")
+                raise GGUFError("not a GGUF file")
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _parse_header(path, data)
     except OSError as error:
@@ -171,7 +173,7 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
     reader = _HeaderReader(data)
     version = reader.unsigned(4)
     if version not in VERSIONS:
-        raise GGUFError(f"GGUF version {version}; read are {', '.join(map(str, VERSIONS))}")
+        raise GGUFError(f"GGUF version {version}; supported are {', '.join(map(str, VERSIONS))}")
     num_tensors, num_keys = reader.unsigned(8), reader.unsigned(8)
     _check_limit(num_tensors, MAX_TENSORS, "tensors")
     _check_limit(num_keys, MAX_METADATA_KEYS, "metadata keys")
@@ -181,65 +183,73 @@ def _parse_header(path: Path, data: mmap.mmap) -> GGUFFile:
         if key in metadata:
             raise GGUFError(f"metadata key {key!r} occurs twice")
         metadata[key] = reader.value(reader.unsigned(4), key)
-    claims = [reader.tensor() for _ in range(num_tensors)]
+    tensors = [reader.tensor() for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
-        raise GGUFError(f"general.alignment is {alignment}")
-    start = -(-reader.at // alignment) * alignment
-    return GGUFFile(path, metadata, _check_placement(claims, start, len(data)))
+        raise GGUFError(f"general.alignment is {alignment}; allowed are 1 to {1 << 20}")
+    data_start = -(-reader.position // alignment) * alignment
+    return GGUFFile(path, metadata, _check_placement(tensors, data_start, len(data)))
 
 
-def _check_placement(claims: list[GGUFTensor], start: int, end: int) -> dict[str, GGUFTensor]:
-    """Count the tensors' offsets from the file's beginning; they may not overlap or leave it."""
+def _check_placement(
+    tensors: list[GGUFTensor], data_start: int, file_bytes: int
+) -> dict[str, GGUFTensor]:
+    """Return the tensors by name with offsets from the start of the file.
+
+    They must not overlap or exceed the file.
+    """
     placed: dict[str, GGUFTensor] = {}
-    free = start
-    for claim in sorted(claims, key=lambda claim: claim.offset):
-        tensor = GGUFTensor(claim.name, claim.type, claim.shape, start + claim.offset)
+    next_free = data_start
+    for entry in sorted(tensors, key=lambda tensor: tensor.offset):
+        tensor = GGUFTensor(entry.name, entry.type, entry.shape, data_start + entry.offset)
         if tensor.name in placed:
             raise GGUFError(f"tensor {tensor.name} occurs twice")
-        if tensor.offset < free:
+        if tensor.offset < next_free:
             raise GGUFError(f"tensor {tensor.name} overlaps another")
-        free = tensor.offset + tensor.size
-        if free > end:
+        next_free = tensor.offset + tensor.size
+        if next_free > file_bytes:
             raise GGUFError(
-                f"cut short: tensor {tensor.name} ends at byte {free}, the file at {end}"
+                f"truncated: tensor {tensor.name} ends at byte {next_free}, the file at "
+                f"{file_bytes}"
             )
         placed[tensor.name] = tensor
     return placed
 
 
-def _check_limit(number: int, most: int, what: str) -> None:
-    if number > most:
-        raise GGUFError(f"damaged: it claims {number} {what}; allowed are {most}")
+def _check_limit(number: int, limit: int, what: str) -> None:
+    if number > limit:
+        raise GGUFError(f"damaged: it claims {number} {what}; allowed are {limit}")
 
 
 class _HeaderReader:
-    """Reads values one after another; ``at`` is the next byte."""
+    """Reads the header's values in order; ``position`` is the offset of the next byte."""
 
     def __init__(self, data: mmap.mmap) -> None:
-        self.at = len(MAGIC)
+        self.position = len(MAGIC)
         self._data = data
         self._end = min(len(data), MAX_METADATA_BYTES)
 
-    def take(self, size: int) -> int:
-        """Move over so many bytes, which must be there; return where they begin."""
-        if size > self._end - self.at:
-            raise GGUFError(f"cut short or damaged: {size} bytes are missing at byte {self.at}")
-        start, self.at = self.at, self.at + size
+    def advance(self, size: int) -> int:
+        """Advance by ``size`` bytes, which must exist; return the offset where they start."""
+        if size > self._end - self.position:
+            raise GGUFError(
+                f"truncated or damaged: {size} bytes are missing at byte {self.position}"
+            )
+        start, self.position = self.position, self.position + size
         return start
 
     def unsigned(self, size: int) -> int:
-        start = self.take(size)
-        return int.from_bytes(self._data[start : self.at], "little")
+        start = self.advance(size)
+        return int.from_bytes(self._data[start : self.position], "little")
 
     def string(self) -> str:
         size = self.unsigned(8)
-        _check_limit(size, MAX_STRING_BYTES, "bytes in a text")
-        start = self.take(size)
+        _check_limit(size, MAX_STRING_BYTES, "bytes in a string")
+        start = self.advance(size)
         try:
-            return self._data[start : self.at].decode("utf-8")
+            return self._data[start : self.position].decode("utf-8")
         except UnicodeDecodeError:
-            raise GGUFError(f"damaged: the text at byte {start} is not UTF-8") from None
+            raise GGUFError(f"damaged: the string at byte {start} is not UTF-8") from None
 
     def value(self, kind: int, key: str) -> Any:
         if kind == STRING_TYPE:
@@ -251,28 +261,28 @@ class _HeaderReader:
     def _array(self, kind: int, number: int, key: str) -> Any:
         if kind != STRING_TYPE:
             return self._numbers(kind, number, key)
-        _check_limit(number, MAX_ARRAY_STRINGS, f"texts in {key}")
+        _check_limit(number, MAX_ARRAY_STRINGS, f"strings in {key}")
         return [self.string() for _ in range(number)]
 
     def _numbers(self, kind: int, number: int, key: str) -> npt.NDArray[Any]:
         if kind not in NUMBER_DTYPES:
             raise GGUFError(f"damaged: {key} has a value of type {kind}")
         dtype = np.dtype(NUMBER_DTYPES[kind])
-        start = self.take(number * dtype.itemsize)
-        return np.frombuffer(self._data[start : self.at], dtype)
+        start = self.advance(number * dtype.itemsize)
+        return np.frombuffer(self._data[start : self.position], dtype)
 
     def tensor(self) -> GGUFTensor:
-        """Read one tensor's claim; its offset counts from the beginning of the data."""
+        """Read one tensor's entry; its offset counts from the start of the tensor data."""
         name = self.string()
         dimensions = self.unsigned(4)
         _check_limit(dimensions, MAX_DIMENSIONS, f"dimensions of tensor {name!r}")
         shape = tuple(self.unsigned(8) for _ in range(dimensions))[::-1]
         kind, offset = self.unsigned(4), self.unsigned(8)
         if kind not in TENSOR_TYPES:
-            found = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
-            supported = ", ".join(known.name for known in TENSOR_TYPES.values())
-            raise GGUFError(f"tensor {name} is of type {found}; supported are {supported}")
-        if not shape or 0 in shape or shape[-1] % TENSOR_TYPES[kind].values:
+            name_of_type = UNSUPPORTED_TYPES.get(kind, f"number {kind}")
+            supported = ", ".join(tensor_type.name for tensor_type in TENSOR_TYPES.values())
+            raise GGUFError(f"tensor {name} is of type {name_of_type}; supported are {supported}")
+        if not shape or 0 in shape or shape[-1] % TENSOR_TYPES[kind].block_values:
             raise GGUFError(
                 f"tensor {name}: {TENSOR_TYPES[kind].name} cannot have the shape {shape}"
             )

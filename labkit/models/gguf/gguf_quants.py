@@ -1,8 +1,9 @@
-"""From a tensor's blocks in a GGUF file to the arrays that mlx_lm's layers hold.
+"""Convert a tensor's GGUF blocks to the arrays of mlx_lm's layers.
 
-Blocks of 32 stay as they are: each is a group of MLX's affine quantisation, with the same
-integers, scale and bias. Those of 256 ("K") have no such form and become float16, as mlx's
-own reader makes them. Layout of the blocks: llama.cpp's ``ggml/src/ggml-common.h``.
+Types with blocks of 32 stay quantised: a block becomes a group of MLX's affine quantisation with
+the same integers, scale and bias. Types with blocks of 256 ("K") have no such form and are
+dequantised to float16, as in mlx's own reader. Block layouts: llama.cpp's
+``ggml/src/ggml-common.h``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NamedArrays = dict[str, npt.NDArray[Any]]
 Float32Array = npt.NDArray[np.float32]
 
 GROUP_SIZE = 32
-QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of the types that stay quantised
+QUANTIZED_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}  # of types that stay quantised
 
 
 def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
@@ -28,16 +29,16 @@ def convert_blocks(type_name: str, blocks: ByteArray) -> NamedArrays:
     Parameters
     ----------
     type_name
-        A name in ``header.TYPES``.
+        A name in ``gguf_header.TENSOR_TYPES``.
     blocks
-        ``[..., blocks, bytes of a block]``.
+        ``[..., num_blocks, block_bytes]``.
 
     Returns
     -------
     dict
-        ``weight`` alone ``[..., columns]``, float32 or float16; for a quantised type
-        ``weight`` uint32 ``[..., columns * bits / 32]``, ``scales`` and ``biases`` float16
-        ``[..., columns / 32]``.
+        ``weight`` ``[..., columns]`` in float32 or float16. For a type that stays quantised:
+        ``weight`` ``[..., columns * bits / 32]`` in uint32, ``scales`` and ``biases``
+        ``[..., columns / 32]`` in float16.
     """
     return CONVERSIONS[type_name](blocks)
 
@@ -51,7 +52,7 @@ def _f16(blocks: ByteArray) -> NamedArrays:
 
 
 def _bf16(blocks: ByteArray) -> NamedArrays:
-    """Widen to float32, which holds every bfloat16: NumPy has none."""
+    """Widen to float32, because NumPy has no bfloat16."""
     upper = _join_blocks(blocks).view("<u2").astype(np.uint32)
     return {"weight": (upper << np.uint32(16)).view(np.float32)}
 
@@ -68,33 +69,33 @@ def _q4_1(blocks: ByteArray) -> NamedArrays:
 
 
 def _q8_0(blocks: ByteArray) -> NamedArrays:
-    """Signed bytes become unsigned ones, 128 larger."""
+    """Make signed bytes unsigned by adding 128; the bias subtracts it again."""
     scales = _float16_at(blocks, 0)
     return _affine_arrays(blocks[..., 2:] ^ np.uint8(0x80), scales, np.float16(-128) * scales)
 
 
 def _q2_k(blocks: ByteArray) -> NamedArrays:
-    """16 groups of 16 values: 2 bits each, scale and minimum 4 bits each."""
+    """Dequantise 16 groups of 16 values of 2 bits, with scale and minimum of 4 bits."""
     scales, packed = blocks[..., :16], blocks[..., 16:80]
     scale = _float32_at(blocks, 80) * (scales & 0x0F).astype(np.float32)
-    least = _float32_at(blocks, 82) * (scales >> 4).astype(np.float32)
-    return _dequantize(_unpack_bits(packed, 2), scale, least)
+    minimum = _float32_at(blocks, 82) * (scales >> 4).astype(np.float32)
+    return _dequantize(_unpack_bits(packed, 2), scale, minimum)
 
 
 def _q4_k(blocks: ByteArray) -> NamedArrays:
-    """8 groups of 32 values: 4 bits each, scale and minimum 6 bits each."""
+    """Dequantise 8 groups of 32 values of 4 bits, with scale and minimum of 6 bits."""
     low, high, both = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = np.concatenate([low & 63, both & 0x0F | low >> 6 << 4], axis=-1)
-    least = np.concatenate([high & 63, both >> 4 | high >> 6 << 4], axis=-1)
+    minimum = np.concatenate([high & 63, both >> 4 | high >> 6 << 4], axis=-1)
     return _dequantize(
         _unpack_bits(blocks[..., 16:], 4),
         _float32_at(blocks, 0) * scales.astype(np.float32),
-        _float32_at(blocks, 2) * least.astype(np.float32),
+        _float32_at(blocks, 2) * minimum.astype(np.float32),
     )
 
 
 def _q6_k(blocks: ByteArray) -> NamedArrays:
-    """16 groups of 16 values: 6 bits each, of which 4 and 2 lie apart, and 8 bits of scale."""
+    """Dequantise 16 groups of 16 values of 6 bits (stored as 4 and 2), with scales of 8 bits."""
     low, high = blocks[..., :128], blocks[..., 128:192]
     halves = low.reshape(*low.shape[:-1], 2, 64)
     fours = np.concatenate([halves & 0x0F, halves >> 4], axis=-1).reshape(*low.shape[:-1], 256)
@@ -105,22 +106,24 @@ def _q6_k(blocks: ByteArray) -> NamedArrays:
 
 
 def _unpack_bits(packed: ByteArray, bits: int) -> ByteArray:
-    """Unpack runs of 32 bytes: their lowest bits first, then the next ones."""
+    """Unpack runs of 32 bytes into values of ``bits`` bits, the lowest bits of all bytes first."""
     runs = packed.reshape(*packed.shape[:-1], -1, 1, 32)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     values: ByteArray = runs >> shifts & np.uint8((1 << bits) - 1)
     return values.reshape(*packed.shape[:-1], -1)
 
 
-def _dequantize(values: npt.NDArray[Any], scale: Float32Array, least: Float32Array) -> NamedArrays:
-    """Compute ``scale * value - least`` of every group; the products are exact."""
+def _dequantize(
+    values: npt.NDArray[Any], scale: Float32Array, minimum: Float32Array
+) -> NamedArrays:
+    """Compute ``scale * value - minimum`` for every group; the products are exact."""
     groups = values.reshape(*scale.shape, -1).astype(np.float32)
-    halves = (scale[..., None] * groups - least[..., None]).astype(np.float16)
+    halves = (scale[..., None] * groups - minimum[..., None]).astype(np.float16)
     return {"weight": halves.reshape(*values.shape[:-2], -1)}
 
 
 def _pair_nibbles(packed: ByteArray) -> ByteArray:
-    """Reorder a block's nibbles: GGML has value i beside value i + 16, MLX beside i + 1."""
+    """Reorder a block's nibbles: a byte holds values i and i + 16 in GGML, i and i + 1 in MLX."""
     values = np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
     paired: ByteArray = values[..., 0::2] | values[..., 1::2] << 4
     return paired
@@ -133,18 +136,18 @@ def _affine_arrays(
 
 
 def _float16_at(blocks: ByteArray, start: int) -> npt.NDArray[np.float16]:
-    """Return the float16 that begins so many bytes into every block."""
+    """Return the float16 at byte ``start`` of every block."""
     half: npt.NDArray[np.float16] = np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2")
     return half[..., 0]
 
 
 def _float32_at(blocks: ByteArray, start: int) -> Float32Array:
-    """Return the same as float32, with an axis for what it scales."""
+    """Return the float16 at byte ``start`` of every block as float32, with a trailing axis."""
     return _float16_at(blocks, start)[..., None].astype(np.float32)
 
 
 def _join_blocks(blocks: ByteArray) -> ByteArray:
-    """Join the last two axes, contiguously."""
+    """Merge the last two axes into a contiguous array."""
     return np.ascontiguousarray(blocks).reshape(*blocks.shape[:-2], -1)
 
 

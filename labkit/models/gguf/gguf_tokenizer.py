@@ -1,7 +1,7 @@
-"""A GGUF file's vocabulary as ``tokenizer.json`` and ``tokenizer_config.json``.
+"""Convert a GGUF file's vocabulary to ``tokenizer.json`` and ``tokenizer_config.json``.
 
-Only byte-level BPE (``tokenizer.ggml.model`` gpt2). How text is cut before it is merged is
-named in the file by a word, ``tokenizer.ggml.pre``; the words are llama.cpp's
+Supported is byte-level BPE (``tokenizer.ggml.model`` = gpt2). ``tokenizer.ggml.pre`` names the
+pre-tokenizer, that is how text is split before merging; the names are llama.cpp's
 (``src/llama-vocab.cpp``).
 """
 
@@ -24,9 +24,10 @@ from tokenizers import (
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 
 MAX_TOKENS = 1 << 20
-CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # of tokenizer.ggml.token_type: found whole in any text
+CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # values of tokenizer.ggml.token_type
 
-# Words with up to so many digits; contractions in any case, punctuation takes line ends along.
+# %s: the quantifier of digit runs. Contractions match in any case; punctuation includes the line
+# ends that follow.
 SPLIT_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,26 +35,28 @@ SPLIT_PATTERN = (
 
 
 def build_tokenizer(file: GGUFFile) -> Tokenizer:
-    """Build the tokenizer of a file.
+    """Build a file's tokenizer.
 
     Raises
     ------
     BadFile
-        It is of another kind, or its lists do not fit each other.
+        The tokenizer is not supported, or its lists do not match each other.
     """
-    kind, pre = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre", "default")
+    kind, pre = file.string("tokenizer.ggml.model"), file.string("tokenizer.ggml.pre", "default")
     if kind != "gpt2":
-        raise GGUFError(f"tokenizer {kind!r}; read is gpt2 (byte-level BPE)")
-    tokens = file.texts("tokenizer.ggml.tokens")
+        raise GGUFError(f"tokenizer {kind!r}; supported is gpt2 (byte-level BPE)")
+    tokens = file.strings("tokenizer.ggml.tokens")
     vocab = {token: index for index, token in enumerate(tokens)}
     if len(tokens) > MAX_TOKENS or len(vocab) != len(tokens):
-        raise GGUFError(f"its vocabulary of {len(tokens)} tokens repeats some or is too large")
+        raise GGUFError(
+            f"its vocabulary of {len(tokens)} tokens has duplicates or more than {MAX_TOKENS}"
+        )
     try:
         built = Tokenizer(
             models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=_ignores_merges(pre))
         )
     except Exception as error:  # the library raises bare Exception
-        raise GGUFError(f"its merges do not fit its tokens ({_line(error)})") from None
+        raise GGUFError(f"its merges do not match its tokens ({_line(error)})") from None
     _set_pre_tokenizer(built, pre)
     built.decoder = decoders.ByteLevel()
     _add_added_tokens(built, file, tokens)
@@ -62,8 +65,8 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
 
 
 def tokenizer_config(file: GGUFFile, context: int) -> dict[str, Any]:
-    """Return tokenizer_config.json: special tokens by name and the chat template."""
-    tokens = file.texts("tokenizer.ggml.tokens")
+    """Return tokenizer_config.json: special tokens, chat template and context length."""
+    tokens = file.strings("tokenizer.ggml.tokens")
     ids = {
         "bos_token": "tokenizer.ggml.bos_token_id",
         "eos_token": "tokenizer.ggml.eos_token_id",
@@ -84,45 +87,45 @@ def tokenizer_config(file: GGUFFile, context: int) -> dict[str, Any]:
 
 
 def generation_config(file: GGUFFile) -> dict[str, Any]:
-    """Return generation_config.json: what begins a text and what ends it."""
-    ends = [
+    """Return generation_config.json: the ids of the first token and of the end tokens."""
+    eos_ids = [
         _token_id(file, key)
         for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
         if key in file.metadata
     ]
     key = "tokenizer.ggml.bos_token_id"
-    begins = {"bos_token_id": _token_id(file, key)} if key in file.metadata else {}
-    return {**begins, **({"eos_token_id": sorted(set(ends))} if ends else {})}
+    bos = {"bos_token_id": _token_id(file, key)} if key in file.metadata else {}
+    return {**bos, **({"eos_token_id": sorted(set(eos_ids))} if eos_ids else {})}
 
 
 def _merges(file: GGUFFile) -> list[tuple[str, str]]:
-    """Cut every merge at its space; in byte-level BPE a token itself has none."""
+    """Split every merge at its space; tokens of byte-level BPE contain none."""
     merges = []
-    for merge in file.texts("tokenizer.ggml.merges"):
+    for merge in file.strings("tokenizer.ggml.merges"):
         left, space, right = merge.partition(" ")
         if not (left and space and right):
-            raise GGUFError(f"{merge!r} is no merge of two tokens")
+            raise GGUFError(f"{merge!r} is not a merge of two tokens")
         merges.append((left, right))
     return merges
 
 
 def _ignores_merges(pre: str) -> bool:
-    """Tell whether a word that is a token is taken as it is, whatever the merges say."""
+    """Return whether a word that is a token is used whole, without applying merges."""
     return pre == "llama-bpe"
 
 
 def _set_pre_tokenizer(built: Tokenizer, pre: str) -> None:
-    """Cut text as ``pre`` says: at digits, as GPT-2 does, or as WORDS does."""
+    """Set the pre-tokenizer that ``pre`` names."""
     gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    cuttings: dict[str, Callable[[], list[Any]]] = {
+    splitters: dict[str, Callable[[], list[Any]]] = {
         "gpt-2": lambda: [gpt2],
         "smollm": lambda: [pre_tokenizers.Digits(individual_digits=True), gpt2],
         "qwen2": lambda: _regex_split(""),
         "llama-bpe": lambda: _regex_split("{1,3}"),
     }
-    if pre not in cuttings:
-        raise GGUFError(f"pre-tokenizer {pre!r}; read are {', '.join(cuttings)}")
-    built.pre_tokenizer = pre_tokenizers.Sequence(cuttings[pre]())
+    if pre not in splitters:
+        raise GGUFError(f"pre-tokenizer {pre!r}; supported are {', '.join(splitters)}")
+    built.pre_tokenizer = pre_tokenizers.Sequence(splitters[pre]())
     if pre == "qwen2":
         built.normalizer = normalizers.NFC()
 
@@ -135,7 +138,9 @@ def _regex_split(digits: str) -> list[Any]:
 def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     kinds = file.metadata.get("tokenizer.ggml.token_type", [])
     if len(kinds) not in (0, len(tokens)):
-        raise GGUFError(f"tokenizer.ggml.token_type has {len(kinds)} of {len(tokens)} tokens")
+        raise GGUFError(
+            f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
+        )
     for kind, token in zip(kinds, tokens, strict=bool(len(kinds))):
         if kind == CONTROL_TOKEN:
             built.add_special_tokens([AddedToken(token, normalized=False, special=True)])
@@ -144,7 +149,7 @@ def _add_added_tokens(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> No
 
 
 def _add_bos_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
-    """Begin every text with the token that the file names, where it asks for that."""
+    """Prepend the BOS token to every text, if the file says so."""
     if file.metadata.get("tokenizer.ggml.add_bos_token") is not True:
         return
     bos = _token_id(file, "tokenizer.ggml.bos_token_id")
@@ -154,9 +159,9 @@ def _add_bos_processor(built: Tokenizer, file: GGUFFile, tokens: list[str]) -> N
 
 
 def _token_id(file: GGUFFile, key: str) -> int:
-    index, number = file.count(key), len(file.texts("tokenizer.ggml.tokens"))
+    index, number = file.count(key), len(file.strings("tokenizer.ggml.tokens"))
     if index >= number:
-        raise GGUFError(f"{key} is {index}; there are {number} tokens")
+        raise GGUFError(f"{key} is {index}; the vocabulary has {number} tokens")
     return index
 
 

@@ -1,7 +1,7 @@
-"""A model directory as one GGUF file in float32: the same weights for llama.cpp.
+"""Export a model directory as a GGUF file in float32, so that llama.cpp runs the same weights.
 
-For the architecture that labkit builds (mlx_lm's qwen3, weights in floating point). The names of
-tensors and of the metadata are those of llama.cpp's own converter for Qwen3.
+Supported is the architecture that labkit builds: mlx_lm's qwen3 with floating-point weights. Tensor
+and metadata names are those of llama.cpp's own converter for Qwen3.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # kinds of tokens
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3  # token types
 
 
 def export_gguf(model_dir: Path) -> Path:
-    """Return the GGUF file of a model directory, written into the cache the first time.
+    """Return the GGUF file of a model directory, which is written if the cache lacks it.
 
     Raises
     ------
     ConfigError
-        The model is of another architecture, is quantised, or what writes GGUF is not installed.
+        The model is quantised or of another architecture, or the package gguf is not installed.
     """
     from labkit.models.model_directory import inspect
 
-    asked = "engine.server.command: {gguf}"
+    option = "engine.server.command: {gguf}"
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
     kind = config.get("model_type")
     require(
         kind == ARCHITECTURE and "quantization" not in config,
-        f"{asked}: only {ARCHITECTURE} models in floating point are written as GGUF, and this is "
-        f"{'quantised ' if 'quantization' in config else ''}{kind}; name a file of your own there",
+        f"{option}: only {ARCHITECTURE} models with floating-point weights can be exported as "
+        f"GGUF, and this is {'a quantised ' if 'quantization' in config else ''}{kind}; name a "
+        "GGUF file in the command instead",
     )
-    require(find_spec("gguf") is not None, f"{asked}: gguf is not installed (pip install gguf)")
-    digest = inspect(model_dir, name=model_dir.name, asked=asked).digest
+    require(find_spec("gguf") is not None, f"{option}: gguf is not installed (pip install gguf)")
+    digest = inspect(model_dir, name=model_dir.name, option=option).digest
     path = cache_dir.root() / "gguf" / f"{model_dir.name}-{digest[:16]}-{RECIPE_VERSION}.gguf"
     if not path.is_file():
         with cache_dir.building_file(path) as temporary:
@@ -72,7 +73,7 @@ def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
     _add_tokenizer(writer, model_dir, config)
     for file in sorted(model_dir.glob("model*.safetensors")):
         with safe_open(file, "np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (it is no dictionary)
+            for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
                 writer.add_tensor(gguf_name(name), tensors.get_tensor(name).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,14 +82,14 @@ def _write_file(model_dir: Path, config: dict[str, Any], path: Path) -> None:
 
 
 def gguf_name(name: str) -> str:
-    """Return what llama.cpp calls a tensor of mlx_lm's qwen3."""
+    """Return llama.cpp's name of a tensor of mlx_lm's qwen3."""
     stem, _, leaf = name.rpartition(".")
     block = ""
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
         block = f"blk.{layer}."
     if stem not in GGUF_NAMES:
-        raise ConfigError(f"engine.server.command: {{gguf}}: no name for the tensor {name}")
+        raise ConfigError(f"engine.server.command: {{gguf}}: tensor {name} has no name in GGUF")
     return f"{block}{GGUF_NAMES[stem]}.{leaf}"
 
 
@@ -105,20 +106,23 @@ def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(0)  # all in float32
+    writer.add_file_type(0)  # ALL_F32
 
 
 def _add_tokenizer(writer: Any, model_dir: Path, config: dict[str, Any]) -> None:
-    read = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))
-    special = {token["id"]: token["content"] for token in read["added_tokens"]}
-    by_id = {number: word for word, number in read["model"]["vocab"].items()} | special
-    words = [by_id.get(i, f"[PAD{i}]") for i in range(config["vocab_size"])]
-    merges = [one if isinstance(one, str) else " ".join(one) for one in read["model"]["merges"]]
+    tokenizer = json.loads((model_dir / "tokenizer.json").read_text("utf-8"))
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    by_id = {number: word for word, number in tokenizer["model"]["vocab"].items()} | special
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(config["vocab_size"])]
+    merges = [
+        merge if isinstance(merge, str) else " ".join(merge)
+        for merge in tokenizer["model"]["merges"]
+    ]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(words)
+    writer.add_token_list(tokens)
     writer.add_token_types(
-        [CONTROL_TOKEN if i in special else NORMAL_TOKEN for i in range(len(words))]
+        [CONTROL_TOKEN if i in special else NORMAL_TOKEN for i in range(len(tokens))]
     )
     writer.add_token_merges(merges)
     for add, key in ((writer.add_bos_token_id, "bos"), (writer.add_eos_token_id, "eos")):
