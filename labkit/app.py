@@ -1,8 +1,8 @@
-"""The entry: one command is one study, one Hydra job is one cell.
+"""The application ``python -m labkit``: one command is one study, one Hydra job is one cell.
 
-Every arm of every cell is composed and checked here before Hydra writes a folder, so the
-last cell's typo is found before the first run. Exit codes (design.md section 4): 0 all
-cells ran and every gate held, 1 a gate or a run failed, 2 a mistake, 130 interrupted.
+Every arm of every cell is composed and checked before Hydra writes a folder, so a typo in the last
+cell is reported before the first run. Exit codes: 0 if all cells ran and every gate held, 1 if a
+gate or a run failed, 2 for an error in the command or the configuration, 130 if interrupted.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from labkit.experiment.job_launcher import JobLauncher
     from labkit.study_runner import Study
 
-HERE = Path(__file__).resolve().parent
-CONF = next(p for p in (HERE / "conf", HERE.parent / "conf") if (p / "config.yaml").is_file())
+PACKAGE = Path(__file__).resolve().parent
+CONF = next(p for p in (PACKAGE / "conf", PACKAGE.parent / "conf") if (p / "config.yaml").is_file())
 
-# Flags that only show something (Hydra answers them), with the words that may follow.
-SHOWS: dict[str, tuple[str, ...]] = {
+# Flags of Hydra that only print something, with the words that may follow them.
+PRINT_FLAGS: dict[str, tuple[str, ...]] = {
     "--help": (),
     "--hydra-help": (),
     "--cfg": ("job", "hydra", "all"),
@@ -35,69 +35,69 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "--shell-completion": (),
 }
 PROGRAMS = ("compare", "doctor", "mac", "post", "report", "serve")
-FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-SHORT = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
-SHORT |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
+FOLDER_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+SHORT_FLAGS = {"-h": "--help", "-c": "--cfg", "-i": "--info", "-sc": "--shell-completion"}
+SHORT_FLAGS |= {"-m": "--multirun", "-p": "--package", "-r": "--resolve", "-cd": "--config-dir"}
 
 
 @dataclass(frozen=True)
 class Command:
-    """What was typed: Hydra's flags, the overrides and whether cells are swept (``-m``)."""
+    """A command line: Hydra's flags, the overrides, and whether ``-m`` was given."""
 
     flags: tuple[str, ...]
     overrides: tuple[str, ...]
     multirun: bool
 
     @property
-    def shows(self) -> bool:
-        """Whether the command only shows something."""
-        return any(flag in SHOWS for flag in self.flags)
+    def only_prints(self) -> bool:
+        """Whether the command only prints something and runs nothing."""
+        return any(flag in PRINT_FLAGS for flag in self.flags)
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Split the command line.
+    """Parse the command line.
 
     Raises
     ------
     ConfigError
-        An unknown flag, or a word that is no override.
+        An unknown flag, or a word that is not an override.
     """
     flags: list[str] = []
     overrides: list[str] = []
-    words = [w for word in argv for w in _split(word)]
+    words = [part for word in argv for part in _split_flag(word)]
     while words:
         word = words.pop(0)
-        flag = SHORT.get(word, word)
+        flag = SHORT_FLAGS.get(word, word)
         if flag == "--config-dir":
             overrides.append(_search_path(words.pop(0) if words else ""))
         elif flag == "--package":
             flags += [flag, words.pop(0) if words else ""]
-        elif flag in SHOWS:
+        elif flag in PRINT_FLAGS:
             flags += [flag, *_topic(flag, words)]
         elif flag in ("--multirun", "--resolve"):
             flags.append(flag)
         elif flag.startswith("-"):
-            raise ConfigError(f"{word}: no such flag; python -m labkit --help")
+            raise ConfigError(f"{word}: no such flag; run python -m labkit --help")
         elif "--shell-completion" in flags or "=" in word or word.startswith("~"):
             key = word.lstrip("+~").partition("=")[0]
-            if key in FOLDERS:
-                raise ConfigError(f"{word}: set the study's folder, out=DIR")
+            if key in FOLDER_KEYS:
+                raise ConfigError(f"{word}: labkit sets Hydra's folders; set out=DIR instead")
             overrides.append(word)
         elif word in PROGRAMS:
-            raise ConfigError(f"{word}: a program of its own: python -m labkit.{word} --help")
+            raise ConfigError(f"{word}: a separate program; run python -m labkit.{word} --help")
         else:
             raise ConfigError(f"{word}: not an override; write key=value, such as ablation=seq_map")
     rest = tuple(flag for flag in flags if flag != "--multirun")
     return Command(rest, tuple(overrides), "--multirun" in flags)
 
 
-def _split(word: str) -> list[str]:
+def _split_flag(word: str) -> list[str]:
     return word.split("=", 1) if word.startswith("--") else [word]
 
 
 def _topic(flag: str, words: list[str]) -> list[str]:
-    """Take the word that may (``--info``) or must (``--cfg``) follow a flag."""
-    allowed = SHOWS[flag]
+    """Remove and return the word that may (``--info``) or must (``--cfg``) follow a flag."""
+    allowed = PRINT_FLAGS[flag]
     if words and words[0] in allowed:
         return [words.pop(0)]
     if flag == "--cfg":
@@ -111,12 +111,12 @@ def _search_path(folder: str) -> str:
     for file in sorted(Path(folder).glob("*/*.yaml")):
         name = file.relative_to(folder)
         if (CONF / name).exists():
-            raise ConfigError(f"{file}: labkit has {name} itself; choose another name")
+            raise ConfigError(f"{file}: labkit has {name} itself; choose another file name")
     return f"hydra.searchpath=['file://{Path(folder).resolve()}']"
 
 
 def register() -> None:
-    """Register the schema and the resolvers that ``conf/`` uses; harmless to call again."""
+    """Register the schema and the resolvers that ``conf/`` uses; safe to call again."""
     import warnings
 
     from hydra.core.config_store import ConfigStore
@@ -125,39 +125,39 @@ def register() -> None:
     from labkit.experiment.cell_composer import cell_name
 
     ConfigStore.instance().store(name="schema", node=Experiment)
-    # Our files of these names hold a plugin's settings: that its schema checks them is well.
+    # Files of ours configure a plugin's launcher: checking them against its schema is intended.
     warnings.filterwarnings("ignore", r"\n'hydra/launcher/\w+' is validated against ConfigStore")
     OmegaConf.register_new_resolver("cell", lambda task: cell_name(list(task)), replace=True)
     OmegaConf.register_new_resolver("options", _help, replace=True)
 
 
 def _help(*, _root_: Any) -> str:
-    """Return every option with its value in this config, for the template of ``--help``."""
+    """Return the options with their values in this config, for the template of ``--help``."""
     from omegaconf import OmegaConf
 
     from labkit.config import option_index
 
     def value(key: str) -> Any:
-        found = OmegaConf.select(_root_, key)
-        return OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+        selected = OmegaConf.select(_root_, key)
+        return OmegaConf.to_container(selected) if OmegaConf.is_config(selected) else selected
 
     return option_index.help_lines(value).replace("$", "$$")
 
 
 def initialized() -> AbstractContextManager[Any]:
-    """Return a context in which Hydra composes from ``conf/``."""
+    """Return a context manager in which Hydra composes from ``conf/``."""
     from hydra import initialize_config_dir
 
     return initialize_config_dir(config_dir=str(CONF), version_base="1.3")
 
 
 def compose_cells(command: Command) -> list[ComposedCell]:
-    """Compose and check every arm of every cell; write nothing.
+    """Compose and check every arm of every cell, without writing anything.
 
     Raises
     ------
     ConfigError
-        One line for the first mistake.
+        One line for the first error.
     """
     from hydra import compose
 
@@ -172,28 +172,35 @@ def compose_cells(command: Command) -> list[ComposedCell]:
             cells = expand_sweep(task)
             if len(cells) > 1 and not command.multirun:
                 swept = next(o for o in task if len(expand_sweep([o])) > 1)
-                raise ConfigError(f"{swept}: several values need -m at the end of the command")
+                raise ConfigError(
+                    f"{swept}: several values need -m; add it at the end of the command"
+                )
             if command.multirun:
-                first = [*hydra, *(c for c in cells[0])]
-                master = compose("config", overrides=first, return_hydra_config=True)
-                cells = expand_sweep(task, dict(master.hydra.sweeper.params or {}))
+                first = [*hydra, *cells[0]]
+                config = compose("config", overrides=first, return_hydra_config=True)
+                cells = expand_sweep(task, dict(config.hydra.sweeper.params or {}))
         except ConfigError:
             raise
         except Exception as error:
             raise ConfigError(explain_config_error(error, task)) from None
-        # Without -m Hydra keeps the overrides as typed, and names the folder by them.
+        # Without -m Hydra names the folder by the overrides as they were typed.
         if not command.multirun:
             cells = [task]
         composer = Composer()
         composed = [compose_cell(hydra, cell, composer) for cell in cells]
     names = [cell.name for cell in composed]
     if len(set(names)) < len(names):
-        raise ConfigError(f"two cells are the same: {max(names, key=names.count)}")
+        raise ConfigError(
+            f"{max(names, key=names.count)}: two cells are the same; remove one value"
+        )
     return composed
 
 
-def shown(command: Command) -> list[str]:
-    """Return the overrides that a flag shows: a job's with those of its experiment's scale."""
+def overrides_to_print(command: Command) -> list[str]:
+    """Return the overrides that a printing flag shows.
+
+    ``--cfg`` shows the config of a job, with the overrides of its experiment's scale.
+    """
     from labkit.experiment.cell_composer import with_scale_overrides
     from labkit.experiment.hydra_composer import Composer
 
@@ -205,12 +212,12 @@ def shown(command: Command) -> list[str]:
 
 
 def launcher_of(command: Command) -> JobLauncher:
-    """Return Hydra's launcher of the command's cells, checked; nothing is written.
+    """Return the launcher of the command's cells, checked, without writing anything.
 
     Raises
     ------
     ConfigError
-        In one line what the launcher lacks.
+        One line that says what the launcher lacks.
     """
     from hydra import compose
 
@@ -227,16 +234,16 @@ def launcher_of(command: Command) -> JobLauncher:
 
 
 def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
-    """Hand a checked command to Hydra, whose jobs run the study's cells.
+    """Let Hydra run a checked command: each of its jobs runs one cell of the study.
 
-    Its exceptions reach the caller as they are. ``study``: None where nothing is run.
+    Hydra's exceptions reach the caller unchanged. ``study`` is None if nothing runs.
     """
     import logging
 
     import hydra
 
     def job(config: Any) -> None:
-        """Run one cell; it was composed before, arm by arm."""
+        """Run one cell; all its arms have been composed and checked before."""
         from hydra.core.hydra_config import HydraConfig
 
         from labkit.experiment.cell_composer import cell_name, compose_cell
@@ -247,7 +254,7 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
             folder = Path(facts.runtime.output_dir)
             study.run(cell_name(task), folder, lambda: compose_cell(hydra, task))
 
-    logging.raiseExceptions = False  # a closed pipe (| head) is no error to tell about
+    logging.raiseExceptions = False  # a closed pipe (``| head``) is not an error
     sys.argv = [sys.argv[0], *argv]
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -256,17 +263,17 @@ def run_hydra(argv: Sequence[str], study: Study | None = None) -> None:
         os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
-def study_folder(command: Command, whole: bool = False) -> tuple[Path, list[str]]:
-    """Return the study's folder and the overrides that say so (``out=`` added if absent).
+def study_folder(command: Command, absolute: bool = False) -> tuple[Path, list[str]]:
+    """Return the study's folder, and the overrides with ``out=`` added if it is absent.
 
-    ``whole``: as a path from the root, for cells that may run anywhere.
+    ``absolute``: make the folder an absolute path, for cells that may run on other machines.
     """
     from labkit.experiment.hydra_composer import hydra_quote
 
     named = [o.partition("=")[2].strip("'\"") for o in command.overrides if o.startswith("out=")]
     rest = [o for o in command.overrides if not o.startswith("out=")]
     out = Path(named[-1]) if named else _fresh_folder()
-    if whole:
+    if absolute:
         out = out.absolute()
         return out, [*rest, f"out={hydra_quote(str(out))}"]
     return out, [*command.overrides, *([] if named else [f"out={out}"])]
@@ -281,13 +288,13 @@ def _fresh_folder() -> Path:
 
 
 def run(command: Command) -> int:
-    """Run a study, or plan it, and return the exit code."""
+    """Run a study, or print its plan, and return the exit code."""
     from labkit.analysis.number_format import count_text
     from labkit.experiment.job_launcher import is_lost_job
     from labkit.study_runner import Study
 
     cells, launcher = compose_cells(command), launcher_of(command)
-    out, overrides = study_folder(command, whole=not launcher.is_local)
+    out, overrides = study_folder(command, absolute=not launcher.is_local)
     study = Study(out, cells)
     study.refuse_changes()
     if cells[0].experiment.plan:
@@ -295,29 +302,29 @@ def run(command: Command) -> int:
 
         print_plan(cells, out)
         return 0
-    again = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
-    jobs, lost = launcher.watch_jobs(), list[str]()
+    same_command = " ".join(["python -m labkit", *_quoted(overrides), *(["-m"] * command.multirun)])
+    jobs, lost_jobs = launcher.watch_jobs(), list[str]()
     if not launcher.is_local:
         cells_to_run = count_text(len(cells), "cell")
         say(f"{cells_to_run} sent to hydra/launcher={launcher.name}; waiting until all have ended")
     try:
         run_hydra([*overrides, *(["-m"] if command.multirun else [])], study)
     except KeyboardInterrupt:
-        left = "".join(f"; Slurm job {job} goes on without us" for job in jobs.running())
-        say(f"interrupted; nothing is lost{left}. Continue with: {again}")
+        running = "".join(f"; Slurm job {job} keeps running" for job in jobs.running())
+        say(f"interrupted; all records are kept{running}. Continue with: {same_command}")
         return 130
     except Exception as error:
         if not is_lost_job(error):
             raise
-        lost = [str(error).split("\n")[0]]
+        lost_jobs = [str(error).split("\n")[0]]
     jobs.wait()
     status = study.finish()
     if not launcher.is_local:
-        missing = [*(jobs.failures() or lost), *study.unfinished()]
+        missing = [*(jobs.failures() or lost_jobs), *study.unfinished()]
         for line in missing:
             say(line)
         if missing:
-            say(f"nothing is lost; continue with: {again}")
+            say(f"all records are kept; continue with: {same_command}")
     return status
 
 
@@ -339,12 +346,20 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print(f"labkit {__version__}")
         sys.exit(0)
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that package.module:Class is found from here
+        sys.path.insert(
+            0, os.getcwd()
+        )  # so that ``package.module:Class`` is found in the working folder
     try:
         command = parse(words)
         register()
-        if command.shows:
-            run_hydra([*shown(command), *command.flags, *(["-m"] if command.multirun else [])])
+        if command.only_prints:
+            run_hydra(
+                [
+                    *overrides_to_print(command),
+                    *command.flags,
+                    *(["-m"] if command.multirun else []),
+                ]
+            )
             sys.exit(0)
         sys.exit(run(command))
     except KeyboardInterrupt:

@@ -67,11 +67,11 @@ def test_slurm_is_named_where_there_is_none(monkeypatch):
         launcher("hydra/launcher=slurm", "-m")
 
 
-def test_a_study_that_is_spread_is_a_path_from_the_root(tmp_path, monkeypatch):
+def test_a_launched_study_has_an_absolute_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    out, overrides = app.study_folder(app.parse(["out=a b", "seed=1"]), whole=True)
+    out, overrides = app.study_folder(app.parse(["out=a b", "seed=1"]), absolute=True)
     assert out == tmp_path / "a b" and overrides == ["seed=1", f"out='{out}'"]
-    out, overrides = app.study_folder(app.parse(["out=a"]), whole=True)
+    out, overrides = app.study_folder(app.parse(["out=a"]), absolute=True)
     assert overrides == [f"out={tmp_path / 'a'}"]
     assert app.study_folder(app.parse(["out=a"])) == (Path("a"), ["out=a"])
 
@@ -98,7 +98,7 @@ def test_a_job_is_sent_no_cells_and_composes_its_own(tmp_path, monkeypatch):
 QUEUE = "7_0|RUNNING\n7_1|CONFIGURING\n7_2|COMPLETED\n7_3|NODE_FAIL\n9|PENDING\n"
 
 
-def test_the_queue_says_which_jobs_are_over_and_how():
+def test_the_queue_says_which_jobs_have_ended_and_how():
     pytest.importorskip("submitit")
     from labkit.experiment.slurm_watcher import QueueWatcher
 

@@ -83,5 +83,7 @@ def test_a_scale_that_is_not_there_is_one_line(scaled, tmp_path):
 def test_a_flag_that_shows_a_job_shows_its_scale(scaled):
     command = app.parse([*scaled, "--cfg", "job"])
     app.register()
-    assert "workload.num_requests=4" in app.shown(command)
-    assert app.shown(app.parse([*scaled, "--info", "config"])) == list(command.overrides)
+    assert "workload.num_requests=4" in app.overrides_to_print(command)
+    assert app.overrides_to_print(app.parse([*scaled, "--info", "config"])) == list(
+        command.overrides
+    )
