@@ -1,7 +1,7 @@
-"""What a run leaves: schema, codec, store and the registry of counters.
+"""Records of runs: schema, JSON codec, files and the registry of counters.
 
-Lies under the experiment, which writes records, and the analysis, which reads them.
-Standard library only.
+The experiment writes records and the analysis reads them; both import this package. It uses only
+the standard library.
 """
 
 from labkit.records.cell_session import (

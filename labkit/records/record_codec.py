@@ -1,8 +1,8 @@
-"""The schema as strict JSON: read with checks, written whole by rename.
+"""Codec of records: the schema as strict JSON, checked when read, written by rename.
 
-Every file of a study is one JSON object with a ``schema_version``; NaN and infinity are
-refused both ways. Reading is strict: a truncated file, a foreign one or one of another
-schema version is refused by name. Keys that this version does not know are kept.
+Every file of a study is one JSON object with a ``schema_version``. NaN and infinity are refused
+in both directions. A truncated file, one of another program or of another schema version raises
+an error that names the file. Unknown keys are kept.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises
     ------
     RecordError
-        The file is missing, unreadable, truncated, foreign or of another version.
+        The file is missing, unreadable, truncated, of another program or schema version.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
-        raise RecordError(f"{path}: not valid JSON, truncated or foreign: {error}") from None
+        raise RecordError(f"{path}: not valid JSON, perhaps truncated: {error}") from None
     if not isinstance(data, dict) or "schema_version" not in data:
         raise RecordError(f"{path}: not a labkit file (no schema_version)")
     if data["schema_version"] != SCHEMA_VERSION:
         raise RecordError(
-            f"{path}: schema version {data['schema_version']!r}; this labkit reads {SCHEMA_VERSION}"
+            f"{path}: schema version {data['schema_version']!r}, but this labkit reads "
+            f"{SCHEMA_VERSION}; use the version of labkit that wrote it"
         )
     return data
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -> None:
-    """Write strict JSON to a temporary file beside ``path``, sync it, rename it.
+    """Write strict JSON to a temporary file beside ``path``, sync it and rename it.
 
     Raises
     ------
     ValueError
         A value is NaN, infinite or not JSON; nothing is written.
     OSError
-        The disk is full or the folder cannot be written; ``path`` is as it was.
+        The disk is full or the folder cannot be written; ``path`` is unchanged.
     """
     text = json.dumps(data, allow_nan=False, indent=indent) + "\n"
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -71,82 +72,84 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
         raise
 
 
-def record_from(data: Mapping[str, Any]) -> Record:
+def record_from_json(data: Mapping[str, Any]) -> Record:
     """Build a record from its JSON; raises ``ValueError`` or ``TypeError``."""
     known = [f.name for f in dataclasses.fields(Record) if f.name != "extra"]
     return Record(
-        arm=_take(data, "arm", str),
-        role=_take(data, "role", str),
-        block=_take(data, "block", int),
-        position=_take(data, "position", int),
-        seed=_take(data, "seed", int),
-        outcome=_take(data, "outcome", str),
-        started=_take(data, "started", str),
-        detail=_take(data, "detail", str, None),
-        seconds=_take(data, "seconds", dict),
-        environment=_take(data, "environment", dict),
-        environment_end=_take(data, "environment_end", dict),
-        probe=_take(data, "probe", dict),
-        counters=_take(data, "counters", dict),
-        cases=tuple(_case(item) for item in _take(data, "cases", list)),
-        notes=_take(data, "notes", dict),
-        extra=_rest(data, ["schema_version", "run", *known]),
+        arm=_checked(data, "arm", str),
+        role=_checked(data, "role", str),
+        block=_checked(data, "block", int),
+        position=_checked(data, "position", int),
+        seed=_checked(data, "seed", int),
+        outcome=_checked(data, "outcome", str),
+        started=_checked(data, "started", str),
+        detail=_checked(data, "detail", str, None),
+        seconds=_checked(data, "seconds", dict),
+        environment=_checked(data, "environment", dict),
+        environment_end=_checked(data, "environment_end", dict),
+        probe=_checked(data, "probe", dict),
+        counters=_checked(data, "counters", dict),
+        cases=tuple(_case_from_json(item) for item in _checked(data, "cases", list)),
+        notes=_checked(data, "notes", dict),
+        extra=_unknown_keys(data, ["schema_version", "run", *known]),
     )
 
 
-def _case(data: Any) -> CaseRecord:
+def _case_from_json(data: Any) -> CaseRecord:
     require(isinstance(data, dict), "a case is not an object")
     return CaseRecord(
-        case=_take(data, "case", str),
-        skipped=_take(data, "skipped", str, None),
-        metrics=tuple(_metric(item) for item in _take(data, "metrics", list)),
-        outputs=_take(data, "outputs", dict, None),
-        notes=_take(data, "notes", dict),
+        case=_checked(data, "case", str),
+        skipped=_checked(data, "skipped", str, None),
+        metrics=tuple(_metric_from_json(item) for item in _checked(data, "metrics", list)),
+        outputs=_checked(data, "outputs", dict, None),
+        notes=_checked(data, "notes", dict),
     )
 
 
-def _metric(data: Any) -> Metric:
+def _metric_from_json(data: Any) -> Metric:
     require(isinstance(data, dict), "a metric is not an object")
-    name = _take(data, "name", str)
-    repeats = _take(data, "repeats", list)
+    name = _checked(data, "name", str)
+    repeats = _checked(data, "repeats", list)
     require(
         set(map(type, repeats)) <= {int, float},
-        f"metric {name}: repeats holds something that is not a number",
+        f"metric {name}: repeats has an item that is not a number",
     )
     return Metric(
         name=name,
-        unit=_take(data, "unit", str),
-        better=_take(data, "better", str),
-        primary=_take(data, "primary", bool),
+        unit=_checked(data, "unit", str),
+        better=_checked(data, "better", str),
+        primary=_checked(data, "primary", bool),
         repeats=tuple(map(float, repeats)),
     )
 
 
-def arm_from(data: Mapping[str, Any]) -> Arm:
+def arm_from_json(data: Mapping[str, Any]) -> Arm:
     """Build an arm from its JSON; raises ``ValueError`` or ``TypeError``."""
-    claims = _take(data, "claims", dict)
+    claims = _checked(data, "claims", dict)
     return Arm(
-        name=_take(data, "arm", str),
-        role=_take(data, "role", str),
-        overrides=_take(data, "overrides", dict),
-        config=_take(data, "config", dict),
-        identity=_take(claims, "identity", str),
-        engaged=tuple(_take(claims, "engaged", list)),
+        name=_checked(data, "arm", str),
+        role=_checked(data, "role", str),
+        overrides=_checked(data, "overrides", dict),
+        config=_checked(data, "config", dict),
+        identity=_checked(claims, "identity", str),
+        engaged=tuple(_checked(claims, "engaged", list)),
         all_served=claims.get("all_served", False) is True,
-        extra=_rest(data, ["schema_version", "arm", "role", "overrides", "config", "claims"]),
+        extra=_unknown_keys(
+            data, ["schema_version", "arm", "role", "overrides", "config", "claims"]
+        ),
     )
 
 
-def cell_from(data: dict[str, Any]) -> dict[str, Any]:
-    """Check what every ``cell.json`` has; raises ``ValueError``."""
-    _take(data, "design", dict)
-    _take(data, "arms", list)
+def check_cell_json(data: dict[str, Any]) -> dict[str, Any]:
+    """Return ``data`` if it has the keys of every ``cell.json``; raises ``ValueError``."""
+    _checked(data, "design", dict)
+    _checked(data, "arms", list)
     return data
 
 
-def _take(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
-    """Return ``data[key]``, checked to be of type ``kind`` or one of ``default``."""
-    if key not in data:  # not by require(): a big study has millions of fields, most right
+def _checked(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
+    """Return ``data[key]`` if it is of type ``kind`` or equal to one of ``default``."""
+    if key not in data:  # faster than require(): a large study has millions of fields
         raise RecordError(f"{key} is missing")
     value = data[key]
     if type(value) is not kind and value not in default:
@@ -154,7 +157,7 @@ def _take(data: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
     return value
 
 
-def _rest(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+def _unknown_keys(data: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
     """Return the items of ``data`` whose keys are not ``known``."""
     known = set(known)
     return {key: value for key, value in data.items() if key not in known}

@@ -1,6 +1,6 @@
-"""What a run leaves and what an arm is: the schema of a cell's files.
+"""The schema of a cell's files: records of runs, and arms.
 
-Frozen dataclasses that check their words and numbers when they are made. Standard library only.
+Frozen dataclasses that check their values at construction.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ OUTCOMES = (
 )
 ROLES = ("baseline", "arm", "control")
 BETTER = ("higher", "lower")
-PROCESSES_SUFFIX = "~processes"  # behind the folder of a cell: that of the cell which confirms it
+# Added to the folder name of a cell to name the cell that confirms it in separate processes.
+PROCESSES_SUFFIX = "~processes"
 RUN_NAME = re.compile(r"b(?P<block>\d{2,})-p(?P<position>\d{2,})-(?P<arm>[\w.-]+)")
 
 
 class RecordError(ValueError):
-    """A file that is not what it should be; the message is one line and names the file."""
+    """A file of a study that is not valid; the message is one line and names the file."""
 
     outcome = "invalid_output"  # of the run that raises it: labkit.experiment.run_failures
 
@@ -56,13 +57,13 @@ def parse_run_name(name: str) -> tuple[int, int, str]:
     """
     match = RUN_NAME.fullmatch(name)
     if match is None:
-        raise RecordError(f"{name}: not a run's name (b00-p00-ARM)")
+        raise RecordError(f"{name}: not a run's name, such as b00-p02-ARM")
     return int(match["block"]), int(match["position"]), match["arm"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric of one case: its repeats within the run, all finite."""
+    """One metric of one case, with its value in each repeat of the run; all are finite."""
 
     name: str
     unit: str
@@ -71,8 +72,11 @@ class Metric:
     repeats: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check that the values are numbers."""
-        require(self.better in BETTER, f"metric {self.name}: better={self.better!r}")
+        """Check that there are values, and that all are finite numbers."""
+        require(
+            self.better in BETTER,
+            f"metric {self.name}: better={self.better!r}: allowed are {', '.join(BETTER)}",
+        )
         require(bool(self.repeats), f"metric {self.name}: no value")
         if not all(map(math.isfinite, self.repeats)):
             bad = next(x for x in self.repeats if not math.isfinite(x))
@@ -81,7 +85,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class CaseRecord:
-    """What one case of the workload gave: metrics and outputs, or why it was skipped."""
+    """The results of one case of the workload, or the reason why it was skipped."""
 
     case: str
     skipped: str | None = None
@@ -92,10 +96,18 @@ class CaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One arm, once, in one fresh process.
+    """The record of one run: one arm, once, in one fresh process.
 
-    ``seconds`` are wall seconds per stage, ``probe`` maps before and after to the
-    arm-blind kernels' times (us), ``extra`` holds keys of later versions.
+    Parameters
+    ----------
+    detail
+        One line about a failure; None if the outcome is ``ok``.
+    seconds
+        Wall seconds per stage (:mod:`labkit.experiment.run_stages`).
+    probe
+        The times (us) of kernels that are the same for every arm, ``before`` and ``after``.
+    extra
+        Keys of later versions of labkit.
     """
 
     arm: str
@@ -116,10 +128,10 @@ class Record:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the words and the numbers' ranges."""
-        require(self.role in ROLES, f"role {self.role!r}: known are {', '.join(ROLES)}")
+        """Check the role, the outcome, the ranges and the names."""
+        require(self.role in ROLES, f"role {self.role!r}: allowed are {', '.join(ROLES)}")
         require(
-            self.outcome in OUTCOMES, f"outcome {self.outcome!r}: known are {', '.join(OUTCOMES)}"
+            self.outcome in OUTCOMES, f"outcome {self.outcome!r}: allowed are {', '.join(OUTCOMES)}"
         )
         require(min(self.block, self.position) >= 0, "block or position is negative")
         require(self.outcome == "ok" or bool(self.detail), f"outcome {self.outcome}: no detail")
@@ -128,17 +140,17 @@ class Record:
 
     @property
     def run(self) -> str:
-        """The run's name, which is also its file's stem."""
+        """The run's name, which is also the stem of its file."""
         return run_name(self.block, self.position, self.arm)
 
     @property
     def ok(self) -> bool:
-        """Whether the run gave what was asked."""
+        """Whether the run succeeded."""
         return self.outcome == "ok"
 
     @property
     def start_up_s(self) -> float | None:
-        """Wall seconds that the run cost beyond its measurement, or None if not known."""
+        """Wall seconds that the run took beyond its measurement, or None if not known."""
         process, measure = self.seconds.get("process"), self.seconds.get("measure")
         return None if process is None or measure is None else process - measure
 
@@ -152,12 +164,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One arm as it was resolved: what ``arms/ARM.json`` holds.
+    """One resolved arm, as ``arms/ARM.json`` holds it.
 
-    ``config``: the plain forms of ``engine``, ``model``, ``workload`` and ``seed``; of the last
-    two alone where no engine is asked.
-    ``engaged``: counters claimed to end above 0. ``all_served``: whether it is claimed that no
-    request is refused or fails. The engine's own counter every arm claims beside them.
+    Parameters
+    ----------
+    config
+        ``engine``, ``model``, ``workload`` and ``seed`` as JSON values; only the last two if the
+        workload has no engine.
+    identity
+        The claim about the outputs: bitwise, tokens, noise_floor or none.
+    engaged
+        Counters claimed to end above 0, besides :attr:`engine_counter`.
+    all_served
+        Whether it is claimed that no request is refused or fails.
     """
 
     name: str
@@ -170,13 +189,13 @@ class Arm:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the words."""
-        require(self.role in ROLES, f"role {self.role!r}: known are {', '.join(ROLES)}")
+        """Check the role and the name."""
+        require(self.role in ROLES, f"role {self.role!r}: allowed are {', '.join(ROLES)}")
         parse_run_name(run_name(0, 0, self.name))
 
     @property
     def engine_counter(self) -> str | None:
-        """The counter that every arm claims: its engine's word, or its class; None without one."""
+        """The counter that every arm claims, such as ``engine.paged``; None without an engine."""
         engine = self.config.get("engine")
         if not isinstance(engine, Mapping) or "name" not in engine:
             return None
@@ -193,23 +212,26 @@ class Arm:
             "claims": {
                 "identity": self.identity,
                 "engaged": list(self.engaged),
-                # Left out where it is not claimed: arms of before compare as equal.
+                # Only if it is claimed, so that arms of older studies compare as equal.
                 **({"all_served": True} if self.all_served else {}),
             },
             **self.extra,
         }
 
 
-# What "the same machine" means in a record's environment: never the host's name.
+# Fields of a record's environment that are equal on the same kind of machine; the host's name is
+# not one of them.
 MACHINE_FIELDS = ("cpu_model", "cores", "memory_bytes", "os", "accelerator")
-MEMORY_STEP = 1 << 28  # kernels reserve a little: compare in steps of 256 MiB
+MEMORY_STEP_BYTES = 1 << 28  # memory is compared in steps of 256 MiB: kernels reserve a little
 
 
 def machine_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
-    """Return the first field in which two environments are of different kinds of machine."""
-    return next((n for n in MACHINE_FIELDS if _compared(n, a) != _compared(n, b)), None)
+    """Return the first machine field in which two environments differ, or None."""
+    return next(
+        (n for n in MACHINE_FIELDS if _comparable_value(n, a) != _comparable_value(n, b)), None
+    )
 
 
-def _compared(name: str, environment: Mapping[str, Any]) -> Any:
+def _comparable_value(name: str, environment: Mapping[str, Any]) -> Any:
     value = environment.get(name)
-    return round(value / MEMORY_STEP) if value and name == "memory_bytes" else value
+    return round(value / MEMORY_STEP_BYTES) if value and name == "memory_bytes" else value

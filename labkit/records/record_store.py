@@ -1,7 +1,7 @@
-"""A cell's files: where they lie, how they are read and written.
+"""The store of records: reads and writes the files in a cell's folder.
 
-Records are immutable JSON files, ``runs/b00-p02-ARM.json``, written whole by rename and
-never overwritten. Workers, the parent and the analysis all read them.
+Records are immutable JSON files, ``runs/b00-p02-ARM.json``, written by rename and never
+overwritten. Workers, their parent process and the analysis all use this module.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ def read_record(path: Path) -> Record:
     Raises
     ------
     RecordError
-        The file is missing, truncated, foreign, of another schema version, or its name
-        is not that of the run it describes.
+        The file is missing, truncated, of another program or schema version, or its name is
+        not that of its run.
     """
     data = read_json(path)
     try:
-        record = record_codec.record_from(data)
+        record = record_codec.record_from_json(data)
         require(
-            data.get("run") == record.run, f"run is {data.get('run')!r}, fields say {record.run}"
+            data.get("run") == record.run,
+            f"run is {data.get('run')!r}, but its fields say {record.run}",
         )
         require(path.stem == record.run, f"the file holds run {record.run}")
     except (ValueError, TypeError) as error:
@@ -47,19 +48,19 @@ def read_runs(cell_dir: Path) -> list[Record]:
         As in :func:`read_record`, for the first file that is not a valid record.
     """
     paths = (p for p in (cell_dir / "runs").glob("*.json") if not p.name.startswith("."))
-    with _uncollected():
+    with _without_garbage_collection():
         return sorted((read_record(p) for p in paths), key=lambda r: (r.block, r.position, r.arm))
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Do without garbage collection: records hold no cycles, looking for some takes a fifth."""
-    collects = gc.isenabled()
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection: records have no cycles, and it would take a fifth of the time."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 
@@ -67,7 +68,7 @@ def read_arm(path: Path) -> Arm:
     """Read and check one ``arms/ARM.json``; raises :class:`RecordError`."""
     data = read_json(path)
     try:
-        arm = record_codec.arm_from(data)
+        arm = record_codec.arm_from_json(data)
         require(path.stem == arm.name, f"the file holds arm {arm.name}")
     except (ValueError, TypeError) as error:
         raise RecordError(f"{path}: not a valid arm: {error}") from None
@@ -75,24 +76,24 @@ def read_arm(path: Path) -> Arm:
 
 
 def read_arms(cell_dir: Path) -> list[Arm]:
-    """Read a cell's arms: the baseline first, the control last, names sorted between."""
+    """Read a cell's arms: the baseline first, the control last, the others sorted by name."""
     paths = (p for p in (cell_dir / "arms").glob("*.json") if not p.name.startswith("."))
     order = {role: rank for rank, role in enumerate(ROLES)}
     return sorted((read_arm(p) for p in paths), key=lambda arm: (order[arm.role], arm.name))
 
 
 def read_cell(cell_dir: Path) -> dict[str, Any]:
-    """Read ``cell.json`` (keys: design.md section 8); raises :class:`RecordError`."""
+    """Read ``cell.json``; raises :class:`RecordError`."""
     path = cell_dir / "cell.json"
     data = read_json(path)
     try:
-        return record_codec.cell_from(data)
+        return record_codec.check_cell_json(data)
     except ValueError as error:
         raise RecordError(f"{path}: not a valid cell: {error}") from None
 
 
 def output_values_path(cell_dir: Path, digest: str) -> Path:
-    """Return the file of an output's values; there is one only where outputs differ."""
+    """Return the path of an output's values; the file exists only if outputs differ."""
     return cell_dir / "outputs" / f"{digest}.npy"
 
 
@@ -107,7 +108,7 @@ def write_record(path: Path, record: Record) -> None:
         A value is NaN, infinite or not JSON.
     """
     if path.stem != record.run:
-        raise RecordError(f"{path}: the run is {record.run}")
+        raise RecordError(f"{path}: the file of run {record.run} must be {record.run}.json")
     if path.exists():
-        raise RecordError(f"{path}: exists; records are never overwritten")
+        raise RecordError(f"{path}: exists, and records are never overwritten")
     write_json(path, record.to_json(), indent=None)

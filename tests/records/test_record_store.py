@@ -84,7 +84,7 @@ def test_every_truncation_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"schema_version": 2}, "schema version 2; this labkit reads 1"),
+        ({"schema_version": 2}, "schema version 2, but this labkit reads 1"),
         ({"schema_version": None}, "schema version None"),
         ({"run": "b00-p00-other"}, "run is 'b00-p00-other'"),
         ({"arm": "other", "run": "b01-p02-other"}, "holds run b01-p02-other"),
