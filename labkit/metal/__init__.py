@@ -1,5 +1,5 @@
-"""The Metal attention kernels, how a call of one is run, and their emulator.
+"""The Metal attention kernels, the executors of a kernel call, and the emulator.
 
-``labkit.engine.attention.metal_backend`` launches them, on a Mac (``metal``) or emulated on the CPU
-(``emulated``); importing this package imports neither MLX nor a compiler.
+``labkit.engine.attention.metal_backend`` launches the kernels, on a Mac (``metal``) or on the CPU
+(``emulated``). Importing this package imports neither MLX nor a compiler.
 """

@@ -1,4 +1,4 @@
-"""Where kernel calls run."""
+"""Choose the executor of kernel calls: Metal or the emulator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ DEVICES = ("metal", "emulated")
 
 
 def executor_for(device: str) -> Executor:
-    """Return what runs kernel calls on ``device``.
+    """Return the function that runs kernel calls on ``device``.
 
     Raises
     ------
     ValueError
-        The device is unknown, ``metal`` is not there or ``emulated`` lacks a compiler; one
+        The device is unknown, this machine has no Metal, or the emulator has no compiler; one
         line.
     """
     if device == "metal":
@@ -25,7 +25,7 @@ def executor_for(device: str) -> Executor:
     if device != "emulated":
         raise ValueError(f"device={device}: allowed are {', '.join(DEVICES)}")
     from labkit.metal.emulator.cpp_compilation import find_compiler
-    from labkit.metal.emulator.emulate import Emulator
+    from labkit.metal.emulator.kernel_emulator import Emulator
 
     find_compiler()
     return Emulator()

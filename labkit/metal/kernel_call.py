@@ -1,4 +1,4 @@
-"""One call of a Metal kernel, as data: the device runs it, the emulator runs the same."""
+"""One call of a Metal kernel as data, which Metal and the emulator run alike."""
 
 from __future__ import annotations
 
@@ -14,29 +14,37 @@ import mlx.core as mx
 class KernelCall:
     """A kernel, its operands and its grid."""
 
-    name: str  # in Metal's tools
+    name: str  # as Metal's tools show it
     header: str  # Metal source before the kernel
-    body: str  # Metal source of the kernel's own body
-    inputs: tuple[tuple[str, mx.array], ...]  # by name, in order; scalars are 0-d arrays
-    outputs: tuple[tuple[str, tuple[int, ...], mx.Dtype], ...]  # name, shape, type
-    template: tuple[tuple[str, Any], ...]  # constants (type, int or bool), in order
+    body: str  # Metal source of the kernel's body
+    inputs: tuple[tuple[str, mx.array], ...]  # (name, array), in order; scalars are 0-d arrays
+    outputs: tuple[tuple[str, tuple[int, ...], mx.Dtype], ...]  # (name, shape, dtype)
+    template: tuple[tuple[str, Any], ...]  # (name, dtype, int or bool), in order
     groups: tuple[int, int, int]  # threadgroups along each axis
-    threads: int  # of a threadgroup (one-dimensional)
+    threads: int  # per threadgroup (one-dimensional)
 
-    def on(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
-        """Return the call with these operands."""
-        what = (self.name, self.header, self.body, inputs, self.outputs, self.template)
-        return KernelCall(*what, self.groups, self.threads)
+    def with_inputs(self, inputs: tuple[tuple[str, mx.array], ...]) -> KernelCall:
+        """Return the call with these inputs."""
+        return KernelCall(
+            self.name,
+            self.header,
+            self.body,
+            inputs,
+            self.outputs,
+            self.template,
+            self.groups,
+            self.threads,
+        )
 
     def __call__(
         self, inputs: Sequence[mx.array] | None = None, poison: bool = False
     ) -> list[mx.array]:
-        """Hand the call to MLX; what it returns is lazy, like every MLX operation's.
+        """Pass the call to MLX and return its outputs, lazy as those of every MLX operation.
 
-        ``inputs``: operands in place of its own. ``poison`` fills the outputs with NaN
-        (integers with 0) before the kernel runs: on a GPU a launch more for each of them, in every
-        time. The stamps say whether a launch ran; who times launches poisons the memory that
-        MLX will give them (``labkit.workload.mlx_launch_queue``).
+        ``inputs`` replace the call's own. ``poison`` fills the outputs with NaN (integers with 0)
+        before the kernel runs, which costs one more launch per output on a GPU, in every time that
+        is measured. The stamps tell whether a launch ran. Code that times launches poisons the
+        memory that MLX will allocate for them instead (``labkit.workload.mlx_launch_queue``).
         """
         kernel = _kernel(
             self.name,
@@ -70,7 +78,7 @@ on_metal: Executor = KernelCall.__call__
 def _kernel(
     name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], header: str, body: str
 ) -> Any:
-    """Build the kernel object once: MLX writes and hashes its text anew otherwise."""
+    """Return the kernel object, built once: MLX would generate and hash its text for each call."""
     return mx.fast.metal_kernel(
         name=name,
         input_names=list(inputs),

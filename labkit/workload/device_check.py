@@ -28,10 +28,10 @@ def check(experiment: Experiment) -> None:
         "machine; leave it null",
     )
     if device is Device.emulated:
-        from labkit.metal.emulator.cpp_compilation import compiler_path
+        from labkit.metal.emulator.cpp_compilation import find_gxx
         from labkit.metal.emulator.emulator_errors import EmulatorUnavailable
 
         try:
-            compiler_path()
+            find_gxx()
         except EmulatorUnavailable as error:
             raise ConfigError(f"engine.attention.{error}") from None

@@ -12,9 +12,9 @@ from labkit.engine.attention.metal_backend import MetalBackend
 from labkit.engine.attention.resolvers.seq_map import SeqMapLookup
 from labkit.engine.attention.resolvers.work_plan import WorkPlanLookup, work_plan
 from labkit.kernel_abi import BQ
-from labkit.metal.emulator.cpp_compilation import Build
-from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.kernel_process import THREE
+from labkit.metal.emulator.cpp_compilation import BuildKind
+from labkit.metal.emulator.kernel_emulator import Emulator
+from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES
 
 __all__ = [
     "RESOLVERS",
@@ -31,7 +31,7 @@ __all__ = [
 
 def prover(cpu_seconds=60.0):
     """The emulator that shows most: three schedules, compiled for proof."""
-    return Emulator(THREE, Build.proof, cpu_seconds)
+    return Emulator(PROOF_SCHEDULES, BuildKind.proof, cpu_seconds)
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from metal_batches import Batch, attend, batch, check, prover
 
 from labkit.kernel_abi import BQ
-from labkit.metal.emulator.cpp_compilation import Build
-from labkit.metal.emulator.emulate import Emulator
-from labkit.metal.emulator.kernel_process import ONE
+from labkit.metal.emulator.cpp_compilation import BuildKind
+from labkit.metal.emulator.kernel_emulator import Emulator
+from labkit.metal.emulator.kernel_process import DEFAULT_SCHEDULES
 from labkit.metal.kernels import source
 
 
@@ -26,7 +26,7 @@ class Probe:
     options: dict = field(default_factory=dict)
     how: dict = field(default_factory=dict)
     twin: dict | None = None  # changes that must not change one bit
-    build: Build = Build.proof
+    build: BuildKind = BuildKind.proof
 
     @property
     def sources(self):
@@ -41,8 +41,8 @@ class Wrong(AssertionError):
 def run(probe, edits=None, cpu_seconds=2.0):
     """Run a probe on the kernels with ``edits`` {file: text}; raise on anything wrong."""
     emulator = prover(cpu_seconds)
-    if probe.build is Build.race:
-        emulator = Emulator(ONE, Build.race, 100.0)
+    if probe.build is BuildKind.race:
+        emulator = Emulator(DEFAULT_SCHEDULES, BuildKind.race, 100.0)
     b = probe.make()
     run_on = {
         "kernel": probe.kernel,
@@ -230,9 +230,11 @@ RACE_PROBES = {
         "decode",
         {},
         {"resolver": "padded_grid"},
-        build=Build.race,
+        build=BuildKind.race,
     ),
-    "race decode": Probe(_racing, "decode", {}, {"gqa_sharing": True}, build=Build.race),
-    "race split": Probe(_racing, "decode", {}, {"split_kv": 2}, build=Build.race),
-    "race tiled": Probe(lambda: batch([9], [20], heads=1, kv_heads=1), "tiled", build=Build.race),
+    "race decode": Probe(_racing, "decode", {}, {"gqa_sharing": True}, build=BuildKind.race),
+    "race split": Probe(_racing, "decode", {}, {"split_kv": 2}, build=BuildKind.race),
+    "race tiled": Probe(
+        lambda: batch([9], [20], heads=1, kv_heads=1), "tiled", build=BuildKind.race
+    ),
 }

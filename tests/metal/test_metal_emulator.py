@@ -9,10 +9,10 @@ from metal_batches import prover
 
 from labkit.metal.emulator import cpp_compilation
 from labkit.metal.emulator.cpp_translation import translate
-from labkit.metal.emulator.emulate import Emulator
 from labkit.metal.emulator.emulator_errors import EmulatorUnavailable, KernelFault
-from labkit.metal.emulator.kernel_process import THREE, Order, Schedule
-from labkit.metal.emulator.source_capture import _checked, trace
+from labkit.metal.emulator.kernel_emulator import Emulator
+from labkit.metal.emulator.kernel_process import PROOF_SCHEDULES, Order, Schedule
+from labkit.metal.emulator.source_capture import _parse, capture_kernel
 from labkit.metal.executor import executor_for
 from labkit.metal.kernel_call import KernelCall
 
@@ -39,9 +39,9 @@ def floats(*shape):
 # ------------------------------------------------------------------ the trace
 
 
-def test_traced_tuple_is_as_this_emulator_knows_it():
+def test_exported_tuple_is_as_this_emulator_knows_it():
     body = "out[thread_position_in_grid.x] = T(few[0]) + T(many[0]) + scalar + many_shape[0];"
-    traced = trace(
+    captured = capture_kernel(
         call(
             body,
             {"few": np.ones(7, np.float32), "many": np.ones(8, np.float32), "scalar": 1.5},
@@ -50,17 +50,17 @@ def test_traced_tuple_is_as_this_emulator_knows_it():
             template=[("T", mx.bfloat16), ("N", 3), ("FLAG", True)],
         )
     )
-    assert traced.grid == (64, 1, 1)
-    assert traced.threadgroup == (32, 1, 1)
+    assert captured.grid == (64, 1, 1)
+    assert captured.threadgroup == (32, 1, 1)
     # The trap that pointers' template parameters answer: 8 elements decide.
-    assert "const constant float* few [[buffer(0)]]" in traced.text
-    assert "const device float* many [[buffer(1)]]" in traced.text
-    assert "const constant int* many_shape [[buffer(2)]]" in traced.text
-    assert "const constant float& scalar [[buffer(3)]]" in traced.text
-    assert "device float* out [[buffer(4)]]" in traced.text
-    assert "uint3 thread_position_in_grid [[thread_position_in_grid]]" in traced.text
-    assert "few_shape" not in traced.text
-    names = [(b.name, b.written) for b in translate(traced).buffers]
+    assert "const constant float* few [[buffer(0)]]" in captured.text
+    assert "const device float* many [[buffer(1)]]" in captured.text
+    assert "const constant int* many_shape [[buffer(2)]]" in captured.text
+    assert "const constant float& scalar [[buffer(3)]]" in captured.text
+    assert "device float* out [[buffer(4)]]" in captured.text
+    assert "uint3 thread_position_in_grid [[thread_position_in_grid]]" in captured.text
+    assert "few_shape" not in captured.text
+    names = [(b.name, b.written) for b in translate(captured).buffers]
     assert names == [
         ("few", False), ("many", False), ("many_shape", False), ("scalar", False), ("out", True),
     ]  # fmt: skip
@@ -72,7 +72,7 @@ def test_traced_tuple_is_as_this_emulator_knows_it():
 )
 def test_another_tuple_is_refused(arguments):
     with pytest.raises(EmulatorUnavailable, match="in a form that this emulator does not know"):
-        _checked(arguments)
+        _parse(arguments)
 
 
 def test_no_compiler_is_said_in_one_line(monkeypatch):
@@ -103,7 +103,7 @@ def test_simd_operations(compiler):
     out[4 * thread_position_in_grid.x + 3] = next + simd_broadcast(x, 7);
     """
     a = np.random.default_rng(0).integers(-9, 9, 64).astype(np.float32)
-    (out,) = Emulator(THREE, cpp_compilation.Build.proof, 60.0)(
+    (out,) = Emulator(PROOF_SCHEDULES, cpp_compilation.BuildKind.proof, 60.0)(
         call(body, {"a": a}, {"out": floats(64, 4)}, threads=64)
     )
     lanes = np.arange(32)
@@ -186,7 +186,7 @@ def faulty(body, inputs=A64, outputs=None, threads=64, **how):
 
 def test_missing_threadgroup_barrier(compiler):
     good = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
-    (out,) = Emulator(THREE, cpp_compilation.Build.proof, 60.0)(
+    (out,) = Emulator(PROOF_SCHEDULES, cpp_compilation.BuildKind.proof, 60.0)(
         call(good, A64, {"out": floats(64)}, threads=64)
     )
     np.testing.assert_array_equal(np.array(out), np.arange(64)[::-1])
@@ -311,7 +311,7 @@ def test_text_that_does_not_compile(compiler):
 def test_every_schedule_alone_gives_the_same_bits(compiler):
     body = SHARE.replace("BARRIER", "threadgroup_barrier(mem_flags::mem_threadgroup);")
     made = call(body, A64, {"out": floats(64)}, threads=64)
-    outs = [Emulator((s,))(made)[0] for s in (*THREE, Schedule(Order.random, 0, 99))]
+    outs = [Emulator((s,))(made)[0] for s in (*PROOF_SCHEDULES, Schedule(Order.random, 0, 99))]
     assert all(mx.array_equal(out, outs[0]) for out in outs)
 
 

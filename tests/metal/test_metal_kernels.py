@@ -208,6 +208,6 @@ def test_wrong_maps_show_in_the_output_and_read_nothing_outside():
 
 
 def one_run():
-    from labkit.metal.emulator.emulate import Emulator
+    from labkit.metal.emulator.kernel_emulator import Emulator
 
     return Emulator()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from metal_batches import RESOLVERS, attend, batch
 
-from labkit.metal.emulator.source_capture import trace
+from labkit.metal.emulator.source_capture import capture_kernel
 
 CLANG = next((p for p in ("clang", "clang-19", "clang-18", "clang-17") if shutil.which(p)), None)
 OFF = ("generic_address_space", "pipes", "device_enqueue", "fp64")
@@ -31,7 +31,7 @@ class Linted(Exception):
 
 def lint(call, edit=lambda text: text):
     """The errors of a kernel's text, its template arguments written in."""
-    text = edit(trace(call).text)
+    text = edit(capture_kernel(call).text)
     text = re.sub(r"^#include.*$|^using namespace metal;", "", text, flags=re.MULTILINE)
     arguments = re.search(r"decltype\(\w+<(.*)>\)", text).group(1).split(", ")
     header, rest = text.split("template <typename T, ", 1)

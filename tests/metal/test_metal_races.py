@@ -11,15 +11,15 @@ from metal_batches import attend, batch
 from metal_mutants import mutants
 from metal_probes import edited
 
-from labkit.metal.emulator.cpp_compilation import Build
-from labkit.metal.emulator.emulate import Emulator
+from labkit.metal.emulator.cpp_compilation import BuildKind
 from labkit.metal.emulator.emulator_errors import KernelFault
-from labkit.metal.emulator.kernel_process import ONE
+from labkit.metal.emulator.kernel_emulator import Emulator
+from labkit.metal.emulator.kernel_process import DEFAULT_SCHEDULES
 from labkit.metal.kernel_call import KernelCall
 
 pytestmark = pytest.mark.slow
 
-RACES = Emulator(ONE, Build.race, 100.0)
+RACES = Emulator(DEFAULT_SCHEDULES, BuildKind.race, 100.0)
 SHARE = KernelCall(
     "race_test",
     "#include <metal_stdlib>\nusing namespace metal;\n",

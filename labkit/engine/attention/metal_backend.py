@@ -88,16 +88,17 @@ class MetalBackend(MlxBackend):
             nonce_array,
             *ready.inputs,
         )
-        result, rows = self._executor(ready.main.on(tuple(zip(_INPUTS, operands, strict=False))))
+        inputs = tuple(zip(_INPUTS, operands, strict=False))  # tiled: without partitions
+        result, rows = self._executor(ready.main.with_inputs(inputs))
         reduce_rows = None
         if ready.reduce is not None:
-            inputs = (
+            partials = (
                 ("partials", result),
                 ("sinks", sinks),
                 ready.partitions,
                 ("nonce", nonce_array),
             )
-            result, reduce_rows = self._executor(ready.reduce.on(inputs))
+            result, reduce_rows = self._executor(ready.reduce.with_inputs(partials))
         metadata.launches.append(Launch(bound, ready.dispatch, nonce, rows, reduce_rows))
         return result.astype(q.dtype)
 

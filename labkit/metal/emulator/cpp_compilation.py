@@ -1,7 +1,7 @@
-"""Compiles kernels for the emulator, each text once.
+"""Compile kernels for the emulator, each text once.
 
-Programs lie in the user's cache, named by their content: source, runtime, compiler and
-flags. The runtime itself is compiled once per compiler, without sanitizers.
+Programs are in the user's cache folder, named by a digest of source, runtime, compiler and flags.
+The runtime itself is compiled once per compiler, without sanitizers.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ FLAGS = (
 _UNDEFINED = ("-fsanitize=undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 
 
-class Build(Enum):
+class BuildKind(Enum):
     """How a kernel is compiled.
 
-    ``use``: fast, watched by UBSan. ``proof``: the same without optimisation, so that every
-    local variable lies on the stack, which begins as garbage. ``race``: watched by
-    ThreadSanitizer, to which only barriers order memory; some 200 times slower.
+    ``use``: fast, checked by UBSan. ``proof``: also checked by UBSan, but without optimisation, so
+    every local variable is on the stack, which starts as garbage. ``race``: checked by
+    ThreadSanitizer, for which only barriers order memory; some 200 times slower.
     """
 
     use = ("-O1", *_UNDEFINED)
@@ -58,21 +58,21 @@ class Build(Enum):
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler: where it is and what it calls itself."""
+    """A C++ compiler: its path and the first line of ``--version``."""
 
     path: str
     version: str
 
 
-def compiler_path() -> str:
-    """Return where g++ is; raises :class:`EmulatorUnavailable`."""
-    found = shutil.which("g++")
-    if found is None:
+def find_gxx() -> str:
+    """Return the path of g++; raises ``EmulatorUnavailable`` if there is none."""
+    path = shutil.which("g++")
+    if path is None:
         raise EmulatorUnavailable(
             "device=emulated: no g++ on PATH; install a C++17 compiler (g++ 12 or later) "
             "or set device=cpu"
         )
-    return found
+    return path
 
 
 @cache
@@ -84,29 +84,22 @@ def find_compiler() -> Compiler:
     EmulatorUnavailable
         There is none; the message says what to install.
     """
-    found = compiler_path()
+    path = find_gxx()
     version = subprocess.run(
-        [found, "--version"], capture_output=True, text=True, check=False
+        [path, "--version"], capture_output=True, text=True, check=False
     ).stdout.split("\n")[0]
-    return Compiler(found, version)
+    return Compiler(path, version)
 
 
-def build(translation: Translation, kind: Build) -> Path:
-    """Return the program that runs a kernel, compiling it where the cache lacks it.
-
-    Parameters
-    ----------
-    translation
-        The kernel.
-    kind
-        How it is compiled.
+def compile_kernel(translation: Translation, kind: BuildKind) -> Path:
+    """Return the path of the program that runs a kernel, compiled unless the cache has it.
 
     Raises
     ------
     EmulatorUnavailable
         There is no compiler.
     KernelFault
-        The kernel does not compile; the compiler's first error.
+        The kernel does not compile; the message is the compiler's first error.
     """
     compiler = find_compiler()
     flags = (*FLAGS, *kind.value)
@@ -133,18 +126,18 @@ def _runtime_object(compiler: Compiler) -> Path:
 
 
 def _compile(compiler: Compiler, arguments: list[str], target: Path) -> None:
-    """Compile into a temporary name beside ``target`` and rename it."""
+    """Compile to a temporary file beside ``target`` and rename it."""
     with user_cache.building_file(target) as temporary:
-        done = subprocess.run(
+        completed = subprocess.run(
             [compiler.path, f"-I{_runtime_folder()}", *arguments, "-o", str(temporary)],
             capture_output=True,
             text=True,
             check=False,
             env={**os.environ, "LC_ALL": "C"},
         )
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "error" in line]
-            lines = errors or done.stderr.splitlines() or ["no message"]
+        if completed.returncode:
+            errors = [line for line in completed.stderr.splitlines() if "error" in line]
+            lines = errors or completed.stderr.splitlines() or ["no message"]
             raise KernelFault("compile", lines[0].strip())
         temporary.chmod(0o755)
 

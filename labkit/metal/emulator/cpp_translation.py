@@ -1,7 +1,7 @@
-"""From the text that MLX generates to a C++ file.
+"""Translate the Metal text that MLX generates to a C++ file.
 
-Only three things change: threadgroup arrays become guarded ones, Metal's attributes go,
-and the explicit instantiation becomes a call with the buffers bound by position.
+Only three things change: threadgroup arrays become guarded ones, Metal's attributes are
+removed, and the explicit instantiation becomes a call with the buffers bound by position.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from labkit.metal.emulator.emulator_errors import KernelFault
-from labkit.metal.emulator.source_capture import Traced
+from labkit.metal.emulator.source_capture import CapturedKernel
 
 _ATTRIBUTES = {
     "thread_position_in_grid": "self.position_in_grid",
@@ -35,7 +35,7 @@ _PARAMETER = re.compile(
 
 @dataclass(frozen=True)
 class Buffer:
-    """A parameter bound to a buffer: its name and whether the kernel writes it."""
+    """A kernel parameter that is bound to a buffer."""
 
     name: str
     written: bool
@@ -50,16 +50,16 @@ class Translation:
     text: str
 
 
-def translate(traced: Traced) -> Translation:
-    """Return the C++ file for a traced kernel.
+def translate(captured: CapturedKernel) -> Translation:
+    """Return the C++ source of a captured kernel.
 
     Raises
     ------
     KernelFault
-        The text holds something that has no translation.
+        The text uses something that the emulator has no translation for.
     """
-    head, instance = _split(traced)
-    start = head.index(f"void {traced.name}(")
+    head, instance = _split(captured)
+    start = head.index(f"void {captured.name}(")
     signature = head[start : head.index(") {", start) + 1]
     buffers: list[Buffer] = []
     positions: list[str] = []
@@ -68,7 +68,7 @@ def translate(traced: Traced) -> Translation:
         arguments.append(_argument(match, buffers, positions))
     code = _ARRAY.sub(_guarded_array, head)
     if re.search(r"\bthreadgroup\s+[\w<>, ]+\s+\w+\s*(\[[^;]*)?[,;=]", code):
-        raise KernelFault("compile", "a threadgroup variable that is not one array: declare one")
+        raise KernelFault("compile", "a threadgroup variable must be one array per declaration")
     code = re.sub(r"\[\[[^\]]*\]\]", "", _INCLUDE.sub("", code))
     entries = ",\n  ".join(
         f'{{"{buffer.name}", Role::{"output" if buffer.written else "input"}}}'
@@ -93,19 +93,19 @@ void call_kernel(void* const* buffers, const Thread& self) {{
     return Translation(source, tuple(buffers), head)
 
 
-def _split(traced: Traced) -> tuple[str, str]:
+def _split(captured: CapturedKernel) -> tuple[str, str]:
     """Return the text up to the instantiation, and the instantiated function's name."""
     match = re.search(
-        rf"\n(template )?\[\[host_name\([^\n]*decltype\(({re.escape(traced.name)}(?:<.*>)?)\)",
-        traced.text,
+        rf"\n(template )?\[\[host_name\([^\n]*decltype\(({re.escape(captured.name)}(?:<.*>)?)\)",
+        captured.text,
     )
     if match is None:
-        return traced.text, traced.name
-    return traced.text[: match.start()] + "\n", match.group(2)
+        return captured.text, captured.name
+    return captured.text[: match.start()] + "\n", match.group(2)
 
 
 def _argument(match: re.Match[str], buffers: list[Buffer], positions: list[str]) -> str:
-    """Return the C++ argument for a parameter; note its buffer or what it is bound to."""
+    """Return the C++ argument of a parameter, and append its buffer or its thread position."""
     name, attribute = match["name"], match["attribute"]
     if attribute != "buffer":
         if attribute not in _ATTRIBUTES:

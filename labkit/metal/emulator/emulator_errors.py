@@ -1,10 +1,10 @@
-"""What can go wrong in the emulator, each in one line."""
+"""The emulator's exceptions; their messages are one line."""
 
 from __future__ import annotations
 
 
 class EmulatorUnavailable(ValueError):
-    """The machine cannot emulate: no compiler, or an MLX that cannot be traced."""
+    """The machine cannot emulate: it has no compiler, or its MLX cannot export kernels."""
 
 
 class KernelFault(RuntimeError):
@@ -16,7 +16,7 @@ class KernelFault(RuntimeError):
         ``bounds``, ``divergence``, ``simd``, ``fast-math``, ``undefined``, ``race``, ``launch``,
         ``crash``, ``timeout``, ``disagree``, ``compile``, ``memory`` or ``job``.
     detail
-        What, where and by which thread.
+        The fault, its place and the thread.
     """
 
     def __init__(self, kind: str, detail: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs a compiled kernel in a process of its own, under one or several schedules."""
+"""Run a compiled kernel in a process of its own, under one or several schedules."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from enum import IntEnum
 from pathlib import Path
 
 from labkit.metal.emulator.emulator_errors import KernelFault
-from labkit.metal.emulator.source_capture import Traced
+from labkit.metal.emulator.source_capture import CapturedKernel
 
-RANDOM_FILL = 256  # garbage bytes drawn from the seed
+SEEDED_FILL = 256  # no byte: garbage drawn from the seed
 
 
 class Order(IntEnum):
-    """In which order lanes, simdgroups and threadgroups take their turns."""
+    """The order in which lanes, simdgroups and threadgroups run."""
 
     forward = 0
     reverse = 1
@@ -25,9 +25,9 @@ class Order(IntEnum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """One run: an order, what uninitialised memory holds, and the seed of both.
+    """One run: the order of execution, the content of uninitialised memory, and the seed of both.
 
-    ``fill`` is a byte (0 to 255), repeated, or ``RANDOM_FILL``.
+    ``fill`` is a byte (0 to 255), repeated, or ``SEEDED_FILL``.
     """
 
     order: Order
@@ -36,18 +36,18 @@ class Schedule:
 
 
 # 0xFF is NaN as a float and -1 as an integer; 0x3C is small and harmless in every type.
-THREE = (
+PROOF_SCHEDULES = (
     Schedule(Order.forward, 0xFF, 1),
     Schedule(Order.reverse, 0x3C, 2),
-    Schedule(Order.random, RANDOM_FILL, 3),
+    Schedule(Order.random, SEEDED_FILL, 3),
 )
-# A launch in use runs once: random order, and NaN wherever nothing was written.
-ONE = (Schedule(Order.random, 0xFF, 1),)
+# Outside tests a launch runs once, in random order, with NaN in memory that was not written.
+DEFAULT_SCHEDULES = (Schedule(Order.random, 0xFF, 1),)
 
 
-def run(
+def run_kernel(
     program: Path,
-    traced: Traced,
+    captured: CapturedKernel,
     inputs: list[bytes | None],
     sizes: list[int],
     schedules: tuple[Schedule, ...],
@@ -59,28 +59,28 @@ def run(
     Parameters
     ----------
     program
-        From ``build``.
-    traced
-        Its launch.
+        From ``compile_kernel``.
+    captured
+        The kernel's launch.
     inputs
-        A buffer's bytes by position; None for outputs.
+        The content of each buffer, by position; None for outputs.
     sizes
-        A buffer's bytes, counted, by position.
+        The size of each buffer in bytes, by position.
     cpu_seconds
         Processor time that a run may take.
 
     Raises
     ------
     KernelFault
-        What the kernel did wrong.
+        The kernel did something that Metal does not allow.
     """
-    job = [struct.pack("<6Id", *traced.grid, *traced.threadgroup, cpu_seconds)]
+    job = [struct.pack("<6Id", *captured.grid, *captured.threadgroup, cpu_seconds)]
     job.append(struct.pack("<I", len(schedules)))
     job += [struct.pack("<IIQ", s.order, s.fill, s.seed) for s in schedules]
     for data, size in zip(inputs, sizes, strict=True):
         job.append(struct.pack("<Q", size))
         job.append(data or b"")
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(program)],
         input=b"".join(job),
         capture_output=True,
@@ -90,18 +90,18 @@ def run(
             "TSAN_OPTIONS": "halt_on_error=1",
         },
     )
-    if done.returncode or done.stderr:
-        raise _fault(done.returncode, done.stderr.decode(errors="replace"))
-    return _split(done.stdout, [s for d, s in zip(inputs, sizes, strict=True) if d is None])
+    if completed.returncode or completed.stderr:
+        raise _fault(completed.returncode, completed.stderr.decode(errors="replace"))
+    return _split(completed.stdout, [s for d, s in zip(inputs, sizes, strict=True) if d is None])
 
 
 def _split(data: bytes, sizes: list[int]) -> list[list[bytes]]:
-    runs, at = [], 0
-    while at < len(data):
+    runs, offset = [], 0
+    while offset < len(data):
         outputs = []
         for size in sizes:
-            outputs.append(data[at : at + size])
-            at += size
+            outputs.append(data[offset : offset + size])
+            offset += size
         runs.append(outputs)
     return runs
 

@@ -1,6 +1,6 @@
-"""The text and launch that MLX generates for a kernel, obtained without Metal.
+"""Capture the text and launch that MLX generates for a kernel, without Metal.
 
-``mx.export_function`` with a callback hands over the traced primitive (MLX 0.32 and
+``mx.export_function`` with a callback passes on the exported primitive (MLX 0.32 and
 later). Its tuple is internal to MLX, so every field that is used is checked.
 """
 
@@ -17,17 +17,17 @@ from labkit.metal.kernel_call import KernelCall
 
 
 @dataclass(frozen=True)
-class Traced:
+class CapturedKernel:
     """A kernel as MLX would hand it to Metal.
 
     Parameters
     ----------
     name
-        Of the instantiated function.
+        The instantiated function's.
     text
         Header, generated signature, body and explicit instantiation.
     grid, threadgroup
-        In threads.
+        Their sizes in threads.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Traced:
     threadgroup: tuple[int, int, int]
 
 
-def trace(call: KernelCall) -> Traced:
-    """Return what MLX generates for ``call``; nothing is computed.
+def capture_kernel(call: KernelCall) -> CapturedKernel:
+    """Return the kernel that MLX generates for ``call``; nothing is computed.
 
     Raises
     ------
     EmulatorUnavailable
-        MLX is too old or its traced tuple has changed.
+        MLX is too old, or exports kernels in another form.
     """
     events: list[dict[str, Any]] = []
     try:
@@ -50,27 +50,28 @@ def trace(call: KernelCall) -> Traced:
             events.append, lambda *inputs: call(inputs, poison=False), *call.operands()
         )
     except RuntimeError as error:
-        raise EmulatorUnavailable(f"MLX {version('mlx')} cannot trace kernels: {error}") from error
+        raise EmulatorUnavailable(f"MLX {version('mlx')} cannot export kernels: {error}") from error
     primitives = [event for event in events if event.get("type") == "primitive"]
     kernels = [event for event in primitives if event.get("name") == "CustomKernel"]
     if len(kernels) != 1:
-        raise _changed(f"{len(kernels)} kernels in the trace of one")
-    return _checked(kernels[0].get("arguments"))
+        raise _unknown_form(f"{len(kernels)} kernels in the export of one")
+    return _parse(kernels[0].get("arguments"))
 
 
-def _checked(arguments: Any) -> Traced:
+def _parse(arguments: Any) -> CapturedKernel:
     if not isinstance(arguments, list | tuple) or len(arguments) < 8:
-        raise _changed("the traced tuple is shorter")
+        raise _unknown_form("the tuple is shorter")
     name, text, *sizes = arguments[:8]
     if not isinstance(name, str) or not isinstance(text, str) or f"void {name}(" not in text:
-        raise _changed("name and text are not where they were")
+        raise _unknown_form("name and text are not the first two items")
     if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise _changed("grid and threadgroup are not where they were")
+        raise _unknown_form("grid and threadgroup are not items 2 to 7")
     gx, gy, gz, tx, ty, tz = sizes
-    return Traced(name, text, (gx, gy, gz), (tx, ty, tz))
+    return CapturedKernel(name, text, (gx, gy, gz), (tx, ty, tz))
 
 
-def _changed(what: str) -> EmulatorUnavailable:
+def _unknown_form(difference: str) -> EmulatorUnavailable:
     return EmulatorUnavailable(
-        f"MLX {version('mlx')} traces kernels in a form that this emulator does not know: {what}"
+        f"MLX {version('mlx')} exports kernels in a form that this emulator does not know: "
+        f"{difference}"
     )

@@ -1,6 +1,6 @@
 """The Metal sources: headers shared by the kernels, and one body per kernel.
 
-MLX writes a kernel's signature; the body begins where a function's ``{`` would stand.
+MLX generates a kernel's signature; a body file holds what stands between the braces.
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ def source(name: str) -> str:
 
 @cache
 def header() -> str:
-    """Return what stands before every kernel; it ends in a newline, as MLX needs it."""
+    """Return the source that precedes every kernel; it ends in a newline, which MLX needs."""
     return "\n".join(source(name).rstrip("\n") for name in HEADERS) + "\n"

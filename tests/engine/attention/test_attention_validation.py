@@ -97,7 +97,7 @@ def test_bad_operands(batch, backend, changes, message, monkeypatch):
     for launch in (
         "cpu_backend.attention_launch.decode",
         "cpu_backend.attention_launch.tiled",
-        "metal_backend.KernelCall.on",
+        "metal_backend.KernelCall.with_inputs",
     ):
         monkeypatch.setattr(f"labkit.engine.attention.{launch}", pytest.fail)
     made, options = batch([(3, 20), (1, 40)]), {"scale": 0.1, "heads": 8}

@@ -1,4 +1,4 @@
-"""Emulates a kernel call: trace, translate, compile, run."""
+"""Emulate a kernel call: capture its source, translate, compile and run it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from labkit.metal.emulator.cpp_compilation import Build, build
+from labkit.metal.emulator.cpp_compilation import BuildKind, compile_kernel
 from labkit.metal.emulator.cpp_translation import Buffer, translate
 from labkit.metal.emulator.emulator_errors import KernelFault
-from labkit.metal.emulator.kernel_process import ONE, Schedule, run
-from labkit.metal.emulator.source_capture import trace
+from labkit.metal.emulator.kernel_process import DEFAULT_SCHEDULES, Schedule, run_kernel
+from labkit.metal.emulator.source_capture import capture_kernel
 from labkit.metal.kernel_call import KernelCall
 
 
 @dataclasses.dataclass(frozen=True)
 class Emulator:
-    """Runs kernel calls on the CPU; called like ``labkit.metal.kernel_call.on_metal``.
+    """Runs kernel calls on the CPU; an ``Executor`` like ``labkit.metal.kernel_call.on_metal``.
 
     Parameters
     ----------
     schedules
-        The runs; where there are several their outputs must agree bit for bit.
-    build
+        One run each; the outputs of several must be equal bit for bit.
+    build_kind
         How kernels are compiled.
     cpu_seconds
-        Processor time that a run may take: more is an endless loop.
+        Processor time that a run may take; a longer one counts as an endless loop.
     """
 
-    schedules: tuple[Schedule, ...] = ONE
-    build: Build = Build.use
+    schedules: tuple[Schedule, ...] = DEFAULT_SCHEDULES
+    build_kind: BuildKind = BuildKind.use
     cpu_seconds: float = 600.0
 
     def __call__(self, call: KernelCall) -> list[mx.array]:
@@ -40,20 +40,22 @@ class Emulator:
         Raises
         ------
         EmulatorUnavailable
-            There is no compiler, or MLX cannot be traced.
+            There is no compiler, or this MLX cannot export kernels.
         KernelFault
-            The kernel did something wrong, or two schedules disagree.
+            The kernel did something that Metal does not allow, or two schedules disagree.
         """
         mx.eval(call.operands())  # no graph reaches the processes that run the kernel
-        traced = trace(call)
-        translation = translate(traced)
-        program = build(translation, self.build)
+        captured = capture_kernel(call)
+        translation = translate(captured)
+        program = compile_kernel(translation, self.build_kind)
         inputs = [_input(call, buffer) for buffer in translation.buffers]
         written = iter([_size(shape, dtype) for _, shape, dtype in call.outputs])
         sizes = [next(written) if data is None else len(data) for data in inputs]
-        runs = run(program, traced, inputs, sizes, self.schedules, cpu_seconds=self.cpu_seconds)
+        runs = run_kernel(
+            program, captured, inputs, sizes, self.schedules, cpu_seconds=self.cpu_seconds
+        )
         for other in runs[1:]:
-            _agree(call, runs[0], other)
+            _check_equal(call, runs[0], other)
         return [
             _from_bytes(data, shape, dtype)
             for data, (_, shape, dtype) in zip(runs[0], call.outputs, strict=True)
@@ -67,8 +69,8 @@ def _input(call: KernelCall, buffer: Buffer) -> bytes | None:
     arrays = dict(call.inputs)
     if buffer.name in arrays:
         return _to_bytes(arrays[buffer.name])
-    name, _, what = buffer.name.rpartition("_")
-    if what == "shape" and name in arrays:
+    name, _, suffix = buffer.name.rpartition("_")
+    if suffix == "shape" and name in arrays:
         return np.array(arrays[name].shape, np.int32).tobytes()
     raise KernelFault("compile", f"buffer {buffer.name} is not emulated")
 
@@ -80,8 +82,8 @@ def _to_bytes(array: mx.array) -> bytes:
 
 
 def _from_bytes(data: bytes, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    carrier: Any = np.uint16 if dtype == mx.bfloat16 else _NUMPY[dtype]
-    array = mx.array(np.frombuffer(data, carrier).reshape(shape))
+    numpy_dtype: Any = np.uint16 if dtype == mx.bfloat16 else _NUMPY[dtype]
+    array = mx.array(np.frombuffer(data, numpy_dtype).reshape(shape))
     return array.view(dtype) if dtype == mx.bfloat16 else array
 
 
@@ -92,8 +94,8 @@ def _size(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
     return int(np.prod(shape, dtype=np.int64)) * int(dtype.size)
 
 
-def _agree(call: KernelCall, first: list[bytes], other: list[bytes]) -> None:
-    """Compare two runs; KernelFault names the first output and byte that differ."""
+def _check_equal(call: KernelCall, first: list[bytes], other: list[bytes]) -> None:
+    """Raise ``KernelFault`` with the first element that differs between two runs."""
     for (name, shape, dtype), a, b in zip(call.outputs, first, other, strict=True):
         if a != b:
             x, y = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
