@@ -49,7 +49,7 @@ def test_a_machine_without_a_collector_says_where_to_see_the_advice():
     elsewhere = config.Budget(wired_collector=DEMANDS.enabled)
     if sys.platform == "darwin":
         pytest.skip("this machine has one")
-    with pytest.raises(EngineError, match=r"it is macOS's; engine\.budget\.machine simulates"):
+    with pytest.raises(EngineError, match=r"only macOS has one; engine\.budget\.machine simulates"):
         preflight_checks.require_wired_collector(elsewhere)
 
 
