@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import __version__
 from labkit.config import ConfigError, Experiment
+from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
     from labkit.experiment.cell_composer import ComposedCell
@@ -384,9 +385,9 @@ def _exit_with(error: Exception, words: Sequence[str]) -> NoReturn:
     from labkit.experiment import StudyError
 
     if isinstance(error, StudyError | OSError):
-        say(" ".join(str(error).split()))
+        say(one_line(error))
         sys.exit(1)
     if isinstance(error, ValueError) and type(error).__module__.startswith("labkit."):
-        say(" ".join(str(error).split()))  # an unwritable cache, a BLAS that can't be built
+        say(one_line(error))  # an unwritable cache, a BLAS that can't be built
         sys.exit(2)
     raise error

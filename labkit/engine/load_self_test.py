@@ -27,6 +27,7 @@ from labkit.engine.model_loader import LoadedModel, plain_caches
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
+from labkit.machine.exception_text import one_line
 
 # Of the range of the logits, by the type computed in. Another order of summation stays below it
 # (the worst of 46 architectures: 5e-3 in float16, 2e-2 in bfloat16); a wrong position does not.
@@ -72,7 +73,7 @@ def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, EngineError):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise EngineError(f"model_type={loaded.model_type}: plain mlx_lm fails: {reason}") from None
 
 
@@ -161,7 +162,7 @@ def verify(
         for logits, reference in compute(forward, layout, expected, some_rows=True):
             differences.append(np.abs(logits - reference).max() / np.ptp(reference))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = one_line(error)
         raise EngineError(f"{where}: refused by the self-test: {reason}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
     kind = max((expected.dtype, kv_dtype), key=lambda word: TOLERANCE[word])

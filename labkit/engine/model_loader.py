@@ -15,6 +15,7 @@ from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.layer_cache import KVHandle
 from labkit.engine.module_rebinding import PACKAGE, ModuleLoader, import_plain
+from labkit.machine.exception_text import one_line
 
 # config.json's ``model_type`` where mlx_lm's module has another name.
 MODULE_OF_TYPE = {
@@ -151,7 +152,7 @@ def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any
     try:
         return module.Model(module.ModelArgs.from_dict(settings))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise EngineError(f"{model_dir / 'config.json'}: not a whole model ({reason})") from None
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from labkit.machine.exception_text import one_line_with_type
+
 
 def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **options: Any) -> Any:
     """Import a class, make an instance and check that it can play its part.
@@ -41,4 +43,4 @@ def create_plugin(key: str, path: str, methods: tuple[str, ...], *args: Any, **o
 
 def said(error: Exception) -> str:
     """Say an exception in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return one_line_with_type(error)

@@ -7,13 +7,13 @@ files. Later blocks store nothing: a difference that appears only there is known
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.records import Record, output_values_path
+from labkit.records.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,15 +40,12 @@ def save(cell_dir: Path, values: Values) -> None:
         path, bytes_left = output_values_path(cell_dir, digest), bytes_left - array.nbytes
         if bytes_left < 0 or path.exists():
             continue
-        temporary = path.with_name(f".{digest}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(exist_ok=True)
-            with open(temporary, "wb") as file:
+            with atomic_write(path) as temporary, open(temporary, "wb") as file:
                 np.save(file, array, allow_pickle=False)
-            temporary.replace(path)
         except OSError as error:
             print(f"{path}: {error.strerror or error}; the values are not stored", file=sys.stderr)
-            temporary.unlink(missing_ok=True)
             return
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from labkit.experiment import Interrupted, StudyError
 from labkit.machine import fingerprint
+from labkit.machine.exception_text import one_line_with_type
 from labkit.records import SESSION_DONE, CellSession, describe_last_session, session_path
 
 OnWait = Callable[[str], None]  # called with a line about the process that holds the lock
@@ -123,7 +124,7 @@ def _cause(error: BaseException) -> str:
         return str(error)  # the signal's name
     if isinstance(error, SystemExit):
         return "its cluster's time limit, or a job that goes first; it is queued again"
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    return one_line_with_type(error)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from labkit.experiment import known_answer_test
-from labkit.experiment.run_failures import RunFailure, failure_of, one_line
+from labkit.experiment.run_failures import RunFailure, failure_of
+from labkit.machine.exception_text import one_line
 from labkit.records import Arm, Record
 
 if TYPE_CHECKING:

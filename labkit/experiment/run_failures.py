@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from labkit.machine.exception_text import one_line
 from labkit.records import OUTCOMES
 
 # Messages of MLX, C++ and the operating system when no memory is left.
@@ -36,8 +37,3 @@ def failure_of(error: Exception, stage: str) -> RunFailure:
     if isinstance(outcome, str) and outcome in OUTCOMES:
         return RunFailure(outcome, message)
     return RunFailure("crashed", f"{stage}: {name}: {message}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an exception's message on one line, or its class name if it has no message."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING
 from labkit.config import ConfigError
 from labkit.experiment import differing_outputs, run_stages
 from labkit.experiment.run_draft import StageTimer
-from labkit.experiment.run_failures import one_line
 from labkit.experiment.worker_process import WorkerProcess
 from labkit.machine import fingerprint, parent_death
+from labkit.machine.exception_text import one_line
 from labkit.records import (
     Arm,
     Record,

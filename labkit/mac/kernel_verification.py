@@ -20,6 +20,7 @@ from labkit import app, workload
 from labkit.cli_errors import print_error
 from labkit.config import Attention, ConfigError, Experiment, Precision
 from labkit.experiment.cell_composer import ComposedCell
+from labkit.machine.exception_text import one_line_with_type
 
 PROG = "python -m labkit.mac.kernel_verification"
 # Of the largest value. The output is rounded to its type, the reference's to float32; the rest
@@ -92,7 +93,7 @@ def launch_cases(experiment: Experiment) -> CaseOutputs:
     try:
         measured = workload.measure(experiment)
     except Exception as error:
-        return dict.fromkeys(names, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        return dict.fromkeys(names, one_line_with_type(error))
     digests = {case.case: case.outputs["digest"] for case in measured.cases if case.outputs}
     return {case: measured.values[digest] for case, digest in digests.items()}
 

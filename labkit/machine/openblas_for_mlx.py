@@ -28,6 +28,7 @@ from platform import machine
 from typing import Any
 
 from labkit.machine import cache_dir
+from labkit.machine.exception_text import one_line
 
 RECIPE_VERSION = "2"  # part of the cache key: raise it when the steps below change
 SCIPY_PREFIX = "scipy_"
@@ -53,8 +54,9 @@ def build_library() -> Path:
     try:
         return _build_if_missing()
     except (ValueError, OSError, struct.error) as error:
-        reason = " ".join(str(error).split())
-        raise BlasUnavailable(f"engine.blas=openblas: {reason}; set engine.blas=stock") from None
+        raise BlasUnavailable(
+            f"engine.blas=openblas: {one_line(error)}; set engine.blas=stock"
+        ) from None
 
 
 def activate(kind: str, threads: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from labkit.config import ConfigError
+from labkit.machine.exception_text import one_line
 
 # ``role`` (system, user, assistant or tool) and ``content``, a string; an assistant's message may
 # have ``tool_calls``.
@@ -76,7 +77,7 @@ class ChatTemplate:
             self._template = sandbox.from_string(source)
             self.takes_tools = "tools" in meta.find_undeclared_variables(sandbox.parse(source))
         except Exception as error:  # from Jinja, or from Python compiling Jinja's output
-            raise ConfigError(f"chat template: {_line(error)}") from None
+            raise ConfigError(f"chat template: {one_line(error)}") from None
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> str:
         """Return the prompt of a conversation, up to the start of the model's next message.
@@ -108,7 +109,7 @@ class ChatTemplate:
         except ConfigError:
             raise
         except Exception as error:  # a template may raise anything
-            raise ConfigError(f"chat template: {_line(error)}") from None
+            raise ConfigError(f"chat template: {one_line(error)}") from None
         return "".join(parts)
 
 
@@ -122,7 +123,7 @@ def load_template(model_dir: Path) -> ChatTemplate | None:
     try:
         config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON ({_line(error)})") from None
+        raise ConfigError(f"{path}: not JSON ({one_line(error)})") from None
     if not isinstance(config, dict):
         raise ConfigError(f"{path}: not a JSON object")
     source = config.get("chat_template")
@@ -153,7 +154,3 @@ def _to_json(value: Any, indent: int | None = None) -> str:
 
 def _raise_exception(message: str) -> None:
     raise ConfigError(f"chat template: it refuses the conversation ({message})")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.config import ConfigError
+from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
     import tokenizers
@@ -98,5 +99,5 @@ def load(model_dir: Path) -> Tokenizer:
     try:
         loaded = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: {one_line(error)}") from None
     return Tokenizer(loaded, chat_template.load_template(model_dir))

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from labkit.records.atomic_write import atomic_write
 from labkit.records.record_schema import (
     SCHEMA_VERSION,
     Arm,
@@ -60,16 +61,10 @@ def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 2) -
         The disk is full or the folder cannot be written; ``path`` is unchanged.
     """
     text = json.dumps(data, allow_nan=False, indent=indent) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic_write(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def record_from_json(data: Mapping[str, Any]) -> Record:

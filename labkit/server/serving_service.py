@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from labkit import config
 from labkit.engine.engine_protocol import NO_TOKEN, InferenceEngine, LengthLimited
 from labkit.engine.request import Request, SamplingParams
+from labkit.machine.exception_text import one_line_with_type
 from labkit.models import ModelDir
 from labkit.models.tokenizer import Tokenizer
 from labkit.server.api_error import ApiError, invalid
@@ -190,7 +191,7 @@ class Service:
 
     def _engine_ended(self, error: BaseException | None) -> None:
         if error is not None:
-            self._ended_by = " ".join(f"{type(error).__name__}: {error}".split())
+            self._ended_by = one_line_with_type(error)
         self._fail_all(ApiError(500, f"the engine failed: {self._ended_by or 'it was stopped'}"))
 
     def _fail_all(self, error: ApiError) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from labkit.analysis.rendering.study_overview import overviews
 from labkit.analysis.study_analysis import AnalysisCache, study_json
 from labkit.analysis.tool_exports import FormatError, benchstat, github, pyperf, vllm
 from labkit.records import is_locked, read_cell, write_json
+from labkit.records.atomic_write import atomic_write
 
 __all__ = ["FORMATS", "FormatError", "render", "write_cell", "write_study"]
 
@@ -93,9 +93,8 @@ def _write_plots(study: Mapping[str, Any], analyses: Sequence[CellAnalysis], fol
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole, by rename."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_text(text, encoding="utf-8", newline="\n")
-    draft.replace(path)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def _markdown(folder: Path, analyses: Sequence[CellAnalysis]) -> str:

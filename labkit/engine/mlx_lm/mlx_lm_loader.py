@@ -12,6 +12,7 @@ import mlx.core as mx
 from labkit.engine import compute_dtype
 from labkit.engine.engine_protocol import EngineError
 from labkit.engine.model_loader import read_eos_token_ids
+from labkit.machine.exception_text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,7 @@ def load(
     try:
         model, settings = load_model(Path(model_dir))
     except (OSError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise EngineError(f"engine=mlx_lm: {model_dir}: {reason}") from None
+        raise EngineError(f"engine=mlx_lm: {model_dir}: {one_line(error)}") from None
     compute_dtype.cast_parameters(model, kind, matrices)
     caches = make_prompt_cache(model)
     # MLX is lazy: this computes shapes alone.

@@ -24,7 +24,8 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes, error_line
+from labkit.engine.openai.http_exchange import HttpExchange, ReceivedBytes
+from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
 CHECK_PERIOD_S = 0.05  # between two checks of the loop's delay and for silent streams
@@ -118,7 +119,7 @@ class HttpClient:
         try:
             await self._create_connection(lambda: exchange)
         except OSError as error:
-            exchange.end(error_line(error))
+            exchange.end(one_line(error))
 
     def _end(self, key: str, exchange: HttpExchange, error: str | None) -> None:
         del self._exchanges[key]

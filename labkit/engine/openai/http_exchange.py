@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import httptools
 
 from labkit.engine.openai.sse_decoder import error_text
+from labkit.machine.exception_text import one_line
 
 TRUNCATED_ERROR = "the connection ended before the response did"
 
@@ -80,7 +81,7 @@ class HttpExchange(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """End the response: whole if its head gave no length, else truncated."""
         if error is not None:
-            self.end(error_line(error))
+            self.end(one_line(error))
         else:
             is_whole = self._has_head and not self._has_length
             self.end(self._status_error() if is_whole else TRUNCATED_ERROR)
@@ -120,8 +121,3 @@ class HttpExchange(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Note that the body has ended."""
         self._complete = self._has_head
-
-
-def error_line(error: BaseException) -> str:
-    """Return an exception's message in one line, or its class name where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError
+from labkit.machine.exception_text import one_line
 
 if TYPE_CHECKING:
     from labkit.engine.model_loader import LoadedModel
@@ -84,8 +85,7 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
         model.shard(ring.group)
         mx.eval(model.parameters())  # so that the whole matrices are freed
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise EngineError(f"{prefix}: it cannot be sharded: {reason}") from None
+        raise EngineError(f"{prefix}: it cannot be sharded: {one_line(error)}") from None
     return replace(loaded, sums=sum(map(_is_all_reduced, model.modules())))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from labkit import config
 from labkit.engine.engine_protocol import EngineError, InvalidLogitsError, KVBytes, StaleLaunchError
+from labkit.machine.exception_text import one_line, one_line_with_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ class RankFailure:
     @classmethod
     def from_exception(cls, error: Exception) -> RankFailure:
         """Return the message for an exception."""
-        text = " ".join(str(error).split())
+        message = one_line(error)
         kind = next((base.__name__ for base in type(error).__mro__ if base in FORWARDED_ERRORS), "")
         if kind != type(error).__name__:
-            text = f"{type(error).__name__}: {text}"
-        return cls(kind or "RuntimeError", text)
+            message = one_line_with_type(error)
+        return cls(kind or "RuntimeError", message)
 
     def to_exception(self, rank: int) -> Exception:
         """Return the exception to raise in the engine's process; its message names the rank."""

@@ -21,6 +21,7 @@ from tokenizers import (
     processors,
 )
 
+from labkit.machine.exception_text import one_line
 from labkit.models.gguf.gguf_header import GGUFError, GGUFFile
 
 MAX_TOKENS = 1 << 20
@@ -56,7 +57,7 @@ def build_tokenizer(file: GGUFFile) -> Tokenizer:
             models.BPE(vocab=vocab, merges=_merges(file), ignore_merges=_ignores_merges(pre))
         )
     except Exception as error:  # the library raises bare Exception
-        raise GGUFError(f"its merges do not match its tokens ({_line(error)})") from None
+        raise GGUFError(f"its merges do not match its tokens ({one_line(error)})") from None
     _set_pre_tokenizer(built, pre)
     built.decoder = decoders.ByteLevel()
     _add_added_tokens(built, file, tokens)
@@ -163,7 +164,3 @@ def _token_id(file: GGUFFile, key: str) -> int:
     if index >= number:
         raise GGUFError(f"{key} is {index}; the vocabulary has {number} tokens")
     return index
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

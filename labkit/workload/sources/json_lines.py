@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 from labkit.config import ConfigError, from_plain, require
 from labkit.config.request_mix import MOST_REQUESTS
+from labkit.machine.exception_text import one_line
 
 T = TypeVar("T")
 MOST_BYTES = 256 << 20
@@ -73,8 +74,7 @@ def _object(where: str, line: str) -> dict[str, Any]:
     try:
         data = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{where}: not JSON: {reason}") from None
+        raise ConfigError(f"{where}: not JSON: {one_line(error)}") from None
     require(isinstance(data, dict), f"{where}: not an object of keys and values")
     return dict(data)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.config import Decoder, Picks, Workload
+from labkit.machine.exception_text import one_line
 from labkit.workload.video.clip_reader import Counts, Opened, Pixels, Shown, opened, pixels
 from labkit.workload.video.frame_selection import Undecodable, keeps_wishes, legs, picked, positions
 
@@ -133,7 +134,7 @@ def _opencv(path: Path, wanted: int, threads: int) -> Taken:
             )
         return Taken(tuple(picks), frames, counts)
     except cv2.error as error:
-        raise Undecodable(f"OpenCV: {' '.join(str(error).split())}") from error
+        raise Undecodable(f"OpenCV: {one_line(error)}") from error
     finally:
         capture.release()
 

@@ -1,0 +1,13 @@
+"""Exceptions as one line of text, for messages and logs."""
+
+from __future__ import annotations
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception's message in one line, or its class name where it has no message."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def one_line_with_type(error: BaseException) -> str:
+    """Return class name and message of an exception in one line, as ``ValueError: bad shape``."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
