@@ -20,8 +20,9 @@ from labkit.engine.budget.pool_sizing import (
     measure_activation_bytes,
     size_pool,
 )
+from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine
-from labkit.engine.input_builder import InputBuilder, Padding
+from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import KVCache
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.model_runner import ModelRunner, create_launcher
@@ -160,7 +161,7 @@ def _assemble(
         options.pipeline,
         scheduler,
         InputBuilder(layout.cache, speculation.segment_layout(options)),
-        Padding(options.decode_shape, speculation.max_decode_rows(options), counters),
+        DecodePadding(options.decode_shape, speculation.max_decode_rows(options), counters),
         create_launcher(options.pipeline, run_model, counters),
         speculation.create(options, layout.cache, run_draft, counters, vocab_size),
         counters,

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any
 
 from labkit import config
-from labkit.engine.detokenizer import Tokenizer
 from labkit.engine.engine_factory import create
 from labkit.engine.engine_protocol import EngineError
+from labkit.engine.incremental_detokenizer import Tokenizer
 from labkit.engine.output_processor import OutputProcessor, RequestOutput
 from labkit.engine.request import Request, SamplingParams
 from labkit.models.tokenizer import load as load_tokenizer

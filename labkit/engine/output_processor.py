@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from labkit.engine.detokenizer import Detokenizer, Tokenizer
 from labkit.engine.engine_protocol import NO_TOKEN, FinishReason, Logprobs, TokenEvent
+from labkit.engine.incremental_detokenizer import IncrementalDetokenizer, Tokenizer
 from labkit.engine.request import Request
 
 
@@ -42,7 +42,7 @@ class OutputProcessor:
     def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
         self._request = request
         self._prompt = prompt
-        self._detokenizer = Detokenizer(tokenizer, request.prompt_token_ids)
+        self._detokenizer = IncrementalDetokenizer(tokenizer, request.prompt_token_ids)
         self._stops = StopTexts(request.params.stop)
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs] = []

@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from labkit import config
 from labkit.engine.batch import Batch
+from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.device_logits import WaitLogits
 from labkit.engine.engine_protocol import Counters, TokenEvent
-from labkit.engine.input_builder import InputBuilder, Padding
+from labkit.engine.input_builder import InputBuilder
 from labkit.engine.model_runner import StepLauncher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler
@@ -55,7 +56,7 @@ class StepLoop:
         pipeline: config.Pipeline,
         scheduler: Scheduler,
         builder: InputBuilder,
-        padding: Padding,
+        padding: DecodePadding,
         runner: StepLauncher,
         speculation: Speculation,
         counters: Counters,

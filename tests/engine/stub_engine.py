@@ -10,8 +10,9 @@ import numpy as np
 from labkit import config
 from labkit.engine import prefix_cache
 from labkit.engine.block_pool import BlockPool
+from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.engine_protocol import NO_TOKEN, Counters
-from labkit.engine.input_builder import InputBuilder, Padding, staircase, window
+from labkit.engine.input_builder import InputBuilder, staircase, window
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
 from labkit.engine.model_runner import create_launcher
@@ -135,7 +136,7 @@ def make_engine(
             how,
             scheduler,
             InputBuilder(cache, CUTS[cut]),
-            Padding(config.DecodeShape(shape), rows, counters),
+            DecodePadding(config.DecodeShape(shape), rows, counters),
             create_launcher(how, model, counters),
             speculation,
             counters,

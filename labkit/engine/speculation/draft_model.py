@@ -18,7 +18,7 @@ from labkit import config
 from labkit.engine import compute_dtype, load_self_test
 from labkit.engine.batch import Batch, Ints, pack
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.input_builder import stack
+from labkit.engine.input_builder import stack_block_tables
 from labkit.engine.kv_layout.kv_cache_manager import KVCacheFactory, KVCacheManager
 from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.model_runner import RunModel
@@ -116,7 +116,7 @@ class DraftModel:
         drafts: list[list[int]],
     ) -> None:
         """Run one forward; give the first ``len(rows)`` requests of ``taken`` a draft more."""
-        tables = stack([self._cache.table(wanted[i].state.request_id) for i in taken])
+        tables = stack_block_tables([self._cache.table(wanted[i].state.request_id) for i in taken])
         drawing = taken[: len(rows)]
         states = [wanted[i].state.with_output(drafts[i]) for i in drawing]
         batch: Batch = pack(tokens, segments, tables, rows, states)

@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from small_models import CONFIGS, build_model_dir
-from test_decode_shape import serve
+from test_decode_padding import serve
 from test_paged_tokens import create_mlx
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create, input_builder
+from labkit.engine import Request, SamplingParams, create, decode_padding
 from labkit.engine.compiled_blocks import CompiledBlocks
 from labkit.engine.engine_protocol import Counters, EngineError
 
@@ -83,7 +83,7 @@ def test_nothing_is_compiled_where_shapes_have_no_bound_or_numpy_computes(make, 
 
 def test_padding_rows_change_no_bit_of_a_compiled_step(model_dir, monkeypatch):
     """Whatever token they hold, and though the null block they read and write holds NaN."""
-    real, results = input_builder.with_padding, []
+    real, results = decode_padding.with_padding, []
     for token in (0, 123):
 
         def other(batch, count, token=token):
@@ -91,7 +91,7 @@ def test_padding_rows_change_no_bit_of_a_compiled_step(model_dir, monkeypatch):
             padded.tokens[padded.total_q - count :] = token
             return padded
 
-        monkeypatch.setattr(input_builder, "with_padding", other)
+        monkeypatch.setattr(decode_padding, "with_padding", other)
         engine = create_mlx(options("fixed"), model_dir("llama"))
         results.append(serve(engine, prompts((3, 17, 8))))
         counters = engine.counters()

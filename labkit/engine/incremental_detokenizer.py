@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
         """Return the text of ids; incomplete characters become U+FFFD."""
 
 
-class Detokenizer:
+class IncrementalDetokenizer:
     """Decodes a growing list of ids; holds back a character until all its bytes are there.
 
     A window of the last ids is decoded again for each new one: those since the text was

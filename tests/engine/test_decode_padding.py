@@ -5,7 +5,7 @@ import pytest
 from stub_engine import make_engine, request, run, solo
 
 from labkit import config
-from labkit.engine import Request, SamplingParams, create, input_builder
+from labkit.engine import Request, SamplingParams, create, decode_padding
 from labkit.engine.block_pool import NULL_BLOCK
 
 SHAPES = [shape.value for shape in config.DecodeShape]
@@ -20,7 +20,7 @@ SHAPES = [shape.value for shape in config.DecodeShape]
     ],
 )
 def test_how_many_rows_a_step_has(name, rows):
-    shape = input_builder.SHAPES[config.DecodeShape(name)]
+    shape = decode_padding.ROW_COUNTS[config.DecodeShape(name)]
     assert [shape(needed, 12) for needed in (1, 2, 3, 5, 9, 12)] == rows
     assert shape(20, 12) == 20  # a step with more rows than there can be is left alone
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from labkit.engine.detokenizer import REPLACEMENT, Detokenizer
+from labkit.engine.incremental_detokenizer import REPLACEMENT, IncrementalDetokenizer
 
 
 class Bytes:
@@ -30,14 +30,14 @@ class Pieces:
 
 
 def test_a_character_is_held_back_until_it_is_whole():
-    detokenizer = Detokenizer(Bytes())
+    detokenizer = IncrementalDetokenizer(Bytes())
     deltas = [detokenizer.add(byte) for byte in "a€b".encode()]
     assert deltas == ["a", "", "", "€", "b"]
     assert detokenizer.finish() == ""
 
 
 def test_what_never_becomes_whole_is_shown_at_the_end():
-    detokenizer = Detokenizer(Bytes())
+    detokenizer = IncrementalDetokenizer(Bytes())
     assert [detokenizer.add(byte) for byte in "x€".encode()[:3]] == ["x", "", ""]
     assert detokenizer.finish() == REPLACEMENT
 
@@ -49,7 +49,7 @@ def test_deltas_join_to_the_whole_text_for_any_split(seed):
     cuts = sorted(rng.sample(range(1, len(data)), 30))
     pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
     tokenizer = Pieces(pieces)
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     deltas = [detokenizer.add(i) for i in range(len(pieces))]
     assert "".join(deltas) + detokenizer.finish() == data.decode()
     assert not any(REPLACEMENT in delta for delta in deltas)
@@ -65,14 +65,14 @@ def test_a_flood_of_wrong_bytes_is_shown_in_time_and_in_bounded_work(seed):
     ]
     pieces = [rng.choice(kinds) for _ in range(300)]
     tokenizer = Pieces(pieces)
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     text = ""
     for i in range(len(pieces)):
         text += detokenizer.add(i)
         assert len(text) >= len(tokenizer.decode([*range(i + 1)]).rstrip("\ufffd")) - 3
     assert text + detokenizer.finish() == tokenizer.decode([*range(len(pieces))])
     tokenizer.most = 0
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = IncrementalDetokenizer(tokenizer)
     for i in range(len(pieces)):
         detokenizer.add(i)
     assert tokenizer.most <= 40
@@ -87,7 +87,7 @@ def cut(data, cuts):
 def streamed(pieces, prompt=0):
     """The deltas and the rest of all pieces after the first ``prompt`` ones."""
     tokenizer = Pieces(pieces)
-    detokenizer = Detokenizer(tokenizer, range(prompt))
+    detokenizer = IncrementalDetokenizer(tokenizer, range(prompt))
     deltas = [detokenizer.add(i) for i in range(prompt, len(pieces))]
     return deltas, detokenizer.finish()
 
@@ -148,7 +148,7 @@ def test_a_flood_of_wrong_bytes_costs_the_same_per_token():
 
     def cost(count):
         tokenizer = Counting([b"\xf0"] * count)
-        detokenizer = Detokenizer(tokenizer)
+        detokenizer = IncrementalDetokenizer(tokenizer)
         for i in range(count):
             detokenizer.add(i)
         return tokenizer.decoded
