@@ -1,9 +1,9 @@
 """``mx.compile`` of a model's feed-forward blocks, one graph per shape.
 
-Attention has operands of its own shape in every step (block tables, maps) and writes pools that
-nothing else may hold, so a whole step is not compiled; what lies between two attentions is.
-MLX keeps a graph for every shape and never forgets one (mlx #4464), so only steps of few shapes
-use them: decodes alone, where ``engine.decode_shape`` is not exact.
+A whole step is not compiled: attention has operands of another shape in every step (block tables,
+maps) and writes pools that nothing else may reference. The feed-forward block between two
+attentions is compiled. MLX keeps a graph for every shape and never frees one (mlx #4464), so only
+steps of few shapes use them: pure decodes, if ``engine.decode_shape`` is not exact.
 """
 
 from __future__ import annotations
@@ -16,82 +16,84 @@ from typing import Any
 from labkit.engine.engine_protocol import Counters
 
 Block = Callable[[Any], Any]
-# What mlx_lm's layers call the block after attention.
-NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
+# The attributes under which mlx_lm's layers have their feed-forward block.
+BLOCK_NAMES = ("mlp", "feed_forward", "block_sparse_moe", "ffn")
 
 
 class CompiledBlocks:
-    """The feed-forward blocks of one model, each replaced by one that can run compiled.
+    """The feed-forward blocks of an mlx_lm model on MLX arrays, which can run compiled.
 
-    The model is mlx_lm's, on MLX arrays; layers without such a block stay as they are. ``on``:
-    whether the blocks run compiled now; ``number``: how many there are.
+    Each block is replaced in its layer; layers without such a block stay as they are.
+    ``num_blocks`` is the number of blocks replaced.
     """
 
     def __init__(self, model: Any) -> None:
-        self._tally = _Tally()
-        found = [(layer, name) for layer in model.layers for name in NAMES if hasattr(layer, name)]
-        for layer, name in found:
-            setattr(layer, name, _Switch(getattr(layer, name), self._tally))
-        self.number = len(found)
+        self._state = _CompileState()
+        blocks = [
+            (layer, name) for layer in model.layers for name in BLOCK_NAMES if hasattr(layer, name)
+        ]
+        for layer, name in blocks:
+            setattr(layer, name, _SwitchableBlock(getattr(layer, name), self._state))
+        self.num_blocks = len(blocks)
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """Whether the blocks run compiled now."""
-        return self._tally.on
+        return self._state.enabled
 
-    @on.setter
-    def on(self, value: bool) -> None:
-        self._tally.on = value
+    @enabled.setter
+    def enabled(self, value: bool) -> None:
+        self._state.enabled = value
 
     def count(self, counters: Counters) -> None:
-        """Add what happened since the last call, if anything.
+        """Add the graphs traced and the calls that reused one since the last ``count``.
 
-        ``compile.count``: graphs traced; ``compile.reused``: calls that found theirs.
+        The counters are ``compile.count`` and ``compile.reused``.
         """
-        tally = self._tally
-        if tally.calls:
-            counters.add("compile.count", tally.traces)
-            counters.add("compile.reused", tally.calls - tally.traces)
-        tally.calls = tally.traces = 0
+        state = self._state
+        if state.calls:
+            counters.add("compile.count", state.traces)
+            counters.add("compile.reused", state.calls - state.traces)
+        state.calls = state.traces = 0
 
 
 @dataclass(slots=True)
-class _Tally:
-    on: bool = False
+class _CompileState:
+    enabled: bool = False
     calls: int = 0
     traces: int = 0
 
 
-class _Switch:
-    """Stands where a block stood; runs it as it is, or compiled."""
+class _SwitchableBlock:
+    """Replaces a block; runs it as it is, or compiled."""
 
-    def __init__(self, block: Block, tally: _Tally) -> None:
+    def __init__(self, block: Block, state: _CompileState) -> None:
         self._block = block
-        self._tally = tally
-        self._graphs = _Graphs(block, tally)
+        self._state = state
+        self._compiled = _CompiledFunction(block, state)
 
     def __call__(self, x: Any) -> Any:
-        if not self._tally.on:
+        if not self._state.enabled:
             return self._block(x)
-        self._tally.calls += 1
-        return self._graphs.run(x)
+        self._state.calls += 1
+        return self._compiled.run(x)
 
 
-class _Graphs(threading.local):
-    """A block's compiled function, another one in each thread that asks for it.
+class _CompiledFunction(threading.local):
+    """A block's compiled function, a separate one in each thread.
 
-    MLX files graphs by thread and by the function's address, and a function that is dropped
-    takes its graphs out of the cache of the thread that called it last, no other (up to mlx
-    0.32.4). Called in two threads, as by the self-test and by a pipeline's worker, it would
-    leave graphs behind, and the next function at that address would be given them: the
-    weights of a model that is gone.
+    MLX caches graphs by thread and by the function's address. A function that is freed removes
+    its graphs only from the cache of the thread that called it last (up to mlx 0.32.4). A
+    function called in two threads, the self-test's and a pipeline's worker, would leave graphs
+    in the other cache, and the next function at the same address would run them: with the
+    weights of a model that no longer exists.
     """
 
-    def __init__(self, block: Block, tally: _Tally) -> None:
+    def __init__(self, block: Block, state: _CompileState) -> None:
         import mlx.core as mx
 
         def trace(x: Any) -> Any:
-            tally.traces += 1  # Python runs once per graph
+            state.traces += 1  # Python runs once per graph
             return block(x)
 
         self.run: Block = mx.compile(trace)

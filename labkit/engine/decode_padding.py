@@ -8,7 +8,7 @@ from labkit.config import DecodeShape
 from labkit.engine.batch import Batch, with_padding
 from labkit.engine.engine_protocol import Counters
 
-# Each function returns the rows of a step of pure decodes: ``needed`` or more, at most ``capacity``.
+# Each function returns the rows of a step of pure decodes: ``needed`` or more, up to ``capacity``.
 # A padding row is a sequence that belongs to no request: token 0 at position 0, written to the
 # null block, which no request reads. Its logits are computed, as in a graph of fixed shape, and
 # ignored.

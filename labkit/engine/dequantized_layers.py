@@ -1,4 +1,4 @@
-"""MLX's layers with weights in float32: for good, or only while each is used."""
+"""Dequantise MLX's layers to float32: permanently, or each time that a layer is used."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from mlx.utils import tree_map_with_path
 
 Multiply = Callable[[mx.array, mx.array], mx.array]
 
-QUANTISED = (nn.QuantizedLinear, nn.QuantizedEmbedding)
-# The layers whose weights a forward on NumPy arrays reads as they lie.
-MATRICES = (nn.Linear, nn.Embedding, *QUANTISED)
-OF_MATRICES = ("weight", "scales", "biases")
+QUANTIZED_LAYERS = (nn.QuantizedLinear, nn.QuantizedEmbedding)
+# The layers whose weights a forward on NumPy arrays reads as they are stored.
+MATRIX_LAYERS = (nn.Linear, nn.Embedding, *QUANTIZED_LAYERS)
+MATRIX_PARAMETERS = ("weight", "scales", "biases")
 
 
 def matrix_parameter_names(model: Any) -> frozenset[str]:
-    """Name the parameters that are matrices, or their scales and biases."""
+    """Return the paths of the parameters that are matrices, or their scales and biases."""
     return frozenset(
         f"{path}.{name}"
         for path, layer in model.named_modules()
-        if type(layer) in MATRICES
-        for name in OF_MATRICES
+        if type(layer) in MATRIX_LAYERS
+        for name in MATRIX_PARAMETERS
     )
 
 
-def weight_of(layer: Any) -> mx.array:
-    """Return a layer's weight, float32 [out, in], not evaluated."""
-    return _widened(layer, slice(None))
+def dequantized_weight(layer: Any) -> mx.array:
+    """Return a layer's weight, lazy float32 [out, in]."""
+    return _dequantized_rows(layer, slice(None))
 
 
-def _widened(layer: Any, rows: Any) -> mx.array:
-    if not isinstance(layer, QUANTISED):
+def _dequantized_rows(layer: Any, rows: Any) -> mx.array:
+    if not isinstance(layer, QUANTIZED_LAYERS):
         weight: mx.array = layer.weight[rows].astype(mx.float32)
         return weight
     scales, biases = (layer[name][rows].astype(mx.float32) for name in ("scales", "biases"))
@@ -45,56 +45,61 @@ def _widened(layer: Any, rows: Any) -> mx.array:
 
 
 def dequantize_matrices(model: Any) -> None:
-    """Replace every quantised matrix by what its integers stand for."""
-    _replace(model, lambda layer: _plain(layer) if isinstance(layer, QUANTISED) else layer)
+    """Replace every quantised layer by a float32 layer of the same weights."""
+    _replace(
+        model, lambda layer: _float_layer(layer) if isinstance(layer, QUANTIZED_LAYERS) else layer
+    )
 
 
-def _plain(layer: Any) -> Any:
-    rows, columns = weight_of(layer).shape
-    plain: Any
+def _float_layer(layer: Any) -> Any:
+    rows, columns = dequantized_weight(layer).shape
+    float_layer: Any
     if isinstance(layer, nn.QuantizedEmbedding):
-        plain = nn.Embedding(rows, columns)
+        float_layer = nn.Embedding(rows, columns)
     else:
-        plain = nn.Linear(columns, rows, bias="bias" in layer)
+        float_layer = nn.Linear(columns, rows, bias="bias" in layer)
         if "bias" in layer:
-            plain.bias = layer.bias
-    plain.weight = weight_of(layer)
-    return plain
+            float_layer.bias = layer.bias
+    float_layer.weight = dequantized_weight(layer)
+    return float_layer
 
 
-def lazily(x: mx.array, weight: mx.array) -> mx.array:
-    """Return x [..., K] @ weight [N, K].T, not evaluated."""
+def mlx_product(x: mx.array, weight: mx.array) -> mx.array:
+    """Return x [..., K] @ weight [N, K].T as a lazy array."""
     return x @ weight.T
 
 
 def numpy_product(x: mx.array, weight: mx.array) -> mx.array:
-    """Return the product as NumPy's own BLAS computes it, at once.
+    """Return the product, computed at once by NumPy's BLAS.
 
-    The BLAS that MLX was built with may take twenty times as long.
+    It may be twenty times as fast as the BLAS that MLX was built with.
     """
     return mx.array(np.asarray(x.astype(mx.float32)) @ np.asarray(weight).T)
 
 
 @contextmanager
-def dequantized_on_use(model: Any, multiply: Multiply = lazily) -> Iterator[None]:
-    """Have a model compute in float32 while its matrices stay as they lie."""
-    before = model.leaf_modules()
-    _replace(model, lambda layer: _InUse(layer, multiply) if type(layer) in MATRICES else layer)
+def dequantized_on_use(model: Any, multiply: Multiply = mlx_product) -> Iterator[None]:
+    """Let a model compute in float32 inside the context; its matrices stay as they are stored."""
+    original = model.leaf_modules()
+    _replace(
+        model,
+        lambda layer: _DequantizedOnUse(layer, multiply) if type(layer) in MATRIX_LAYERS else layer,
+    )
     try:
         yield
     finally:
-        model.update_modules(before)
+        model.update_modules(original)
 
 
-def _replace(model: Any, by: Callable[[Any], Any]) -> None:
+def _replace(model: Any, replacement: Callable[[Any], Any]) -> None:
     leaves = model.leaf_modules()
     model.update_modules(
-        tree_map_with_path(lambda _, layer: by(layer), leaves, is_leaf=nn.Module.is_module)
+        tree_map_with_path(lambda _, layer: replacement(layer), leaves, is_leaf=nn.Module.is_module)
     )
 
 
-class _InUse(nn.Module):  # type: ignore[misc]
-    """A layer whose weight is made anew each time."""
+class _DequantizedOnUse(nn.Module):  # type: ignore[misc]
+    """A layer that dequantises its weight each time it is used."""
 
     def __init__(self, layer: Any, multiply: Multiply) -> None:
         super().__init__()
@@ -103,15 +108,15 @@ class _InUse(nn.Module):  # type: ignore[misc]
 
     @property
     def weight(self) -> mx.array:
-        return weight_of(self.layer)
+        return dequantized_weight(self.layer)
 
     @weight.deleter
     def weight(self) -> None:
-        """Keep it: gemma3n assigns a weight's float32 to the weight, which this one is."""
+        """Do nothing: gemma3n assigns the float32 weight, which this property returns already."""
 
     def __call__(self, x: mx.array) -> mx.array:
         if isinstance(self.layer, nn.Embedding | nn.QuantizedEmbedding):
-            return _widened(self.layer, x)
+            return _dequantized_rows(self.layer, x)
         out = self.as_linear(x)
         return out + self.layer["bias"] if "bias" in self.layer else out
 

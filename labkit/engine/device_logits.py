@@ -1,4 +1,4 @@
-"""A step's logits: NumPy's, or rows that stay on the device until somebody asks for them."""
+"""Logits of a step: a NumPy array, or rows that stay on the device until they are read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Rows = NDArray[np.float32]
 
 
 class DeviceLogits:
-    """Logits of an MLX model: the greedy choice is made where they lie, and comes back.
+    """Logits of an MLX model, whose greedy tokens are computed on the device.
 
-    ``logits``: MLX's [rows, vocabulary], of any floating type; lazy.
+    ``logits`` is a lazy MLX array [rows, vocabulary] of any floating type.
     """
 
     def __init__(self, logits: Any) -> None:
@@ -26,65 +26,64 @@ class DeviceLogits:
             best = mx.argmax(self._logits, axis=1)
             ids = mx.arange(logits.shape[1])
             others = mx.where(ids == best[:, None], -mx.inf, self._logits)
-            # A maximum may lose a NaN, a sum keeps it.
-            spoilt = mx.where(mx.isnan(self._logits).any(axis=1), mx.nan, 0.0)
-            margins = self._logits.max(axis=1) - others.max(axis=1) + spoilt
+            # A maximum may lose a NaN, so it is added.
+            nan_rows = mx.where(mx.isnan(self._logits).any(axis=1), mx.nan, 0.0)
+            margins = self._logits.max(axis=1) - others.max(axis=1) + nan_rows
         else:
             best, margins = mx.zeros(0, mx.uint32), mx.zeros(0)
         self._best, self._margins = best, margins
 
     def choices(self) -> list[Any]:
-        """Return the lazy arrays that end the step's graph."""
+        """Return the lazy arrays whose evaluation computes the step."""
         return [self._best, self._margins]
 
     def greedy(self) -> tuple[list[int], list[float]]:
-        """Return each row's best token and its lead over the next; NaN where a row has one."""
+        """Return each row's best token and its margin over the second; NaN if it has one."""
         return np.asarray(self._best).tolist(), np.asarray(self._margins).tolist()
 
     def __len__(self) -> int:
         return int(self._logits.shape[0])
 
     def __getitem__(self, row: int) -> Rows:
-        """Return a row, float32 [vocabulary]; all of them cross over at the first."""
+        """Return a row, float32 [vocabulary]; the first call copies all rows to the host."""
         if self._host is None:
             self._host = np.array(self._logits)
-        wanted: Rows = self._host[row]
-        return wanted
+        logits: Rows = self._host[row]
+        return logits
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
         return np.array(self._logits, dtype)
 
 
 class GreedyLogits:
-    """NumPy's logits whose greedy choice was made where they were computed.
+    """NumPy logits, float32 [rows, vocabulary], with greedy tokens computed by the forward.
 
-    ``rows``: float32 [rows, vocabulary]; of each row ``best``, its best token, and ``leads``, by
-    how much it is better than the next.
+    ``best`` has each row's best token, ``margins`` its margin over the next best.
     """
 
-    __slots__ = ("_best", "_leads", "_rows")
+    __slots__ = ("_best", "_margins", "_rows")
 
-    def __init__(self, rows: Rows, best: list[int], leads: list[float]) -> None:
+    def __init__(self, rows: Rows, best: list[int], margins: list[float]) -> None:
         self._rows = rows
         self._best = best
-        self._leads = leads
+        self._margins = margins
 
     def greedy(self) -> tuple[list[int], list[float]]:
-        """Return each row's best token and its lead over the next; NaN where a row has one."""
-        return self._best, self._leads
+        """Return each row's best token and its margin over the second; NaN if it has one."""
+        return self._best, self._margins
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, row: Any) -> Rows:
         """Return a row, float32 [vocabulary]."""
-        wanted: Rows = self._rows[row]
-        return wanted
+        logits: Rows = self._rows[row]
+        return logits
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Rows:
         return np.array(self._rows, dtype)
 
 
 Logits = Rows | DeviceLogits | GreedyLogits
-# Waits for a step that was launched, and returns its logits.
+# Waits for a launched step and returns its logits.
 WaitLogits = Callable[[], Logits]

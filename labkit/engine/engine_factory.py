@@ -25,11 +25,12 @@ from labkit.engine.engine_protocol import Counters, EngineError, InferenceEngine
 from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout import KVCache
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.model_runner import ModelRunner, create_launcher
+from labkit.engine.model_runner import ModelRunner
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.shared_models import PreparedModel, SharedModels
 from labkit.engine.speculation.draft_model import LoadedDraft, load_draft
+from labkit.engine.step_launcher import create_launcher
 from labkit.engine.step_loop import StepLoop
 from labkit.machine import memory_profile
 
@@ -110,43 +111,45 @@ def _create_paged(
             "engine.attention.resolver=identity: it serves pure decode batches only, and "
             "requests need a prefill; set another resolver"
         )
-    kv_layout.choose(options)  # refused now, if at all
+    kv_layout.create_factory(options)  # refused now, if at all
     machine = memory_profile.find_profile(options.budget.machine)
     check_before_loading(options, model_dir, machine)
     ready = models.prepare(
         model_dir,
         options.kv.block_size,
         options.attention.device,
-        kind=compute_dtype.cast_target(options),
-        matrices=compute_dtype.matrix_storage(options),
+        dtype=compute_dtype.cast_target(options),
+        matrix_storage=compute_dtype.matrix_storage(options),
         # Few shapes, so that each may keep a graph.
         compiled=options.decode_shape is not config.DecodeShape.exact,
     )
     choice, expected = ready.choice, ready.expected
-    kind = kv_layout.choose(options, expected.dtype)
-    small = expected.layout(kind)
+    factory = kv_layout.create_factory(options, expected.dtype)
+    small = expected.create_kv_cache(factory)
     kv_dtype = options.kv.dtype.value
     difference = load_self_test.verify(ready.loaded, choice.forward, small, expected, kv_dtype)
     if options.batch_invariant:
-        load_self_test.require_batch_invariance(options, choice.forward, kind, expected)
+        load_self_test.require_batch_invariance(options, choice.forward, factory, expected)
 
-    draft = load_draft(options, model_dir, kind, expected, models)
+    draft = load_draft(options, model_dir, factory, expected, models)
     shapes = expected.shapes + (draft.shapes if draft else ())
     pool = size_pool(
         options,
         model_dir,
         machine,
         shapes,
-        lambda: measure_activation_bytes(choice.forward, kind, expected.shapes, options.scheduler),
+        lambda: measure_activation_bytes(
+            choice.forward, factory, expected.shapes, options.scheduler
+        ),
     )
-    layout = kind.create(shapes, pool.blocks)
-    return _assemble(options, ready, layout, draft, pool, difference, peers)
+    kv_cache = factory.create(shapes, pool.blocks)
+    return _assemble(options, ready, kv_cache, draft, pool, difference, peers)
 
 
 def _assemble(
     options: config.Engine,
     ready: PreparedModel,
-    layout: KVCache,
+    kv_cache: KVCache,
     draft: LoadedDraft | None,
     pool: BudgetDecision,
     difference: float,
@@ -154,22 +157,22 @@ def _assemble(
 ) -> LLMEngine:
     choice, expected, counters = ready.choice, ready.expected, Counters()
     vocab_size = expected.logits[0].shape[-1]
-    run_model = ModelRunner(choice.forward, layout.memory, counters)
-    run_draft = ModelRunner(draft.forward, layout.memory, counters) if draft else None
-    scheduler = Scheduler(options.scheduler, layout.cache, ready.loaded.eos_token_ids)
+    run_model = ModelRunner(choice.forward, kv_cache.memory, counters)
+    run_draft = ModelRunner(draft.forward, kv_cache.memory, counters) if draft else None
+    scheduler = Scheduler(options.scheduler, kv_cache.manager, ready.loaded.eos_token_ids)
     loop = StepLoop(
         options.pipeline,
         scheduler,
-        InputBuilder(layout.cache, speculation.segment_layout(options)),
+        InputBuilder(kv_cache.manager, speculation.segment_layout(options)),
         DecodePadding(options.decode_shape, speculation.max_decode_rows(options), counters),
         create_launcher(options.pipeline, run_model, counters),
-        speculation.create(options, layout.cache, run_draft, counters, vocab_size),
+        speculation.create(options, kv_cache.manager, run_draft, counters, vocab_size),
         counters,
         peers,
     )
     return LLMEngine(
         scheduler=scheduler,
-        cache=layout.cache,
+        cache=kv_cache.manager,
         loop=loop,
         counters=counters,
         vocab_size=vocab_size,
@@ -179,7 +182,7 @@ def _assemble(
             "forward_reason": choice.reason,
             "not_replayed": choice.forward.replay_refusal,
             "dtype": expected.dtype,
-            "compiled_blocks": blocks.number if (blocks := choice.forward.blocks) else 0,
+            "compiled_blocks": blocks.num_blocks if (blocks := choice.forward.blocks) else 0,
             "self_test_difference": difference,
             "budget": str(pool),
             "draft": draft.source if draft else None,
@@ -187,7 +190,7 @@ def _assemble(
         decided={
             f"budget.{pool.policy}": 1,
             f"dtype.{expected.dtype}": 1,
-            **compute_dtype.weight_counters(choice.weights),
+            **compute_dtype.weight_counters(choice.weight_bytes),
             "batch_invariant": float(options.batch_invariant),
             "ranks.kv_heads": max(shape.num_kv_heads for shape in expected.shapes),
         },

@@ -1,9 +1,9 @@
-"""How an unedited mlx_lm model reaches the KV memory: one duck-typed cache per layer.
+"""Duck-typed caches through which an unedited mlx_lm model reaches the KV memory, one per layer.
 
-The model is fed ids of shape [T, 1], every token a batch entry of its own, so RoPE takes
-a position per token.  ``update_and_fetch`` returns a ``KVHandle`` with the new keys and
-values, and the model hands it on to ``scaled_dot_product_attention``: labkit's own in the
-modules that its models are made of (``model_loader``), which asks a handle to attend.
+The model is fed ids of shape [T, 1]: every token is a batch entry of its own, so RoPE takes a
+position per token. A layer calls ``update_and_fetch`` with its new keys and values and gets a
+``KVHandle`` back, which it passes to ``scaled_dot_product_attention`` as keys and values.
+``model_loader`` has replaced that function by one that calls ``KVHandle.attend``.
 """
 
 from __future__ import annotations
@@ -23,72 +23,84 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """What the layers of one forward share.
+    """State of one forward that all layers share.
 
-    ``owner``: the attention that keeps what a layer is bound to; ``attention``: the same, or
-    a bridge to it.
+    Attributes
+    ----------
+    owner
+        The attention that owns the KV memory.
+    attention
+        The attention that the layers call: ``owner``, or an adapter to it for other arrays.
+    metadata
+        The step's attention metadata.
+    positions
+        int32 [T], the position of each token.
     """
 
     owner: Attention
     attention: Attention
-    plan: Any
+    metadata: Any
     positions: Any
 
 
 class LayerCache:
-    """One layer's cache as the model sees it; ``step`` is set before each forward."""
+    """The cache of one layer as the model sees it; ``context`` is set during each forward."""
 
     def __init__(self, layer: int, window: int | None) -> None:
         self.layer = layer
         self.window = window
-        self.step: ForwardContext | None = None
+        self.context: ForwardContext | None = None
         self._owner: Callable[[], Attention | None] = lambda: None
         self._bound: tuple[Any, ...] = ()
         self._handle: KVHandle | None = None
 
-    def current(self) -> ForwardContext:
-        """Return the step that is running."""
-        if self.step is None:
+    def current_context(self) -> ForwardContext:
+        """Return the context of the forward that is running."""
+        if self.context is None:
             raise EngineError("the model read its cache outside a step")
-        return self.step
+        return self.context
 
     @property
     def offset(self) -> Any:
         """Positions of the step's tokens, int32 [T]."""
-        return self.current().positions
+        return self.current_context().positions
 
     def make_mask(
         self, _length: int, return_array: bool = False, window_size: int | None = None
     ) -> None:
-        """Return no mask: causality and this layer's own window are the backend's."""
+        """Return None: the attention backend applies causality and the layer's window."""
         if window_size not in (None, self.window):
             raise EngineError(f"it masks a window of {window_size} that its cache does not have")
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[KVHandle, KVHandle]:
-        """Take new keys and values [T, kv_heads, 1, head_dim]; return what attends to them."""
+        """Return a handle of new keys and values, [T, kv_heads, 1, head_dim], twice."""
         self._handle = KVHandle(self, keys, values)
         return self._handle, self._handle
 
     def keys_and_values(self) -> tuple[KVHandle, KVHandle]:
-        """Return what this layer's ``update_and_fetch`` gave, to a layer that shares its keys."""
+        """Return the last handle, for a layer that shares this layer's keys and values."""
         if self._handle is None:
             raise EngineError("a layer shares the keys of one that has none yet")
         return self._handle, self._handle
 
     def bind(self, scale: float, heads: int, sinks: Any) -> None:
-        """Tell the step's attention what this layer is, if it does not know."""
-        step, bound = self.current(), self._bound
-        if self._owner() is not step.owner or bound[:2] != (scale, heads) or bound[2] is not sinks:
-            step.attention.bind(
+        """Bind this layer to the step's attention, unless it is bound already."""
+        context, bound = self.current_context(), self._bound
+        if (
+            self._owner() is not context.owner
+            or bound[:2] != (scale, heads)
+            or bound[2] is not sinks
+        ):
+            context.attention.bind(
                 self.layer, scale=float(scale), heads=heads, window=self.window, sinks=sinks
             )
-            # Weakly: a model outlives the KV memory of its engines.
-            self._owner, self._bound = weakref.ref(step.owner), (scale, heads, sinks)
+            # A weak reference: a model outlives the KV memory of its engines.
+            self._owner, self._bound = weakref.ref(context.owner), (scale, heads, sinks)
 
 
 class KVHandle:
-    """New keys and values on their way to the KV memory; written by the first attention."""
+    """New keys and values of one layer; its first attention writes them to the KV memory."""
 
     __slots__ = ("cache", "dtype", "keys", "values")
 
@@ -96,8 +108,7 @@ class KVHandle:
         self.cache = cache
         self.keys = keys
         self.values = values
-        # To which some models cast what attention returns.
-        self.dtype = values.dtype
+        self.dtype = values.dtype  # some models cast the attention's output to it
 
     def attend(self, queries: Any, scale: float, mask: Any, sinks: Any) -> Any:
         """Attend over each sequence's whole context; queries and result [T, heads, 1, dim]."""
@@ -105,17 +116,17 @@ class KVHandle:
             raise EngineError("its attention builds a mask of its own")
         cache = self.cache
         cache.bind(scale, queries.shape[1], sinks)
-        step: Any = cache.step
+        context: Any = cache.context
         k = v = None
         if self.keys is not None:
             k, v = self.keys.squeeze(2), self.values.squeeze(2)
             self.keys = self.values = None
-        out = step.attention.forward(cache.layer, queries.squeeze(2), k, v, step.plan)
+        out = context.attention.forward(cache.layer, queries.squeeze(2), k, v, context.metadata)
         return out[:, :, None]
 
 
 class ShapeRecorder:
-    """A cache that only notes the shape of what a layer caches, for sizing the pools."""
+    """A cache of one token that records the shape and dtype of a layer's keys and values."""
 
     offset = 0
 
@@ -125,16 +136,16 @@ class ShapeRecorder:
         self._cached: tuple[Any, Any] = (None, None)
 
     def make_mask(self, *_args: Any, **_options: Any) -> None:
-        """Return no mask: the recorder sees one token."""
+        """Return None: one token needs no mask."""
         return None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        """Note the shapes and return the arrays as they are."""
+        """Record the shapes and return the arrays as they are."""
         self.shape = KVShape(int(keys.shape[1]), int(keys.shape[3]), int(values.shape[3]))
         self.dtype = dtype_name(keys.dtype)
         self._cached = keys, values
         return self._cached
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """Return the arrays, to a layer that shares them."""
+        """Return the last arrays, for a layer that shares them."""
         return self._cached

@@ -136,7 +136,7 @@ class LLMEngine:
 
         Tokens that requests share count once for each, at most up to what is held.
         """
-        held = self._cache.held_bytes
+        held = self._cache.reserved_bytes
         computed = self._scheduler.num_computed_tokens * self._cache.token_bytes
         return KVBytes(reserved=held, used=min(held, computed))
 

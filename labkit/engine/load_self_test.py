@@ -1,8 +1,7 @@
-"""The check at load: does this architecture, paged and packed, compute what mlx_lm computes?
+"""The self-test at load: labkit's forward must compute the logits of plain mlx_lm.
 
-Two sequences are computed by the plain model with its own caches, and by labkit's
-forward in uneven chunks over shuffled memory, mixed with decodes; every token's logits
-must agree.
+Two sequences are computed by the plain model with its own caches, and by labkit's forward in
+uneven chunks over shuffled memory, mixed with decodes. The logits of every token must agree.
 """
 
 from __future__ import annotations
@@ -23,23 +22,34 @@ from labkit.engine.input_builder import InputBuilder
 from labkit.engine.kv_layout.kv_cache_manager import KVCache, KVCacheFactory, KVCacheManager
 from labkit.engine.kv_layout.kv_shape import KVShape
 from labkit.engine.layer_cache import ShapeRecorder
-from labkit.engine.model_loader import LoadedModel, plain_caches
+from labkit.engine.model_loader import LoadedModel, make_prompt_cache
 from labkit.engine.packed_forward import PackedForward
 from labkit.engine.request import Request, RequestState
 from labkit.engine.scheduler_output import ScheduledChunk, SchedulerOutput
 from labkit.machine.exception_text import one_line
 
-# Of the range of the logits, by the type computed in. Another order of summation stays below it
-# (the worst of 46 architectures: 5e-3 in float16, 2e-2 in bfloat16); a wrong position does not.
+# The largest difference allowed, as a fraction of the range of the logits, by dtype. Another order
+# of summation stays below it (at most 5e-3 in float16 and 2e-2 in bfloat16 over 46
+# architectures); a wrong position exceeds it.
 TOLERANCE = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLogits:
-    """What the plain model gives: the shapes it caches, and logits per sequence and token.
+    """What the plain model computes for the test sequences.
 
-    ``dtype``: the type of the keys that it caches, in MLX's words. ``steps`` says how many
-    tokens of each sequence labkit's forward computes together.
+    Attributes
+    ----------
+    shapes
+        What each layer caches per token.
+    dtype
+        The dtype of the cached keys, as MLX names it.
+    sequences
+        The token ids of each sequence.
+    logits
+        Per sequence float32 [tokens, vocabulary].
+    steps
+        For each step of labkit's forward, how many tokens of each sequence it computes.
     """
 
     shapes: tuple[KVShape, ...]
@@ -53,23 +63,23 @@ class ExpectedLogits:
         """Tokens of the longest sequence."""
         return max(map(len, self.sequences))
 
-    def layout(self, kind: KVCacheFactory) -> KVCache:
-        """Make a layout just large enough for the sequences."""
-        return kind.create_for(self.shapes, len(self.sequences), self.max_sequence_tokens)
+    def create_kv_cache(self, factory: KVCacheFactory) -> KVCache:
+        """Create a KV cache just large enough for the sequences."""
+        return factory.create_for(self.shapes, len(self.sequences), self.max_sequence_tokens)
 
 
 def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
-    """Ask the plain model, before anything in it is replaced.
+    """Compute the expected logits with the plain model, before its parts are replaced.
 
-    What it keeps in less than float32 is widened for it, layer by layer.
+    Weights stored in less than float32 are dequantised for it, layer by layer.
 
     Raises
     ------
     EngineError
-        It cannot be asked: what a layer caches, or what mlx_lm itself says.
+        mlx_lm itself fails, or a layer caches something else than keys and values.
     """
     try:
-        return _expect(loaded, block_size)
+        return _compute_expected(loaded, block_size)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, EngineError):
             raise
@@ -77,18 +87,18 @@ def compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
         raise EngineError(f"model_type={loaded.model_type}: plain mlx_lm fails: {reason}") from None
 
 
-def _expect(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
+def _compute_expected(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
     from labkit.engine.dequantized_layers import dequantized_on_use, numpy_product
 
-    model, kept = loaded.model, loaded.matrices is MatrixStorage.as_stored
-    with dequantized_on_use(model) if kept else nullcontext():
+    model, as_stored = loaded.model, loaded.matrix_storage is MatrixStorage.as_stored
+    with dequantized_on_use(model) if as_stored else nullcontext():
         shapes, dtype = kv_shapes(loaded)
-        one = _lazy_logits(model, np.zeros((1, 1), np.int32), plain_caches(model))
+        one = _lazy_logits(model, np.zeros((1, 1), np.int32), make_prompt_cache(model))
     rng, vocab = np.random.default_rng(0), one.shape[-1]
     steps = step_lengths(block_size)
     lengths = [sum(counts) for counts in zip(*steps, strict=True)]
     sequences = tuple(rng.integers(0, vocab, n, dtype=np.int32) for n in lengths)
-    with dequantized_on_use(model, numpy_product) if kept else nullcontext():
+    with dequantized_on_use(model, numpy_product) if as_stored else nullcontext():
         logits = _all_logits(model, sequences)
     return ExpectedLogits(shapes, dtype, sequences, logits, steps)
 
@@ -96,18 +106,18 @@ def _expect(loaded: LoadedModel, block_size: int) -> ExpectedLogits:
 def step_lengths(block_size: int) -> tuple[tuple[int, int], ...]:
     """Return each step's tokens of both sequences: chunked, mixed, ragged, two blocks long.
 
-    Two decodes end them: what the first leaves behind (a graph) the second finds.
+    They end with two decodes, so that the second can reuse what the first cached (a graph).
     """
     return ((block_size - 3, 0), (6, 1), (1, 4), (1, 1), (1, 1))
 
 
 def kv_shapes(loaded: LoadedModel) -> tuple[tuple[KVShape, ...], str]:
-    """Return what each layer caches per token, and in which type, seen by running one token.
+    """Return what each layer caches per token, and its dtype, by running one token.
 
     Raises
     ------
     EngineError
-        A layer caches something else than keys and values of one head dimension each.
+        A layer does not use its cache.
     """
     recorders = [ShapeRecorder() for _ in loaded.windows]
     _lazy_logits(loaded.model, np.zeros((1, 1), np.int32), recorders)
@@ -118,7 +128,7 @@ def kv_shapes(loaded: LoadedModel) -> tuple[tuple[KVShape, ...], str]:
 
 
 def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
-    """Return logits [sequences, tokens, vocabulary] that nothing has computed yet."""
+    """Return lazy logits [sequences, tokens, vocabulary]."""
     import mlx.core as mx
 
     return model(mx.array(ids), cache=caches).astype(mx.float32)
@@ -127,13 +137,13 @@ def _lazy_logits(model: Any, ids: NDArray[np.int32], caches: Any) -> Any:
 def _all_logits(
     model: Any, sequences: tuple[NDArray[np.int32], ...]
 ) -> tuple[NDArray[np.float32], ...]:
-    """Compute the sequences at once, the shorter ones with zeros behind, which they never see."""
+    """Compute all sequences in one batch; zeros behind the shorter ones have no effect on them."""
     import mlx.core as mx
 
     ids = np.zeros((len(sequences), max(map(len, sequences))), np.int32)
     for row, sequence in zip(ids, sequences, strict=True):
         row[: len(sequence)] = sequence
-    logits = _lazy_logits(model, ids, plain_caches(model))
+    logits = _lazy_logits(model, ids, make_prompt_cache(model))
     mx.eval(logits)
     rows = np.array(logits)
     return tuple(row[: len(ids)] for row, ids in zip(rows, sequences, strict=True))
@@ -142,67 +152,74 @@ def _all_logits(
 def verify(
     loaded: LoadedModel,
     forward: PackedForward,
-    layout: KVCache,
+    kv_cache: KVCache,
     expected: ExpectedLogits,
     kv_dtype: str = "float32",
 ) -> float:
-    """Compare; return the largest difference as a fraction of the range of the logits.
+    """Compare the forward's logits with the expected ones.
 
-    ``layout`` has room for one request of ``expected.max_sequence_tokens`` tokens per sequence, in
-    ``kv_dtype``.
+    ``kv_cache`` has room for the sequences, in ``kv_dtype``.
+
+    Returns
+    -------
+    float
+        The largest difference, as a fraction of the range of the logits.
 
     Raises
     ------
     EngineError
-        The architecture cannot be served this way, with the reason.
+        The difference exceeds the tolerance, or the forward fails; with the reason.
     """
     where = f"model_type={loaded.model_type} ({forward.name} forward)"
     differences = []
     try:
-        for logits, reference in compute(forward, layout, expected, some_rows=True):
+        for logits, reference in compute_logits(forward, kv_cache, expected, some_rows=True):
             differences.append(np.abs(logits - reference).max() / np.ptp(reference))
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         reason = one_line(error)
         raise EngineError(f"{where}: refused by the self-test: {reason}") from error
     worst = float(np.max(differences))  # keeps a NaN, which Python's max may lose
-    kind = max((expected.dtype, kv_dtype), key=lambda word: TOLERANCE[word])
-    if not worst <= TOLERANCE[kind]:
+    dtype = max((expected.dtype, kv_dtype), key=lambda name: TOLERANCE[name])
+    if not worst <= TOLERANCE[dtype]:
         raise EngineError(
             f"{where}: refused by the self-test: its logits differ from plain mlx_lm's by "
-            f"{worst:.1e} of their range, allowed are {TOLERANCE[kind]:.0e} in {kind}"
+            f"{worst:.1e} of their range, allowed are {TOLERANCE[dtype]:.0e} in {dtype}"
         )
     return worst
 
 
-def compute(
-    forward: PackedForward, layout: KVCache, expected: ExpectedLogits, *, some_rows: bool = False
+def compute_logits(
+    forward: PackedForward, kv_cache: KVCache, expected: ExpectedLogits, *, some_rows: bool = False
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield every step's logits, a row per token, with those expected.
+    """Yield each step's logits, a row per token, and the expected ones.
 
-    ``some_rows``: of the first step only every other row, as serving asks for some.
+    ``some_rows``: compute only every other row of the first step, as serving does.
     """
-    for index, (batch, reference) in enumerate(_steps(expected, layout.cache)):
+    for index, (batch, reference) in enumerate(_steps(expected, kv_cache.manager)):
         if some_rows and index == 0:
             batch, reference = batch._replace(logit_rows=batch.logit_rows[::2]), reference[::2]
-        computed, step = layout.memory.plan(batch)
-        yield np.asarray(forward(computed, step, Counters())), reference
+        padded, attention = kv_cache.memory.prepare_step(batch)
+        yield np.asarray(forward(padded, attention, Counters())), reference
 
 
 def require_batch_invariance(
-    options: config.Engine, forward: PackedForward, kind: KVCacheFactory, expected: ExpectedLogits
+    options: config.Engine,
+    forward: PackedForward,
+    factory: KVCacheFactory,
+    expected: ExpectedLogits,
 ) -> None:
-    """Check ``engine.batch_invariant``: the same bits, whatever the batch.
+    """Check ``engine.batch_invariant``: a token's logits have the same bits in every batch.
 
-    A row's logits must not depend on the rows beside it, on how its prompt is cut into chunks,
-    or on the step in which it is computed. That holds where every operation gives each row
-    through one tile and one order of summation (design.md, "On the CPU"). The config refuses
-    what is known not to; what depends on the model is seen here: the self-test's sequences are
-    computed alone and whole, then chunked beside each other.
+    They must not depend on the rows beside the token, on the chunks of its prompt, or on the
+    step that computes it. That holds if every operation computes each row with the same tile and
+    the same order of summation. The config refuses options that are known to break it; what
+    depends on the model is tested here: the self-test's sequences are computed whole and alone,
+    then in chunks beside each other.
 
     Raises
     ------
     EngineError
-        The two differ in a bit, or the forward's BLAS is known to make them differ.
+        The logits differ in a bit, or the forward's BLAS is known to make them differ.
     """
     if forward.name == "mlx" and options.blas is config.Blas.openblas:
         raise EngineError(
@@ -211,9 +228,11 @@ def require_batch_invariance(
         )
     first, second = map(len, expected.sequences)
     whole = replace(expected, steps=((first, 0), (0, second)))
-    logits = tuple(rows for rows, _ in compute(forward, expected.layout(kind), whole))
-    for rows, reference in compute(
-        forward, expected.layout(kind), replace(expected, logits=logits)
+    logits = tuple(
+        rows for rows, _ in compute_logits(forward, expected.create_kv_cache(factory), whole)
+    )
+    for rows, reference in compute_logits(
+        forward, expected.create_kv_cache(factory), replace(expected, logits=logits)
     ):
         if not np.array_equal(rows, reference):
             raise EngineError(
@@ -225,7 +244,7 @@ def require_batch_invariance(
 def _steps(
     expected: ExpectedLogits, cache: KVCacheManager
 ) -> Iterator[tuple[Batch, NDArray[np.float32]]]:
-    """Yield the batches of the test with the logits that each must give."""
+    """Yield the batches of the test, each with its expected logits."""
     states = [
         RequestState(Request(f"self-test {i}", tuple(ids.tolist())))
         for i, ids in enumerate(expected.sequences)
@@ -246,7 +265,7 @@ def _steps(
             for state, logits, count in zip(states, expected.logits, counts, strict=True)
         ]
         rows = np.arange(batch.total_q, dtype=np.int32)
-        # A token of each is a step of decodes: what only those run is tested too.
+        # One token of each is a step of pure decodes, so that its own paths are tested too.
         prefill = batch.prefill_tokens if max(counts) > 1 else 0
         batch = batch._replace(logit_rows=rows, prefill_tokens=prefill)
         yield batch, np.concatenate(spans)
@@ -255,7 +274,7 @@ def _steps(
 
 
 def _shuffle(cache: KVCacheManager, requests: int) -> None:
-    """Make free memory lie out of order, as it does in use."""
+    """Put the free blocks out of order, as they are in use."""
     decoys = [RequestState(Request(f"decoy {i}", (0,))) for i in range(2 * requests)]
     for decoy in decoys:
         cache.reserve(decoy, 1)

@@ -1,4 +1,4 @@
-"""Loads a model directory: mlx_lm's class for it, with labkit's attention, and its weights."""
+"""Load a model directory into mlx_lm's class for it, with an attention that labkit can replace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labkit.engine.layer_cache import KVHandle
 from labkit.engine.module_rebinding import PACKAGE, ModuleLoader, import_plain
 from labkit.machine.exception_text import one_line
 
-# config.json's ``model_type`` where mlx_lm's module has another name.
+# mlx_lm's module of a ``model_type`` in config.json, if their names differ.
 MODULE_OF_TYPE = {
     "deepseek_v41_text": "deepseek_v41",
     "falcon_mamba": "mamba",
@@ -32,34 +32,46 @@ MODULE_OF_TYPE = {
     "qwen2_5_vl": "qwen2_vl",
     "xverse": "llama",
 }
-# Caches that hold one key and one value per token, which a paged pool can hold too.
+# mlx_lm's caches with one key and one value per token, which a paged pool can store.
 PLAIN_CACHES = ("KVCache", "RotatingKVCache")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model, what its layers cache, and what its config says.
+    """A loaded model.
 
-    ``windows``: per cached layer the sliding window in tokens, or None. ``matrices``: what
-    loading did to them. ``sums``: layers whose results the ranks that share the model add up.
+    Attributes
+    ----------
+    model
+        mlx_lm's model.
+    model_type
+        As in config.json.
+    windows
+        Per cached layer the sliding window in tokens, or None.
+    eos_token_ids
+        Token ids that end a request.
+    matrix_storage
+        How loading stored its matrices.
+    num_all_reduces
+        Layers whose outputs are summed over the ranks that share the model.
     """
 
     model: Any
     model_type: str
     windows: tuple[int | None, ...]
     eos_token_ids: frozenset[int]
-    matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
-    sums: int = 0
+    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast
+    num_all_reduces: int = 0
 
 
 @functools.cache
 def _modules() -> ModuleLoader:
-    """Return mlx_lm's model modules with an attention that lets a ``KVHandle`` attend.
+    """Return mlx_lm's model modules, whose attention calls ``KVHandle.attend``.
 
-    It keeps no state, and anything but a handle goes to mlx_lm's own function, so a model runs
-    with mlx_lm's caches too, and any number of engines share the modules. They are never
-    dropped: MLX would give the graphs of their compiled functions to whatever is compiled at
-    the same address (see ``compiled``).
+    Keys that are no handle go to mlx_lm's own function, so a model also runs with mlx_lm's
+    caches. The modules have no state, so any number of engines share them. They are never freed:
+    MLX would give the graphs of their compiled functions to a function compiled later at the same
+    address (see ``compiled_blocks``).
     """
     original = import_plain("base").scaled_dot_product_attention
 
@@ -79,17 +91,24 @@ def _modules() -> ModuleLoader:
     return ModuleLoader({}, {f"{PACKAGE}.base": {"scaled_dot_product_attention": attend}})
 
 
-def load(
+def load_model(
     model_dir: Path,
     layers: int | None = None,
-    kind: str | None = "float32",
-    matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
+    dtype: str | None = "float32",
+    matrix_storage: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> LoadedModel:
-    """Build the model of a directory: config.json and model*.safetensors.
+    """Load a model from config.json and model*.safetensors.
 
-    ``layers``: only so many of its first layers, then its last norm and its output; None: all.
-    ``kind``: what floating point weights are cast to, in MLX's words; None: nothing.
-    ``matrices``: what becomes of those of linear layers and embeddings.
+    Parameters
+    ----------
+    model_dir
+        The directory.
+    layers
+        Load only the first ``layers`` layers, the last norm and the output layer; None: all.
+    dtype
+        The MLX dtype that floating-point weights are cast to; None: they keep their own.
+    matrix_storage
+        How the weights of linear layers and embeddings are stored.
 
     Raises
     ------
@@ -102,11 +121,10 @@ def load(
     model_type = str(settings["model_type"])
     model = _build(_module(model_type), settings, model_dir)
     _load_weights(model, model_dir, settings.get("quantization"), layers)
-    compute_dtype.cast_parameters(model, kind, matrices)
+    compute_dtype.cast_parameters(model, dtype, matrix_storage)
     windows = _windows(model, model_type)
-    return LoadedModel(
-        model, model_type, windows, read_eos_token_ids(settings, model_dir), matrices
-    )
+    eos_token_ids = read_eos_token_ids(settings, model_dir)
+    return LoadedModel(model, model_type, windows, eos_token_ids, matrix_storage)
 
 
 def _read_config(model_dir: Path) -> dict[str, Any]:
@@ -124,7 +142,7 @@ def _read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def _check_quantisation(settings: dict[str, Any], path: Path) -> None:
-    """Refuse quantised weights that are not mlx_lm's own affine kind."""
+    """Raise ``EngineError`` for quantised weights in another format than mlx_lm's affine one."""
     text = settings.get("text_config") or {}
     own = settings.get("quantization")
     foreign = settings.get("quantization_config") or text.get("quantization_config")
@@ -144,7 +162,7 @@ def _module(model_type: str) -> ModuleType:
         if error.name != name:
             raise
         raise EngineError(f"model_type={model_type}: mlx_lm has no such architecture") from None
-    except SystemExit:  # what mlx_lm's olmo does where hf_olmo is missing
+    except SystemExit:  # mlx_lm's olmo exits if hf_olmo is not installed
         raise EngineError(f"model_type={model_type}: mlx_lm lacks a package for it") from None
 
 
@@ -157,10 +175,10 @@ def _build(module: ModuleType, settings: dict[str, Any], model_dir: Path) -> Any
 
 
 def _first_layers(settings: dict[str, Any], layers: int, model_dir: Path) -> dict[str, Any]:
-    have = settings.get("num_hidden_layers")
-    if not isinstance(have, int) or layers > have:
+    num_layers = settings.get("num_hidden_layers")
+    if not isinstance(num_layers, int) or layers > num_layers:
         raise EngineError(
-            f"{model_dir / 'config.json'}: num_hidden_layers is {have}, {layers} are asked"
+            f"{model_dir / 'config.json'}: num_hidden_layers is {num_layers}, less than {layers}"
         )
     return {**settings, "num_hidden_layers": layers}
 
@@ -178,7 +196,7 @@ def _load_weights(
         loaded: Any = mx.load(str(file))
         weights.update(loaded)
     if layers is not None:
-        weights = {name: value for name, value in weights.items() if _layer(name) < layers}
+        weights = {name: value for name, value in weights.items() if _layer_index(name) < layers}
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)
     if quantization:
@@ -190,14 +208,14 @@ def _load_weights(
     model.eval()
 
 
-def _layer(name: str) -> int:
-    """Return the layer that a weight belongs to; -1: to none."""
-    found = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    return int(found[1]) if found else -1
+def _layer_index(name: str) -> int:
+    """Return the index of the layer that a weight belongs to; -1 if it belongs to none."""
+    match = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return int(match[1]) if match else -1
 
 
 def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any]) -> None:
-    """Give the layers whose weights are quantised their quantised class."""
+    """Replace the layers whose weights are quantised by their quantised class."""
     import mlx.nn as nn
 
     def options(path: str, layer: Any) -> Any:
@@ -209,31 +227,31 @@ def _quantise(model: Any, weights: dict[str, Any], quantization: dict[str, Any])
 
 
 def _windows(model: Any, model_type: str) -> tuple[int | None, ...]:
-    """Read each cached layer's window from the cache that the model itself would use."""
+    """Return each cached layer's window, read from the cache that mlx_lm would use."""
     windows: list[int | None] = []
-    for cache in plain_caches(model):
-        kind = type(cache).__name__
-        if kind not in PLAIN_CACHES:
+    for cache in make_prompt_cache(model):
+        class_name = type(cache).__name__
+        if class_name not in PLAIN_CACHES:
             raise EngineError(
-                f"model_type={model_type}: its layers cache {kind}, not one key and one value "
-                "per token; engine=paged cannot hold that"
+                f"model_type={model_type}: its layers cache {class_name}, not one key and one "
+                "value per token; engine=paged cannot hold that"
             )
         if getattr(cache, "keep", 0):
             raise EngineError(
                 f"model_type={model_type}: its windows keep {cache.keep} first tokens"
             )
-        windows.append(int(cache.max_size) if kind == "RotatingKVCache" else None)
+        windows.append(int(cache.max_size) if class_name == "RotatingKVCache" else None)
     return tuple(windows)
 
 
-def plain_caches(model: Any) -> Sequence[Any]:
-    """Return the caches that mlx_lm itself would use for one sequence."""
+def make_prompt_cache(model: Any) -> Sequence[Any]:
+    """Return the caches that mlx_lm would use for one sequence."""
     caches: Sequence[Any] = import_plain("cache").make_prompt_cache(model)
     return caches
 
 
 def read_eos_token_ids(settings: dict[str, Any], model_dir: Path) -> frozenset[int]:
-    """Return the end-of-text ids; generation_config.json wins over config.json."""
+    """Return the ids that end a text; generation_config.json overrides config.json."""
     generation = model_dir / "generation_config.json"
     sources = [settings, settings.get("text_config") or {}]
     if generation.is_file():

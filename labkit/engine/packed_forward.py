@@ -1,4 +1,4 @@
-"""One forward pass over a packed batch, through the unedited mlx_lm model."""
+"""One forward pass of an unedited mlx_lm model over a packed batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class LogitRowSelector:
-    """A model's last norm, applied only to the rows whose logits are wanted.
+    """Replaces a model's last norm; normalises only the rows whose logits are needed.
 
-    Stands in the model where the norm stood; ``rows`` is set before each forward (None:
-    all rows). Rows of a norm do not depend on each other.
+    ``rows`` is set before each forward (None: all rows). A norm treats its rows independently, so
+    the result is the same.
     """
 
     def __init__(self, norm: Any) -> None:
@@ -42,7 +42,7 @@ class LogitRowSelector:
 
 
 def select_rows(model: Any) -> LogitRowSelector | None:
-    """Wrap the model's last norm; None if it is not where mlx_lm's models have it."""
+    """Replace the model's last norm by a selector; return None if the norm is not found."""
     for owner in (model, getattr(model, "language_model", None)):
         inner = getattr(owner, "model", None)
         norm = getattr(inner, "norm", None)
@@ -54,13 +54,22 @@ def select_rows(model: Any) -> LogitRowSelector | None:
 
 
 class PackedForward:
-    """Tokens as batch: ids of shape [T, 1], a position per token, a handle per layer.
+    """Runs the model with every token as a batch entry: ids [T, 1] and a position per token.
 
-    Writes the batch's keys and values into the KV memory on the way.
+    The attention of each layer writes the batch's keys and values to the KV memory. On MLX
+    arrays a step is one lazy graph with one evaluation at its end, unless the attention takes
+    NumPy arrays.
 
-    On MLX (``name`` is ``mlx``) a step is one lazy graph with one evaluation at its end,
-    unless attention takes NumPy's arrays. The model's first layer is layer ``first_layer`` of
-    the KV memory. ``blocks``, where there are any, run compiled in steps of decodes alone.
+    Parameters
+    ----------
+    loaded
+        The model.
+    arrays
+        The kind of arrays that the model runs on, which is also the forward's ``name``.
+    first_layer
+        The layer of the KV memory that is the model's first.
+    blocks
+        The model's feed-forward blocks, which run compiled in steps of pure decodes.
     """
 
     def __init__(
@@ -78,7 +87,7 @@ class PackedForward:
         ]
         self._selector = select_rows(loaded.model)
         self._graph_runner: GraphRunner | None = None
-        self._sums = loaded.sums
+        self._num_all_reduces = loaded.num_all_reduces
 
     def __call__(self, batch: Batch, step: StepAttention, counters: Counters) -> Logits:
         """Return the logits after ``batch.logit_rows``: float32 [rows, vocabulary].
@@ -86,49 +95,50 @@ class PackedForward:
         Raises
         ------
         StaleLaunchError
-            An attention launch left another's stamp.
+            An attention launch left the stamp of another launch.
         """
         return self.launch(batch, step, counters, ahead=False)()
 
     def launch(
         self, batch: Batch, step: StepAttention, counters: Counters, *, ahead: bool
     ) -> WaitLogits:
-        """Start a step, or run it; ``ahead``: without waiting for the end of what is lazy.
+        """Launch a step; calling the result waits for its logits.
 
-        Counted is ``device_ms``: from here to the end of the wait.
+        With ``ahead`` a lazy graph is computed asynchronously. The counter ``device_ms`` is the
+        time from the call of ``launch`` to the end of the wait.
         """
         start = time.perf_counter()
-        attention, bridge = step.attention, None
+        attention, adapter = step.attention, None
         if attention.arrays not in (self.name, "any"):
             from labkit.engine.attention.array_adapter import ArrayAdapter
 
-            attention = bridge = ArrayAdapter(attention)
+            attention = adapter = ArrayAdapter(attention)
         if self.blocks is not None:
-            self.blocks.on = not batch.prefill_tokens
-        logits = self._replayed(batch, step, counters)
+            self.blocks.enabled = not batch.prefill_tokens
+        logits = self._replay(batch, step, counters)
         if logits is None:
-            running = ForwardContext(
-                step.attention, attention, step.plan, self._array(batch.positions)
+            context = ForwardContext(
+                step.attention, attention, step.metadata, self._array(batch.positions)
             )
-            logits = self._logits(batch, running)
+            logits = self._run_model(batch, context)
         else:
             counters.add("forward.replayed")
         if self.blocks is not None:
             self.blocks.count(counters)
-        if self._sums:
-            counters.add("ranks.sums", self._sums)
+        if self._num_all_reduces:
+            counters.add("ranks.sums", self._num_all_reduces)
         rows: Logits = logits
         if self.name == "mlx":
             rows = DeviceLogits(logits)
-            evaluate([*rows.choices(), *attention.pending(step.plan)], ahead=ahead)
+            evaluate([*rows.choices(), *attention.pending(step.metadata)], ahead=ahead)
             counters.add("mlx.evaluations")
-        if bridge is not None:
-            counters.add("mlx.evaluations", bridge.conversions)
+        if adapter is not None:
+            counters.add("mlx.evaluations", adapter.conversions)
 
         def wait() -> Logits:
             if isinstance(rows, DeviceLogits):
                 rows.greedy()
-            check_launches(attention, step.plan, counters)
+            check_launches(attention, step.metadata, counters)
             counters.add("device_ms", (time.perf_counter() - start) * 1e3)
             return rows
 
@@ -136,11 +146,11 @@ class PackedForward:
 
     @property
     def replay_refusal(self) -> str | None:
-        """Why none of its steps is replayed, as far as one asked."""
+        """The reason why no step is replayed, or None; known after the first step."""
         return None if self._graph_runner is None else self._graph_runner.reason
 
-    def _replayed(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
-        """Return the logits of a step that is replayed from a tape; None: it is not."""
+    def _replay(self, batch: Batch, step: StepAttention, counters: Counters) -> Any:
+        """Replay the step's captured graph; return its logits, or None if it cannot be replayed."""
         if self._graph_runner is None:
             if self.name != "numpy":
                 return None
@@ -149,22 +159,22 @@ class PackedForward:
             if not can_replay(step.attention):
                 return None
             self._graph_runner = GraphRunner(self._model, self._caches)
-        logits = self._graph_runner.run(batch, step.attention, step.plan, counters)
+        logits = self._graph_runner.run(batch, step.attention, step.metadata, counters)
         if logits is None or len(batch.tokens) == len(batch.logit_rows):
             return logits
         return logits[batch.logit_rows]
 
-    def _logits(self, batch: Batch, running: ForwardContext) -> Any:
-        """Return the logits [rows, vocabulary], not evaluated where they are MLX's."""
+    def _run_model(self, batch: Batch, context: ForwardContext) -> Any:
+        """Return the logits [rows, vocabulary]; MLX's are lazy."""
         for cache in self._caches:
-            cache.step = running
+            cache.context = context
         if self._selector is not None:
             self._selector.rows = self._array(batch.logit_rows)
         try:
             hidden = self._model(self._array(batch.tokens[:, None]), cache=self._caches)
         finally:
             for cache in self._caches:
-                cache.step = None
+                cache.context = None
             if self._selector is not None:
                 self._selector.rows = None
         logits = hidden[:, 0]
@@ -175,7 +185,7 @@ class PackedForward:
         return logits
 
     def _array(self, array: Any) -> Any:
-        """Return the model's own kind of array."""
+        """Convert a NumPy array to the model's kind of array."""
         if self.name == "numpy":
             return array
         import mlx.core as mx
@@ -184,7 +194,7 @@ class PackedForward:
 
 
 def evaluate(arrays: list[Any], *, ahead: bool) -> None:
-    """End a step's graph: compute it, or have it computed while the host goes on."""
+    """Compute a step's graph; with ``ahead`` asynchronously, without waiting."""
     import mlx.core as mx
 
     if ahead:
@@ -193,54 +203,63 @@ def evaluate(arrays: list[Any], *, ahead: bool) -> None:
         mx.eval(arrays)
 
 
-def check_launches(attention: Attention, plan: Any, counters: Counters) -> None:
-    """Count what the layers launched; StaleLaunchError if an output may be another's."""
-    for report in attention.report(plan):
+def check_launches(attention: Attention, metadata: Any, counters: Counters) -> None:
+    """Count the layers' attention launches.
+
+    Raises
+    ------
+    StaleLaunchError
+        A launch left the stamp of another launch, so its output may be that launch's.
+    """
+    for report in attention.report(metadata):
         if report.stale:
             raise StaleLaunchError(
-                f"layer {report.layer}: the launch left another's stamp: {report}"
+                f"layer {report.layer}: the launch left the stamp of another launch: {report}"
             )
         counters.add_all(report.counters())
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardChoice:
-    """Which forward a model runs, decided once at load, and why where it is MLX's.
+    """The forward of a model, decided once at load.
 
-    ``weights``: bytes by what they are held in, as counters have it; on NumPy arrays those of
-    matrices alone.
+    ``reason`` says why it runs on MLX arrays (None on NumPy arrays). ``weight_bytes`` has the
+    bytes of weights by dtype, named as in counters; on NumPy arrays only those of matrices.
     """
 
     forward: PackedForward
     reason: str | None
-    weights: Mapping[str, int]
+    weight_bytes: Mapping[str, int]
 
 
 def choose_forward(
     loaded: LoadedModel, device: Device, first_layer: int = 0, *, compiled: bool = False
 ) -> ForwardChoice:
-    """Run the model on NumPy arrays and labkit's kernels where its code allows it, else on MLX.
+    """Return a forward on NumPy arrays and labkit's kernels if the model allows it, else on MLX.
 
-    Where attention runs on Metal, so does the rest. On MLX its feed-forward blocks are
-    ``compiled`` for steps of decodes alone, if asked to; on NumPy arrays there is nothing to
-    compile. The model's parts are replaced in place: ask plain mlx_lm what you want to know
-    before.
+    If the attention runs on Metal, so does the model. ``compiled`` compiles the feed-forward
+    blocks on MLX for steps of pure decodes; on NumPy arrays it has no effect. The model's parts
+    are replaced in place, so whatever is needed of the plain model must be computed before.
     """
-    found = _on_numpy(loaded, device)
-    if found.ok:
-        return ForwardChoice(PackedForward(loaded, "numpy", first_layer), None, found.weights)
-    if loaded.matrices is compute_dtype.MatrixStorage.as_stored:
+    conversion = _convert_to_numpy(loaded, device)
+    if conversion.ok:
+        forward = PackedForward(loaded, "numpy", first_layer)
+        return ForwardChoice(forward, None, conversion.weights)
+    if loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored:
         compute_dtype.cast_parameters(loaded.model, "float32")
     blocks = CompiledBlocks(loaded.model) if compiled else None
     forward = PackedForward(loaded, "mlx", first_layer, blocks)
-    return ForwardChoice(forward, found.reason, compute_dtype.weight_bytes_by_dtype(loaded.model))
+    weight_bytes = compute_dtype.weight_bytes_by_dtype(loaded.model)
+    return ForwardChoice(forward, conversion.reason, weight_bytes)
 
 
-def _on_numpy(loaded: LoadedModel, device: Device) -> Conversion:
-    """Convert the model to NumPy's arrays, or say why it stays on MLX."""
+def _convert_to_numpy(loaded: LoadedModel, device: Device) -> Conversion:
+    """Convert the model to NumPy arrays; the result has the reason if it stays on MLX."""
     from labkit.engine.numpy_port.model_conversion import Conversion, convert
 
     if device is not Device.cpu:
         where = f"engine.attention.device={device.value}"
         return Conversion(f"{where}: the model runs where its attention does")
-    return convert(loaded.model, stored=loaded.matrices is compute_dtype.MatrixStorage.as_stored)
+    return convert(
+        loaded.model, stored=loaded.matrix_storage is compute_dtype.MatrixStorage.as_stored
+    )

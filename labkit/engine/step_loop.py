@@ -1,16 +1,25 @@
-"""The step loop: schedule, build, forward, sample, update; ``sync`` and ``overlap`` side by side.
+"""The step loop: schedule, build, pad, launch, sample, update; ``sync`` beside ``overlap``.
+
+A synchronous step:
+
+    scheduled = scheduler.schedule()         # chunks of requests, and drafts
+    batch     = input_builder.build(scheduled)
+    batch     = decode_padding.pad(batch)
+    step      = launcher.launch(batch)       # attention metadata, then one forward
+    sampled   = sampler(step.wait_logits())  # drafts are accepted or rejected
+    events    = scheduler.update(scheduled, sampled)
 
 ``overlap`` keeps one step in flight. While step N runs, the host schedules and builds step N+1;
-once N's tokens are sampled, the rows of N+1 that wait for them are filled in and N+1 is launched;
-then N's results are processed (append, stop, free, detokenise) while N+1 runs. Requests, blocks
-and sampling stay with the thread that calls.
+once N's tokens are sampled, they are filled into the rows of N+1 that wait for them, and N+1 is
+launched; then N's results are processed (append, stop, free, detokenise) while N+1 runs. Requests,
+blocks and sampling stay in the calling thread.
 
 Invariants, each pinned by a test:
 
 - The tokens are those of ``sync``: a row is launched only when its token is known.
 - A request that ends while a step is in flight has one row too many in it, whose result is
-  dropped. Its blocks may be handed out again at once: whoever gets them is launched after
-  the step in flight has ended, and writes a slot before reading it.
+  dropped. Its blocks may be allocated again at once: the next owner is launched after the step
+  in flight has ended, and writes a slot before reading it.
 """
 
 from __future__ import annotations
@@ -24,67 +33,66 @@ from labkit.engine.decode_padding import DecodePadding
 from labkit.engine.device_logits import WaitLogits
 from labkit.engine.engine_protocol import Counters, TokenEvent
 from labkit.engine.input_builder import InputBuilder
-from labkit.engine.model_runner import StepLauncher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.sampler import Sampled, Sampler
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.scheduler_output import SchedulerOutput
 from labkit.engine.speculation.draft_verification import Speculation
+from labkit.engine.step_launcher import StepLauncher
 
-Results = dict[str, Sequence[Sampled]]
+SampledTokens = dict[str, Sequence[Sampled]]  # by request id
 
 
 class PendingStep(NamedTuple):
-    """A step that was launched; ``logits`` waits for its end."""
+    """A launched step; ``wait_logits`` blocks until its logits are computed."""
 
     scheduled: SchedulerOutput
     batch: Batch
-    logits: WaitLogits
+    wait_logits: WaitLogits
 
 
 class StepLoop:
-    """The parts of a step, and the two orders in which they run.
+    """Runs the parts of a step in the order of ``engine.pipeline``.
 
-    ``pipeline`` says whose results a step processes: its own, or those of the step before;
-    ``peers`` who must schedule the same before it is computed.
-    Counted are ``pipeline.overlapped``, steps launched before the results of the one before were
-    processed.
+    ``schedule_check`` compares the schedule with that of the other ranks before it is computed.
+    The counter ``pipeline.overlapped`` is the number of steps that were launched before the
+    results of the step before were processed.
     """
 
     def __init__(
         self,
         pipeline: config.Pipeline,
         scheduler: Scheduler,
-        builder: InputBuilder,
-        padding: DecodePadding,
-        runner: StepLauncher,
+        input_builder: InputBuilder,
+        decode_padding: DecodePadding,
+        launcher: StepLauncher,
         speculation: Speculation,
         counters: Counters,
-        peers: NoScheduleCheck,
+        schedule_check: NoScheduleCheck,
     ) -> None:
-        self._peers = peers
+        self._schedule_check = schedule_check
         self._pipeline = pipeline
         self._scheduler = scheduler
-        self._builder = builder
-        self._padding = padding
-        self._runner = runner
+        self._input_builder = input_builder
+        self._decode_padding = decode_padding
+        self._launcher = launcher
         self._sampler = Sampler()
         self._speculation = speculation
         self._counters = counters
         self._in_flight: PendingStep | None = None
-        self._every = {
+        self._step_counters = {
             "steps.total": 1,
             f"pipeline.{pipeline.value}": 1,
-            f"ranks.{peers.ranks}": 1,
+            f"ranks.{schedule_check.ranks}": 1,
             f"speculation.{speculation.name}": 1,
         }
 
     def step(self) -> list[TokenEvent]:
-        """Run one step as ``engine.pipeline`` says; return its events."""
+        """Run one step as ``engine.pipeline`` says and return its events."""
         return self.overlap() if self._pipeline is config.Pipeline.overlap else self.sync()
 
     def sync(self) -> list[TokenEvent]:
-        """Launch a step and process its results: nothing is ever in flight."""
+        """Launch a step and process its own results: nothing stays in flight."""
         scheduled = self._schedule()
         if not scheduled:
             return []
@@ -93,7 +101,7 @@ class StepLoop:
         return self._scheduler.update(step.scheduled, self._sample(step))
 
     def overlap(self) -> list[TokenEvent]:
-        """Launch a step and process the results of the one before, while it runs."""
+        """Launch a step and, while it runs, process the results of the step before."""
         scheduled, last = self._schedule(), self._in_flight
         batch = self._build(scheduled) if scheduled else None
         self._in_flight = None
@@ -107,20 +115,20 @@ class StepLoop:
 
     def _schedule(self) -> SchedulerOutput:
         scheduled = self._speculation.draft(self._scheduler.schedule())
-        self._peers.check_step(scheduled, self._counters)
+        self._schedule_check.check_step(scheduled, self._counters)
         return scheduled
 
     def _build(self, scheduled: SchedulerOutput) -> Batch:
-        return self._padding.pad(self._builder.build(scheduled))
+        return self._decode_padding.pad(self._input_builder.build(scheduled))
 
     def _launch(self, scheduled: SchedulerOutput, batch: Batch) -> PendingStep:
-        step = PendingStep(scheduled, batch, self._runner.launch(batch))
+        step = PendingStep(scheduled, batch, self._launcher.launch(batch))
         computed = batch.num_tokens
         decodes = computed - batch.prefill_tokens
         shape = "decode" if not batch.prefill_tokens else "mixed" if decodes else "prefill"
         self._counters.add_all(
             {
-                **self._every,
+                **self._step_counters,
                 f"steps.{shape}": 1,
                 "tokens.prefill": batch.prefill_tokens,
                 "tokens.decode": decodes,
@@ -131,31 +139,31 @@ class StepLoop:
         )
         return step
 
-    def _sample(self, step: PendingStep) -> Results:
-        """Wait for a step; return the tokens of every request that samples."""
-        drawn = self._sampler(step.logits(), step.batch.sampling)
-        return self._speculation.accept(step.scheduled, drawn)
+    def _sample(self, step: PendingStep) -> SampledTokens:
+        """Wait for a step's logits and return the tokens of every request that samples."""
+        rows = self._sampler(step.wait_logits(), step.batch.sampling)
+        return self._speculation.accept(step.scheduled, rows)
 
     def discard(self) -> None:
-        """Wait for the step in flight and drop its results: every request in it has ended."""
+        """Wait for the step in flight and drop its results; every request in it has ended."""
         last, self._in_flight = self._in_flight, None
         if last:
-            last.logits()
+            last.wait_logits()
 
     def close(self) -> None:
-        """Drop the step in flight, the model and who drafts."""
+        """Drop the step in flight, the model and the draft model."""
         self._in_flight = None
-        self._runner.close()
+        self._launcher.close()
         self._speculation = Speculation()
 
 
-def fill_placeholders(batch: Batch, sampled: Results) -> None:
-    """Put the tokens that a step had to wait for in their places.
+def fill_placeholders(batch: Batch, sampled: SampledTokens) -> None:
+    """Replace a batch's placeholders by the tokens sampled in the step before.
 
     Raises
     ------
     RuntimeError
-        A token is still unknown: the step would compute on nothing.
+        A placeholder has no sampled token.
     """
     for row, request_id in batch.placeholders:
         if request_id in sampled:

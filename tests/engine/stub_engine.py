@@ -15,12 +15,12 @@ from labkit.engine.engine_protocol import NO_TOKEN, Counters
 from labkit.engine.input_builder import InputBuilder, staircase, window
 from labkit.engine.kv_layout.paged import PagedKVCacheManager
 from labkit.engine.llm_engine import LLMEngine
-from labkit.engine.model_runner import create_launcher
 from labkit.engine.parallel.schedule_check import NoScheduleCheck
 from labkit.engine.request import Request, SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.speculation.draft_verification import DraftVerifier, Speculation
 from labkit.engine.speculation.ngram import Ngram
+from labkit.engine.step_launcher import create_launcher
 from labkit.engine.step_loop import StepLoop
 
 VOCAB, EOS = 31, 30

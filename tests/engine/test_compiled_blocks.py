@@ -155,7 +155,7 @@ def test_a_block_called_in_two_threads_leaves_no_graph_behind_in_either():
     for k in range(1, 12):
         layer = SimpleNamespace(mlp=lambda a, k=k: a * k)
         blocks, counters = CompiledBlocks(SimpleNamespace(layers=[layer])), Counters()
-        blocks.on = True
+        blocks.enabled = True
 
         def call(layer=layer, k=k):
             got = layer.mlp(mx.ones((2, 8)))

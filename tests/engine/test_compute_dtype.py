@@ -19,7 +19,7 @@ from labkit.config import (
 )
 from labkit.engine import Request, SamplingParams, compute_dtype, create
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model_loader import load
+from labkit.engine.model_loader import load_model
 from labkit.engine.shared_models import SharedModels
 
 HALF = ("float16", "bfloat16")
@@ -113,17 +113,17 @@ def test_half_precision_is_not_refused_elsewhere():
 @pytest.mark.parametrize("kind", [*HALF, "float32", None])
 def test_weights_are_cast_once_loaded_or_left_as_they_lie(kind, model_dir, tmp_path):
     path = in_type(tmp_path / "half", model_dir("qwen3"), "bfloat16")
-    assert types_of(load(path, kind=kind).model) == {kind or "bfloat16"}
+    assert types_of(load_model(path, dtype=kind).model) == {kind or "bfloat16"}
 
 
 def test_quantised_weights_stay_quantised(model_dir):
-    model = load(model_dir("quantised"), kind="float16").model
+    model = load_model(model_dir("quantised"), dtype="float16").model
     assert types_of(model) == {"uint32", "float16"}
     assert "Quantized" in type(model.model.layers[0].mlp.up_proj).__name__
 
 
 def test_what_mlx_lm_keeps_in_float32_is_kept(model_dir):
-    loaded = load(model_dir("qwen3")).model
+    loaded = load_model(model_dir("qwen3")).model
     loaded.cast_predicate = lambda path: "norm" not in path
     compute_dtype.cast_parameters(loaded, "float16")
     assert types_of(loaded) == {"float16", "float32"}
@@ -277,7 +277,7 @@ def test_arms_in_different_types_share_no_weights(model_dir):
     models = SharedModels()
     path = model_dir("qwen3")
     kinds = ("float32", *HALF, "float32")
-    ready = [models.prepare(path, 16, Device.cpu, kind=kind) for kind in kinds]
+    ready = [models.prepare(path, 16, Device.cpu, dtype=kind) for kind in kinds]
     assert [one.expected.dtype for one in ready] == list(kinds)
     assert ready[0].loaded is ready[3].loaded
     plain = [models.load_mlx_lm(path, kind) for kind in kinds]
@@ -332,7 +332,7 @@ def test_the_budget_counts_the_bytes_and_the_weights_that_there_are(matrices, mo
 def _parameters(path, kind="float32", matrices=compute_dtype.MatrixStorage.cast):
     from mlx.utils import tree_flatten
 
-    model = load(path, kind=kind, matrices=matrices).model
+    model = load_model(path, dtype=kind, matrix_storage=matrices).model
     return [value for _, value in tree_flatten(model.parameters())]
 
 

@@ -76,7 +76,7 @@ def serve(engine, prompts, max_tokens=14):
 
 
 def poison(engine):
-    backend = engine._loop._runner.run_model.memory.attention
+    backend = engine._loop._launcher.run_model.memory.attention
     return [*backend.keys, *backend.values]
 
 

@@ -18,16 +18,16 @@ SHAPES = (KVShape(2, 4, 6), KVShape(1, 2, 2))
 TOKEN_BYTES = 4 * (2 * 10 + 4)
 
 
-def kind_of(layout, create, **options):
+def factory_of(layout, create, **options):
     return KVCacheFactory(
         config.KV(layout=config.KVLayout(layout)),
         lambda shapes, blocks: create(shapes, 16 * blocks, "float32", **options),
     )
 
 
-PADDED = kind_of("padded", padded.create, static=False)
-STATIC = kind_of("padded", padded.create, static=True)
-CONTIGUOUS = kind_of("contiguous", contiguous.create)
+PADDED = factory_of("padded", padded.create, static=False)
+STATIC = factory_of("padded", padded.create, static=True)
+CONTIGUOUS = factory_of("contiguous", contiguous.create)
 
 
 @pytest.mark.parametrize(("tokens", "memory"), [(1, 256), (256, 256), (257, 512)])
@@ -45,8 +45,8 @@ def test_what_a_request_needs_alone(layout, tokens, blocks):
     assert blocks_for(kv, [tokens]) == blocks
     if layout != "paged":
         kind = PADDED if layout == "padded" else CONTIGUOUS
-        assert kind.create(SHAPES, blocks).cache.refusal_reason(tokens) is None
-        assert kind.create(SHAPES, blocks - 1).cache.refusal_reason(tokens) is not None
+        assert kind.create(SHAPES, blocks).manager.refusal_reason(tokens) is None
+        assert kind.create(SHAPES, blocks - 1).manager.refusal_reason(tokens) is not None
 
 
 @pytest.mark.parametrize(
@@ -62,23 +62,23 @@ def test_what_requests_take_together(layout, slots):
 def test_what_is_set_aside_is_held_from_the_beginning():
     kv = config.KV(layout=config.KVLayout("contiguous"), set_aside=600)
     assert slots_for(kv, [10, 30, 1_000]) == 768 + 768 + 1_024
-    harness = Harness(kind_of("contiguous", contiguous.create, set_aside=600))
-    cache = harness.layout.cache
+    harness = Harness(factory_of("contiguous", contiguous.create, set_aside=600))
+    cache = harness.kv_cache.manager
     harness.join("1", 10, 20)
-    assert cache.held_bytes == 768 * TOKEN_BYTES  # nothing is computed yet
+    assert cache.reserved_bytes == 768 * TOKEN_BYTES  # nothing is computed yet
     harness.step({"1": 10})
     harness.join("2", 500, 500)
     harness.step({"2": 500})
-    assert cache.held_bytes == 2 * 768 * TOKEN_BYTES and cache.counters()["kv.moves"] == 0
+    assert cache.reserved_bytes == 2 * 768 * TOKEN_BYTES and cache.counters()["kv.moves"] == 0
     harness.step({"1": 1, "2": 400})  # more than was set aside: it grows as others do
-    assert cache.held_bytes == (768 + 1_024) * TOKEN_BYTES
+    assert cache.reserved_bytes == (768 + 1_024) * TOKEN_BYTES
     assert cache.counters()["kv.set_aside"] == 2 * 768
     cache.reset_counters()
     assert cache.counters()["kv.set_aside"] == 0
     assert (
-        not kind_of("contiguous", contiguous.create, set_aside=600)
+        not factory_of("contiguous", contiguous.create, set_aside=600)
         .create(SHAPES, 2 * 768 // 16)
-        .cache.refusal_reason(768)
+        .manager.refusal_reason(768)
     )
 
 
@@ -88,7 +88,7 @@ def test_what_is_set_aside_is_held_from_the_beginning():
     [
         (PADDED, 512 + 512),
         (CONTIGUOUS, 256 + 512),
-        (kind_of("contiguous", contiguous.create, set_aside=600), 768 + 768),
+        (factory_of("contiguous", contiguous.create, set_aside=600), 768 + 768),
     ],
 )
 def test_who_leaves_is_asked_what_it_held_and_filled(kind, held):
@@ -98,7 +98,7 @@ def test_who_leaves_is_asked_what_it_held_and_filled(kind, held):
         harness.step({name: prompt})
     harness.leave("1")
     harness.leave("2")
-    cache = harness.layout.cache
+    cache = harness.kv_cache.manager
     assert cache.counters()["kv.slots_filled"] == 10 + 300
     assert cache.counters()["kv.slots_held"] == held
     cache.reset_counters()
@@ -121,21 +121,21 @@ class Harness:
     """Drives a layout without a model: a token's key says whose it is and where it lies."""
 
     def __init__(self, kind, capacity=1 << 14):
-        self.layout = kind.create(SHAPES, capacity // 16)
+        self.kv_cache = kind.create(SHAPES, capacity // 16)
         self.states = {}
-        self.builder = InputBuilder(self.layout.cache)
+        self.builder = InputBuilder(self.kv_cache.manager)
 
     def join(self, name, prompt, output):
         state = RequestState(Request(name, (1,) * prompt))
-        if self.layout.cache.reserve(state, prompt + output) is None:
+        if self.kv_cache.manager.reserve(state, prompt + output) is None:
             return False
         self.states[name] = state
         return True
 
     def leave(self, name):
         del self.states[name]
-        self.layout.cache.release(name)
-        self.layout.cache.check(set(self.states))
+        self.kv_cache.manager.release(name)
+        self.kv_cache.manager.check(set(self.states))
 
     def step(self, counts):
         chunks = []
@@ -145,8 +145,8 @@ class Harness:
                 state.token_ids.append(1)
             chunks.append(ScheduledChunk(state, state.num_computed_tokens, count))
         batch = self.builder.build(SchedulerOutput(tuple(chunks)))
-        computed, step = self.layout.memory.plan(batch)
-        attention = step.plan
+        computed, step = self.kv_cache.memory.prepare_step(batch)
+        attention = step.metadata
         owner = np.repeat([float(name) for name in counts], list(counts.values()))
         rows = getattr(attention, "_target", np.arange(batch.total_q))
         assert (computed.positions[rows] == batch.positions).all()
@@ -160,12 +160,12 @@ class Harness:
             attention.write(layer, k, v)
         for chunk in chunks:
             chunk.state.num_computed_tokens += chunk.num_tokens
-            self.layout.cache.cache_blocks(chunk.state)
+            self.kv_cache.manager.cache_blocks(chunk.state)
         self.check()
         return computed, attention
 
     def check(self):
-        self.layout.cache.check(set(self.states))
+        self.kv_cache.manager.check(set(self.states))
         for name, state in self.states.items():
             length = state.num_computed_tokens
             if not length:
@@ -177,11 +177,11 @@ class Harness:
                     assert (view == sign * expected[None, :, None]).all()
 
     def rows(self, name, layer, length):
-        cache = self.layout.cache
+        cache = self.kv_cache.manager
         number = int(cache.table(name).block_ids[0])
-        if hasattr(cache, "rectangle"):
-            (row,) = (r for r in cache.rows if r.number == number)
-            views = map(np.asarray, cache.rectangle.layer(layer))
+        if hasattr(cache, "dense"):
+            (row,) = (r for r in cache.rows if r.row_id == number)
+            views = map(np.asarray, cache.dense.layer(layer))
             return [view[row.place, :, row.pad : row.pad + length] for view in views]
         return [view[0, :, :length] for view in map(np.asarray, cache.rows[number].layer(layer))]
 
@@ -192,15 +192,15 @@ def test_the_case_study_is_reported_to_waste_61_percent():
     lengths = {"0": 30_000, "1": 5_000, "2": 10}
     assert all(harness.join(name, length, 1) for name, length in lengths.items())
     harness.step(lengths)
-    waste = harness.layout.cache.counters()["padding.waste_pct"]
+    waste = harness.kv_cache.manager.counters()["padding.waste_pct"]
     assert waste == pytest.approx(100 * (1 - 35_010 / 90_000))
     assert round(waste) == 61
 
 
 def test_a_token_that_requests_share_is_not_used_twice():
     used = ComputedTokenCount()
-    used.update("a", 24, held=32)
-    used.update("b", 24, held=32)
+    used.update("a", 24, reserved=32)
+    used.update("b", 24, reserved=32)
     assert used.peak == 32
 
 
@@ -234,7 +234,7 @@ def test_tokens_survive_every_join_leave_and_growth(data, kind):
             harness.step(counts)
     for name in list(harness.states):
         harness.leave(name)
-    assert harness.layout.cache.held_bytes == 0
+    assert harness.kv_cache.manager.reserved_bytes == 0
 
 
 def test_rows_are_left_padded_to_the_longest_and_trimmed_when_it_leaves():
@@ -242,16 +242,16 @@ def test_rows_are_left_padded_to_the_longest_and_trimmed_when_it_leaves():
     for name, prompt in (("1", 30), ("2", 5)):
         assert harness.join(name, prompt, 20)
     harness.step({"1": 30, "2": 5})
-    assert [(r.pad, r.length) for r in harness.layout.cache.rows] == [(0, 30), (25, 5)]
+    assert [(r.pad, r.length) for r in harness.kv_cache.manager.rows] == [(0, 30), (25, 5)]
     _, step = harness.step({"1": 1, "2": 1})
     assert (step.columns, step.empty_columns) == (62, 25)
     harness.join("3", 2, 4)
     harness.step({"3": 2})
-    assert [r.pad for r in harness.layout.cache.rows] == [0, 25, 29]
+    assert [r.pad for r in harness.kv_cache.manager.rows] == [0, 25, 29]
     harness.leave("1")
     harness.step({"2": 1, "3": 1})
-    assert [(r.pad, r.length) for r in harness.layout.cache.rows] == [(0, 7), (4, 3)]
-    counters = harness.layout.cache.counters()
+    assert [(r.pad, r.length) for r in harness.kv_cache.manager.rows] == [(0, 7), (4, 3)]
+    counters = harness.kv_cache.manager.counters()
     # Joined beside 31 and 6 tokens, then moved 6 and 2.
     assert counters["kv.bytes_copied"] == (31 + 6 + 6 + 2) * TOKEN_BYTES
     assert counters["kv.moves"] == 2
@@ -277,8 +277,8 @@ def test_growth_keeps_what_was_there_and_counts_its_copy(kind):
     harness.join("1", 250, 300)
     harness.step({"1": 250})
     harness.step({"1": 7})
-    counters = harness.layout.cache.counters()
+    counters = harness.kv_cache.manager.counters()
     assert (counters["kv.moves"], counters["kv.bytes_copied"]) == (1, 250 * TOKEN_BYTES)
     harness.step({"1": 255})
-    assert harness.layout.cache.counters()["kv.moves"] == 1
-    assert harness.layout.cache.held_bytes == 512 * TOKEN_BYTES
+    assert harness.kv_cache.manager.counters()["kv.moves"] == 1
+    assert harness.kv_cache.manager.reserved_bytes == 512 * TOKEN_BYTES

@@ -151,8 +151,8 @@ def test_padding_rows_are_inert(model_dir, monkeypatch):
 
     plain, real = margins(), padded.pad_batch
 
-    def other(batch, taking, staying, rectangle):
-        computed, step = real(batch, taking, staying, rectangle)
+    def other(batch, scheduled, finished, dense):
+        computed, step = real(batch, scheduled, finished, dense)
         padding = np.setdiff1d(np.arange(computed.total_q), step._target)
         computed.tokens[padding] = 17
         return computed, step

@@ -127,7 +127,7 @@ def test_a_step_through_the_metal_backend_is_evaluated_once(
     assert counters["device.metal"] == LAYERS * counters["steps.total"]
     fault.append(True)
     engine.submit(Request("a", (1, 2, 3), params))
-    with pytest.raises(StaleLaunchError, match="layer 0: the launch left another's stamp"):
+    with pytest.raises(StaleLaunchError, match="layer 0: the launch left the stamp of another"):
         engine.step()
         engine.step()
 
@@ -229,7 +229,7 @@ def test_a_reader_that_is_still_pending_would_be_seen(model_dir):
 
 
 def engine_backend(engine):
-    return engine._loop._runner.run_model.memory.attention
+    return engine._loop._launcher.run_model.memory.attention
 
 
 OURS = str(Path(labkit.__file__).parent)  # a clone may lie in a folder of that name, too

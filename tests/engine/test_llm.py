@@ -91,7 +91,7 @@ def test_a_failed_step_ends_every_stream_and_each_says_so(llm, monkeypatch):
     first = llm.stream("First", LONG)
     next(first)
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine._loop._runner, "run_model", fail)
+        patch.setattr(llm._engine._loop._launcher, "run_model", fail)
         with pytest.raises(RuntimeError, match="no more"):
             llm.generate("Second", LONG)
     with pytest.raises(EngineError, match="lost: a step failed, or the LLM was closed"):

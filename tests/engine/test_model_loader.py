@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from labkit.engine.engine_protocol import EngineError
-from labkit.engine.model_loader import load
+from labkit.engine.model_loader import load_model
 
 
 def in_fresh_process(code, *args):
@@ -20,8 +20,8 @@ def test_loading_imports_neither_transformers_nor_the_package_init(model_dir):
     code = """
 import sys
 from pathlib import Path
-from labkit.engine.model_loader import load
-load(Path(sys.argv[1]))
+from labkit.engine.model_loader import load_model
+load_model(Path(sys.argv[1]))
 print("transformers" in sys.modules, "mlx_lm.utils" in sys.modules)
 """
     assert in_fresh_process(code, model_dir("qwen3")) == ["False", "False"]
@@ -31,8 +31,8 @@ def test_the_real_package_is_imported_afterwards(model_dir):
     code = """
 import sys
 from pathlib import Path
-from labkit.engine.model_loader import load
-load(Path(sys.argv[1]))
+from labkit.engine.model_loader import load_model
+load_model(Path(sys.argv[1]))
 import mlx_lm.generate
 from mlx_lm import generate, load
 print(generate.__name__, load.__name__, mlx_lm.__version__ > "0")
@@ -46,12 +46,12 @@ def test_mlx_lm_s_own_modules_are_not_patched(model_dir, first):
     code = """
 import sys
 from pathlib import Path
-from labkit.engine.model_loader import load
-ours = None if sys.argv[2] == "plain" else type(load(Path(sys.argv[1])).model)
+from labkit.engine.model_loader import load_model
+ours = None if sys.argv[2] == "plain" else type(load_model(Path(sys.argv[1])).model)
 import mlx_lm.models.base as base
 import mlx_lm.models.qwen3 as qwen3
 names = dict(vars(base)), dict(vars(qwen3))
-ours = ours or type(load(Path(sys.argv[1])).model)
+ours = ours or type(load_model(Path(sys.argv[1])).model)
 print(names == (vars(base), vars(qwen3)))
 print(qwen3.scaled_dot_product_attention is base.scaled_dot_product_attention)
 print(base.scaled_dot_product_attention.__module__, ours is qwen3.Model, ours.__module__)
@@ -61,14 +61,14 @@ print(base.scaled_dot_product_attention.__module__, ours is qwen3.Model, ours.__
 
 
 def test_models_of_one_process_are_of_one_class(model_dir):
-    first, second = (load(model_dir("qwen3")).model for _ in range(2))
+    first, second = (load_model(model_dir("qwen3")).model for _ in range(2))
     assert type(first) is type(second)
 
 
 def test_windows_come_from_the_models_own_caches(model_dir):
-    assert load(model_dir("gemma3")).windows == (11, 11, None)
-    assert load(model_dir("qwen3")).windows == (None, None, None)
-    assert load(model_dir("qwen3")).eos_token_ids == {299}
+    assert load_model(model_dir("gemma3")).windows == (11, 11, None)
+    assert load_model(model_dir("qwen3")).windows == (None, None, None)
+    assert load_model(model_dir("qwen3")).eos_token_ids == {299}
 
 
 def copy_with(model_dir, tmp_path, **changes):
@@ -81,7 +81,7 @@ def copy_with(model_dir, tmp_path, **changes):
 def test_generation_config_names_the_end_of_text_as_in_mlx_lm(model_dir, tmp_path):
     path = copy_with(model_dir, tmp_path)
     (path / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert load(path).eos_token_ids == {7, 8}
+    assert load_model(path).eos_token_ids == {7, 8}
 
 
 def test_half_precision_weights_become_float32(model_dir, tmp_path):
@@ -94,7 +94,7 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
     mx.save_safetensors(
         str(path / "model.safetensors"), {k: v.astype(mx.bfloat16) for k, v in weights.items()}
     )
-    kinds = {value.dtype for _, value in tree_flatten(load(path).model.parameters())}
+    kinds = {value.dtype for _, value in tree_flatten(load_model(path).model.parameters())}
     assert kinds == {mx.float32}
 
 
@@ -110,16 +110,16 @@ def test_half_precision_weights_become_float32(model_dir, tmp_path):
 )
 def test_what_cannot_be_loaded_is_refused_in_one_line(model_dir, tmp_path, changes, words):
     with pytest.raises(EngineError, match=words) as caught:
-        load(copy_with(model_dir, tmp_path, **changes))
+        load_model(copy_with(model_dir, tmp_path, **changes))
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(EngineError, match=r"no config\.json"):
-        load(tmp_path)
+        load_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(EngineError, match="not valid JSON"):
-        load(tmp_path)
+        load_model(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(EngineError):
-        load(tmp_path)
+        load_model(tmp_path)

@@ -102,10 +102,10 @@ def test_a_quantised_model_runs_as_it_lies(engine_for, plain_greedy):
 
 
 def test_a_model_runs_on_mlx_where_its_attention_runs_on_metal(model_dir):
-    from labkit.engine.model_loader import load
+    from labkit.engine.model_loader import load_model
     from labkit.engine.packed_forward import choose_forward
 
-    chosen = [choose_forward(load(model_dir("llama")), device) for device in config.Device]
+    chosen = [choose_forward(load_model(model_dir("llama")), device) for device in config.Device]
     assert [choice.forward.name for choice in chosen] == [
         "numpy" if device is config.Device.cpu else "mlx" for device in config.Device
     ]
@@ -228,7 +228,7 @@ def test_blocks_that_are_used_again_do_not_leak_old_keys(model_dir, plain_greedy
     engine = create(tight, model_dir("qwen3"))
     params = SamplingParams(max_tokens=10, ignore_eos=True)
     serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])
-    backend = engine._loop._runner.run_model.memory.attention
+    backend = engine._loop._launcher.run_model.memory.attention
     for pool in [*backend.keys, *backend.values]:
         pool[:] = np.nan
     tokens, _ = serve(engine, [Request(str(i), p, params) for i, p in enumerate(prompts())])

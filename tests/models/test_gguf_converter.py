@@ -142,7 +142,7 @@ def test_every_family_loads_and_computes(tmp_path, no_cache, name, tied):
     assert found.name == "m"
     assert found.eos_token_ids == (2,)
     assert found.vocab_size == len(gguf_files.vocabulary()[0])
-    loaded = model_loader.load(found.path)
+    loaded = model_loader.load_model(found.path)
     assert loaded.model_type == name
     assert loaded.eos_token_ids == {2}
     logits = np.array(loaded.model(mx.array([[1, 20, 30]])))
@@ -187,7 +187,7 @@ def test_many_weights_come_in_several_files(tmp_path, no_cache, monkeypatch):
     assert len(files) > 2
     parts = {name: array for part in files for name, array in load_file(part).items()}
     assert {n: a.tobytes() for n, a in parts.items()} == {n: a.tobytes() for n, a in whole.items()}
-    model_loader.load(folder)
+    model_loader.load_model(folder)
 
 
 def test_a_bad_file_is_one_line_that_names_the_option(tmp_path, no_cache):

@@ -83,7 +83,7 @@ def test_logits_are_another_reader_s(found, answer):
     """Of the same weights: at most 0.017 apart when measured."""
     row = REFERENCE["answers"][answer]
     ids = row["prompt"] + row["tokens"][:-1]
-    loaded = model_loader.load(found.path)
+    loaded = model_loader.load_model(found.path)
     logits = np.array(loaded.model(mx.array([ids])))[0].astype(np.float64)
     for step, expected in enumerate(row["steps"]):
         own = logits[len(row["prompt"]) - 1 + step]

@@ -100,8 +100,8 @@ def measure_activation_bytes(
     sample. The first forward compiles and fills caches, so only the second is measured.
     """
     lengths = prompt_lengths(scheduler)
-    layout = kind.create_for(shapes, len(lengths), max(lengths))
-    batch, step = layout.memory.plan(largest_step(lengths, layout.cache))
+    kv_cache = kind.create_for(shapes, len(lengths), max(lengths))
+    batch, step = kv_cache.memory.prepare_step(largest_step(lengths, kv_cache.manager))
     forward(batch, step, Counters())
     mlx_before = _mlx_active()
     tracemalloc.start(1)

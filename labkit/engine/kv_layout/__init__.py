@@ -1,4 +1,4 @@
-"""How keys and values lie in memory: one file per layout."""
+"""KV layouts: how keys and values are stored, one module per layout."""
 
 from __future__ import annotations
 
@@ -15,48 +15,52 @@ __all__ = ["KVCache", "KVCacheFactory", "KVShape", "choose"]
 Shapes = tuple[KVShape, ...]
 
 
-def choose(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
-    """Return the layout, with its attention, that ``options`` name.
+def create_factory(options: config.Engine, computed: str = "float32") -> KVCacheFactory:
+    """Return the factory of the layout and the attention that ``options`` name.
 
-    ``computed``: the type that the model computes in, and caches unless ``engine.kv.dtype``
-    says less.
+    ``computed`` is the type that the model computes in; keys and values have it too, unless
+    ``engine.kv.dtype`` is narrower.
 
     Raises
     ------
     ValueError
-        The attention cannot be made; one line that says why.
+        The attention cannot be created; one line with the reason.
     """
     from labkit.config import Admission, KVLayout
     from labkit.engine import attention, compute_dtype
 
-    kv, kept = options.kv, compute_dtype.kv_dtype(options, computed)
+    kv, dtype = options.kv, compute_dtype.kv_dtype(options, computed)
     if kv.layout is KVLayout.paged:
-        attention.create_from_config(options.attention)  # refused now, if at all
+        attention.create_from_config(
+            options.attention
+        )  # raises now rather than after the model is loaded
 
     def create(shapes: Shapes, num_blocks: int) -> KVCache:
         if kv.layout is KVLayout.contiguous:
             from labkit.engine.kv_layout import contiguous
 
             capacity = num_blocks * kv.block_size
-            return contiguous.create(shapes, capacity, kept, kv.set_aside or 0)
+            return contiguous.create(shapes, capacity, dtype, kv.set_aside or 0)
         if kv.layout is KVLayout.padded:
             from labkit.engine.kv_layout import padded
 
             static = options.scheduler.admission is Admission.static
-            return padded.create(shapes, num_blocks * kv.block_size, kept, static=static)
+            return padded.create(shapes, num_blocks * kv.block_size, dtype, static=static)
         from labkit.engine.kv_layout import paged
 
-        backend, prefixes = (
+        backend, prefix_cache = (
             attention.create_from_config(options.attention),
             options.prefix_cache.value,
         )
-        return paged.create(backend, shapes, num_blocks, kv, kept, prefixes, _reuse_blocks(options))
+        return paged.create(
+            backend, shapes, num_blocks, kv, dtype, prefix_cache, _reuse_blocks(options)
+        )
 
     return KVCacheFactory(kv, create)
 
 
 def _reuse_blocks(options: config.Engine) -> int:
-    """Return how many blocks a cached prefix is a multiple of."""
+    """Return the number of blocks that the length of a reused prefix is a multiple of."""
     chunk = options.scheduler.chunk
     if options.prefix_align.value == "block" or chunk is None:
         return 1

@@ -1,9 +1,10 @@
-"""What layouts without blocks share: rectangles of keys and values, and who has which.
+"""Dense KV arrays, of the layouts without blocks: padded and contiguous.
 
-A rectangle is one array of keys and one of values per layer, [rows, kv_heads, capacity, head_dim].
+A dense array has rows of equal capacity: per layer one array of keys and one of values,
+[rows, num_kv_heads, capacity, head_dim].
 
-The arrays are MLX's, so that its attention reads them where they lie, and are written
-through NumPy views: MLX holds no reader between two steps, for every step is evaluated.
+The arrays are MLX's, so that its attention reads them in place. They are written through NumPy
+views, which is safe between two steps: every step is evaluated, so no graph still reads them.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from labkit.engine.kv_layout.kv_shape import KVShape
 
 @dataclass(slots=True)
 class AllocationStats:
-    """Bytes of KV memory: allocated now and at most, and copied from one place to another."""
+    """Bytes of KV memory allocated now, at most, and copied; ``moves`` counts the copies."""
 
-    held: int = 0
+    allocated: int = 0
     peak: int = 0
     copied: int = 0
     moves: int = 0
 
-    def allocate(self, size: int) -> None:
-        """Count memory that was allocated; negative: let go."""
-        self.held += size
-        self.peak = max(self.peak, self.held)
+    def allocate(self, nbytes: int) -> None:
+        """Count ``nbytes`` as allocated; a negative number as freed."""
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMove:
-    """Tokens that move: a piece of an old row to a place in a new row."""
+    """A copy of ``length`` tokens from a row of the old array to a row of the new one."""
 
     old_row: int
     old_start: int
@@ -48,20 +49,20 @@ class TokenMove:
 
 
 class DenseKV:
-    """Memory for ``rows`` x ``capacity`` tokens in every layer; zeros where nothing is written.
+    """Keys and values of ``rows`` x ``capacity`` tokens in every layer.
 
-    Finite everywhere, because a masked NaN would still spoil a sum. ``dtype``: float32,
-    float16 or bfloat16.
+    Unwritten tokens are zeros: a NaN would spoil the softmax even where it is masked. ``dtype``
+    is float32, float16 or bfloat16.
     """
 
-    def __init__(self, shapes: tuple[KVShape, ...], accounts: AllocationStats, dtype: str) -> None:
+    def __init__(self, shapes: tuple[KVShape, ...], stats: AllocationStats, dtype: str) -> None:
         self.shapes = shapes
         self.rows = self.capacity = 0
         self._dtype = dtype
         self._layer_bytes = [shape.token_bytes(dtype) for shape in shapes]
         self.token_bytes = sum(self._layer_bytes)
-        self._accounts = accounts
-        self._pairs: list[tuple[mx.array, mx.array]] = []
+        self._stats = stats
+        self._layers: list[tuple[mx.array, mx.array]] = []
 
     @property
     def nbytes(self) -> int:
@@ -70,108 +71,110 @@ class DenseKV:
 
     def layer(self, index: int) -> tuple[mx.array, mx.array]:
         """Return a layer's keys and values."""
-        return self._pairs[index]
+        return self._layers[index]
 
     def arrays(self) -> list[mx.array]:
-        """Return all layers' keys and values."""
-        return [array for pair in self._pairs for array in pair]
+        """Return the arrays of all layers."""
+        return [array for layer in self._layers for array in layer]
 
-    def move(self, rows: int, capacity: int, spans: Iterable[TokenMove]) -> None:
-        """Take new memory and copy ``spans`` into it, layer by layer; let go of the old."""
-        spans = tuple(spans)
-        old_tokens, old = self.rows * self.capacity, self._pairs
-        self._pairs = []
+    def reallocate(self, rows: int, capacity: int, moves: Iterable[TokenMove]) -> None:
+        """Allocate new arrays, copy ``moves`` into them and free the old ones, layer by layer."""
+        moves = tuple(moves)
+        old_tokens, old_layers = self.rows * self.capacity, self._layers
+        self._layers = []
         for shape, token_bytes in zip(self.shapes, self._layer_bytes, strict=True):
-            pair = _zeros(shape, rows, capacity, self._dtype)
-            self._accounts.allocate(rows * capacity * token_bytes)
-            if old:
-                _copy(old.pop(0), pair, spans)
-                self._accounts.allocate(-old_tokens * token_bytes)
-            self._pairs.append(pair)
+            layer = _zeros(shape, rows, capacity, self._dtype)
+            self._stats.allocate(rows * capacity * token_bytes)
+            if old_layers:
+                _copy(old_layers.pop(0), layer, moves)
+                self._stats.allocate(-old_tokens * token_bytes)
+            self._layers.append(layer)
         self.rows, self.capacity = rows, capacity
-        self._accounts.copied += sum(span.length for span in spans) * self.token_bytes
-        self._accounts.moves += bool(spans)
+        self._stats.copied += sum(move.length for move in moves) * self.token_bytes
+        self._stats.moves += bool(moves)
 
-    def drop(self) -> None:
-        """Let go of the memory."""
-        self._accounts.allocate(-self.nbytes)
-        self._pairs, self.rows, self.capacity = [], 0, 0
+    def free(self) -> None:
+        """Free the arrays."""
+        self._stats.allocate(-self.nbytes)
+        self._layers, self.rows, self.capacity = [], 0, 0
 
 
 def _zeros(shape: KVShape, rows: int, capacity: int, dtype: str) -> tuple[mx.array, mx.array]:
-    size, kind = (rows, shape.num_kv_heads, capacity), getattr(mx, dtype)
-    pair = mx.zeros((*size, shape.key_dim), kind), mx.zeros((*size, shape.value_dim), kind)
-    mx.eval(pair)
-    return pair
+    size, mlx_dtype = (rows, shape.num_kv_heads, capacity), getattr(mx, dtype)
+    keys = mx.zeros((*size, shape.key_dim), mlx_dtype)
+    values = mx.zeros((*size, shape.value_dim), mlx_dtype)
+    mx.eval(keys, values)
+    return keys, values
 
 
 def _copy(
-    old: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], spans: tuple[TokenMove, ...]
+    old: tuple[mx.array, mx.array], new: tuple[mx.array, mx.array], moves: tuple[TokenMove, ...]
 ) -> None:
-    for source, target in zip(map(_words, old), map(_words, new), strict=True):
-        for s in spans:
-            target[s.new_row, :, s.new_start : s.new_start + s.length] = source[
-                s.old_row, :, s.old_start : s.old_start + s.length
+    for source, target in zip(map(_numpy_view, old), map(_numpy_view, new), strict=True):
+        for move in moves:
+            target[move.new_row, :, move.new_start : move.new_start + move.length] = source[
+                move.old_row, :, move.old_start : move.old_start + move.length
             ]
 
 
-def _words(array: mx.array) -> NDArray[Any]:
-    """Return a writable view; NumPy has no bfloat16, so that is seen as its 16 bits."""
+def _numpy_view(array: mx.array) -> NDArray[Any]:
+    """Return a writable view; bfloat16, which NumPy lacks, is viewed as uint16."""
     return np.asarray(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
 class DenseKVCacheManager(KVCacheManager):
-    """The cache of a layout whose requests have a piece of memory each, numbered.
+    """Base class of the layouts whose requests have one row each, identified by a number.
 
-    ``capacity``: tokens of memory that may be promised to all requests together; ``piece``:
-    what a request has, in words.
+    ``capacity`` is the number of tokens that may be promised to all requests together;
+    ``row_name`` names a request's memory in messages.
     """
 
-    def __init__(self, shapes: tuple[KVShape, ...], capacity: int, piece: str, dtype: str) -> None:
+    def __init__(
+        self, shapes: tuple[KVShape, ...], capacity: int, row_name: str, dtype: str
+    ) -> None:
         super().__init__(sum(shape.token_bytes(dtype) for shape in shapes))
-        self.accounts = AllocationStats()
+        self.stats = AllocationStats()
         self._capacity = capacity
-        self._piece = piece
-        self._next = 0
+        self._row_name = row_name
+        self._next_row_id = 0
 
     @property
-    def held_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes allocated now."""
-        return self.accounts.held
+        return self.stats.allocated
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one request can hold at most, alone."""
+        """The most tokens that a single request can have in the KV cache."""
         return self._capacity // round_up_to_step(1) * round_up_to_step(1)
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
-        needed = self._rounded(num_tokens)
+        """Return why ``num_tokens`` tokens can never fit, or None; see ``KVCacheManager``."""
+        needed = self._memory_tokens(num_tokens)
         if needed <= self._capacity:
             return None
-        return f"need {self._piece} of {needed} tokens, there is room for {self._capacity}"
+        return f"need {self._row_name} of {needed} tokens, there is room for {self._capacity}"
 
-    def _rounded(self, num_tokens: int) -> int:
-        """Return the tokens of memory that so many take."""
+    def _memory_tokens(self, num_tokens: int) -> int:
+        """Return the tokens of memory that are allocated for ``num_tokens`` tokens."""
         return round_up_to_step(num_tokens)
 
-    def _number(self, request_id: str) -> int:
-        """Name a new request's piece by a number, which is its table and never changes."""
-        number, self._next = self._next, self._next + 1
-        self._tables[request_id] = BlockTable(np.array([number], np.int32))
-        return number
+    def _add_row_id(self, request_id: str) -> int:
+        """Return a new row id, which is the request's block table for its life."""
+        row_id, self._next_row_id = self._next_row_id, self._next_row_id + 1
+        self._tables[request_id] = BlockTable(np.array([row_id], np.int32))
+        return row_id
 
     def counters(self) -> dict[str, float]:
-        """Return bytes held, used and copied since the last reset."""
+        """Return bytes reserved, used and copied since the last reset."""
         return {
-            "peak_kv_bytes": self.accounts.peak,
-            "kv.bytes_copied": self.accounts.copied,
-            "kv.moves": self.accounts.moves,
+            "peak_kv_bytes": self.stats.peak,
+            "kv.bytes_copied": self.stats.copied,
+            "kv.moves": self.stats.moves,
             **super().counters(),
         }
 
     def reset_counters(self) -> None:
-        """Start counting anew; peaks restart from what is held."""
+        """Set the counters to 0 and the peaks to what is reserved now."""
         super().reset_counters()
-        held = self.accounts.held
-        self.accounts.peak, self.accounts.copied, self.accounts.moves = held, 0, 0
+        self.stats.peak, self.stats.copied, self.stats.moves = self.stats.allocated, 0, 0

@@ -1,8 +1,8 @@
-"""What every KV layout offers: who holds which memory, and how a step writes and reads it.
+"""The interface of a KV layout: bookkeeping of KV memory, and the arrays that a step uses.
 
-A layout is two parts.  ``KVCacheManager`` is bookkeeping on the host, which the scheduler and the
-input builder ask; ``KVMemory`` is the arrays, which the model runner asks once per step
-and the model's layers through its ``Attention``.
+A layout has two parts. The ``KVCacheManager`` is bookkeeping on the host, for the scheduler and the
+input builder: which request holds which memory. ``KVMemory`` has the arrays, for the model runner:
+it prepares the attention of each step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockTable:
-    """A request's memory in the order of its tokens: int32 [blocks].
+    """A request's blocks in the order of its tokens: int32 [num_blocks].
 
-    Blocks of the pool; in a layout without blocks one id, which names the request's row.
-    A change makes a new table, so a table that is the same object holds the same blocks.
+    In a layout without blocks it has one id, that of the request's row. Tables are immutable:
+    the same object always holds the same blocks.
     """
 
     block_ids: NDArray[np.int32]
@@ -41,9 +41,10 @@ class BlockTable:
 
 
 class ComputedTokenCount:
-    """How many computed tokens are held, now and at most.
+    """The number of computed tokens in the KV cache, and its peak.
 
-    A token shared by several requests counts for each of them, at most up to what is held.
+    A token that several requests share counts for each of them; the sum is capped by the tokens
+    that there is memory for.
     """
 
     def __init__(self) -> None:
@@ -51,161 +52,161 @@ class ComputedTokenCount:
         self._total = 0
         self.peak: float = 0
 
-    def update(self, request_id: str, tokens: int, held: float = math.inf) -> None:
-        """Say that a request has so many computed tokens now; memory for ``held`` is held."""
+    def update(self, request_id: str, tokens: int, reserved: float = math.inf) -> None:
+        """Set a request's computed tokens; ``reserved`` tokens have memory over all requests."""
         self._total += tokens - self._tokens.get(request_id, 0)
         self._tokens[request_id] = tokens
-        self.peak = max(self.peak, min(self._total, held))
+        self.peak = max(self.peak, min(self._total, reserved))
 
     def remove(self, request_id: str) -> int:
-        """Say that a request holds none any more; return how many it held."""
+        """Remove a request; return its computed tokens."""
         tokens = self._tokens.pop(request_id, 0)
         self._total -= tokens
         return tokens
 
-    def reset(self, held: float = math.inf) -> None:
-        """Start the peak anew, from what is used now; memory for ``held`` tokens is held."""
-        self.peak = min(self._total, held)
+    def reset(self, reserved: float = math.inf) -> None:
+        """Set the peak to the present number; ``reserved`` tokens have memory."""
+        self.peak = min(self._total, reserved)
 
 
 class KVCacheManager:
-    """Who holds which KV memory; as it is, nothing is shared, and nothing kept of who ended.
+    """Reserves KV memory for requests; base class, without sharing between requests.
 
-    ``token_bytes``: bytes of one token's keys and values over all layers.
+    ``token_bytes`` is the size of one token's keys and values over all layers.
     """
 
     def __init__(self, token_bytes: int) -> None:
         self.token_bytes = token_bytes
         self._tables: dict[str, BlockTable] = {}
-        self._used = ComputedTokenCount()
-        self._slots = self._filled = 0  # of those who have left
+        self._computed = ComputedTokenCount()
+        self._released_slots = self._released_tokens = 0
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes held for requests now, whether or not anything is computed in them."""
+    def reserved_bytes(self) -> int:
+        """Bytes reserved for requests now, whether or not their tokens are computed."""
         raise NotImplementedError
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one request can hold at most, alone."""
+        """The most tokens that a single request can have in the KV cache."""
         raise NotImplementedError
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Say why ``num_tokens`` tokens would not fit even alone, in words; None: they would."""
+        """Return why ``num_tokens`` tokens can never fit, or None if they fit an empty cache."""
         raise NotImplementedError
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Hold memory for a request's first ``num_tokens`` tokens.
+        """Reserve memory for a new request's first ``num_tokens`` tokens.
 
-        ``spare`` is the share of all the memory that must be left for others.
+        ``spare`` is the share of the whole memory that must stay free.
 
         Returns
         -------
         int or None
-            How many of its tokens are computed already, never the last one known, which
-            must be computed to sample the next; None, and nothing is held, if too little
-            memory is free.
+            How many of its tokens are cached already. The last known token is never among them,
+            because computing it samples the next one. None, and nothing is reserved, if too
+            little memory is free.
 
         Raises
         ------
         ValueError
-            The request holds memory already.
+            The request has memory already.
         """
         raise NotImplementedError
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Hold memory for a running request's first ``num_tokens`` tokens, old ones included.
+        """Extend a running request's memory to its first ``num_tokens`` tokens.
 
-        False, and nothing changed, if too little is free. Always true where as much was
-        reserved.
+        Return False, and change nothing, if too little memory is free. Returns True if as much
+        was reserved.
         """
         raise NotImplementedError
 
     def cache_blocks(self, state: RequestState) -> None:
-        """Offer a running request's computed tokens for reuse, where the layout can share.
+        """Make a running request's computed tokens reusable, if the layout shares prefixes.
 
-        To be called after ``num_computed_tokens`` has advanced over tokens that are final: a
-        drafted token that may yet be rejected must not be among them.
+        Call it after ``num_computed_tokens`` has advanced over final tokens: a draft token that
+        may still be rejected must not be among them.
         """
-        self._used.update(state.request_id, state.num_computed_tokens)
+        self._computed.update(state.request_id, state.num_computed_tokens)
 
     def table(self, request_id: str) -> BlockTable:
-        """Return where the request's tokens lie."""
+        """Return a request's block table."""
         return self._tables[request_id]
 
     def release(self, request_id: str) -> None:
-        """Give back what a request holds; one that holds nothing is ignored."""
+        """Release a request's memory; a request without memory is ignored."""
         table = self._tables.pop(request_id, None)
         if table is not None:
-            self._filled += self._used.remove(request_id)
-            self._slots += self.slots(table)
+            self._released_tokens += self._computed.remove(request_id)
+            self._released_slots += self.num_slots(table)
             self._free(request_id, table)
 
-    def slots(self, table: BlockTable) -> int:
-        """Return for how many tokens a request with this table holds memory."""
+    def num_slots(self, table: BlockTable) -> int:
+        """Return for how many tokens a request with this table has memory."""
         raise NotImplementedError
 
     def _free(self, request_id: str, table: BlockTable) -> None:
         raise NotImplementedError
 
     def lingering_requests(self) -> Collection[str]:
-        """Return the requests that released their memory but whose rows are still computed."""
+        """Return the finished requests whose rows are still computed, in a static batch."""
         return ()
 
     def clear(self) -> None:
-        """Forget what is kept of requests that ended, where the layout can share."""
+        """Empty the prefix cache, if the layout has one."""
 
     def check(self, running: set[str]) -> None:
-        """Raise ``AssertionError`` unless exactly the ``running`` requests hold memory."""
+        """Raise ``AssertionError`` unless exactly the ``running`` requests have memory."""
         if set(self._tables) != running:
-            raise AssertionError(f"memory is held by {set(self._tables)}, running are {running}")
+            raise AssertionError(f"requests {set(self._tables)} have memory, but {running} run")
 
     def counters(self) -> dict[str, float]:
-        """Return what was counted since the last reset.
+        """Return the counters since the last reset.
 
-        Every layout counts ``peak_kv_bytes``, the most bytes that were held at once, and
-        ``kv_used_bytes``, the most that held a computed key or value; and of the requests that
-        left the tokens that they held memory for, and those that they had computed.
+        Every layout has ``peak_kv_bytes``, the peak of reserved bytes; ``kv_used_bytes``, the
+        peak of bytes with computed keys and values; and, summed over the requests that have
+        left, ``kv.slots_held``, tokens with memory, and ``kv.slots_filled``, tokens computed.
         """
         return {
-            "kv_used_bytes": self._used.peak * self.token_bytes,
-            "kv.slots_held": self._slots,
-            "kv.slots_filled": self._filled,
+            "kv_used_bytes": self._computed.peak * self.token_bytes,
+            "kv.slots_held": self._released_slots,
+            "kv.slots_filled": self._released_tokens,
         }
 
     def reset_counters(self) -> None:
-        """Start counting anew; peaks restart from what is held now."""
-        self._used.reset()
-        self._slots = self._filled = 0
+        """Set the counters to 0 and the peaks to what is reserved now."""
+        self._computed.reset()
+        self._released_slots = self._released_tokens = 0
 
 
 class StepAttention(NamedTuple):
-    """One step's way to the keys and values, for all layers.
+    """The attention of one step, shared by all layers.
 
-    ``attention`` is what the layers call, ``plan`` what it shares between them in this step,
-    ``counters`` the step as counters; ``layout.<name>`` is one of them.
+    The layers call ``attention`` with ``metadata``; ``counters`` are those of the step, among
+    them ``layout.<name>``.
     """
 
     attention: Attention
-    plan: Any
+    metadata: Any
     counters: Mapping[str, float]
 
 
 class KVMemory(Protocol):
-    """The arrays that hold keys and values."""
+    """The arrays of keys and values of all layers."""
 
     @property
     def attention(self) -> Attention:
-        """What writes and reads the arrays, in every step."""
+        """The attention that writes and reads the arrays."""
 
-    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Prepare a step; memory may grow or move.
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Prepare the attention of a step; arrays may grow or move.
 
         Returns
         -------
         tuple
-            The batch as the model computes it, which may have inert rows more than the
-            one given (same ``logit_rows`` in the same order), and its attention.
+            The batch as the model computes it, and its attention. A padded layout adds inert
+            rows to the batch; ``logit_rows`` name the same tokens in the same order.
         """
 
 
@@ -213,21 +214,21 @@ class KVMemory(Protocol):
 class KVCache:
     """A layout's two parts."""
 
-    cache: KVCacheManager
+    manager: KVCacheManager
     memory: KVMemory
 
 
 @dataclass(frozen=True)
 class KVCacheFactory:
-    """Makes layouts of one kind: for the engine, for the self-test, for profiling.
+    """Creates KV caches of one layout: for serving, for the self-test, for profiling.
 
-    ``create`` takes what each layer caches per token, and the memory in blocks of ``kv``; one
-    of them is the paged pool's null block.
+    ``create`` takes what each layer caches per token, and the memory as a number of blocks of
+    ``kv``; in the paged layout one of them is the null block.
     """
 
     kv: config.KV
     create: Callable[[tuple[KVShape, ...], int], KVCache]
 
     def create_for(self, shapes: tuple[KVShape, ...], requests: int, tokens: int) -> KVCache:
-        """Make a layout just large enough for so many requests of so many tokens each."""
+        """Create a cache just large enough for ``requests`` requests of ``tokens`` tokens each."""
         return self.create(shapes, blocks_for(self.kv, [tokens] * requests))

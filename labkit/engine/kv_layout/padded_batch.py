@@ -1,8 +1,9 @@
-"""One step over the padded rectangle: the packed batch padded, masked and attended."""
+"""One step over the padded array: the padded batch, and its attention with a mask."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -16,62 +17,106 @@ from labkit.engine.attention.sdpa import SdpaLayer
 if TYPE_CHECKING:
     from labkit.engine.batch import Batch
     from labkit.engine.kv_layout.dense_kv import DenseKV
-    from labkit.engine.kv_layout.padded import PaddedRow
 
 Ints = NDArray[np.int64]
 
 
-def pad_batch(
-    batch: Batch, taking: Sequence[PaddedRow], staying: Sequence[PaddedRow], rectangle: DenseKV
-) -> tuple[Batch, PaddedStep]:
-    """Make a packed, ragged batch a rectangle of tokens; return that and its attention.
+@dataclass(slots=True)
+class PaddedRow:
+    """A request's row: its tokens are in the columns ``pad`` to ``pad + length``.
 
-    ``taking``: the row of each chunk, in the batch's order; ``staying``: rows that only keep
-    their place. The result has as many tokens for each row, in the order of the rectangle,
-    chunks right-aligned, the rest padding.
+    ``prompt`` tokens are known when the request joins, at most ``output`` more follow. ``place``
+    is the row's index in the array, or None if it has not joined yet. ``live`` is false once the
+    request has ended.
+    """
+
+    request_id: str
+    row_id: int
+    prompt: int
+    output: int
+    place: int | None = None
+    pad: int = 0
+    length: int = 0
+    live: bool = True
+
+    @property
+    def end(self) -> int:
+        """The column after its last token, once its prompt is computed."""
+        return self.pad + max(self.length, self.prompt)
+
+
+def pad_batch(
+    batch: Batch,
+    scheduled: Sequence[PaddedRow],
+    finished: Sequence[PaddedRow],
+    dense: DenseKV,
+) -> tuple[Batch, PaddedStep]:
+    """Return a packed batch as a rectangle of tokens, and its attention.
+
+    Every row of the result has as many tokens as the longest chunk: padding, then the chunk.
+
+    Parameters
+    ----------
+    batch
+        The packed, ragged batch.
+    scheduled
+        The row of each chunk, in the batch's order.
+    finished
+        Rows of ended requests, computed as padding.
+    dense
+        The array of all rows; the result has its order of rows.
     """
     lengths = np.diff(batch.cu_seqlens_q)
     width = int(lengths.max())
-    order = sorted([*taking, *staying], key=lambda row: row.place or 0)
-    index = {row.number: i for i, row in enumerate(order)}
-    row_of = np.array([index[row.number] for row in taking])
-    # Where each packed token goes: at the end of its row's stretch of ``width`` tokens.
+    rows = sorted([*scheduled, *finished], key=lambda row: row.place or 0)
+    index = {row.row_id: i for i, row in enumerate(rows)}
+    row_of = np.array([index[row.row_id] for row in scheduled])
+    # Each packed token's index in the rectangle: at the end of its row's ``width`` tokens.
     shift = (row_of + 1) * width - batch.cu_seqlens_q[1:]
     target = np.arange(batch.total_q) + np.repeat(shift, lengths)
-    total = len(order) * width
+    total = len(rows) * width
     tokens, positions = np.zeros(total, np.int32), np.zeros(total, np.int32)
     tokens[target], positions[target] = batch.tokens, batch.positions
-    computed = batch._replace(
+    padded = batch._replace(
         tokens=tokens,
         positions=positions,
         cu_seqlens_q=np.arange(0, total + 1, width, dtype=np.int32),
-        seq_lens=np.array([row.length for row in order], np.int32),
-        block_tables=np.array([[row.number] for row in order], np.int32),
+        seq_lens=np.array([row.length for row in rows], np.int32),
+        block_tables=np.array([[row.row_id] for row in rows], np.int32),
         logit_rows=target[batch.logit_rows].astype(np.int32),
     )
-    pads = np.array([row.pad for row in order])
+    pads = np.array([row.pad for row in rows])
     columns = positions[target] + pads[target // width]
-    return computed, PaddedStep(rectangle, order, width, target, columns)
+    return padded, PaddedStep(dense, rows, width, target, columns)
 
 
 class PaddedStep:
-    """One step; see ``SdpaStep``.
+    """The attention of one step over the padded array; see ``SdpaStep``.
 
-    ``rows`` are computed, in the order of the rectangle, ``width`` query tokens each;
-    ``target`` and ``columns`` are of every real token: its index among the computed tokens, and
-    its column.
+    Parameters
+    ----------
+    dense
+        The array.
+    rows
+        The rows that are computed, in the array's order.
+    width
+        Query tokens per row.
+    target
+        Of each real token, its index among the ``len(rows) * width`` computed tokens.
+    columns
+        Of each real token, its column in the array.
     """
 
     def __init__(
         self,
-        rectangle: DenseKV,
+        dense: DenseKV,
         rows: Sequence[PaddedRow],
         width: int,
         target: Ints,
         columns: Ints,
     ) -> None:
         self.launches: list[LaunchReport] = []
-        self._rectangle = rectangle
+        self._dense = dense
         self._rows = rows
         self._width = width
         self._target = target
@@ -83,33 +128,33 @@ class PaddedStep:
 
     @property
     def columns(self) -> int:
-        """Keys that attention reads over in each layer."""
+        """Keys that attention reads in each layer, padding included."""
         return len(self._rows) * (self._end - self._begin)
 
     @property
     def empty_columns(self) -> int:
-        """Those of them that hold no token of a live request."""
+        """Keys among ``columns`` that are no token of a live request."""
         return self.columns - sum(row.length for row in self._rows if row.live)
 
     def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store the real tokens' keys and values; padding is not written."""
+        """Store the real tokens' keys and values; padding is not stored."""
         places = self._places[self._target // self._width]
         target: Any = self._target
         where: Any = (places, slice(None), self._columns)
         if isinstance(k, mx.array):
             target = mx.array(target)
             where = (mx.array(places), slice(None), mx.array(self._columns))
-        for array, new in zip(self._rectangle.layer(layer), (k, v), strict=True):
+        for array, new in zip(self._dense.layer(layer), (k, v), strict=True):
             sdpa.store(array, where, new[target])
 
     def pending(self) -> list[mx.array]:
-        """Return the rectangle."""
-        return self._rectangle.arrays()
+        """Return the arrays that were written."""
+        return self._dense.arrays()
 
     def attend(self, layer: SdpaLayer, q: Any) -> tuple[mx.array, LaunchReport]:
-        """Attend over the rectangle with a mask, in one call."""
-        k, v = (self._take(array) for array in self._rectangle.layer(layer.index))
-        out = mx.fast.scaled_dot_product_attention(
+        """Call MLX's attention once, over the array with a mask."""
+        k, v = (self._computed_rows(array) for array in self._dense.layer(layer.index))
+        output = mx.fast.scaled_dot_product_attention(
             sdpa.heads_first(q.reshape(len(self._rows), self._width, *q.shape[1:])),
             k,
             v,
@@ -117,33 +162,33 @@ class PaddedStep:
             mask=self._mask(layer.window),
             sinks=layer.sinks,
         )
-        tokens = out.transpose(0, 2, 1, 3)
-        size = k.nbytes + v.nbytes + 2 * q.nbytes
-        made = sdpa.layer_report(layer.index, 1, self.columns, self.empty_columns, size)
-        return tokens.reshape(len(q), *tokens.shape[2:]), made
+        tokens = output.transpose(0, 2, 1, 3)
+        nbytes = k.nbytes + v.nbytes + 2 * q.nbytes
+        report = sdpa.layer_report(layer.index, 1, self.columns, self.empty_columns, nbytes)
+        return tokens.reshape(len(q), *tokens.shape[2:]), report
 
-    def _take(self, array: mx.array) -> mx.array:
-        """Return the rows computed, first to last column; copied if they are not neighbours."""
+    def _computed_rows(self, array: mx.array) -> mx.array:
+        """Return the computed rows, first to last column; a copy if they are not adjacent."""
         first, last = int(self._places[0]), int(self._places[-1])
         if last - first + 1 == len(self._places):
             return array[first : last + 1, :, self._begin : self._end]
         return array[mx.array(self._places)][:, :, self._begin : self._end]
 
     def _mask(self, window: int | None) -> mx.array:
-        """Return who sees what, bool [rows, 1, width, columns]; made once per window.
+        """Return the mask of a window, bool [rows, 1, width, columns]; true where q sees k.
 
-        A padding query sees the first column read, whatever that holds: a softmax over nothing
-        is not a number, and its result is dropped.
+        A padding query sees the first column, whatever that has: a softmax over nothing is NaN,
+        and its result is dropped.
         """
         if window not in self._masks:
-            seen = np.full((len(self._rows), self._width), -1)
-            seen.reshape(-1)[self._target] = self._columns
+            query_columns = np.full((len(self._rows), self._width), -1)
+            query_columns.reshape(-1)[self._target] = self._columns
             pads = np.array([row.pad for row in self._rows])
-            low = np.broadcast_to(pads[:, None], seen.shape)
+            first_visible = np.broadcast_to(pads[:, None], query_columns.shape)
             if window is not None:
-                low = np.maximum(low, seen - window + 1)
+                first_visible = np.maximum(first_visible, query_columns - window + 1)
             keys = np.arange(self._begin, self._end)
-            mask = (keys >= low[..., None]) & (keys <= seen[..., None])
-            mask[seen < 0, 0] = True
+            mask = (keys >= first_visible[..., None]) & (keys <= query_columns[..., None])
+            mask[query_columns < 0, 0] = True
             self._masks[window] = mx.array(mask[:, None])
         return self._masks[window]

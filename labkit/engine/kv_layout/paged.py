@@ -1,4 +1,4 @@
-"""``paged``: blocks of a pool, each request a table of them; nothing is ever moved."""
+"""``engine.kv.layout=paged``: every request has a table of blocks of one pool."""
 
 from __future__ import annotations
 
@@ -32,39 +32,49 @@ def create(
     num_blocks: int,
     kv: config.KV,
     dtype: str,
-    prefixes: str = "none",
+    prefix_cache_name: str = "none",
     reuse_blocks: int = 1,
 ) -> KVCache:
-    """Make a pool of so many blocks, the null block included; ``backend`` will own it.
+    """Create a pool of ``num_blocks`` blocks, the null block included, in ``backend``.
 
-    ``prefixes`` is the prefix cache's word, ``reuse_blocks`` of how many blocks a reused prefix
-    is a multiple.
+    ``prefix_cache_name`` is ``engine.prefix_cache``; reused prefixes are multiples of
+    ``reuse_blocks`` blocks.
 
     Raises
     ------
     EngineError
-        The backend cannot hold what the layers cache; one line.
+        The backend cannot store what the layers cache; one line with the reason.
     """
     try:
         backend.allocate(shapes, num_blocks, kv.block_size, dtype)
     except ValueError as error:
         raise EngineError(f"engine.kv.layout=paged: {error}") from error
-    blocks = BlockPool(num_blocks)
-    cache = PagedKVCacheManager(
-        blocks,
+    pool = BlockPool(num_blocks)
+    manager = PagedKVCacheManager(
+        pool,
         kv.block_size,
-        prefix_cache.create(prefixes, blocks, kv.block_size),
+        prefix_cache.create(prefix_cache_name, pool, kv.block_size),
         reuse_blocks,
         block_bytes=kv.block_size * sum(shape.token_bytes(dtype) for shape in shapes),
     )
-    return KVCache(cache, PagedMemory(backend))
+    return KVCache(manager, PagedMemory(backend))
 
 
 class PagedKVCacheManager(KVCacheManager):
-    """Reserves blocks for requests, lets them share computed prefixes, takes them back.
+    """Reserves blocks of a pool for requests, which share the blocks of common prefixes.
 
-    ``prefix_cache`` is over the same pool (None: nothing is reused), and used in multiples of
-    ``reuse_blocks``; ``block_bytes``: of a block over all layers.
+    Parameters
+    ----------
+    pool
+        The blocks.
+    block_size
+        Tokens per block.
+    prefix_cache
+        A prefix cache over the same pool; None: no prefix is reused.
+    reuse_blocks
+        Reused prefixes are multiples of this many blocks.
+    block_bytes
+        Bytes of one block over all layers.
     """
 
     def __init__(
@@ -79,112 +89,115 @@ class PagedKVCacheManager(KVCacheManager):
         self.pool = pool
         self.block_size = block_size
         self.block_bytes = block_bytes
-        self._prefixes = prefix_cache or PrefixCache()
+        self._prefix_cache = prefix_cache or PrefixCache()
         self._reuse_blocks = reuse_blocks
-        self._published: dict[str, int] = {}
-        self._reserved = self._hit_tokens = self._queried_tokens = 0
+        self._num_cached_blocks: dict[str, int] = {}  # offered to the prefix cache, by request
+        self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the blocks that requests hold now."""
+    def reserved_bytes(self) -> int:
+        """Bytes of the blocks in use."""
         return self.pool.num_used * self.block_bytes
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return how many blocks hold ``num_tokens`` tokens."""
+        """Return the number of blocks for ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that one request can hold at most, alone."""
+        """The most tokens that a single request can have in the KV cache."""
         return self.pool.capacity * self.block_size
 
     def refusal_reason(self, num_tokens: int) -> str | None:
-        """Say why ``num_tokens`` tokens would not fit even alone; None: they would."""
+        """Return why ``num_tokens`` tokens can never fit, or None; see ``KVCacheManager``."""
         needed = self.blocks_for(num_tokens)
         if needed <= self.pool.capacity:
             return None
         return f"need {needed} KV blocks, the pool has {self.pool.capacity}"
 
     def reserve(self, state: RequestState, num_tokens: int, spare: float = 0.0) -> int | None:
-        """Hold blocks for a request's first ``num_tokens`` tokens, cached ones where it can.
+        """Reserve blocks for a request's first ``num_tokens`` tokens; cached blocks are shared.
 
-        What is found computed are whole blocks; see ``KVCacheManager.reserve``.
+        Cached tokens are whole blocks; see ``KVCacheManager.reserve``.
         """
         request_id = state.request_id
         if request_id in self._tables:
-            raise ValueError(f"request {request_id} holds blocks already")
-        shared = self._match(state)
+            raise ValueError(f"request {request_id} has blocks already")
+        shared = self._match_prefix(state)
         missing = self.blocks_for(num_tokens) - len(shared)
         available = self.pool.num_free + self.pool.num_evictable - self.pool.count_evictable(shared)
         if missing + ceil(spare * self.pool.capacity) > available:
             return None
         self.pool.touch(shared)
-        self._prefixes.lock(request_id, state.token_ids, len(shared))
+        self._prefix_cache.lock(request_id, state.token_ids, len(shared))
         blocks = [*shared, *self._allocate(missing)]
         self._tables[request_id] = BlockTable(np.asarray(blocks, np.int32))
-        self._published[request_id] = len(shared)
-        self._reserved += 1
+        self._num_cached_blocks[request_id] = len(shared)
+        self._num_reservations += 1
         self._queried_tokens += state.num_tokens
         self._hit_tokens += len(shared) * self.block_size
         return len(shared) * self.block_size
 
-    def _match(self, state: RequestState) -> list[int]:
-        most = (state.num_tokens - 1) // self.block_size
-        found = self._prefixes.match(state.token_ids, most)
-        return found[: len(found) - len(found) % self._reuse_blocks]
+    def _match_prefix(self, state: RequestState) -> list[int]:
+        """Return the cached blocks of the request's prefix, without its last known token."""
+        max_blocks = (state.num_tokens - 1) // self.block_size
+        blocks = self._prefix_cache.match(state.token_ids, max_blocks)
+        return blocks[: len(blocks) - len(blocks) % self._reuse_blocks]
 
     def _allocate(self, count: int) -> list[int]:
-        """Take ``count`` blocks that can be had, evicting only what is needed."""
+        """Allocate ``count`` blocks; evict cached ones only if too few are free."""
         if count > self.pool.num_free:
-            self._prefixes.evict(count - self.pool.num_free)
+            self._prefix_cache.evict(count - self.pool.num_free)
         return self.pool.allocate(count)
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
-        """Hold as many more blocks as are missing; see ``KVCacheManager.grow``."""
+        """Allocate the missing blocks; see ``KVCacheManager.grow``."""
         blocks = self._tables[request_id].block_ids
         missing = self.blocks_for(num_tokens) - len(blocks)
         if missing <= 0:
             return True
         if missing > self.pool.num_free + self.pool.num_evictable:
             return False
-        more = np.asarray(self._allocate(missing), np.int32)
-        self._tables[request_id] = BlockTable(np.concatenate([blocks, more]))
+        new_blocks = np.asarray(self._allocate(missing), np.int32)
+        self._tables[request_id] = BlockTable(np.concatenate([blocks, new_blocks]))
         return True
 
     def cache_blocks(self, state: RequestState) -> None:
-        """Offer the full, computed blocks; see ``KVCacheManager.cache_blocks``."""
+        """Offer the full, computed blocks to the prefix cache; see ``KVCacheManager``."""
         request_id = state.request_id
-        held = self.pool.num_used * self.block_size
-        self._used.update(request_id, state.num_computed_tokens, held)
-        full = state.num_computed_tokens // self.block_size
-        if full <= self._published[request_id]:
+        reserved = self.pool.num_used * self.block_size
+        self._computed.update(request_id, state.num_computed_tokens, reserved)
+        num_full = state.num_computed_tokens // self.block_size
+        if num_full <= self._num_cached_blocks[request_id]:
             return
-        self._published[request_id] = full
+        self._num_cached_blocks[request_id] = num_full
         blocks = self._tables[request_id].block_ids
-        remap = self._prefixes.cache_blocks(request_id, state.token_ids, blocks[:full].tolist())
+        remap = self._prefix_cache.cache_blocks(
+            request_id, state.token_ids, blocks[:num_full].tolist()
+        )
         if remap:
-            changed = blocks.copy()
+            remapped = blocks.copy()
             for index, block in remap.items():
-                changed[index] = block
+                remapped[index] = block
             self.pool.touch(remap.values())
             self.pool.free([int(blocks[index]) for index in remap])
-            self._tables[request_id] = BlockTable(changed)
+            self._tables[request_id] = BlockTable(remapped)
 
-    def slots(self, table: BlockTable) -> int:
-        """Return for how many tokens its blocks are, shared ones included."""
+    def num_slots(self, table: BlockTable) -> int:
+        """Return the tokens that the table's blocks hold, shared blocks included."""
         return len(table) * self.block_size
 
     def _free(self, request_id: str, table: BlockTable) -> None:
-        del self._published[request_id]
+        del self._num_cached_blocks[request_id]
         self.pool.free(table.block_ids.tolist())
-        self._prefixes.unlock(request_id)
+        self._prefix_cache.unlock(request_id)
 
     def clear(self) -> None:
-        """Forget every cached prefix that no request holds."""
-        self._prefixes.clear()
+        """Evict every cached block that no request uses."""
+        self._prefix_cache.clear()
 
     def counters(self) -> dict[str, float]:
-        """Return what blocks and prefixes did since the last reset."""
+        """Return the counters of blocks and prefixes since the last reset."""
         return {
             "blocks.allocated": self.pool.allocated,
             "blocks.freed": self.pool.freed,
@@ -194,46 +207,46 @@ class PagedKVCacheManager(KVCacheManager):
             "kv_block_bytes": self.block_bytes,
             "peak_kv_bytes": self.pool.peak_used * self.block_bytes,
             **super().counters(),
-            f"prefix_cache.{self._prefixes.name}": self._reserved,
+            f"prefix_cache.{self._prefix_cache.name}": self._num_reservations,
             "prefix.queried_tokens": self._queried_tokens,
             "prefix.hit_tokens": self._hit_tokens,
-            "prefix.evicted_blocks": self._prefixes.num_evicted,
+            "prefix.evicted_blocks": self._prefix_cache.num_evicted,
             "prefix.cached_blocks": self.pool.num_cached,
         }
 
     def reset_counters(self) -> None:
-        """Start counting anew; peaks restart from what is held."""
+        """Set the counters to 0 and the peaks to what is reserved now."""
         self.pool.reset_counters()
         super().reset_counters()
-        self._used.reset(self.pool.num_used * self.block_size)
-        self._prefixes.num_evicted = 0
-        self._reserved = self._hit_tokens = self._queried_tokens = 0
+        self._computed.reset(self.pool.num_used * self.block_size)
+        self._prefix_cache.num_evicted = 0
+        self._num_reservations = self._hit_tokens = self._queried_tokens = 0
 
     def check(self, running: set[str]) -> None:
-        """Check the pool and the prefix cache too; see ``KVCacheManager.check``."""
+        """Check also the pool and the prefix cache; see ``KVCacheManager.check``."""
         super().check(running)
         tables = [table.block_ids.tolist() for table in self._tables.values()]
-        self.pool.check(tables, self._prefixes.cached_blocks())
-        self._prefixes.check()
+        self.pool.check(tables, self._prefix_cache.cached_blocks())
+        self._prefix_cache.check()
 
 
 class PagedMemory:
-    """The pools of a backend of paged attention."""
+    """The pools of a paged attention backend; see ``KVMemory``."""
 
     def __init__(self, backend: PagedBackend) -> None:
         self.attention = backend
         backend.advances_metadata = True
 
-    def plan(self, batch: Batch) -> tuple[Batch, StepAttention]:
-        """Build what the layers share; the batch stays as it is.
+    def prepare_step(self, batch: Batch) -> tuple[Batch, StepAttention]:
+        """Plan the step's attention; the batch stays as it is.
 
-        Counted: the step, and the host time (us) of the resolver's maps.
+        Counters: the step, and the host time of the resolver's maps in us.
         """
-        plan = self.attention.plan(
+        metadata = self.attention.plan(
             block_tables=batch.block_tables,
             seq_lens=batch.seq_lens,
             cu_seqlens_q=batch.cu_seqlens_q,
             total_q=batch.total_q,
         )
-        counters = {"layout.paged": 1, "attention.map_us": plan.map_us}
-        return batch, StepAttention(self.attention, plan, counters)
+        counters = {"layout.paged": 1, "attention.map_us": metadata.map_us}
+        return batch, StepAttention(self.attention, metadata, counters)

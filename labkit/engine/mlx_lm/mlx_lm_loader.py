@@ -37,7 +37,9 @@ def load(
     kind: str | None = "float32",
     matrices: compute_dtype.MatrixStorage = compute_dtype.MatrixStorage.cast,
 ) -> MlxLmModel:
-    """Load a model and cast it; ``kind`` and ``matrices`` are those of ``model_loader.load``.
+    """Load a model and cast it.
+
+    ``kind`` and ``matrices``: the ``dtype`` and ``matrix_storage`` of ``model_loader.load_model``.
 
     Raises
     ------

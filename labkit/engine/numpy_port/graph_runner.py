@@ -70,14 +70,14 @@ def _record(model: Callable[..., Any], caches: Sequence[LayerCache]) -> Any:
     """Run a forward on symbols, and return its recording."""
     capture = GraphCapture()
     noting: Any = _Noting(capture)
-    ids, running = capture.ids(), ForwardContext(noting, noting, None, capture.places())
+    ids, context = capture.ids(), ForwardContext(noting, noting, None, capture.places())
     for cache in caches:
-        cache.step = running
+        cache.context = context
     try:
         return capture.finish(model(ids, cache=caches))
     finally:
         for cache in caches:
-            cache.step = None
+            cache.context = None
 
 
 class _Noting:

@@ -86,7 +86,7 @@ def shard(loaded: LoadedModel, ring: Ring) -> LoadedModel:
         mx.eval(model.parameters())  # so that the whole matrices are freed
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise EngineError(f"{prefix}: it cannot be sharded: {one_line(error)}") from None
-    return replace(loaded, sums=sum(map(_is_all_reduced, model.modules())))
+    return replace(loaded, num_all_reduces=sum(map(_is_all_reduced, model.modules())))
 
 
 def _is_all_reduced(layer: Any) -> bool:

@@ -170,8 +170,8 @@ def load_draft(
             directory,
             options.kv.block_size,
             options.attention.device,
-            kind=compute_dtype.cast_target(options),
-            matrices=compute_dtype.matrix_storage(options),
+            dtype=compute_dtype.cast_target(options),
+            matrix_storage=compute_dtype.matrix_storage(options),
             layers=drafts.draft_layers,
             first_layer=len(target.shapes),
         )

@@ -50,9 +50,9 @@ def loaded_bytes(path):
     """The bytes of the weights that mlx_lm's class holds, and those of its embedding alone."""
     from mlx.utils import tree_flatten
 
-    from labkit.engine.model_loader import load
+    from labkit.engine.model_loader import load_model
 
-    held = {name: value.nbytes for name, value in tree_flatten(load(path).model.parameters())}
+    held = {name: value.nbytes for name, value in tree_flatten(load_model(path).model.parameters())}
     (embedding,) = (size for name, size in held.items() if "embed_tokens" in name)
     return sum(held.values()), embedding
 
@@ -133,14 +133,14 @@ def test_a_config_that_tells_too_little_is_not_guessed_at(tiny_dir, tmp_path):
 @pytest.mark.parametrize("rows", [1, 16, 256])
 def test_activations_are_what_was_estimated(tiny_dir, rows):
     from labkit.engine import kv_layout, load_self_test
-    from labkit.engine.model_loader import load
+    from labkit.engine.model_loader import load_model
     from labkit.engine.packed_forward import choose_forward
 
-    loaded = load(tiny_dir)
+    loaded = load_model(tiny_dir)
     shapes, _ = load_self_test.kv_shapes(loaded)
     forward = choose_forward(loaded, config.Device.cpu).forward
     scheduler = config.Scheduler(max_num_seqs=rows, max_num_batched_tokens=512)
-    kind = kv_layout.choose(config.Engine())
+    kind = kv_layout.create_factory(config.Engine())
     measured = pool_sizing.measure_activation_bytes(forward, kind, shapes, scheduler)
     estimated = model_footprint.from_shape(TINY, "tiny").activation_bytes(512, rows)
     assert measured % MIB == 0
@@ -221,7 +221,7 @@ def test_what_can_be_known_is_refused_before_the_weights_are_loaded(tiny_dir, mo
     def never(*_):
         raise AssertionError("loaded")
 
-    monkeypatch.setattr(shared_models, "load", never)
+    monkeypatch.setattr(shared_models, "load_model", never)
     tight = options(blocks=1 << 40, machine="sim_m1_8gb")
     with pytest.raises(EngineError, match=r"set engine\.budget\.blocks=\d+ or less$"):
         create(tight, tiny_dir)

@@ -61,7 +61,7 @@ def as_it_is(monkeypatch):
 
     def serve(engine, *arguments):
         with monkeypatch.context() as patch:
-            patch.setattr(PackedForward, "_replayed", lambda *_: None)
+            patch.setattr(PackedForward, "_replay", lambda *_: None)
             engine.reset_counters()
             seen = logits_of(engine, *arguments)
             assert not replayed(engine)
@@ -105,7 +105,7 @@ def test_another_number_of_threads_shares_the_next_step_out_anew(model_dir, monk
     module, at = (graph_replay, 10) if replays else (attention_launch, 5)
     run, step, steps = getattr(module, name), engine.step, itertools.count()
     if not replays:
-        monkeypatch.setattr(PackedForward, "_replayed", lambda *_: None)
+        monkeypatch.setattr(PackedForward, "_replay", lambda *_: None)
 
     def noted(*arguments):
         shares.append((numba.get_num_threads(), arguments[at].shape[-2] - 1))
@@ -154,13 +154,13 @@ def test_steps_of_many_rows_run_as_they_are(model_dir):
 @pytest.mark.parametrize("wrong", [-1, 300])
 def test_a_token_that_the_model_lacks_is_left_to_the_forward(model_dir, wrong):
     engine = make(model_dir("qwen3"))
-    model, asked = engine._loop._runner.run_model, []
-    engine._loop._runner.run_model = lambda batch: asked.append(batch) or model(batch)
+    model, asked = engine._loop._launcher.run_model, []
+    engine._loop._launcher.run_model = lambda batch: asked.append(batch) or model(batch)
     logits_of(engine)
-    _, step = model.memory.plan(asked[-1])
+    _, step = model.memory.prepare_step(asked[-1])
     for tokens in (asked[-1].tokens, np.full_like(asked[-1].tokens, wrong)):
         batch = asked[-1]._replace(tokens=tokens)
-        made = model._forward._graph_runner.run(batch, step.attention, step.plan, Counters())
+        made = model._forward._graph_runner.run(batch, step.attention, step.metadata, Counters())
         assert (made is None) == (tokens[0] == wrong)
 
 

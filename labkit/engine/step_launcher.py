@@ -1,0 +1,97 @@
+"""Launch steps of a model: at once, in a worker thread, or as lazy MLX graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from labkit import config
+from labkit.engine.batch import Batch
+from labkit.engine.device_logits import Logits, WaitLogits
+from labkit.engine.engine_protocol import Counters, EngineError
+from labkit.engine.model_runner import ModelRunner, RunModel
+
+
+class StepLauncher:
+    """Launches steps, one at a time; this base class runs a step when its logits are waited for."""
+
+    def __init__(self, run_model: RunModel) -> None:
+        self.run_model = run_model
+
+    def launch(self, batch: Batch) -> WaitLogits:
+        """Launch a step; calling the result waits for its logits."""
+        return partial(self.run_model, batch)
+
+    def close(self) -> None:
+        """Drop the model, once the step in flight has ended."""
+        self.run_model = _raise_closed
+
+
+class AsyncStepLauncher(StepLauncher):
+    """Base class of launchers whose steps run while the host does something else.
+
+    The counter ``pipeline.wait_ms`` is the time in which the host only waited.
+    """
+
+    def __init__(self, run_model: RunModel, counters: Counters) -> None:
+        super().__init__(run_model)
+        self._counters = counters
+
+    def _timed_wait(self, wait: WaitLogits) -> Logits:
+        start = time.perf_counter()
+        try:
+            return wait()
+        finally:
+            self._counters.add("pipeline.wait_ms", (time.perf_counter() - start) * 1e3)
+
+
+class ThreadStepLauncher(AsyncStepLauncher):
+    """Runs steps in one worker thread, in the order of ``launch``."""
+
+    def __init__(self, run_model: RunModel, counters: Counters) -> None:
+        super().__init__(run_model, counters)
+        self._worker = ThreadPoolExecutor(1, "labkit-step", initializer=_copy_numba_threads())
+
+    def launch(self, batch: Batch) -> WaitLogits:
+        """Submit a step to the worker thread."""
+        return partial(self._timed_wait, self._worker.submit(self.run_model, batch).result)
+
+    def close(self) -> None:
+        """End the worker thread after the step in flight."""
+        self._worker.shutdown()
+        super().close()
+
+
+class LazyStepLauncher(AsyncStepLauncher):
+    """Builds a step's graph at once; MLX computes it asynchronously, without a worker thread."""
+
+    run_model: ModelRunner
+
+    def launch(self, batch: Batch) -> WaitLogits:
+        """Dispatch a step's graph."""
+        return partial(self._timed_wait, self.run_model.launch(batch))
+
+
+def create_launcher(
+    pipeline: config.Pipeline, run_model: RunModel, counters: Counters
+) -> StepLauncher:
+    """Return the launcher of ``engine.pipeline``."""
+    if pipeline is config.Pipeline.sync:
+        return StepLauncher(run_model)
+    if isinstance(run_model, ModelRunner) and run_model.is_lazy:
+        return LazyStepLauncher(run_model, counters)
+    return ThreadStepLauncher(run_model, counters)
+
+
+def _raise_closed(_batch: Batch) -> Logits:
+    raise EngineError("the engine is closed")
+
+
+def _copy_numba_threads() -> Callable[[], None]:
+    """Return a function that gives its thread the caller's number of numba threads."""
+    import numba
+
+    count = numba.get_num_threads()
+    return lambda: numba.set_num_threads(count)
