@@ -14,6 +14,7 @@ from pathlib import Path
 
 from labkit.experiment.interrupt_signals import InterruptSignals
 from labkit.machine import linux, process_memory_limit
+from labkit.machine.signal_names import signal_name
 
 TICK_S = 1.0
 TRACEBACK_S = 0.5  # for a hanging worker to print its traceback (faulthandler on SIGABRT)
@@ -33,12 +34,7 @@ class ProcessExit:
     @property
     def signal_name(self) -> str | None:
         """The name of the signal that ended it, or None."""
-        if self.code >= 0:
-            return None
-        try:
-            return signal.Signals(-self.code).name
-        except ValueError:
-            return f"signal {-self.code}"
+        return None if self.code >= 0 else signal_name(-self.code)
 
     @property
     def out_of_memory(self) -> bool:

@@ -1,1 +1,1 @@
-"""``make mac``: everything a Mac can tell, in one file that can be attached to an issue."""
+"""``make mac``: run every test and study that needs a Mac, and bundle the results in one file."""

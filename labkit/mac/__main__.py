@@ -1,7 +1,7 @@
-"""``python -m labkit.mac``: run every step, and leave one file.
+"""``python -m labkit.mac``: run every step and bundle the results in one zip file.
 
-Exit codes: 0 where every step passed, 1 where one failed, 2 where there is no Metal, 130
-after ctrl-C. The file is written in every case but the third.
+Exit codes: 0 if every step passed, 1 if one failed, 2 without Metal, 130 after ctrl-C. The file is
+written in every case except without Metal.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ def main(
         steps = make_steps(folder, memory_profile.this_machine().total)
         outcomes = run_steps(steps, folder, _show)
         path = report_bundle.write_bundle(
-            folder, facts, outcomes, report_bundle.Redactor.of_this_computer()
+            folder, facts, outcomes, report_bundle.Redactor.for_this_computer()
         )
     except OSError as error:
         print_error(PROG, error)
         return 1
-    words = [outcome.word for outcome in outcomes]
-    size = path.stat().st_size / 1e6
-    print(f"\n{words.count(PASSED)} of {len(words)} steps passed")
+    statuses = [outcome.status for outcome in outcomes]
+    size_mb = path.stat().st_size / 1e6
+    print(f"\n{statuses.count(PASSED)} of {len(statuses)} steps passed")
     print(
-        f"{path} ({size:.1f} MB): attach it to an issue; it holds no user's name and no home path"
+        f"{path} ({size_mb:.1f} MB): attach it to an issue; user names and home paths are removed"
     )
-    if INTERRUPTED in words:
+    if INTERRUPTED in statuses:
         return 130
-    return 0 if set(words) == {PASSED} else 1
+    return 0 if set(statuses) == {PASSED} else 1
 
 
 def _show(text: str) -> None:

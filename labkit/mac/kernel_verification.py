@@ -1,9 +1,9 @@
-"""``python -m labkit.mac.kernel_verification FILE OVERRIDES``: kernel cases against the reference.
+"""Verify kernels: ``python -m labkit.mac.kernel_verification FILE OVERRIDES``.
 
-Every arm of every cell launches each of its cases; the output is compared with that of the
-float64 reference, which runs on the CPU on the same input. FILE is a table in Markdown,
-complete after every case. Exit codes: 0, 1 where an answer is wrong or missing, 2 for a
-mistake in the overrides.
+Every arm of every cell launches each of its cases; the output is compared with the output of the
+float64 reference, which runs on the CPU with the same input. FILE gets a Markdown table, to which a
+row is added after every case. Exit codes: 0 if all outputs are right, 1 if one is wrong or missing,
+2 for a mistake in the overrides.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from labkit.experiment.cell_composer import ComposedCell
 from labkit.machine.exception_text import one_line_with_type
 
 PROG = "python -m labkit.mac.kernel_verification"
-# Of the largest value. The output is rounded to its type, the reference's to float32; the rest
-# is summing in another order, and exponentials of logits of about 6.
+# As a fraction of the largest expected value. The allowance covers rounding of the output to its
+# dtype and of the reference to float32, another order of summation, and exponentials of logits of
+# about 6.
 MAX_RELATIVE_ERROR = {
     Precision.float32: 2e-5,
     Precision.float16: 2.0**-10,
@@ -34,39 +35,40 @@ TABLE_HEADER = (
     "| cell | arm | case | largest error | allowed | |\n| --- | --- | --- | ---: | ---: | --- |"
 )
 
-CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # by case: values, or why there are none
+CaseOutputs = Mapping[str, NDArray[np.float32] | str]  # by case: the output, or why it is missing
 
 
 @dataclass(frozen=True)
 class CaseVerification:
-    """One case of one arm; ``error``: the largest, as a share of the largest value expected.
+    """The result of one case of one arm.
 
-    ``missing``: why there is nothing to compare; None where there is.
+    ``error``: the largest error, as a fraction of the largest expected value. ``missing``: why
+    there is nothing to compare, or None.
     """
 
     cell: str
     arm: str
     case: str
-    allowed: float
+    max_error: float
     error: float = 0.0
     missing: str | None = None
 
     @property
-    def right(self) -> bool:
-        """Whether the output is the reference's as far as rounding allows."""
-        return self.missing is None and self.error <= self.allowed
+    def is_right(self) -> bool:
+        """Whether the output equals the reference within ``max_error``."""
+        return self.missing is None and self.error <= self.max_error
 
     @property
-    def line(self) -> str:
-        """A line of the table."""
-        said = self.missing or ("right" if self.right else "WRONG")
-        numbers = ("", "") if self.missing else (f"{self.error:.2g}", f"{self.allowed:.2g}")
-        cells = (self.cell, self.arm, self.case, *numbers, said.replace("|", "\\|"))
+    def table_row(self) -> str:
+        """The row of the Markdown table."""
+        verdict = self.missing or ("right" if self.is_right else "WRONG")
+        numbers = ("", "") if self.missing else (f"{self.error:.2g}", f"{self.max_error:.2g}")
+        cells = (self.cell, self.arm, self.case, *numbers, verdict.replace("|", "\\|"))
         return f"| {' | '.join(cells)} |"
 
 
 def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
-    """Compare every case of every arm; cases too large for their memory are left out."""
+    """Yield the result of every case of every arm; cases too large for the memory are left out."""
     expected: dict[str, CaseOutputs] = {}
     for cell in cells:
         for arm in cell.arms:
@@ -81,14 +83,17 @@ def verify(cells: Sequence[ComposedCell]) -> Iterator[CaseVerification]:
 
 
 def _launching_once(experiment: Experiment) -> Experiment:
-    """Return the experiment with as few launches as there can be."""
-    asked = experiment.workload
-    cases = [replace(case, factor=1) for case in asked.cases]
-    return replace(experiment, workload=replace(asked, cases=cases, warmup=0, repeats=1))
+    """Return the experiment with a single launch per case."""
+    options = experiment.workload
+    cases = [replace(case, factor=1) for case in options.cases]
+    return replace(experiment, workload=replace(options, cases=cases, warmup=0, repeats=1))
 
 
 def launch_cases(experiment: Experiment) -> CaseOutputs:
-    """Launch the cases of a kernel workload that fit; a failure stands for all of them."""
+    """Launch the cases of a kernel workload that fit in memory; return their outputs by case.
+
+    After an exception every case has its text instead of an output.
+    """
     names = [case.name for case in experiment.workload.cases]
     try:
         measured = workload.measure(experiment)
@@ -99,18 +104,18 @@ def launch_cases(experiment: Experiment) -> CaseOutputs:
 
 
 def _compare_cases(
-    experiment: Experiment, arm: str, given: CaseOutputs, expected: CaseOutputs
+    experiment: Experiment, arm: str, outputs: CaseOutputs, expected: CaseOutputs
 ) -> Iterator[CaseVerification]:
-    allowed = MAX_RELATIVE_ERROR[experiment.workload.dtype]
-    for case, mine in given.items():
-        answer = CaseVerification(experiment.ablation.name, arm, case, allowed)
-        theirs = expected[case]
-        if isinstance(mine, str) or isinstance(theirs, str):
-            missing = mine if isinstance(mine, str) else f"reference: {theirs}"
-            yield replace(answer, missing=missing)
+    max_error = MAX_RELATIVE_ERROR[experiment.workload.dtype]
+    for case, output in outputs.items():
+        result = CaseVerification(experiment.ablation.name, arm, case, max_error)
+        reference = expected[case]
+        if isinstance(output, str) or isinstance(reference, str):
+            missing = output if isinstance(output, str) else f"reference: {reference}"
+            yield replace(result, missing=missing)
         else:
-            error = np.abs(mine.astype(np.float64) - theirs).max() / np.abs(theirs).max()
-            yield replace(answer, error=float(error))
+            error = np.abs(output.astype(np.float64) - reference).max() / np.abs(reference).max()
+            yield replace(result, error=float(error))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -121,15 +126,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells = app.compose_cells(app.parse(overrides))
     except ConfigError as error:
         return print_error(PROG, error)
-    wrong = 0
+    num_wrong = 0
     with Path(file).open("w", encoding="utf-8") as table:
         print(TABLE_HEADER, file=table, flush=True)
-        for answer in verify(cells):
-            print(answer.line, file=table, flush=True)
-            print(answer.line, flush=True)
-            wrong += not answer.right
-    print(f"{wrong} wrong or missing" if wrong else "all right")
-    return 1 if wrong else 0
+        for result in verify(cells):
+            print(result.table_row, file=table, flush=True)
+            print(result.table_row, flush=True)
+            num_wrong += not result.is_right
+    print(f"{num_wrong} wrong or missing" if num_wrong else "all right")
+    return 1 if num_wrong else 0
 
 
 if __name__ == "__main__":

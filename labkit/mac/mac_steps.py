@@ -1,7 +1,7 @@
-"""The steps: what is run on the Mac, one process after another.
+"""The steps of ``make mac``: commands that run one after another.
 
-A step is a command. Its output goes to a log and, as it comes, to the screen; however it
-ends, the next step runs.
+A step's output goes to a log and, as it is written, to the screen. However a step ends, the next
+one runs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from typing import TextIO
 PASSED = "passed"
 INTERRUPTED = "interrupted"
 NOT_RUN = "not run"
-STEP_TIMEOUT_S = (
-    2 * 3600.0
-)  # a kernel that hangs the GPU must not keep the other steps from running
-STOP_TIMEOUT_S = 10.0  # for a step that was interrupted: labkit finishes its files
+# A kernel that hangs the GPU must not prevent the other steps.
+STEP_TIMEOUT_S = 2 * 3600.0
+STOP_TIMEOUT_S = 10.0  # for an interrupted step to finish its files
 POLL_S = 0.2
 
 ON_METAL = "engine.attention.device=metal"
 HALF_KERNELS = "workload.dtype=float16"
 HALF_SERVING = "engine.dtype=float16"
-# So that tokens can be the reference's: products of float32 are not rounded to fewer bits.
+# Full float32 products, so that the tokens can equal the reference's.
 EXACT_FLOAT32 = ("engine.dtype=float32", "engine.mlx.tf32=false")
 DECODE_ABLATIONS = "gqa_sharing,split_kv,resolver,block_size"
 REFERENCE_ARM = "{engine.attention.backend:reference,engine.attention.device:cpu}"
@@ -38,10 +37,10 @@ VERIFICATION_FILE = "answers.md"
 
 @dataclass(frozen=True)
 class MacStep:
-    """One command; ``arguments`` are those of this Python (``-m labkit ...``)."""
+    """One command: this Python with ``arguments``, as ``-m labkit ...``."""
 
     name: str
-    says: str
+    description: str
     arguments: tuple[str, ...]
 
     @property
@@ -52,27 +51,27 @@ class MacStep:
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """How a step ended: ``passed``, ``interrupted``, ``not run`` or what failed; seconds."""
+    """How a step ended: ``passed``, ``interrupted``, ``not run`` or ``failed (...)``."""
 
     step: MacStep
-    word: str
+    status: str
     seconds: float = 0.0
 
 
 def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
-    """Return the steps of a Mac with so much memory, whose studies land in ``folder``.
+    """Return the steps for a Mac with ``memory_bytes``; their studies are written to ``folder``.
 
-    The article's largest case holds 4 GiB of keys and values in float16; it is measured where
-    that is at most a sixth of the memory.
+    The article's largest case has 4 GiB of keys and values in float16. It is measured where that is
+    at most a sixth of the memory.
     """
-    pools = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
-    kernels = ("engine=paged", ON_METAL, HALF_KERNELS, pools)
-    both = f"ablation=seq_map,{DECODE_ABLATIONS}"
+    pool_limit = f"workload.max_pool_bytes={max(1 << 30, memory_bytes // 6)}"
+    kernels = ("engine=paged", ON_METAL, HALF_KERNELS, pool_limit)
+    kernel_ablations = f"ablation=seq_map,{DECODE_ABLATIONS}"
     serving = ("engine=paged", ON_METAL, HALF_SERVING, "model=small")
 
-    def study(name: str, says: str, *overrides: str) -> MacStep:
+    def study(name: str, description: str, *overrides: str) -> MacStep:
         out = f"out={(folder / name).as_posix()}"
-        return MacStep(name, says, ("-m", "labkit", *overrides, out, "-m"))
+        return MacStep(name, description, ("-m", "labkit", *overrides, out, "-m"))
 
     return (
         MacStep(
@@ -88,7 +87,7 @@ def all_steps(folder: Path, memory_bytes: int) -> tuple[MacStep, ...]:
                 "labkit.mac.kernel_verification",
                 (folder / VERIFICATION_FILE).as_posix(),
                 *kernels,
-                both,
+                kernel_ablations,
                 "-m",
             ),
         ),
@@ -121,35 +120,35 @@ def run_steps(
     steps: Sequence[MacStep],
     logs: Path,
     show: Callable[[str], None],
-    limit_s: float = STEP_TIMEOUT_S,
+    timeout_s: float = STEP_TIMEOUT_S,
 ) -> list[StepOutcome]:
-    """Run steps in order and return how each ended.
-
-    After ctrl-C the rest is not run.
+    """Run the steps in order and return how each ended; after ctrl-C the rest is not run.
 
     Parameters
     ----------
     logs
-        The folder of the logs, ``STEP.log``; it exists.
+        An existing folder, for the logs ``STEP.log``.
     show
-        Is given text as it comes.
-    limit_s
-        A step that takes longer is ended.
+        Called with a step's output as it is written.
+    timeout_s
+        A step that takes longer is stopped (seconds).
     """
     outcomes: list[StepOutcome] = []
     for number, step in enumerate(steps, 1):
-        if outcomes and outcomes[-1].word in (INTERRUPTED, NOT_RUN):
+        if outcomes and outcomes[-1].status in (INTERRUPTED, NOT_RUN):
             outcomes.append(StepOutcome(step, NOT_RUN))
             continue
-        show(f"\n[{number}/{len(steps)}] {step.name}: {step.says}\n{step.command}\n")
-        outcomes.append(_run_step(step, logs / f"{step.name}.log", show, limit_s))
-        show(f"{step.name}: {outcomes[-1].word}\n")
+        show(f"\n[{number}/{len(steps)}] {step.name}: {step.description}\n{step.command}\n")
+        outcomes.append(_run_step(step, logs / f"{step.name}.log", show, timeout_s))
+        show(f"{step.name}: {outcomes[-1].status}\n")
     return outcomes
 
 
-def _run_step(step: MacStep, log: Path, show: Callable[[str], None], limit_s: float) -> StepOutcome:
+def _run_step(
+    step: MacStep, log: Path, show: Callable[[str], None], timeout_s: float
+) -> StepOutcome:
     start = time.monotonic()
-    word = None
+    status = None
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *step.arguments],
@@ -160,37 +159,37 @@ def _run_step(step: MacStep, log: Path, show: Callable[[str], None], limit_s: fl
         )
     with log.open(encoding="utf-8", errors="replace") as text:
         try:
-            word = _show_until_exit(process, text, show, start + limit_s)
+            status = _show_until_exit(process, text, show, start + timeout_s)
         except KeyboardInterrupt:
-            word = INTERRUPTED
-        if word is not None:
+            status = INTERRUPTED
+        if status is not None:
             _stop(process)
         show(text.read())
-    if word is None:
-        word = PASSED if process.returncode == 0 else f"failed (exit {process.returncode})"
-    return StepOutcome(step, word, time.monotonic() - start)
+    if status is None:
+        status = PASSED if process.returncode == 0 else f"failed (exit {process.returncode})"
+    return StepOutcome(step, status, time.monotonic() - start)
 
 
 def _show_until_exit(
-    process: subprocess.Popen[bytes], text: TextIO, show: Callable[[str], None], until: float
+    process: subprocess.Popen[bytes], text: TextIO, show: Callable[[str], None], deadline: float
 ) -> str | None:
-    """Show the log while the process runs; return why it is to be ended, if it is."""
+    """Show the log until the process exits; return the status if it ran into the deadline."""
     while process.poll() is None:
         show(text.read())
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return "failed (took too long)"
         time.sleep(POLL_S)
     return None
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let an interrupted process finish, since ctrl-C reaches it too; then insist."""
-    for insist in (process.terminate, process.kill):
+    """Wait for a process that ctrl-C has reached too; then terminate it, then kill it."""
+    for stop_harder in (process.terminate, process.kill):
         try:
             process.wait(STOP_TIMEOUT_S)
             return
         except subprocess.TimeoutExpired:
-            insist()
+            stop_harder()
         except KeyboardInterrupt:  # pressed again
             process.kill()
     process.wait()

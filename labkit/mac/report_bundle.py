@@ -1,7 +1,7 @@
-"""The file that is left: a summary, the environment, logs and studies, in one zip.
+"""The bundle of ``make mac``: summary, environment, logs and studies in one zip file.
 
-Paths of this computer and its user's name are taken out. What records hold stays as it is:
-the names of the busiest other programs, and a hash where the host's name would be.
+Paths of this computer and its user's name are removed. The contents of records stay: the names of
+the busiest other programs, and a hash instead of the host's name.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from labkit.mac.mac_steps import NOT_RUN, PASSED, VERIFICATION_FILE, StepOutcome
 from labkit.machine import fingerprint
 from labkit.records import read_json
 
-# Plots are redrawn from records; Hydra's own YAML holds this computer's paths.
+# Plots can be redrawn from records; Hydra's own YAML files contain this computer's paths.
 BUNDLED_SUFFIXES = (".json", ".md", ".html", ".csv", ".tex", ".txt", ".log")
-MAX_LOG_LINES = 25  # of a failed step's log, in the summary
+MAX_LOG_LINES = 25  # last lines of a failed step's log in the summary
 
 
 @dataclass(frozen=True)
 class Redactor:
-    """What must not leave this computer: paths with their stand-ins, and names."""
+    """Replaces this computer's paths and names by placeholders, given as (text, placeholder)."""
 
     paths: tuple[tuple[str, str], ...]
     names: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of_this_computer(cls) -> Redactor:
-        """Return the paths and names of whoever runs this."""
+    def for_this_computer(cls) -> Redactor:
+        """Return a redactor for the working, temporary and home folders, the user and the host."""
         places = ((Path.cwd(), "."), (Path(tempfile.gettempdir()), "TMP"), (Path.home(), "~"))
         paths = [(str(p), alias) for path, alias in places for p in {path, path.resolve()}]
         host = socket.gethostname()
@@ -48,10 +48,10 @@ class Redactor:
             tuple(sorted((n for n in names if n[0]), key=_longest_first)),
         )
 
-    def hide(self, text: str, names: bool) -> str:
-        """Return the text without the paths, and with ``names`` without the names either.
+    def redact(self, text: str, names: bool) -> str:
+        """Return the text with paths replaced, and with ``names`` the names too.
 
-        Names are hidden as whole words; in JSON, where a word may be a key, they stay.
+        Names are replaced as whole words. In JSON they stay, as a word may be a key there.
         """
         for path, alias in self.paths:
             for written in {path, json.dumps(path)[1:-1]}:
@@ -68,7 +68,7 @@ def _longest_first(pair: tuple[str, str]) -> int:
 
 
 def surroundings() -> dict[str, Any]:
-    """Describe the machine, its state now and its GPU, in JSON types."""
+    """Return the machine, its current state and its GPU as JSON types."""
     import mlx.core as mx
 
     return {
@@ -80,22 +80,22 @@ def surroundings() -> dict[str, Any]:
 
 
 def packages() -> str:
-    """List what is installed, ``name==version`` a line."""
-    found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
-    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+    """Return the installed packages, one ``name==version`` per line."""
+    versions = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+    return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 
 def write_bundle(
-    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome], private: Redactor
+    folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutcome], redactor: Redactor
 ) -> Path:
-    """Write all that there is to ``FOLDER.zip``; return its path.
+    """Bundle the results in ``FOLDER.zip``; return its path.
 
     Parameters
     ----------
     folder
-        Holds ``STEP.log``, ``answers.md`` and the studies, as far as there are any.
+        Contains ``STEP.log``, ``answers.md`` and the studies, as far as they exist.
     facts
-        Of :func:`surroundings`, from before the steps.
+        The result of :func:`surroundings` before the steps.
     """
     for name, text in (
         ("environment.json", json.dumps(facts, indent=2) + "\n"),
@@ -107,8 +107,8 @@ def write_bundle(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as bundle:
         for file in sorted(f for f in folder.rglob("*") if f.suffix in BUNDLED_SUFFIXES):
             text = file.read_text(encoding="utf-8", errors="replace")
-            hidden = private.hide(text, names=file.suffix in (".log", ".txt"))
-            bundle.writestr(f"{folder.name}/{file.relative_to(folder).as_posix()}", hidden)
+            redacted = redactor.redact(text, names=file.suffix in (".log", ".txt"))
+            bundle.writestr(f"{folder.name}/{file.relative_to(folder).as_posix()}", redacted)
     return path
 
 
@@ -123,11 +123,14 @@ def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutc
         "",
         "| step | outcome | minutes | what ran |",
         "| --- | --- | ---: | --- |",
-        *(f"| {o.step.name} | {o.word} | {o.seconds / 60:.1f} | {o.step.says} |" for o in outcomes),
+        *(
+            f"| {o.step.name} | {o.status} | {o.seconds / 60:.1f} | {o.step.description} |"
+            for o in outcomes
+        ),
         "",
     ]
     for outcome in outcomes:
-        if outcome.word not in (PASSED, NOT_RUN):
+        if outcome.status not in (PASSED, NOT_RUN):
             parts += _last_lines(folder / f"{outcome.step.name}.log", outcome)
     if (folder / VERIFICATION_FILE).is_file():
         text = (folder / VERIFICATION_FILE).read_text(encoding="utf-8")
@@ -137,14 +140,19 @@ def _summary(folder: Path, facts: Mapping[str, Any], outcomes: Sequence[StepOutc
     return "\n".join(parts)
 
 
+def _outcome_row(outcome: StepOutcome) -> str:
+    step, minutes = outcome.step, outcome.seconds / 60
+    return f"| {step.name} | {outcome.status} | {minutes:.1f} | {step.description} |"
+
+
 def _last_lines(log: Path, outcome: StepOutcome) -> list[str]:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_LOG_LINES:]
-    head = [f"## {outcome.step.name}: {outcome.word}", "", f"`{outcome.step.command}`", ""]
+    head = [f"## {outcome.step.name}: {outcome.status}", "", f"`{outcome.step.command}`", ""]
     return [*head, "```", *lines, "```", ""]
 
 
 def _study_lines(folder: Path) -> list[str]:
-    """Return what a study answered, cell by cell, with the article's table."""
+    """Return a study's headlines cell by cell, with its tables."""
     if not (folder / "study.json").is_file():
         return []
     parts = [f"## {folder.name}", ""]

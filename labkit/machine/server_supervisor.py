@@ -27,6 +27,8 @@ from typing import Any
 
 import psutil
 
+from labkit.machine.signal_names import signal_name
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP_COMMAND = b"stop\n"
 STOP_TIMEOUT_S = 5.0  # from SIGTERM to SIGKILL
@@ -258,7 +260,7 @@ def _send_report(report: Any, **fields: Any) -> None:
 def _describe_exit(status: int | None, last_line: str) -> str:
     ending = "was stopped" if status is None else f"ended with exit status {status}"
     if status is not None and status < 0:
-        ending = f"was ended by {signal.Signals(-status).name}"
+        ending = f"was ended by {signal_name(-status)}"
     return f"{ending}; its last line: {last_line}" if last_line else f"{ending}; it wrote nothing"
 
 

@@ -55,7 +55,7 @@ def test_a_step_that_fails_does_not_stop_the_rest(tmp_path):
             python("three", "print('third')"),
         ],
     )
-    assert [o.word for o in outcomes] == [PASSED, "failed (exit 3)", PASSED]
+    assert [o.status for o in outcomes] == [PASSED, "failed (exit 3)", PASSED]
     assert (tmp_path / "two.log").read_text() == "second\n"
     text = "".join(shown)
     for said in ("[1/3] one: runs one", "first", "[2/3]", "two: failed (exit 3)", "third"):
@@ -73,14 +73,14 @@ def test_output_is_shown_while_the_step_runs(tmp_path):
         if "early" in text:
             mark.touch()
 
-    (outcome,) = run_steps([python("slow", waits)], tmp_path, show, limit_s=60)
-    assert outcome.word == PASSED
+    (outcome,) = run_steps([python("slow", waits)], tmp_path, show, timeout_s=60)
+    assert outcome.status == PASSED
 
 
 def test_a_step_that_hangs_is_ended(tmp_path):
     steps = [python("hangs", "import time; time.sleep(600)"), python("next", "")]
-    outcomes, _ = run(tmp_path, steps, limit_s=0.5)
-    assert [o.word for o in outcomes] == ["failed (took too long)", PASSED]
+    outcomes, _ = run(tmp_path, steps, timeout_s=0.5)
+    assert [o.status for o in outcomes] == ["failed (took too long)", PASSED]
 
 
 def interrupted(tmp_path, code):
@@ -93,7 +93,7 @@ def interrupted(tmp_path, code):
         "s = [one, steps.MacStep('two', '', ('-c', ''))]\n"
         "show = lambda text: print(text, end='', flush=True)\n"
         "outcomes = steps.run_steps(s, pathlib.Path(sys.argv[2]), show)\n"
-        "print([o.word for o in outcomes])\n"
+        "print([o.status for o in outcomes])\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, code, str(tmp_path)],
@@ -273,22 +273,22 @@ def test_it_leaves_one_file_with_everything(inside, capsys, monkeypatch):
 
 
 def test_no_path_of_this_computer_and_no_name_is_in_it(tmp_path):
-    private = report_bundle.Redactor(
+    redactor = report_bundle.Redactor(
         paths=(("/Users/jo/lab", "."), ("/Users/jo", "~"), ("/private/T", "TMP")),
         names=(("jo", "USER"), ("Jos-Mac", "HOST")),
     )
-    said = private.hide("/Users/jo/lab/labkit/a.py: /Users/jo/x, /Users/jonas/y", names=True)
+    said = redactor.redact("/Users/jo/lab/labkit/a.py: /Users/jo/x, /Users/jonas/y", names=True)
     assert said == "./labkit/a.py: ~/x, /Users/USER/y"
-    said = private.hide("/private/T/pytest-of-jo/0 on Jos-Mac, joined", names=True)
+    said = redactor.redact("/private/T/pytest-of-jo/0 on Jos-Mac, joined", names=True)
     assert said == "TMP/pytest-of-USER/0 on HOST, joined"
     record = json.dumps({"jo": 1, "path": "/Users/jo/lab/m"})
-    assert json.loads(private.hide(record, names=False)) == {"jo": 1, "path": "./m"}
+    assert json.loads(redactor.redact(record, names=False)) == {"jo": 1, "path": "./m"}
 
 
 def test_the_paths_of_this_computer_are_known(inside, monkeypatch):
     monkeypatch.setenv("HOME", str(inside / "someone"))
     monkeypatch.setenv("LOGNAME", "someone")
-    hide = report_bundle.Redactor.of_this_computer().hide
+    hide = report_bundle.Redactor.for_this_computer().redact
     assert hide(f"{inside}/outputs and {inside}/someone/x", names=False) == "./outputs and ~/x"
     assert hide("someone else", names=True) == "USER else"
 

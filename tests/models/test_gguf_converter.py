@@ -195,7 +195,7 @@ def test_a_bad_file_is_one_line_that_names_the_option(tmp_path, no_cache):
     path.write_bytes(b"not one")
     with pytest.raises(ConfigError) as error:
         local(path)
-    assert str(error.value) == f"model.path={path}: is a file, but not a GGUF file"
+    assert str(error.value) == f"model.path={path}: not a GGUF file"
     gguf_files.model(path, tokenizer__ggml__model="llama")
     with pytest.raises(ConfigError, match=r"tokenizer 'llama'; supported is gpt2"):
         local(path)

@@ -62,7 +62,7 @@ def test_what_ends_a_text(tmp_path):
         ({"tokenizer__ggml__merges": ["ab"]}, "'ab' is not a merge of two tokens"),
         ({"tokenizer__ggml__merges": ["q uux"]}, "merges do not match its tokens"),
         ({"tokenizer__ggml__merges": None}, "tokenizer.ggml.merges is missing"),
-        ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 of"),
+        ({"tokenizer__ggml__token_type": gguf_files.vocabulary()[2][:9]}, "has 9 entries for"),
     ],
 )
 def test_a_vocabulary_that_is_not_whole_is_one_line(tmp_path, changes, message):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from labkit.engine.parallel.rank_messages import (
     RankSetup,
 )
 from labkit.machine import worker_environment
+from labkit.machine.signal_names import signal_name
 
 RANK_COMMAND = (sys.executable, "-m", "labkit.engine.parallel.rank_worker")
 # Ranks do equal work at the same time: one that is this much later than another is stuck.
@@ -51,7 +51,7 @@ class RankProcess:
     def exit_description(self) -> str:
         """How the process ended, as ``rank 1 (process 4711) has ended: SIGKILL``."""
         code = self.child.poll()
-        how = f"exit status {code}" if code is None or code >= 0 else _signal_name(-code)
+        how = f"exit status {code}" if code is None or code >= 0 else signal_name(-code)
         return f"rank {self.number} (process {self.child.pid}) has ended: {how}"
 
 
@@ -240,10 +240,3 @@ def _check_same_barrier(replies: Sequence[Any]) -> None:
     if len(set(barriers)) > 1:
         listed = "; ".join(f"rank {rank}: {name[:16]}" for rank, name in enumerate(barriers))
         raise RankError(f"the ranks do not compute the same step ({listed})")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
