@@ -1,7 +1,7 @@
-"""What is asked of an engine: kernel cases or requests.
+"""Workloads: the work that an engine is measured on, such as kernel cases or requests.
 
-A new workload of a known kind is one file in ``conf/workload``. A new kind is a class of the
-user's own, named as ``workload.kind=package.module:Class`` and made without arguments.
+A new workload of a known kind is one file in ``conf/workload``. A new kind is a user's class,
+named by ``workload.kind=package.module:Class`` and created without arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def kind_of(experiment: Experiment) -> WorkloadKind:
     Raises
     ------
     ConfigError
-        A class of the user's own cannot be loaded or made.
+        A user's class cannot be imported or created.
     """
     name = experiment.workload.kind
     if is_class_path(name):
@@ -47,7 +47,7 @@ def kind_of(experiment: Experiment) -> WorkloadKind:
 
 
 def check(experiment: Experiment) -> None:
-    """Check what can be known before anything is written; see ``WorkloadKind.check``."""
+    """Check the settings before anything is written; see ``WorkloadKind.check``."""
     kind_of(experiment).check(experiment)
 
 
@@ -57,27 +57,27 @@ def prepare(experiment: Experiment) -> None:
 
 
 def apart(experiments: Sequence[Experiment]) -> str | None:
-    """Say why these arms cannot share a process; see ``WorkloadKind.apart``."""
+    """Return why these arms cannot share a process, or None; see ``WorkloadKind.apart``."""
     if len({experiment.workload.kind for experiment in experiments}) > 1:
         return "the arms have workloads of different kinds"
     return kind_of(experiments[0]).apart(experiments)
 
 
 def load(experiments: Sequence[Experiment], context: TurnContext) -> InterleavedArms:
-    """Make the workload ready in the worker; see ``WorkloadKind.load``."""
+    """Load the workload in the worker; see ``WorkloadKind.load``."""
     return kind_of(experiments[0]).load(experiments, context)
 
 
 def measure(experiment: Experiment) -> Measurement:
-    """Load, warm up and measure one arm in this process, outside any study."""
-    turns = load([experiment], single_arm_context(experiment.seed))
+    """Load, warm up and measure one arm in this process, outside a study."""
+    arm = load([experiment], single_arm_context(experiment.seed))
     try:
-        turns.warm_up()
-        return turns.measure(lambda text: None)[0]
+        arm.warm_up()
+        return arm.measure(lambda text: None)[0]
     finally:
-        turns.close()
+        arm.close()
 
 
 def estimate(experiment: Experiment) -> Estimate:
-    """Guess one run's seconds and bytes; see ``WorkloadKind.estimate``."""
+    """Estimate one run's seconds and bytes; see ``WorkloadKind.estimate``."""
     return kind_of(experiment).estimate(experiment)

@@ -1,4 +1,4 @@
-"""When requests arrive: seconds from the beginning, by the law that a workload names."""
+"""Arrivals: when requests arrive, in seconds from the start, by the workload's distribution."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from labkit.config import ArrivalKind, Arrivals, require
 from labkit.workload.tokenized_prompts import Prompt
 
-STREAM = 7  # of the seed; prompts and warm-up have others
+STREAM = 7  # random stream of the seed; prompts and warm-up use others
 
 
 def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-    """Draw the gaps between arrivals at a rate: seconds, float64 [count].
+    """Draw the gaps between arrivals: seconds, float64 [count].
 
-    They are as drawn, not rescaled so that a short run meets the rate exactly: then they would
-    no longer follow the law. What rate they make is recorded.
+    The gaps are not rescaled to meet the rate exactly in a short run, because then they would no
+    longer follow the distribution. The record holds the rate that they amount to.
     """
     mean = 1 / (arrivals.rate or 1.0)
     if arrivals.kind is ArrivalKind.poisson:
@@ -28,34 +28,34 @@ def gaps(arrivals: Arrivals, rng: np.random.Generator, count: int) -> NDArray[np
 
 
 def due(arrivals: Arrivals, prompts: Sequence[Prompt], seed: int) -> list[float] | None:
-    """Return when each request is due at the earliest (seconds); None in a closed loop.
+    """Return the earliest time to send each request (seconds); None in a closed loop.
 
-    At a rate it is sessions that arrive: their later turns are due with the answer before
-    them. A smaller number of requests is the beginning of a larger.
+    With a rate, sessions arrive; each later turn is due when the previous answer has come. The
+    times of fewer requests are the first times of more requests.
     """
     if arrivals.kind is ArrivalKind.closed:
         return None
     if arrivals.kind is ArrivalKind.at_once:
         return [0.0] * len(prompts)
     if arrivals.kind is ArrivalKind.trace:
-        return [_stamp(prompt) / 1e3 * arrivals.time_scale for prompt in prompts]
-    begun: set[str] = set()
-    firsts = [_begins(prompt, begun) for prompt in prompts]
-    drawn = gaps(arrivals, np.random.default_rng([seed, STREAM]), sum(firsts))
+        return [_timestamp(prompt) / 1e3 * arrivals.time_scale for prompt in prompts]
+    sessions: set[str] = set()
+    arrives = [_starts_session(prompt, sessions) for prompt in prompts]
+    drawn = gaps(arrivals, np.random.default_rng([seed, STREAM]), sum(arrives))
     times = iter(np.concatenate([[0.0], np.cumsum(drawn[:-1])]).tolist())
-    return [next(times) if first else 0.0 for first in firsts]
+    return [next(times) if arriving else 0.0 for arriving in arrives]
 
 
-def _begins(prompt: Prompt, begun: set[str]) -> bool:
-    """Tell whether a request is the first of its session, or of none; note the session."""
+def _starts_session(prompt: Prompt, sessions: set[str]) -> bool:
+    """Return whether a request is its session's first or has none; add its session to the set."""
     if prompt.session is None:
         return True
-    new = prompt.session not in begun
-    begun.add(prompt.session)
+    new = prompt.session not in sessions
+    sessions.add(prompt.session)
     return new
 
 
-def _stamp(prompt: Prompt) -> float:
+def _timestamp(prompt: Prompt) -> float:
     require(
         prompt.timestamp_ms is not None,
         f"workload.arrivals.kind=trace: request {prompt.request_id} has no timestamp",

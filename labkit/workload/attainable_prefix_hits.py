@@ -1,4 +1,4 @@
-"""How much of their prompts requests share: the hits that a prefix cache could have at best."""
+"""Attainable prefix hits: the prompt tokens that an unlimited prefix cache would hit."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from labkit.workload.tokenized_prompts import Prompt
 
 
 def shared_tokens(prompts: Sequence[Prompt], block_size: int, *, warm: bool = False) -> int:
-    """Count the prompt tokens that a cache of unlimited memory would find.
+    """Return the number of prompt tokens that a cache of unlimited memory would hit.
 
     Parameters
     ----------
     prompts
-        In the order of submission, each after the ones before it are computed.
+        In the order of submission, each computed before the next.
     block_size
-        Tokens that are found together; a prompt's last token is always computed.
+        Tokens in a cached block. A prompt's last token is always computed.
     warm
-        Whether all of them were served once before.
+        Whether all prompts were served once before.
 
     Returns
     -------
     int
-        Tokens in whole blocks with which an earlier prompt begins too. Answers are not counted
-        as earlier tokens: which ones they are is only known afterwards.
+        Tokens in whole blocks that are also the prefix of an earlier prompt. Generated tokens
+        are not counted as earlier ones, because they are unknown beforehand.
     """
-    seen: set[bytes] = set()
+    cached: set[bytes] = set()
     if warm:
-        seen.update(digest for prompt in prompts for digest in _beginnings(prompt, block_size))
-    found = 0
+        cached.update(digest for prompt in prompts for digest in _prefixes(prompt, block_size))
+    hit_tokens = 0
     for prompt in prompts:
-        beginnings = _beginnings(prompt, block_size)
-        most = (len(prompt.token_ids) - 1) // block_size
-        hits = next((i for i, digest in enumerate(beginnings) if digest not in seen), most)
-        found += min(hits, most) * block_size
-        seen.update(beginnings)
-    return found
+        prefixes = _prefixes(prompt, block_size)
+        max_blocks = (len(prompt.token_ids) - 1) // block_size
+        hits = next((i for i, digest in enumerate(prefixes) if digest not in cached), max_blocks)
+        hit_tokens += min(hits, max_blocks) * block_size
+        cached.update(prefixes)
+    return hit_tokens
 
 
-def _beginnings(prompt: Prompt, block_size: int) -> list[bytes]:
-    """Return a digest of the first block, of the first two, and so on."""
-    digest, found = hashlib.blake2b(digest_size=16), []
+def _prefixes(prompt: Prompt, block_size: int) -> list[bytes]:
+    """Return a digest of the first block, of the first two blocks, and so on."""
+    digest, prefixes = hashlib.blake2b(digest_size=16), []
     ids = np.asarray(prompt.token_ids, "<u4")
     for end in range(block_size, len(ids) + 1, block_size):
         digest.update(ids[end - block_size : end].tobytes())
-        found.append(digest.digest())
-    return found
+        prefixes.append(digest.digest())
+    return prefixes
 
 
 def sharing_notes(
     prompts: Sequence[Prompt], block_size: int, *, warm: bool, unshared: bool
 ) -> dict[str, Any]:
-    """Return what a record says of shared beginnings; ``unshared``: it is the control."""
+    """Return a record's notes on shared prefixes; ``unshared``: prefixes were made to differ."""
     return {
         "prompt_tokens": sum(len(prompt.token_ids) for prompt in prompts),
         "shared_tokens": shared_tokens(prompts, block_size, warm=warm),

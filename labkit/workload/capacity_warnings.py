@@ -1,4 +1,4 @@
-"""What can be seen of requests before they run: who serves them, and whether memory holds them."""
+"""Warnings before a run: servers of unknown state, and requests that memory cannot hold."""
 
 from __future__ import annotations
 
@@ -8,50 +8,54 @@ from labkit.config import ELSEWHERE, Experiment, KVLayout, Reservation
 from labkit.engine import budget
 from labkit.engine.budget.kv_demand import slots_for
 
-EXACT = ("synthetic", "trace")  # sources whose lengths are known without a tokenizer
+EXACT_SOURCES = ("synthetic", "trace")  # their lengths are known without a tokenizer
 
 
 def sentences(experiment: Experiment, together: Sequence[int]) -> tuple[str, ...]:
-    """Say where requests in flight together must wait for each other.
+    """Return warnings about the server, the KV memory and the batch rows, one sentence each.
 
-    ``together``: prompt and output tokens of the longest that can be in flight at a time.
+    ``together``: prompt and output tokens of the longest requests that can be in flight at once.
     """
-    found = _server(experiment), _memory(experiment, together), _rows(experiment, len(together))
-    return tuple(filter(None, found))
+    warnings = (
+        _server(experiment),
+        _memory(experiment, together),
+        _rows(experiment, len(together)),
+    )
+    return tuple(filter(None, warnings))
 
 
 def _server(experiment: Experiment) -> str | None:
-    """Say what is not proven of a server, or is not fresh; None where nothing is."""
+    """Return a warning about a server that is kept or untested, or None."""
     server = experiment.engine.server
     if experiment.engine.name != "openai":
         return None
-    said = []
+    warnings = []
     if server.url is not None:
-        said.append(f"{server.url} is kept: what it did before is part of what is measured")
+        warnings.append(f"{server.url} is not restarted: its earlier requests may affect results")
     if not server.known.run_here:
-        said.append(
-            f"engine.server.preset={server.preset} is written by that server's documentation and "
-            "was not run by labkit's tests"
+        warnings.append(
+            f"engine.server.preset={server.preset} follows that server's documentation and was "
+            "not run by labkit's tests"
         )
-    return "; ".join(said) or None
+    return "; ".join(warnings) or None
 
 
 def _memory(experiment: Experiment, together: Sequence[int]) -> str | None:
-    """Compare what they ask of the KV memory with what it holds; None where that is not known."""
+    """Compare the requests' KV tokens with the memory's; None if the memory is unknown."""
     planned, engine = budget.check(experiment), experiment.engine
     if planned is None:
         return None
     blocks = planned.blocks - (engine.kv.layout is KVLayout.paged)  # without the null block
-    held = blocks * engine.kv.block_size
-    asked = slots_for(engine.kv, [tokens - 1 for tokens in together])  # the last is not computed
-    about = "" if experiment.workload.prompts.source in EXACT else "about "
+    capacity = blocks * engine.kv.block_size
+    needed = slots_for(engine.kv, [tokens - 1 for tokens in together])  # the last is not computed
+    about = "" if experiment.workload.prompts.source in EXACT_SOURCES else "about "
     fit = "they fit"
-    if asked > held:
+    if needed > capacity:
         full = engine.scheduler.reservation is Reservation.full
         fit = "they will queue" if full else "some will queue or be preempted"
     return (
-        f"{_size(planned.pool_bytes)} of KV memory holds {held:,} tokens; {len(together)} requests "
-        f"ask for {about}{asked:,}: {fit}"
+        f"{_size(planned.pool_bytes)} of KV memory holds {capacity:,} tokens; {len(together)} "
+        f"requests need {about}{needed:,}: {fit}"
     )
 
 
@@ -68,5 +72,5 @@ def _rows(experiment: Experiment, requests: int) -> str | None:
 
 
 def _size(size: int) -> str:
-    """Write bytes in GiB, or in MiB where that is too coarse."""
+    """Format bytes in GiB, or in MiB below 1 GiB."""
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"

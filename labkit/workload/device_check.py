@@ -1,4 +1,4 @@
-"""Whether this machine has what an arm is about, known before a run starts."""
+"""Device check: whether this machine has the device that an arm needs, before a run starts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from labkit.machine.macos import has_metal
 
 
 def queued(attention: Attention) -> bool:
-    """Tell whether launches wait in a queue: on Metal. MLX on a CPU is timed as a CPU is."""
+    """Return whether launches wait in a device's queue, as on Metal; MLX on a CPU has none."""
     on_mlx = attention.device is Device.metal or attention.backend == "gather"
     return on_mlx and has_metal()
 
 
 def check(experiment: Experiment) -> None:
-    """Refuse an arm whose device is not here; ``ConfigError`` says in one line what is missing."""
+    """Raise ``ConfigError`` if this machine lacks the arm's device or a compiler for it."""
     device = experiment.engine.attention.device
     if device is Device.metal:
         require(

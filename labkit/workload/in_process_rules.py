@@ -1,7 +1,7 @@
-"""Which arms can take turns in one process, and why others cannot.
+"""In-process rules: which arms can share a process, and why others cannot.
 
-Arms that differ in what a process has one of (a BLAS, a limit of its memory, a setting of
-MLX) stay in processes of their own, all arms of that cell then.
+If arms differ in something a process has only one of (a BLAS, a memory limit, an MLX setting),
+all arms of the cell run in separate processes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from labkit.machine import worker_environment
 
 
 def kernels(engines: Sequence[Engine]) -> str | None:
-    """Say in one line why kernels of these engines cannot share a process; None: they can."""
+    """Return one line why kernels of these engines cannot share a process, or None."""
     return _first(OF_A_PROCESS, engines)
 
 
 def requests(engines: Sequence[Engine]) -> str | None:
-    """Say in one line why these engines cannot serve in one process; None: they can."""
+    """Return one line why these engines cannot serve in one process, or None."""
     return _first((*OF_A_PROCESS, *OF_AN_ENGINE), engines)
 
 
@@ -33,8 +33,8 @@ def _same(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
     """Return the rule that an option is the same in all arms."""
 
     def rule(engines: Sequence[Engine]) -> str | None:
-        found = sorted({str(to_plain(read(engine))) for engine in engines})
-        return f"engine.{option} is {' and '.join(found)}: {why}" if len(found) > 1 else None
+        values = sorted({str(to_plain(read(engine))) for engine in engines})
+        return f"engine.{option} is {' and '.join(values)}: {why}" if len(values) > 1 else None
 
     return rule
 
@@ -43,20 +43,20 @@ def _unset(option: str, read: Callable[[Engine], Any], why: str) -> Rule:
     """Return the rule that an option is null in all arms."""
 
     def rule(engines: Sequence[Engine]) -> str | None:
-        found = next((v for engine in engines if (v := read(engine)) is not None), None)
-        return None if found is None else f"engine.{option}={found}: {why}"
+        value = next((v for engine in engines if (v := read(engine)) is not None), None)
+        return None if value is None else f"engine.{option}={value}: {why}"
 
     return rule
 
 
 def _one_pool(engines: Sequence[Engine]) -> str | None:
-    """Refuse MLX's and BLAS' threads beside numba's.
+    """Return why threads of MLX and BLAS cannot run beside numba's, or None.
 
-    Measured (two cores, uniform, four requests, labkit's pool): beside mlx_lm with two BLAS
-    threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as beside
-    another paged, with one BLAS thread 1.1 to 1.4 times. (With OpenMP under the kernels 1.5
-    to 3 times, whether or not OpenBLAS' threads were ended with each turn.) On a Mac mlx_lm
-    raises Metal's wired limit too, of which a process has one.
+    Measured on two cores (workload ``uniform``, four requests, labkit's pool): beside mlx_lm with
+    two BLAS threads, drained at the end of each turn, paged took 1.4 to 1.7 times as long as
+    beside another paged engine; with one BLAS thread 1.1 to 1.4 times. With OpenMP under the
+    kernels it took 1.5 to 3 times as long, even if OpenBLAS' threads ended with each turn. On a
+    Mac mlx_lm also raises Metal's wired limit, which the whole process shares.
     """
     if len({engine.name == "mlx_lm" for engine in engines}) == 1:
         return None
@@ -80,7 +80,7 @@ def _own_engine(engines: Sequence[Engine]) -> str | None:
     own = next((engine.name for engine in engines if is_class_path(engine.name)), None)
     if own is None:
         return None
-    return f"engine.name={own}: nobody knows what it does between its steps"
+    return f"engine.name={own}: a user's engine may work between its steps, in other arms' turns"
 
 
 def _ranks(engines: Sequence[Engine]) -> str | None:
@@ -88,19 +88,19 @@ def _ranks(engines: Sequence[Engine]) -> str | None:
     if size == 1:
         return None
     return (
-        f"engine.parallel.size={size}: its ranks are processes of their own, whose memory and "
-        "threads would lie beside the other arms'"
+        f"engine.parallel.size={size}: its ranks are separate processes that would use memory and "
+        "threads during the other arms' turns"
     )
 
 
 def _live_budget(engines: Sequence[Engine]) -> str | None:
-    """Refuse pools sized by the memory that is free, which the arms loaded before have taken."""
+    """Return why pools sized by free memory cannot share a process, or None."""
     for engine in engines:
         budget = engine.budget
         if budget.policy is not BudgetPolicy.fixed and budget.machine is None:
             return (
-                f"engine.budget.policy={budget.policy.value}: it reads what memory is free, and "
-                "arms that are loaded before have taken some"
+                f"engine.budget.policy={budget.policy.value}: it reads the free memory, which "
+                "depends on the arms that were loaded before"
             )
     return None
 
@@ -109,13 +109,13 @@ def _no_server(engines: Sequence[Engine]) -> str | None:
     if all(engine.name != "openai" for engine in engines):
         return None
     return (
-        "engine=openai: a server computes in a process of its own, whoever's turn it is; it is "
-        "started fresh for every run, alone on the machine"
+        "engine=openai: a server is a separate process that would compute during other arms' "
+        "turns; every run starts it fresh and alone on the machine"
     )
 
 
 def _same_variable(name: str) -> Rule:
-    why = "MLX reads it once in a process, when it starts"
+    why = "MLX reads it once per process, at start"
     return _same(f"mlx.{name}", lambda engine: getattr(engine.mlx, name), why)
 
 
@@ -123,12 +123,12 @@ Rule = Callable[[Sequence[Engine]], str | None]
 
 OF_A_PROCESS: tuple[Rule, ...] = (
     _same("blas", lambda e: e.blas.value, "a process has one, loaded before MLX"),
-    _unset("memory_limit", lambda e: e.memory_limit, "it holds a whole process"),
-    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has one cache in a process"),
+    _unset("memory_limit", lambda e: e.memory_limit, "it limits the whole process"),
+    _unset("mlx_cache_limit", lambda e: e.mlx_cache_limit, "MLX has one cache per process"),
     _same(
         "budget.wired_collector",
         lambda e: e.budget.wired_collector.value,
-        "a machine has one, and it is changed between two runs",
+        "a machine has one, and it changes between runs",
     ),
     *(_same_variable(item.name) for item in dataclasses.fields(Mlx)),
 )
@@ -138,7 +138,7 @@ OF_AN_ENGINE: tuple[Rule, ...] = (
     _same(
         "threads (of BLAS)",
         lambda e: worker_environment.blas_threads(e.name, e.threads),
-        "OpenBLAS has one pool in a process",
+        "OpenBLAS has one pool per process",
     ),
     _ranks,
     _live_budget,

@@ -1,7 +1,7 @@
-"""What a memory budget leaves: every arm's claim on a machine, computed, nothing loaded or served.
+"""Memory claims (``workload.kind=headroom``): the RAM each arm's budget would take, by arithmetic.
 
-The machine may be a simulated one (``engine.budget.machine``), so that one computer tells what each
-policy claims of another, and the pool may be larger than this computer's memory.
+Nothing is loaded or served. The machine may be simulated (``engine.budget.machine``), so one
+computer can show what each policy takes of another, with pools larger than its own memory.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PROCESS_BYTES = 150 << 20
 
 @dataclass(frozen=True)
 class Claim:
-    """What an arm takes of a machine (bytes of RAM ``total``).
+    """An arm's claim on a machine's RAM, in bytes.
 
-    ``ceiling``: what its policy lets weights, activations and KV memory take together, 0 where it
-    has none. ``tokens``: what its KV memory holds.
+    ``total``: the machine's RAM. ``ceiling``: the policy's limit on weights, activations and KV
+    memory together; 0: no limit. ``taken``: bytes claimed. ``tokens``: KV capacity.
     """
 
     total: int
@@ -37,27 +37,27 @@ class Claim:
 
     @property
     def left_pct(self) -> float:
-        """The share of RAM that it leaves to everybody else."""
+        """The share of RAM that the claim leaves free, in percent."""
         return 100 * (1 - self.taken / self.total)
 
 
 def claim(experiment: Experiment) -> Claim:
     """Compute an arm's claim.
 
-    A pool of blocks takes all that the policy gives; without one (``auto``, as mlx_lm) memory grows
-    with the requests, and the most that can be in flight together are what is counted.
+    A pool of blocks takes all memory that the policy grants. Without a pool (``auto``, as in
+    mlx_lm) memory grows with the requests, and the largest set that can be in flight counts.
 
     Raises
     ------
     ConfigError
-        The policy refuses, or the model does not tell enough to plan with.
+        The policy refuses, or the model's sizes are unknown.
     """
     engine = experiment.engine
     planned = budget.check(experiment)
     if planned is None:
         raise ConfigError(
-            f"workload.kind=headroom: engine={engine.name} with model={experiment.model.name} has "
-            "no KV memory that could be planned; choose another engine or model"
+            f"workload.kind=headroom: the KV memory of engine={engine.name} with "
+            f"model={experiment.model.name} cannot be planned; choose another engine or model"
         )
     total = memory_profile.find_profile(engine.budget.machine).total
     if engine.kv.layout is KVLayout.paged:
@@ -69,53 +69,53 @@ def claim(experiment: Experiment) -> Claim:
     model = model_footprint.from_model(
         experiment.model, compute_dtype.cast_target(engine), compute_dtype.matrix_storage(engine)
     )
-    assert model is not None, "a plan was made of it"
-    beside = sum(part.bytes for part in planned.parts[:-1])  # the last is the KV memory
-    return Claim(total, 0, beside + tokens * budget.kv_bytes_per_token(engine, model), tokens)
+    assert model is not None, "the budget was planned from it"
+    weights = sum(part.bytes for part in planned.parts[:-1])  # the last part is the KV memory
+    return Claim(total, 0, weights + tokens * budget.kv_bytes_per_token(engine, model), tokens)
 
 
-def metrics(found: Claim) -> tuple[Metric, ...]:
-    """Return what a record says of a claim; the share that is taken decides.
+def metrics(memory: Claim) -> tuple[Metric, ...]:
+    """Return the metrics of a claim; the share taken is primary.
 
-    What is left may be below 0: nothing stops ``auto`` from taking more than there is.
+    The share left may be negative: ``auto`` may take more than there is.
     """
-    share = 100 / found.total
-    ceiling = [Metric("ceiling_pct", "% of RAM", "higher", False, (found.ceiling * share,))]
+    share = 100 / memory.total
+    ceiling = [Metric("ceiling_pct", "% of RAM", "higher", False, (memory.ceiling * share,))]
     return (
-        Metric("taken_pct", "% of RAM", "lower", True, (found.taken * share,)),
-        Metric("left_pct", "% of RAM", "higher", False, (found.left_pct,)),
-        *(ceiling if found.ceiling else []),
-        Metric("kv_tokens", "tokens", "higher", False, (float(found.tokens),)),
+        Metric("taken_pct", "% of RAM", "lower", True, (memory.taken * share,)),
+        Metric("left_pct", "% of RAM", "higher", False, (memory.left_pct,)),
+        *(ceiling if memory.ceiling else []),
+        Metric("kv_tokens", "tokens", "higher", False, (float(memory.tokens),)),
     )
 
 
-class Headroom:
-    """The kind; see ``WorkloadKind``."""
+class MemoryClaimKind:
+    """Computes memory claims; see ``WorkloadKind``."""
 
     def check(self, experiment: Experiment) -> None:
-        """Read the lengths; the budget is checked for every arm of any kind."""
+        """Check the requests' lengths; every kind of workload checks the budget."""
         lengths = source_of(experiment).lengths(experiment)
         require(bool(lengths), f"workload={experiment.workload.name}: it has no request")
 
     def prepare(self, experiment: Experiment) -> None:
-        """Compute it once: nothing is built or cached."""
+        """Check that the claim can be computed; nothing is built or cached."""
         claim(experiment)
 
     def apart(self, experiments: Sequence[Experiment]) -> str | None:
-        """Let arms share a process, whatever they are: nothing of them is loaded."""
+        """Return None: arms always share a process, since nothing is loaded."""
         return None
 
-    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> Claims:
-        """Keep what is asked."""
-        return Claims(experiments)
+    def load(self, experiments: Sequence[Experiment], context: TurnContext) -> MemoryClaims:
+        """Return the arms' claims, not yet computed."""
+        return MemoryClaims(experiments)
 
     def estimate(self, experiment: Experiment) -> Estimate:
-        """Count a process."""
+        """Return the cost of starting a process."""
         return Estimate(START_SECONDS, PROCESS_BYTES)
 
 
-class Claims:
-    """The claims of several arms; see ``InterleavedArms``."""
+class MemoryClaims:
+    """Memory claims of several arms; see ``InterleavedArms``."""
 
     def __init__(self, experiments: Sequence[Experiment]) -> None:
         self._experiments = tuple(experiments)
@@ -127,21 +127,21 @@ class Claims:
 
     def measure(self, heartbeat: Callable[[str], None]) -> Sequence[Measurement]:
         """Compute every arm's claim."""
-        return [_measured(experiment) for experiment in self._experiments]
+        return [_measurement(experiment) for experiment in self._experiments]
 
     def close(self) -> None:
         """Release nothing."""
 
 
-def _measured(experiment: Experiment) -> Measurement:
+def _measurement(experiment: Experiment) -> Measurement:
     engine = experiment.engine
-    engaged = (
+    counters = (
         f"engine.{engine.name}",
         f"layout.{engine.kv.layout.value}",
         f"budget.{engine.budget.policy.value}",
     )
     case = CaseRecord(case="all", metrics=metrics(claim(experiment)))
-    return Measurement(cases=(case,), counters=dict.fromkeys(engaged, 1.0))
+    return Measurement(cases=(case,), counters=dict.fromkeys(counters, 1.0))
 
 
-KIND = Headroom()
+KIND = MemoryClaimKind()

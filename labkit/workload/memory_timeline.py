@@ -1,7 +1,7 @@
-"""Memory over a run's time, and when each request was admitted: a look between two steps.
+"""Memory over a run's time, and when each request was admitted, sampled between engine steps.
 
-A look costs about 0.1 ms, most of it reading this process's size, and comes at most five
-times a second, in every arm alike. What all looks cost is measured and recorded.
+A sample takes about 0.1 ms, most of it to read the size of this process. Every arm is sampled at
+most five times a second. The record holds the time that all samples took.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from labkit.workload.serving_metrics import ServedRequest
 
 PERIOD_S = 0.2
-MOST_SAMPLES = 1024  # beyond, every second one is dropped and the period doubles
+MAX_SAMPLES = 1024  # when reached, every second sample is dropped and the period doubles
 
 Sample = Mapping[str, float]
 
 
 class MemoryTimeline:
-    """Looks at an engine while it is driven.
+    """Samples of an engine's memory during a run.
 
     Parameters
     ----------
     engine
-        KV bytes and admissions are noted where it is ``Observable``.
+        If it is ``Observable``, KV bytes and admissions are sampled.
     read
-        Returns this process's memory, bytes by name.
+        Returns this process's memory in bytes, by name.
     """
 
     def __init__(self, engine: InferenceEngine, read: Callable[[], Sample] | None = None) -> None:
         from labkit.engine.engine_protocol import Observable, StaticBatching
 
         self._engine = engine if isinstance(engine, Observable) else None
-        self._keeper = engine if isinstance(engine, StaticBatching) else None
+        self._static = engine if isinstance(engine, StaticBatching) else None
         self._entries: dict[str, ServedRequest] = {}
         self._read = process_memory if read is None else read
         self._waiting: list[ServedRequest] = []
@@ -48,38 +48,38 @@ class MemoryTimeline:
         self._cost = 0.0
 
     def submitted(self, entry: ServedRequest) -> None:
-        """Note a request that has just been submitted."""
+        """Add a request that has just been submitted."""
         if self._start is None:
             self._start = self._due = entry.submitted
         self._waiting.append(entry)
         self._entries[entry.request_id] = entry
 
     def stepped(self, start: float, end: float) -> None:
-        """Note a step that was begun and ended at these times of the driver's clock."""
-        if self._keeper is not None:
-            for request_id in self._keeper.lingering_requests():
+        """Sample after a step, whose start and end are in the load generator's clock."""
+        if self._static is not None:
+            for request_id in self._static.lingering_requests():
                 self._entries[request_id].stayed_steps += 1
         if not self._waiting and end < self._due:
             return
-        began = time.perf_counter()
+        sampling = time.perf_counter()
         if self._engine is not None and self._waiting:
-            self._admit(start)
+            self._note_admissions(start)
         if end >= self._due:
-            self._look(end)
-        self._cost += time.perf_counter() - began
+            self._sample(end)
+        self._cost += time.perf_counter() - sampling
 
-    def _admit(self, start: float) -> None:
-        """A request was admitted in the step after which it runs or has a token."""
+    def _note_admissions(self, start: float) -> None:
+        """Set ``admitted`` of requests that run or have a token since this step."""
         assert self._engine is not None
-        still = []
+        waiting = []
         for entry in self._waiting:
             if entry.chunk_times or self._engine.is_running(entry.request_id):
                 entry.admitted = start
             elif entry.finish is None:
-                still.append(entry)
-        self._waiting = still
+                waiting.append(entry)
+        self._waiting = waiting
 
-    def _look(self, now: float) -> None:
+    def _sample(self, now: float) -> None:
         assert self._start is not None
         sample = {"t_s": round(now - self._start, 3)}
         if self._engine is not None:
@@ -87,13 +87,13 @@ class MemoryTimeline:
             sample |= {"kv_used_bytes": kv.used, "kv_reserved_bytes": kv.reserved}
         sample |= self._read()
         self._samples.append(sample)
-        if len(self._samples) >= MOST_SAMPLES:
+        if len(self._samples) >= MAX_SAMPLES:
             self._samples = self._samples[::2]
             self._period *= 2
         self._due = now + self._period
 
     def report(self) -> dict[str, Any]:
-        """Return the samples by column, the period and what looking cost (seconds)."""
+        """Return the samples by column, the period and the cost of sampling (seconds)."""
         columns = list(dict.fromkeys(name for sample in self._samples for name in sample))
         return {
             "period_s": self._period,
@@ -103,11 +103,11 @@ class MemoryTimeline:
 
 
 def process_memory() -> dict[str, float]:
-    """Read what this process has in memory and in swap, and what MLX holds, if it is used."""
-    found: dict[str, float] = {**operating_system().process_memory()}
+    """Return this process's memory and swap, and MLX's memory if it is loaded (bytes)."""
+    sample: dict[str, float] = {**operating_system().process_memory()}
     mx = sys.modules.get("mlx.core")
     if mx is not None:
-        found["mlx_active_bytes"] = mx.get_active_memory()
-        found["mlx_cache_bytes"] = mx.get_cache_memory()
-        found["mlx_peak_bytes"] = mx.get_peak_memory()
-    return found
+        sample["mlx_active_bytes"] = mx.get_active_memory()
+        sample["mlx_cache_bytes"] = mx.get_cache_memory()
+        sample["mlx_peak_bytes"] = mx.get_peak_memory()
+    return sample

@@ -1,4 +1,4 @@
-"""MLX as the queue that launches wait in."""
+"""MLX's default device as a launch queue."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from labkit.config import Precision
 from labkit.workload import kernel_cases
 
-MORE = 4  # arrays of a size that live at once, besides those of a chain
+EXTRA_ARRAYS = 4  # of one size that are alive besides a chain's
 
 
 class MlxLaunchQueue:
-    """MLX's default device, for numbers of one type; see ``launches.LaunchQueue``."""
+    """MLX's default device, for one element type; see ``launch_timing.LaunchQueue``."""
 
     def __init__(self, dtype: Precision = Precision.float32) -> None:
         self._dtype = dtype
 
     def put(self, array: NDArray[Any]) -> mx.array:
         """Copy an array to the device."""
-        there: mx.array = kernel_cases.to_mlx(array, self._dtype)
-        mx.eval(there)
-        return there
+        copied: mx.array = kernel_cases.to_mlx(array, self._dtype)
+        mx.eval(copied)
+        return copied
 
     def wait(self, arrays: Sequence[mx.array]) -> None:
         """Evaluate arrays in one evaluation."""
@@ -35,24 +35,29 @@ class MlxLaunchQueue:
         return kernel_cases.from_mlx(array, self._dtype)
 
     def poison(self, like: mx.array, count: int, alone: bool) -> None:
-        """Fill as many arrays with NaN and let them go: MLX gives their memory out again.
+        """Fill ``count`` arrays with NaN and free them, so that MLX reuses their memory.
 
-        Filling the outputs themselves (``init_value``) would be a launch more, in the time.
-        The memory of earlier outputs is given out as well, so a few more are filled; only
-        without any (``alone``) is it certain, and then the next launch has all its other
-        memory to allocate.
+        To fill the outputs themselves (``init_value``) would add a launch to the timing. MLX may
+        also reuse the memory of earlier outputs, so a few more arrays are filled. Only with an
+        empty cache (``alone``) is the reuse certain, but then the next launch allocates all its
+        other memory.
         """
         if alone:
             mx.clear_cache()
         nan = float("nan")
-        mx.eval([mx.full(like.shape, nan, like.dtype) for _ in range(count + MORE * (not alone))])
+        mx.eval(
+            [
+                mx.full(like.shape, nan, like.dtype)
+                for _ in range(count + EXTRA_ARRAYS * (not alone))
+            ]
+        )
 
     def empty(self, start: mx.array | None) -> mx.array:
         """Return ``start`` plus one: a launch of one thread."""
-        return (_nothing() if start is None else start) + 1
+        return (_zero() if start is None else start) + 1
 
 
-def _nothing() -> mx.array:
-    nothing = mx.zeros(1)
-    mx.eval(nothing)
-    return nothing
+def _zero() -> mx.array:
+    zero = mx.zeros(1)
+    mx.eval(zero)
+    return zero

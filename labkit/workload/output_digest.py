@@ -1,4 +1,4 @@
-"""Fingerprints of outputs, fine enough to say where two arms first differ."""
+"""Digests of outputs, fine enough to locate the first difference between two arms."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 
 def array_outputs(out: NDArray[Any], dtype: str = "float32") -> dict[str, Any]:
-    """Fingerprint an attention output.
+    """Return the digests of an attention output.
 
     Parameters
     ----------
     out
         [tokens, heads, head_dim], contiguous.
     dtype
-        What its numbers are; the digests are over their bytes.
+        Name of the element type; the digests are over the bytes.
 
     Returns
     -------
@@ -46,7 +46,7 @@ def _crc32s(rows: NDArray[Any]) -> str:
 
 
 def token_digest(requests: Iterable[tuple[str, Sequence[int]]]) -> str:
-    """SHA-256 over every request's id and token ids, in the order given."""
+    """Return the SHA-256 over every request's id and token ids, in the given order."""
     digest = hashlib.sha256()
     for request_id, tokens in requests:
         digest.update(f"{request_id}\n{len(tokens)}\n".encode())

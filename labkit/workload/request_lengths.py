@@ -1,4 +1,4 @@
-"""Lengths of requests: drawn as a workload describes them, and the rectangle that holds them."""
+"""Request lengths: drawn from a workload's distribution; and the padding they would need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labkit.config import LengthKind, Lengths
 
 
 def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
-    """Draw so many lengths (tokens); fixed and listed ones take nothing from ``rng``."""
+    """Draw ``count`` lengths in tokens; fixed and listed ones do not use ``rng``."""
     if lengths.kind is LengthKind.fixed:
         return [lengths.tokens] * count
     if lengths.kind is LengthKind.listed:
@@ -22,16 +22,15 @@ def draw(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
         return [int(n) for n in rng.integers(low, high, count, endpoint=True)]
     assert lengths.median is not None and lengths.sigma is not None
     drawn = rng.lognormal(log(lengths.median), lengths.sigma, count)
-    # Cut as floats: a wide law may exceed what an integer holds.
+    # Clipped as floats: a wide distribution may exceed an integer's range.
     return [int(n) for n in np.clip(drawn, low, high).astype(int)]
 
 
-def rectangle_notes(own: Sequence[tuple[int, int]]) -> dict[str, int]:
-    """Return the rows that requests need, and those of one rectangle of them all.
+def rectangle_notes(lengths: Sequence[tuple[int, int]]) -> dict[str, int]:
+    """Return the KV slots that requests need, and those of one rectangle that holds them all.
 
-    ``own``: prompt and output tokens of each, as they were served.
-    ``slots``: every request as long as the longest prompt and the longest answer. An answer's last
-    token is not computed.
+    ``lengths``: prompt and output tokens of each request, as served. In the rectangle every request
+    is as long as the longest prompt plus the longest output. The last output token needs no slot.
     """
-    longest = max(p for p, _ in own) + max(o for _, o in own) - 1
-    return {"tokens": sum(p + o - 1 for p, o in own), "slots": len(own) * longest}
+    longest = max(p for p, _ in lengths) + max(o for _, o in lengths) - 1
+    return {"tokens": sum(p + o - 1 for p, o in lengths), "slots": len(lengths) * longest}

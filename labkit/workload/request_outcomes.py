@@ -1,4 +1,4 @@
-"""What became of the requests of a run, how they were sent, and what sending cost."""
+"""Outcomes of a run's requests, the rates they were sent at, and the cost of sending them."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from labkit.config import Limits, Workload
 from labkit.workload.serving_metrics import ServedRequest, meets
 
-SHOWN = 8  # reasons of requests that were not served
+MAX_UNSERVED_NOTES = 8  # requests whose error the record holds
 
 
-def traffic_notes(
+def outcome_notes(
     entries: Sequence[ServedRequest], workload: Workload, *, cpu_s: float, seconds: float
 ) -> dict[str, Any]:
-    """Return what a record says of a run's traffic.
+    """Return a record's notes on the outcomes and arrivals of a run's requests.
 
     Parameters
     ----------
     entries
         All requests, served or not.
     workload
-        How they were asked.
+        Its arrivals and limits.
     cpu_s
-        CPU seconds of the sender: everything besides the engine's own steps.
+        CPU seconds of the load generator: everything but the engine's steps.
     seconds
-        From the first request to the last answer.
+        From the first request to the last token.
 
     Returns
     -------
     dict
-        Counts by outcome; where requests arrive by themselves also the rates (per second)
-        asked for, due as drawn and sent, the wait at the client and the sender's lateness (ms).
+        Counts by outcome. In an open loop also the rates (per second) configured, drawn and
+        sent, the wait at the client and the load generator's lateness (ms).
     """
     outcomes = Counter(entry.outcome for entry in entries)
     notes: dict[str, Any] = {
@@ -47,7 +47,8 @@ def traffic_notes(
     unserved = [e for e in entries if e.outcome != "served"]
     if unserved:
         notes["unserved"] = [
-            {"id": e.request_id, "outcome": e.outcome, "error": e.error} for e in unserved[:SHOWN]
+            {"id": e.request_id, "outcome": e.outcome, "error": e.error}
+            for e in unserved[:MAX_UNSERVED_NOTES]
         ]
     if workload.limits.any:
         notes["good"] = _good(entries, workload.limits)
@@ -57,8 +58,8 @@ def traffic_notes(
             "asked_per_s": workload.arrivals.rate,
             "due_per_s": _rate(due),
             "sent_per_s": _rate([entry.submitted for entry in entries]),
-            "queue_ms": _spread([entry.queued for entry in entries]),
-            "late_ms": _spread([entry.late for entry in entries]),
+            "queue_ms": _percentiles([entry.queued for entry in entries]),
+            "late_ms": _percentiles([entry.late for entry in entries]),
         }
     return notes
 
@@ -68,12 +69,12 @@ def _good(entries: Sequence[ServedRequest], limits: Limits) -> int:
 
 
 def _rate(times: Sequence[float]) -> float | None:
-    """Return how many come per second, by the span from the first to the last; None: at once."""
+    """Return requests per second from the first to the last; None if all are sent at once."""
     span = max(times) - min(times)
     return (len(times) - 1) / span if span > 0 else None
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """Return median, 99th percentile and maximum in ms."""
-    found = np.percentile(np.array(seconds) * 1e3, (50, 99, 100))
-    return {k: round(float(v), 3) for k, v in zip(("p50", "p99", "max"), found, strict=True)}
+    values = np.percentile(np.array(seconds) * 1e3, (50, 99, 100))
+    return {k: round(float(v), 3) for k, v in zip(("p50", "p99", "max"), values, strict=True)}

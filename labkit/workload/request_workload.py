@@ -15,7 +15,7 @@ from labkit.workload import capacity_warnings, in_process_rules
 from labkit.workload.interleaving import START_SECONDS, InterleavedArms, TurnContext
 from labkit.workload.measurement import Estimate
 from labkit.workload.sources import PromptSource, source_of
-from labkit.workload.tokenized_prompts import Prompt, prompt_key, stored
+from labkit.workload.tokenized_prompts import Prompt, cached_prompts, prompt_key
 
 if TYPE_CHECKING:
     from labkit.engine.shared_models import SharedModels
@@ -130,7 +130,7 @@ class RequestKind:
     def _prompts(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         source = self.source(experiment)
         identity = {"model": model.digest, **source.identity(experiment)}
-        prompts = stored(prompt_key(identity), lambda: source.make(experiment, model))
+        prompts = cached_prompts(prompt_key(identity), lambda: source.make(experiment, model))
         return unshared(prompts, model) if experiment.workload.prompts.unshared else prompts
 
 

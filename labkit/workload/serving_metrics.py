@@ -1,12 +1,12 @@
-"""Serving metrics, by the field's definitions (those of vLLM's serving benchmark).
+"""Serving metrics, as vLLM's serving benchmark defines them.
 
-TTFT is submission to first token, E2E submission to last token, TPOT is
-``(E2E - TTFT) / (tokens - 1)`` and so leaves the first token out, and ITL is the gap
-between two chunks of one request, pooled over all requests. A chunk is what one engine
-step gave a request: one token, or several where the engine speculates. Over HTTP it is what a
-client read at once, and says nothing of how many tokens it is. Goodput counts the
-requests that met every limit; TPOT is 0 there for a single token. All are of requests that
-were served: a refused or failed one counts as itself, and is never good.
+TTFT is the time from submission to the first token, E2E from submission to the last. TPOT is
+``(E2E - TTFT) / (tokens - 1)``, so it excludes the first token. ITL is the gap between two chunks
+of one request, pooled over all requests. A chunk is the output of one engine step for a request:
+one token, or several with speculation. Over HTTP a chunk is what the client read at once, however
+many tokens that is. Goodput counts the requests that met every limit; a single token has a TPOT
+of 0. All metrics cover served requests; refused and failed ones are counted separately and never
+as good.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Outcome = Literal["served", "refused", "failed"]
 
 @dataclass(slots=True)
 class ServedRequest:
-    """What one request got and when; times are seconds on the driver's clock.
+    """Tokens and times of one request; times are seconds on the load generator's clock.
 
-    ``admitted``: the beginning of its first step; None where the engine does not tell.
+    ``admitted``: start of its first step; None if the engine does not report it.
     ``stayed_steps``: steps that computed its row after it had ended. ``due``: when it should
-    have been sent; None in a closed loop. ``late``: seconds by which the sender itself was
-    late. ``error``: why it was refused or failed. ``counted`` and ``text``: how many tokens it
-    has and what they say, where only that is known of them.
+    have been sent; None in a closed loop. ``late``: seconds that the load generator was late.
+    ``error``: why it was refused or failed. ``counted`` and ``text``: number and text of its
+    tokens, if a server reports only these.
     """
 
     request_id: str
@@ -53,24 +53,24 @@ class ServedRequest:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether it was served, refused (it ended before its first token) or failed."""
+        """Served, refused (ended before the first token) or failed."""
         if self.finish in ("stop", "length"):
             return "served"
         return "failed" if self.chunk_times else "refused"
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens it got."""
+        """Number of tokens it received."""
         return len(self.tokens) if self.counted is None else self.counted
 
     @property
     def queued(self) -> float:
-        """Seconds that it waited at the client because no more might be in flight."""
+        """Seconds it waited at the client for the concurrency limit."""
         return 0.0 if self.due is None else self.submitted - self.due
 
     @property
     def row_steps(self) -> int:
-        """Steps that gave it a token, and those that computed its row after it had ended."""
+        """Steps that produced a token, and steps wasted after the request finished."""
         return len(self.chunk_times) + self.stayed_steps
 
     @property
@@ -111,17 +111,17 @@ def serving_metrics(
     served
         Requests that were served, each with at least one token.
     peak_kv_bytes
-        The most KV memory that was in use at once, where the engine counts it.
+        Peak KV memory, if the engine counts it.
     primary
-        Whether the throughput of all tokens is the metric that decides.
+        Whether total throughput is the primary metric.
     limits
-        What goodput is counted under; without a limit there is none.
+        Latency limits of goodput; without a limit there is no goodput.
 
     Returns
     -------
     tuple of Metric
-        Throughputs first. A metric without a value (TPOT where every request got one
-        token) is left out.
+        Throughputs first. Metrics without a value (TPOT if every request got one token) are
+        omitted.
     """
     wall = max(r.chunk_times[-1] for r in served) - min(r.submitted for r in served)
     output = sum(r.output_tokens for r in served)
@@ -145,7 +145,7 @@ def serving_metrics(
 
 
 def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
-    """Compute how requests that arrive by themselves were sent; nothing of a closed loop.
+    """Return the rate and lateness of sending in an open loop; empty in a closed loop.
 
     ``entries``: all requests, served or not.
     """
@@ -162,38 +162,39 @@ def sending_metrics(entries: Sequence[ServedRequest]) -> tuple[Metric, ...]:
 
 
 def counted_metrics(counters: Mapping[str, float]) -> tuple[Metric, ...]:
-    """Compute what an engine's counters say of its steps and of its KV memory.
+    """Return metrics of an engine's steps and KV memory, computed from its counters.
 
-    ``host_ms_per_step``: time of a step in which the host did not wait for the model.
-    ``shape_repeated_pct``: steps of the shape of the one before, whose graph could be used again.
-    ``kv_waste_pct``: of the KV memory that requests held when they ended, what no token ever
-    filled. An engine that does not count what one needs has no such metric.
+    ``host_ms_per_step``: time per step in which the host does not wait for the model.
+    ``shape_repeated_pct``: share of steps with the shape of the step before, whose graph can be
+    reused. ``kv_waste_pct``: share of the KV memory of finished requests that no token filled. A
+    metric whose counters the engine lacks is omitted.
     """
-    steps, held = counters.get("steps.total"), counters.get("kv.slots_held")
-    found = []
+    steps, slots = counters.get("steps.total"), counters.get("kv.slots_held")
+    metrics = []
     if steps and "host_ms" in counters:
         per_step = counters["host_ms"] / steps
-        found.append(Metric("host_ms_per_step", "ms", "lower", False, (per_step,)))
+        metrics.append(Metric("host_ms_per_step", "ms", "lower", False, (per_step,)))
     if steps and "shape.repeated" in counters:
         repeated = 100 * counters["shape.repeated"] / steps
-        found.append(Metric("shape_repeated_pct", "%", "higher", False, (repeated,)))
-    if held and "kv.slots_filled" in counters:
-        waste = 100 * (1 - counters["kv.slots_filled"] / held)
-        found.append(Metric("kv_waste_pct", "%", "lower", False, (waste,)))
-    return tuple(found)
+        metrics.append(Metric("shape_repeated_pct", "%", "higher", False, (repeated,)))
+    if slots and "kv.slots_filled" in counters:
+        waste = 100 * (1 - counters["kv.slots_filled"] / slots)
+        metrics.append(Metric("kv_waste_pct", "%", "lower", False, (waste,)))
+    return tuple(metrics)
 
 
 def meets(served: ServedRequest, limits: Limits) -> bool:
-    """Tell whether a served request met every limit that there is."""
-    found = (served.ttft, served.tpot or 0.0, served.e2e)
-    allowed = (limits.ttft_ms, limits.tpot_ms, limits.e2e_ms)
+    """Return whether a served request met every limit that is set."""
+    latencies = (served.ttft, served.tpot or 0.0, served.e2e)
+    limits_ms = (limits.ttft_ms, limits.tpot_ms, limits.e2e_ms)
     return all(
-        most is None or seconds * 1e3 <= most for seconds, most in zip(found, allowed, strict=True)
+        limit is None or seconds * 1e3 <= limit
+        for seconds, limit in zip(latencies, limits_ms, strict=True)
     )
 
 
 def request_metrics(served: ServedRequest) -> tuple[Metric, ...]:
-    """Compute one request's own metrics: its latency, which decides, and its row's steps."""
+    """Return one request's metrics: its latency (primary) and the steps of its row."""
     return (
         Metric("e2e_ms", "ms", "lower", True, (served.e2e * 1e3,)),
         Metric("row_steps", "steps", "lower", False, (float(served.row_steps),)),
@@ -204,10 +205,10 @@ def _percentiles(name: str, seconds: Iterable[float]) -> list[Metric]:
     values = np.fromiter(seconds, dtype=np.float64)
     if not values.size:
         return []
-    found = np.percentile(values * 1e3, PERCENTILES, method="linear")
+    percentiles = np.percentile(values * 1e3, PERCENTILES, method="linear")
     return [
         Metric(f"{name}_p{p}_ms", "ms", "lower", False, (float(value),))
-        for p, value in zip(PERCENTILES, found, strict=True)
+        for p, value in zip(PERCENTILES, percentiles, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from labkit.workload.measurement import InvalidOutput, Measurement
 from labkit.workload.memory_timeline import MemoryTimeline
 from labkit.workload.output_digest import token_digest
 from labkit.workload.request_lengths import rectangle_notes
-from labkit.workload.request_outcomes import traffic_notes
+from labkit.workload.request_outcomes import outcome_notes
 from labkit.workload.request_schedule import RequestSchedule
 from labkit.workload.serving_metrics import (
     ServedRequest,
@@ -201,7 +201,7 @@ class ServingSession:
             *sending_metrics(entries),
             *counted_metrics(counters),
         )
-        traffic = traffic_notes(entries, self._workload, cpu_s=cpu_s, seconds=_span(served))
+        traffic = outcome_notes(entries, self._workload, cpu_s=cpu_s, seconds=_span(served))
         together = CaseRecord(
             case="all",
             metrics=metrics,

@@ -1,4 +1,4 @@
-"""The text of token ids, so that a difference between two outputs can be read."""
+"""The text of token ids, so that people can read a difference between two outputs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from labkit.models.detokenizer import Detokenizer, text_digest
 
-MOST = 4096  # distinct ids per run; the ids beyond are shown as numbers
-LONGEST = 40  # characters of a piece
+MAX_DISTINCT_IDS = 4096  # per run; reports show further ids as numbers
+MAX_TEXT_LENGTH = 40  # characters of one token's text
 
 
 class TokenTexts:
-    """Spells token ids with a model's own tokenizer, which is loaded on first use.
+    """Converts token ids to text with the model's own tokenizer, loaded on first use.
 
     Parameters
     ----------
@@ -24,15 +24,15 @@ class TokenTexts:
         self._detokenizer = Detokenizer(model_dir)
 
     def digest(self, tokens: Sequence[int]) -> str:
-        """Name the text of an output, by which it is compared where only a text is known."""
+        """Return the digest of an output's text, to compare it with a server's text."""
         return text_digest(self._detokenizer.normalized_text(tokens))
 
     def of(self, tokens: Iterable[int]) -> dict[str, str]:
-        """Return id -> text for the first ``MOST`` distinct ids, in the order they occur.
+        """Return id -> text for the first ``MAX_DISTINCT_IDS`` distinct ids, in order.
 
-        Ids that the tokenizer does not know (padding of the vocabulary) are left out.
+        Ids without a text in the tokenizer (padding of the vocabulary) are omitted.
         """
         spell = self._detokenizer.tokenizer.piece
-        ids = list(dict.fromkeys(tokens))[:MOST]
+        ids = list(dict.fromkeys(tokens))[:MAX_DISTINCT_IDS]
         spelled = ((token, spell(token)) for token in ids)
-        return {str(token): text[:LONGEST] for token, text in spelled if text}
+        return {str(token): text[:MAX_TEXT_LENGTH] for token, text in spelled if text}

@@ -1,4 +1,4 @@
-"""Tokenised requests, and the cache that hands them from the parent to the workers."""
+"""Tokenised prompts, and the cache that passes them from the parent to the workers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from labkit.config import Experiment, require
 from labkit.machine import cache_dir
 
 T = TypeVar("T")
-FORMAT = 4  # of the cached file, and how it is made; part of its name
+FORMAT = 4  # version of the cached file and of how it is made; part of its name
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request as the workload states it: token ids in, at most so many out.
+    """One request of a workload: its prompt's token ids and its most output tokens.
 
-    ``session``: whose requests wait for the answer to the one before; None: it waits for none.
-    ``timestamp_ms``: when it was recorded to arrive, where it was. ``messages``: the conversation
-    that the ids were written from, for a server that writes it itself.
+    ``session``: each request of a session waits for the answer to the one before; None: no
+    session. ``timestamp_ms``: recorded arrival in a trace. ``messages``: the conversation behind
+    the ids, for a server that applies its own chat template.
     """
 
     request_id: str
@@ -32,35 +32,35 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is something to compute."""
+        """Check that prompt and output are not empty."""
         if not self.token_ids or self.max_tokens < 1:
             raise ValueError(f"request {self.request_id}: no prompt token or no output token")
 
 
-def first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
-    """Return what a workload is asked for of all that it has: everything, or the first few.
+def take_first(experiment: Experiment, items: Sequence[T], what: str = "requests") -> Sequence[T]:
+    """Return the first ``workload.num_requests`` of the items, or all if it is not set.
 
     Raises
     ------
     ConfigError
-        It has fewer than ``workload.num_requests``.
+        There are fewer items.
     """
-    asked, name = experiment.workload.num_requests, experiment.workload.name
+    count, name = experiment.workload.num_requests, experiment.workload.name
     require(
-        asked is None or asked <= len(items),
-        f"workload.num_requests={asked}: {name} has {len(items)} {what}",
+        count is None or count <= len(items),
+        f"workload.num_requests={count}: {name} has {len(items)} {what}",
     )
-    return items[:asked]
+    return items[:count]
 
 
 def prompt_key(identity: Mapping[str, Any]) -> str:
-    """Name a set of prompts by everything that decides it (JSON types)."""
+    """Return the cache key of a set of prompts, from everything that decides it (JSON types)."""
     text = json.dumps({"format": FORMAT, **identity}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def stored(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
-    """Read the prompts named ``key`` from the cache; make and store them if they are not there.
+def cached_prompts(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ...]:
+    """Return the prompts named ``key`` from the cache; make and store them if they are missing.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def stored(key: str, make: Callable[[], tuple[Prompt, ...]]) -> tuple[Prompt, ..
         return _decode(path.read_bytes())
     except FileNotFoundError:
         pass
-    except (ValueError, KeyError, TypeError):  # not ours, or damaged: it is only a cache
+    except (ValueError, KeyError, TypeError):  # foreign or damaged: it is only a cache
         path.unlink(missing_ok=True)
     prompts = make()
     cache_dir.atomic_write(path, _encode(prompts))

@@ -1,7 +1,7 @@
 import pytest
 
 from labkit.config import ArrivalKind, Arrivals, Limits, Workload
-from labkit.workload.request_outcomes import traffic_notes
+from labkit.workload.request_outcomes import outcome_notes
 from labkit.workload.serving_metrics import (
     ServedRequest,
     counted_metrics,
@@ -154,7 +154,7 @@ def test_a_request_that_was_not_served_is_counted_and_never_good():
     refused = ServedRequest("x", 4, 0.0, finish="error", error="no room")
     failed = ServedRequest("y", 4, 0.0, tokens=[1], chunk_times=[0.1], finish="abort", error="gone")
     workload = Workload(limits=Limits(ttft_ms=1000))
-    notes = traffic_notes([*TIMELINE, refused, failed], workload, cpu_s=0.04, seconds=4.0)
+    notes = outcome_notes([*TIMELINE, refused, failed], workload, cpu_s=0.04, seconds=4.0)
     assert (notes["requests"], notes["served"], notes["refused"], notes["failed"]) == (5, 3, 1, 1)
     assert notes["good"] == 2 and notes["sender_cpu_share"] == 0.01
     assert notes["unserved"] == [
@@ -170,7 +170,7 @@ def test_rates_and_waits_of_what_arrives_by_itself():
         entry.due = due
     entries[1].late = 0.003
     asked = Workload(arrivals=Arrivals(ArrivalKind.poisson, 0.8))
-    notes = traffic_notes(entries, asked, cpu_s=0.0, seconds=9.0)
+    notes = outcome_notes(entries, asked, cpu_s=0.0, seconds=9.0)
     assert (notes["asked_per_s"], notes["due_per_s"], notes["sent_per_s"]) == (0.8, 1.0, 0.5)
     assert notes["queue_ms"] == {"p50": 0.0, "p99": 1960.0, "max": 2000.0}
     assert notes["late_ms"]["max"] == 3.0

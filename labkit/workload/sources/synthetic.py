@@ -10,7 +10,7 @@ import numpy as np
 from labkit.config import Experiment, Prompts, to_plain
 from labkit.models import ModelDir
 from labkit.workload import request_lengths
-from labkit.workload.tokenized_prompts import Prompt, first
+from labkit.workload.tokenized_prompts import Prompt, take_first
 
 GROUP, ANSWER = 4, 5  # streams of the seed
 
@@ -28,7 +28,7 @@ class Synthetic:
         """Name what decides the prompts."""
         prompts = experiment.workload.prompts
         asked = {**to_plain(prompts), "seed": _seed(experiment)}
-        return {**asked, "count": len(first(experiment, range(prompts.requests)))}
+        return {**asked, "count": len(take_first(experiment, range(prompts.requests)))}
 
     def make(self, experiment: Experiment, model: ModelDir) -> tuple[Prompt, ...]:
         """Draw them below the model's vocabulary size."""
@@ -42,7 +42,7 @@ class Synthetic:
                 f"r{index:03d}", next(ids), output, f"s{session:03d}" if prompts.turns > 1 else None
             )
             for index, (session, (_, output)) in enumerate(
-                zip(first(experiment, sessions), drawn, strict=False)
+                zip(take_first(experiment, sessions), drawn, strict=False)
             )
         )
 
@@ -55,7 +55,7 @@ class Synthetic:
             past = (past if index % prompts.turns else prompts.prefix_tokens) + prompt
             found.append((past, output))
             past += output
-        return first(experiment, found)
+        return take_first(experiment, found)
 
 
 def _seed(experiment: Experiment) -> int:

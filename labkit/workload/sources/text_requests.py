@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.config import Experiment, require
 from labkit.models import ModelDir
-from labkit.workload.tokenized_prompts import Prompt, first
+from labkit.workload.tokenized_prompts import Prompt, take_first
 
 if TYPE_CHECKING:
     from labkit.models.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Texts:
         self._what = what
 
     def _asked(self, experiment: Experiment) -> Sequence[Text]:
-        found = first(experiment, self._read(experiment), self._what)
+        found = take_first(experiment, self._read(experiment), self._what)
         names = {text.name for text in found}
         require(
             not experiment.workload.per_request or len(names) == len(found),

@@ -19,7 +19,7 @@ from labkit.config.option import Group, option
 from labkit.config.request_mix import MOST_MS, MOST_TOKENS
 from labkit.models import ModelDir
 from labkit.workload.sources import json_lines
-from labkit.workload.tokenized_prompts import Prompt, first
+from labkit.workload.tokenized_prompts import Prompt, take_first
 
 BLOCK = 512  # tokens of a hash
 STREAM = 8  # of the seed
@@ -56,7 +56,7 @@ class Trace:
 
     def _lines(self, experiment: Experiment) -> Sequence[Line]:
         prompts = experiment.workload.prompts
-        return first(experiment, json_lines.read(prompts.path or "", Line))
+        return take_first(experiment, json_lines.read(prompts.path or "", Line))
 
     def identity(self, experiment: Experiment) -> dict[str, Any]:
         """Name what decides the prompts; the lines by their digest."""

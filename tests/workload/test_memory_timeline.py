@@ -70,7 +70,7 @@ def test_an_engine_that_cannot_be_looked_into_leaves_its_columns_out():
 
 
 def test_a_long_run_is_thinned_to_a_bounded_record(monkeypatch):
-    monkeypatch.setattr(memory_timeline, "MOST_SAMPLES", 16)
+    monkeypatch.setattr(memory_timeline, "MAX_SAMPLES", 16)
     _, report = run(Engine(), 1, 0.25, 100)
     assert len(report["t_s"]) < 16 and report["period_s"] > 0.2
     assert report["t_s"][-1] > 20 and report["t_s"] == sorted(report["t_s"])

@@ -163,10 +163,10 @@ def test_a_damaged_cache_file_is_made_again(workload_cache, damage):
         return (Prompt("r0", (1, 2), 3),)
 
     key = tokenized_prompts.prompt_key({"a": 1})
-    tokenized_prompts.stored(key, make)
+    tokenized_prompts.cached_prompts(key, make)
     path = workload_cache / f"{key}.json"
     path.write_bytes(damage)
-    assert tokenized_prompts.stored(key, make) == make()
+    assert tokenized_prompts.cached_prompts(key, make) == make()
     assert json.loads(path.read_bytes())["requests"][0]["token_ids"] == [1, 2]
 
 
