@@ -16,7 +16,7 @@ class CellPaths:
     """Paths of the files in a cell's folder ``dir``.
 
     A worker writes its record to ``runs/pending``. The runner checks it and moves it to ``runs``.
-    Files of runs that are done again go to ``runs/abandoned``.
+    Files of runs that are repeated go to ``runs/abandoned``.
     """
 
     dir: Path
@@ -38,7 +38,7 @@ class CellPaths:
 
     @property
     def abandoned(self) -> Path:
-        """The folder of files from runs that were done again."""
+        """The folder of files from runs that were repeated."""
         return self.runs / "abandoned"
 
     def arm(self, name: str) -> Path:

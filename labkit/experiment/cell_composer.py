@@ -130,10 +130,10 @@ def with_scale_overrides(overrides: Sequence[str], composer: Composer) -> list[s
     scaled = experiment.scales.get(experiment.scale.value, {})
     # ``++``: a scale may add an arm, whose keys do not exist yet.
     add = {key: "++" if key.startswith("ablation.arms.") else "" for key in scaled}
-    asked = [
+    scale_overrides = [
         f"{add[key]}{key}={hydra_quote(value)}" for key, value in scaled.items() if key not in given
     ]
-    return [*asked, *overrides]
+    return [*scale_overrides, *overrides]
 
 
 def _arm(name: str, ablation: Ablation, experiment: Experiment) -> Arm:

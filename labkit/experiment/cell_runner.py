@@ -121,9 +121,9 @@ class _BlockRunner:
         cell, records = self.cell, list(old_records)
         self.progress.begin(cell, sum(map(len, blocks)) + len(records), len(records))
         try:
-            for look in cell.stopping_points:
-                write_manifest(cell, look)
-                due = [block for block in blocks if block[0].block < look]
+            for end in cell.stopping_points:
+                write_manifest(cell, end)
+                due = [block for block in blocks if block[0].block < end]
                 blocks = blocks[len(due) :]
                 if due:
                     self.launcher.prepare(cell)
@@ -131,8 +131,8 @@ class _BlockRunner:
                     records += self._run_block(block)
                     if block[0].block == differing_outputs.BLOCK:
                         differing_outputs.drop_equal(cell.dir, records)
-                if take_interim_look(cell, look, records, all_decided):
-                    self.progress.note(f"all is decided at the look after {look} blocks")
+                if take_interim_look(cell, end, records, all_decided):
+                    self.progress.note(f"all is decided at the look after {end} blocks")
                     break
         finally:
             self.progress.end()
@@ -245,7 +245,7 @@ def _abandon_block(block: Block, cell: Cell, progress: Progress, reason: str) ->
         paths.move_to_abandoned(path)
     if files:
         moved = f"{len(files)} files moved to {paths.abandoned}"
-        progress.note(f"block {block[0].block + 1} is run again ({reason}; {moved})")
+        progress.note(f"block {block[0].block + 1} runs again ({reason}; {moved})")
 
 
 def _refuse_another_host(cell: Cell, records: Sequence[Record]) -> None:

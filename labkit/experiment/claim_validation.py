@@ -54,7 +54,7 @@ def check_names(
 def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Experiment]) -> None:
     """Refuse claims on a form of weights that the arm's model will not have.
 
-    Forms that the headers of the model's files do not tell are checked by the run itself.
+    Forms that the headers of the model's files do not list are checked by the run itself.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
             f"{where}: {claimed[0]} would stay 0, because "
             f"workload={experiment.workload.name} loads no model; choose a workload of requests",
         )
-        held = model_footprint.weight_formats(
+        forms = model_footprint.weight_formats(
             model,
             compute_dtype.cast_target(experiment.engine),
             compute_dtype.matrix_storage(experiment.engine),
@@ -79,12 +79,12 @@ def check_weights(engaged: Mapping[str, Sequence[str]], arms: Mapping[str, Exper
         for name in claimed:
             form = name.removeprefix(WEIGHTS_PREFIX)
             require(
-                not held
-                or not held.isdisjoint(
+                not forms
+                or not forms.isdisjoint(
                     compute_dtype.NARROW_DTYPES if form == "narrow" else (form,)
                 ),
                 f"{where}: {name} would stay 0, because all weights of model={model.name} are "
-                f"held in {' and '.join(sorted(held))} here; choose another model "
+                f"held in {' and '.join(sorted(forms))} here; choose another model "
                 "(model=smollm2 is quantised, model=local model.path=PATH is any)",
             )
 

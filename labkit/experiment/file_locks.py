@@ -123,7 +123,7 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, Interrupted):
         return str(error)  # the signal's name
     if isinstance(error, SystemExit):
-        return "its cluster's time limit, or a job that goes first; it is queued again"
+        return "the cluster's time limit, or preemption by another job; it is queued again"
     return one_line_with_type(error)
 
 

@@ -33,7 +33,7 @@ from labkit.records import Arm
 if TYPE_CHECKING:
     from labkit.workload.interleaving import InterleavedArms, TurnContext
 
-PEAK_RATE_BLOCKS = 3  # whose processes measure the machine's peak rates
+PEAK_RATE_BLOCKS = 3  # the number of first blocks that measure the machine's peak rates
 
 
 def experiment_of(arm: Arm) -> Experiment:

@@ -117,13 +117,13 @@ def print_plan(composed: Sequence[ComposedCell], out: Path) -> None:
         memory = memory_profile.this_machine().total
         if plan.bytes > memory:
             console.print(
-                f"that is more than this machine's {memory / 2**30:.1f} GiB: it will not fit"
+                f"that is more than this machine's {memory / 2**30:.1f} GiB, so it will not fit"
             )
         for sentence in plan.warnings:
             console.print(escape(sentence))
         if plan.separate_processes_reason is not None:
             console.print(
-                escape(f"every run in a process of its own: {plan.separate_processes_reason}")
+                escape(f"every run in a separate process: {plan.separate_processes_reason}")
             )
         if design.looks:
             looks = ", ".join(f"{look.blocks} (alpha {look.alpha:g})" for look in design.looks)
